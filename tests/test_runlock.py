@@ -372,7 +372,7 @@ def test_a_run_whose_directory_was_taken_over_nevertheless_ends() -> None:
         def on_step_end(self, step: int, trainer: Any) -> None:
             if step == 1:
                 LOCK.write_text(theirs())
-                while not trainer._run.participants.errands.waiting:
+                while not trainer._run.participants.commands.waiting:
                     time.sleep(0.01)
 
     with pytest.raises(RunLockedError, match=r"another one has taken over its directory.*process 77 on far"):

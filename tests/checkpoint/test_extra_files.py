@@ -17,7 +17,7 @@ from tiny import Net, batches, quiet
 
 from hookline import CheckpointError, Hook, load_weights
 from hookline.checkpoint.catalog import find
-from hookline.checkpoint.files import read, remove, tidy, verify, write
+from hookline.checkpoint.files import clean_up, read, remove, verify, write
 from hookline.checkpoint.remote import list_urls
 from hookline.checkpoint.writer import machine
 from hookline.cli import main
@@ -174,7 +174,7 @@ def test_a_removal_that_was_interrupted_is_finished_with_the_files_of_others(
     left = extended.with_name(".other.gone" if kind == "gone" else f".other.{machine()}-{dead}.old")
     extended.rename(left)
     (left / "hf" / "config.json").unlink()  # it had begun
-    tidy(left.parent)
+    clean_up(left.parent)
     assert names(left.parent) == ["other"]
 
 
@@ -214,7 +214,7 @@ def test_a_removal_killed_at_any_call_leaves_nothing_behind_after_the_next_start
     )
     assert set(done.stdout.split()) == {b"-9", b"0"}  # the last ones had no such call any more
     for folder in (tmp_path / "killed").iterdir():
-        tidy(folder)
+        clean_up(folder)
         assert names(folder) in (["step-1"], []), folder.name
         if names(folder):
             verify(folder / "step-1")
@@ -224,7 +224,7 @@ def test_one_that_was_being_replaced_gets_its_name_back_with_the_files_of_others
     extended: Path, dead: int
 ) -> None:
     extended.rename(extended.with_name(f".step-1.{machine()}-{dead}.old"))
-    assert tidy(extended.parent) == [extended]
+    assert clean_up(extended.parent) == [extended]
     assert (extended / "hf" / "config.json").read_text() == "of step 1"
 
 
@@ -232,7 +232,7 @@ def test_what_only_looks_like_a_removed_checkpoint_is_left_alone(tmp_path: Path)
     (tmp_path / ".thesis.gone").mkdir()
     (tmp_path / ".thesis.gone" / "manifest.json").write_text('{"kind": "of another tool"}')
     (tmp_path / ".thesis.gone" / "thesis.txt").write_text("mine")
-    tidy(tmp_path)
+    clean_up(tmp_path)
     assert names(tmp_path / ".thesis.gone") == ["manifest.json", "thesis.txt"]
 
 

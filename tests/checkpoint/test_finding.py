@@ -15,7 +15,7 @@ from tiny import Net, batches, quiet
 
 from hookline import Hook, load_weights
 from hookline.checkpoint import manifest
-from hookline.checkpoint.catalog import best_first, find, first_whole, newest_first, tidy_below
+from hookline.checkpoint.catalog import best_first, clean_up_below, find, first_whole, newest_first
 from hookline.checkpoint.files import write
 from hookline.checkpoint.writer import machine
 from hookline.cli import main
@@ -84,7 +84,7 @@ def test_the_first_that_can_be_read_is_taken_and_the_others_are_named(tmp_path: 
 def test_one_that_was_being_replaced_when_its_process_died_is_found_again(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "checkpoints"
     save(folder / "last", 4).rename(folder / f".last.{machine()}-999999999.old")
-    tidy_below(tmp_path / "run")
+    clean_up_below(tmp_path / "run")
     (found,) = find(tmp_path)[0]
     assert (
         found.path == folder / "last" and json.loads((found.path / "manifest.json").read_text())["step"] == 4
@@ -226,5 +226,5 @@ def test_what_a_kill_in_the_very_first_save_of_a_folder_left_is_removed_there_to
     (left / "model.safetensors").write_text("half")
     inside = tmp_path / "checkpoints" / "step-1" / "hf" / ".notes.gone"
     inside.mkdir(parents=True)
-    tidy_below(tmp_path)
+    clean_up_below(tmp_path)
     assert not left.exists() and inside.exists()  # what lies in a checkpoint is others'

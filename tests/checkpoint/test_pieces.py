@@ -14,11 +14,18 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hookline.checkpoint.sharded import Opened, Pieces, Place, lay_out, lay_out_gradients, lay_out_optimizer
+from hookline.checkpoint.sharded import (
+    Opened,
+    ShardedTensor,
+    ShardLocation,
+    materialize,
+    materialize_gradients,
+    materialize_optimizer,
+)
 from hookline.util.errors import CheckpointError
 
 
-def cut(whole: Tensor, folder: Path, cuts: list[int]) -> Pieces:
+def cut(whole: Tensor, folder: Path, cuts: list[int]) -> ShardedTensor:
     """Store it in one file for each stretch of rows."""
     edges = [0, *sorted(cuts), len(whole)]
     places = []
@@ -27,9 +34,11 @@ def cut(whole: Tensor, folder: Path, cuts: list[int]) -> Pieces:
             save_file({"x": whole[start:end].contiguous()}, folder / f"{number}.safetensors")
             begins_at = (start, *(0,) * (whole.dim() - 1))
             places.append(
-                Place(Opened(folder / f"{number}.safetensors"), "x", begins_at, whole[start:end].shape)
+                ShardLocation(
+                    Opened(folder / f"{number}.safetensors"), "x", begins_at, whole[start:end].shape
+                )
             )
-    return Pieces("x", whole.shape, whole.dtype, lambda: iter(places))
+    return ShardedTensor("x", whole.shape, whole.dtype, lambda: iter(places))
 
 
 @settings(max_examples=25, deadline=None)
@@ -51,11 +60,11 @@ def test_a_rank_that_has_all_it_needs_looks_at_no_other_file(tmp_path: Path) -> 
     whole = torch.arange(8.0)
     places = list(cut(whole, tmp_path, [4]).places())
 
-    def first_only() -> Iterator[Place]:
+    def first_only() -> Iterator[ShardLocation]:
         yield places[0]
         raise AssertionError("the second file is of no use here")
 
-    assert torch.equal(Pieces("x", whole.shape, whole.dtype, first_only).read((1,), (3,)), whole[1:4])
+    assert torch.equal(ShardedTensor("x", whole.shape, whole.dtype, first_only).read((1,), (3,)), whole[1:4])
 
 
 def test_a_file_without_anything_of_a_block_is_not_opened(tmp_path: Path) -> None:
@@ -67,23 +76,23 @@ def test_a_file_without_anything_of_a_block_is_not_opened(tmp_path: Path) -> Non
 
 def test_a_tensor_without_dimensions_and_one_without_numbers(tmp_path: Path) -> None:
     save_file({"x": torch.tensor(3.5)}, tmp_path / "0.safetensors")
-    place = Place(Opened(tmp_path / "0.safetensors"), "x", (), ())
-    assert Pieces("x", torch.Size(()), torch.float32, lambda: iter([place])).whole() == 3.5
-    assert Pieces("x", torch.Size((0, 3)), torch.float32, lambda: iter(())).whole().shape == (0, 3)
+    place = ShardLocation(Opened(tmp_path / "0.safetensors"), "x", (), ())
+    assert ShardedTensor("x", torch.Size(()), torch.float32, lambda: iter([place])).whole() == 3.5
+    assert ShardedTensor("x", torch.Size((0, 3)), torch.float32, lambda: iter(())).whole().shape == (0, 3)
 
 
 def test_numbers_that_are_in_no_file_are_an_error(tmp_path: Path) -> None:
     whole = torch.arange(8.0)
     places = list(cut(whole, tmp_path, [5]).places())
     with pytest.raises(CheckpointError, match="x: 3 of its 8 numbers are in no file"):
-        Pieces("x", whole.shape, whole.dtype, lambda: iter(places[:1])).whole()
+        ShardedTensor("x", whole.shape, whole.dtype, lambda: iter(places[:1])).whole()
 
 
 def test_what_was_read_is_whole_and_in_memory_of_its_own(tmp_path: Path) -> None:
     whole = torch.arange(6.0)
     mapped = torch.ones(2)
     contents: dict[str, Any] = {"a": cut(whole, tmp_path, [2]), "b": [(mapped, 3)], "c": "text"}
-    laid = lay_out(contents, {})
+    laid = materialize(contents, {})
     assert torch.equal(laid["a"], whole)
     assert laid["c"] == "text"
     mapped.zero_()
@@ -97,13 +106,13 @@ def test_state_of_an_optimizer_and_gradients_become_whole(tmp_path: Path) -> Non
         "state": {0: {"exp_avg": cut(whole, tmp_path, [3]), "step": torch.tensor(2.0)}},
         "param_groups": [{"params": [0], "lr": 0.1}],
     }
-    lay_out_optimizer(state, optimizer)
+    materialize_optimizer(state, optimizer)
     assert torch.equal(state["state"][0]["exp_avg"], whole)  # type: ignore[index]
     window: dict[str, Any] = {
         "gradients": {"w": cut(whole, tmp_path, [3])},
         "count": 1,
         "loss": (mapped := torch.ones(1)),
     }
-    lay_out_gradients(window, {})
+    materialize_gradients(window, {})
     assert torch.equal(window["gradients"]["w"], whole)
     assert window["loss"] is not mapped  # which lies in a file

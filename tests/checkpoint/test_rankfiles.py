@@ -11,7 +11,7 @@ import torch
 from hookline.checkpoint.format import Packed, Shards, TensorStore, pack
 from hookline.checkpoint.rank_state import (
     BUFFERS,
-    OwnParts,
+    PerRankState,
     RankFiles,
     add_logs,
     mean_window,
@@ -35,7 +35,7 @@ CONTENTS: dict[str, Any] = {
 
 def of_rank_one(**changed: Any) -> set[str]:
     """What rank one writes for itself."""
-    zero, one = OwnParts(CONTENTS, {}), OwnParts({**CONTENTS, **changed}, {})
+    zero, one = PerRankState(CONTENTS, {}), PerRankState({**CONTENTS, **changed}, {})
     return set(one.for_rank(1, zero.sums).part.structure["own"])
 
 
@@ -47,8 +47,8 @@ def test_a_rank_writes_only_what_differs_from_rank_zero() -> None:
 
 
 def test_weights_are_not_compared_but_buffers_are() -> None:
-    zero = OwnParts(CONTENTS, {"mean": torch.zeros(2)})
-    one = OwnParts({**CONTENTS, "module": {"w": torch.ones(3) * 2}}, {"mean": torch.ones(2)}).for_rank(
+    zero = PerRankState(CONTENTS, {"mean": torch.zeros(2)})
+    one = PerRankState({**CONTENTS, "module": {"w": torch.ones(3) * 2}}, {"mean": torch.ones(2)}).for_rank(
         1, zero.sums
     )
     assert set(one.part.structure["own"]) == {BUFFERS}
@@ -57,7 +57,7 @@ def test_weights_are_not_compared_but_buffers_are() -> None:
 
 
 def test_rank_zero_writes_everything_and_nothing_twice() -> None:
-    parts = OwnParts(CONTENTS, {"mean": torch.zeros(2)})
+    parts = PerRankState(CONTENTS, {"mean": torch.zeros(2)})
     packed = parts.for_rank(0, parts.sums)
     assert set(packed.model) == {"w", "mean"}
     assert packed.structure["counters"] == {"step": 4}

@@ -22,7 +22,13 @@ from hookline.checkpoint.files import read, read_manifest, verify, write
 from hookline.checkpoint.manifest import render, signature
 from hookline.checkpoint.reader import read_for_rank
 from hookline.checkpoint.remote import read_url_for_rank
-from hookline.checkpoint.sharded import Pieces, is_dtensor, lay_out, lay_out_optimizer, spread_tensors
+from hookline.checkpoint.sharded import (
+    ShardedTensor,
+    is_dtensor,
+    materialize,
+    materialize_optimizer,
+    sharded_tensors,
+)
 from hookline.checkpoint.weights import find_weights
 from hookline.util.errors import CheckpointError
 
@@ -116,10 +122,10 @@ def test_a_sum_that_was_not_added_up_and_rare_types_are_refused_by_their_place(
 def test_whole_tensors_are_spread_like_the_modules_by_name_and_shape(mesh: Any) -> None:
     module = nn.Linear(2, 3)
     module.weight = nn.Parameter(spread(module.weight.detach(), mesh))
-    like = spread_tensors(module)
+    like = sharded_tensors(module)
     assert list(like) == ["weight"]
     whole = torch.arange(6.0).reshape(3, 2)
-    found = lay_out(
+    found = materialize(
         {
             "weight": whole,
             "deep": {"weight": whole + 1},
@@ -138,7 +144,7 @@ def test_what_a_hook_had_spread_under_a_name_of_its_own_is_spread_again(mesh: An
     module.weight = nn.Parameter(spread(module.weight.detach(), mesh))
     write({"module": {}, "hooks": {"h": {"velocity": [module.weight.detach() * 2]}}}, tmp_path / "one")
     contents, _ = read_for_rank(tmp_path / "one", 0, 1)
-    found = lay_out(contents["hooks"]["h"], spread_tensors(module))["velocity"][0]
+    found = materialize(contents["hooks"]["h"], sharded_tensors(module))["velocity"][0]
     assert is_dtensor(found) and torch.equal(found.full_tensor(), module.weight.full_tensor() * 2)  # type: ignore[operator]
 
 
@@ -150,7 +156,7 @@ def test_state_of_an_optimizer_is_spread_like_its_parameter(mesh: Any) -> None:
         "state": {0: {"step": torch.tensor(3.0), "exp_avg": moments, "exp_avg_sq": moments + 1}},
         "param_groups": optimizer.state_dict()["param_groups"],
     }
-    lay_out_optimizer(state, optimizer)
+    materialize_optimizer(state, optimizer)
     optimizer.load_state_dict(state)
     held = optimizer.state[parameter]
     assert torch.equal(held["exp_avg"].full_tensor(), moments) and is_dtensor(held["exp_avg_sq"])
@@ -166,7 +172,7 @@ def test_load_weights_fills_a_module_that_is_spread(mesh: Any, tmp_path: Path) -
     write({"module": module.state_dict()}, tmp_path / "one")
     assert torch.equal(read(tmp_path / "one")["module"]["weight"], source.weight)
     assert isinstance(
-        find_weights(tmp_path / "one", as_pieces=True).weights["weight"], Pieces
+        find_weights(tmp_path / "one", as_pieces=True).weights["weight"], ShardedTensor
     )  # only what is needed is read
     with torch.no_grad():
         module.weight.zero_()

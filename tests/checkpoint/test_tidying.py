@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hookline.checkpoint import writer
-from hookline.checkpoint.files import read, tidy, verify, write
+from hookline.checkpoint.files import clean_up, read, verify, write
 from hookline.checkpoint.writer import machine
 
 
@@ -37,7 +37,7 @@ def test_a_half_written_one_of_a_dead_process_goes(tmp_path: Path, dead: int) ->
     (tmp_path / f".step-2.{machine()}-{dead}.new").mkdir()
     (tmp_path / f".step-2.{machine()}-{dead}.new" / "model.safetensors").write_text("half")
     (tmp_path / ".step-0.gone").mkdir()
-    assert tidy(tmp_path) == []
+    assert clean_up(tmp_path) == []
     assert names(tmp_path) == ["step-1"]
 
 
@@ -45,7 +45,7 @@ def test_one_that_was_being_replaced_gets_its_name_back(tmp_path: Path, dead: in
     write(contents(), tmp_path / "best.v1")
     (tmp_path / "best.v1").rename(tmp_path / f".best.v1.{machine()}-{dead}.old")
     (tmp_path / f".best.v1.{machine()}-{dead}.new").mkdir()
-    assert tidy(tmp_path) == [tmp_path / "best.v1"]
+    assert clean_up(tmp_path) == [tmp_path / "best.v1"]
     verify(tmp_path / "best.v1")
     assert names(tmp_path) == ["best.v1"]
 
@@ -53,7 +53,7 @@ def test_one_that_was_being_replaced_gets_its_name_back(tmp_path: Path, dead: in
 def test_one_that_was_replaced_goes(tmp_path: Path, dead: int) -> None:
     write(contents(1), tmp_path / f".best.{machine()}-{dead}.old")
     write(contents(2), tmp_path / "best")
-    assert tidy(tmp_path) == []
+    assert clean_up(tmp_path) == []
     assert names(tmp_path) == ["best"]
     assert read(tmp_path / "best")["counters"]["step"] == 2
 
@@ -64,11 +64,11 @@ def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
         for kind in ("new", "old"):
             (tmp_path / f".step-1.{machine()}-{living.pid}.{kind}").mkdir()
         before = names(tmp_path)
-        tidy(tmp_path)
+        clean_up(tmp_path)
         assert names(tmp_path) == before
     finally:
         living.communicate(b"\n")
-    tidy(tmp_path)
+    clean_up(tmp_path)
     assert not [each for each in names(tmp_path) if each.endswith(".new")]
 
 
@@ -77,13 +77,13 @@ def test_a_predecessor_of_the_same_number_is_dead_but_ones_own_saves_are_alive(
 ) -> None:
     mine = tmp_path / f".step-1.{machine()}-{os.getpid()}.new"
     mine.mkdir()
-    tidy(tmp_path)
+    clean_up(tmp_path)
     assert names(tmp_path) == []
     seen: list[list[str]] = []
     real = os.rename
 
     def meanwhile(old: Any, new: Any) -> None:
-        tidy(tmp_path)
+        clean_up(tmp_path)
         seen.append(names(tmp_path))
         real(old, new)
 
@@ -100,9 +100,9 @@ def test_other_hidden_things_and_folders_that_are_not_there_are_no_concern(tmp_p
     for each in (".git", ".step-1.new", ".step-1.12x.old", "step-1.99999.new"):
         (tmp_path / each).mkdir()
     before = names(tmp_path)
-    tidy(tmp_path)
+    clean_up(tmp_path)
     assert names(tmp_path) == before
-    assert tidy(tmp_path / "nowhere") == []
+    assert clean_up(tmp_path / "nowhere") == []
 
 
 KILLED = """
@@ -143,14 +143,14 @@ def test_a_process_killed_while_it_replaces_a_checkpoint_leaves_a_whole_one(
     path = tmp_path / "best"
     code = subprocess.run([sys.executable, "-c", KILLED, str(path), str(nth), how], check=False).returncode
     assert code == -9
-    tidy(tmp_path)
+    clean_up(tmp_path)
     assert read(path)["counters"]["step"] in (1, 2)
     assert names(tmp_path) == ["best"]
 
 
 def test_what_a_process_on_another_machine_writes_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / ".step-9.0badcafe-99999999.new").mkdir()
-    assert tidy(tmp_path) == [] and names(tmp_path) == [".step-9.0badcafe-99999999.new"]
+    assert clean_up(tmp_path) == [] and names(tmp_path) == [".step-9.0badcafe-99999999.new"]
 
 
 def test_what_is_no_checkpoint_is_left_alone_whatever_its_name(tmp_path: Path, dead: int) -> None:
@@ -162,12 +162,12 @@ def test_what_is_no_checkpoint_is_left_alone_whatever_its_name(tmp_path: Path, d
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / ".link.gone").symlink_to(tmp_path / "elsewhere")
     before = names(tmp_path)
-    assert tidy(tmp_path) == [] and names(tmp_path) == before
+    assert clean_up(tmp_path) == [] and names(tmp_path) == before
 
 
 def test_a_removal_that_was_interrupted_is_finished(tmp_path: Path) -> None:
     write(contents(), tmp_path / ".step-0.gone")
     (tmp_path / ".step-0.gone" / "manifest.json").unlink()
     (tmp_path / ".step-0.gone" / "rank-1.json").write_text("{}")
-    tidy(tmp_path)
+    clean_up(tmp_path)
     assert names(tmp_path) == []

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampl
 from torch.utils.data.distributed import DistributedSampler
 
 from hookline.data.loaders import Loader
-from hookline.data.sharding import Deal, Share, Turn, deal_for, turns_of
+from hookline.data.sharding import RankBatch, ShardPlan, Share, rank_batches, shard_plan_for
 from hookline.data.sources import shards_itself
 from hookline.distributed.comm import Ranks
 
@@ -22,17 +22,17 @@ small = st.integers(1, 5)
 
 def dealt(
     n: int, world: int, size: int, of_samples: bool, first: int = 0
-) -> list[list[tuple[list[int], Turn]]]:
+) -> list[list[tuple[list[int], RankBatch]]]:
     """What each rank gets of the numbers from `first` to `n`, with what it is told of every turn."""
     hands = []
     for rank in range(world):
-        deal = Deal(rank, world, size if of_samples else 1, of_samples, False)
+        shard_plan = ShardPlan(rank, world, size if of_samples else 1, of_samples, False)
         hand = []
         for number, mine in enumerate(
-            deal.samples(range(first, n), 0) if of_samples else deal.batches(range(first, n), 0)
+            shard_plan.samples(range(first, n), 0) if of_samples else shard_plan.batches(range(first, n), 0)
         ):
-            turn = Turn()
-            deal.describe(number, turn)
+            turn = RankBatch()
+            shard_plan.describe(number, turn)
             hand.append((mine if of_samples else [mine], turn))  # type: ignore[list-item]
         hands.append(hand)
     return hands
@@ -44,13 +44,13 @@ def test_the_real_ones_of_all_ranks_are_the_order(n: int, world: int, size: int,
     assert len({len(hand) for hand in hands}) == 1, "every rank has as many turns"
     per_turn = world * (size if of_samples else 1)
     for number, turn in enumerate(zip(*hands, strict=True)):
-        real = [unit for units, said in turn if not said.is_ghost for unit in units]
+        real = [unit for units, said in turn if not said.is_padding for unit in units]
         assert sorted(real) == list(range(number * per_turn, min(n, (number + 1) * per_turn)))
         assert all(units for units, _ in turn), "a ghost has something to run on"
         assert sum(said.factor for _, said in turn) == pytest.approx(world), (
             "the mean over ranks is the mean over samples"
         )
-        assert all(said.factor == 0 for _, said in turn if said.is_ghost)
+        assert all(said.factor == 0 for _, said in turn if said.is_padding)
 
 
 @given(st.integers(1, 40), st.lists(st.tuples(small, small, st.integers(0, 3)), min_size=1, max_size=4))
@@ -61,7 +61,7 @@ def test_an_epoch_may_change_hands_between_other_numbers_of_ranks(
     for world, size, turns in [*stations, (1, 1, n)]:
         hands = dealt(n, world, size, True, first=len(seen))
         for turn in list(zip(*hands, strict=True))[:turns]:
-            seen += sorted(unit for units, said in turn if not said.is_ghost for unit in units)
+            seen += sorted(unit for units, said in turn if not said.is_padding for unit in units)
     assert seen == list(range(n))
 
 
@@ -72,7 +72,7 @@ def test_the_length_is_known_before(n: int, world: int, size: int, drop_last: bo
         share = Share(Ranks(rank, 0, world, group=object()), trains=trains)
         made = Loader("x", loader, None, share=share)
         counted = sum(1 for _ in made.reader.open(0, 0, 0, None, None))
-        assert counted == turns_of(loader, deal_for(loader, share), trains)
+        assert counted == rank_batches(loader, shard_plan_for(loader, share), trains)
 
 
 class Own(Dataset[Any]):

@@ -59,13 +59,13 @@ def hung() -> Iterator[Callable[[str], Rows]]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that no logger passes for slow because the machine is busy."""
-    monkeypatch.setattr(module, "PATIENCE", 60.0)
+    monkeypatch.setattr(module, "QUEUE_TIMEOUT", 60.0)
 
 
 @pytest.fixture
 def impatient(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a test of what is slow is not."""
-    monkeypatch.setattr(module, "PATIENCE", 0.1)
+    monkeypatch.setattr(module, "QUEUE_TIMEOUT", 0.1)
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ def test_a_position_counts_everything_that_was_handed_over_before_it() -> None:
 
 
 def test_a_slow_logger_costs_its_checkpoints_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.1)
+    monkeypatch.setattr(module, "QUEUE_TIMEOUT", 0.1)
     logger = Counts()
     queued = Queued(logger, timeout=60)
     queued.open(Path)

@@ -1,4 +1,4 @@
-"""Errands: asked for in any thread, carried out on the main one when the batch is over."""
+"""CommandQueue: asked for in any thread, carried out on the main one when the batch is over."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tiny import Net, batches, quiet
 
 from hookline import Hook, HooklineError
 from hookline.run import commands
-from hookline.run.commands import Errands, carries_out
+from hookline.run.commands import CommandQueue, handles_command
 
 
 @pytest.fixture
 def done(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What errands of the kind `note` have done: the thread, the batches seen by then, and their word."""
+    """What commands of the kind `note` have done: the thread, the batches seen by then, and their word."""
     did: list[Any] = []
-    monkeypatch.setattr(commands, "_CARRIERS", dict(commands._CARRIERS))
+    monkeypatch.setattr(commands, "_HANDLERS", dict(commands._HANDLERS))
 
-    @carries_out("note")
+    @handles_command("note")
     def note(run: Any, sender: int, word: str) -> None:
         did.append((threading.current_thread() is threading.main_thread(), run.state.batches_seen, word))
 
-    @carries_out("end")
+    @handles_command("end")
     def end(run: Any, sender: int) -> None:
-        run.state.request_stop(f"an errand of rank {sender}")
+        run.state.request_stop(f"a command of rank {sender}")
 
     yield did
 
@@ -40,7 +40,7 @@ class Sends(Hook):
     def on_after_backward(self, trainer: Any, batch_idx: int) -> None:
         def send() -> None:
             for word in self.words:
-                trainer._run.participants.errands.send(self.kind, **({"word": word} if word else {}))
+                trainer._run.participants.commands.send(self.kind, **({"word": word} if word else {}))
 
         if batch_idx == 1:
             thread = threading.Thread(target=send)
@@ -58,28 +58,28 @@ def test_they_are_carried_out_in_their_order_on_the_main_thread_when_the_batch_i
 def test_one_that_stops_the_run_stops_it_at_that_very_batch(done: list[Any]) -> None:
     trainer = quiet(hooks=[Sends("", kind="end")])
     trainer.fit(Net(), batches(4))
-    assert (trainer.global_step, trainer.state.stop_reason) == (2, "an errand of rank 0")
+    assert (trainer.global_step, trainer.state.stop_reason) == (2, "a command of rank 0")
 
 
 def test_one_that_is_sent_when_an_epoch_ends_does_not_wait_for_the_next_batch(done: list[Any]) -> None:
     trainer = quiet()
-    trainer.on("train_epoch_end")(lambda: trainer._run.participants.errands.send("note", word="late"))  # type: ignore[union-attr]
+    trainer.on("train_epoch_end")(lambda: trainer._run.participants.commands.send("note", word="late"))  # type: ignore[union-attr]
     trainer.fit(Net(), batches(3))
     assert done == [(True, 3, "late")]
 
 
 def test_an_unknown_kind_is_an_error_where_it_is_sent(done: list[Any]) -> None:
     with pytest.raises(
-        HooklineError, match="Nobody carries out errands of the kind 'note_'. Did you mean 'note'?"
+        HooklineError, match="Nobody carries out commands of the kind 'note_'. Did you mean 'note'?"
     ):
-        Errands().send("note_", word="x")
+        CommandQueue().send("note_", word="x")
 
 
 def test_facts_that_cannot_travel_are_an_error_where_they_are_sent(done: list[Any]) -> None:
     with pytest.raises(HooklineError, match="travel to the other ranks as JSON; those of 'note' cannot"):
-        Errands().send("note", word=object())
+        CommandQueue().send("note", word=object())
 
 
 def test_a_kind_belongs_to_one_function(done: list[Any]) -> None:
     with pytest.raises(HooklineError, match=r"'note' are carried out by .*\.note already"):
-        carries_out("note")(lambda run, sender: None)
+        handles_command("note")(lambda run, sender: None)

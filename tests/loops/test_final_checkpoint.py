@@ -405,7 +405,7 @@ class WaitsForTheClock(Hook):
     def wait(self, trainer: Any) -> None:
         trainer._run.saves.last._due = 0.0
         trainer._run.saves.last._changed.set()
-        while not trainer._run.participants.errands.waiting:
+        while not trainer._run.participants.commands.waiting:
             time.sleep(0.001)
 
     def on_checkpoint_save(self, path: Any, step: int, reason: str) -> None:

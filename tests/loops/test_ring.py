@@ -1,4 +1,4 @@
-"""Ring: a rank that dies is missed by the one before it; one that leaves in good order, or is only busy, is not."""
+"""LivenessRing: a rank that dies is missed by the one before it; one that leaves in good order, or is only busy, is not."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import time
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from hookline.training.ranks.failure_monitor import Ring, keep_alive, own_address
+from hookline.training.ranks.failure_monitor import LivenessRing, keep_alive, own_address
 
 
-def two() -> tuple[Ring, Ring]:
+def two() -> tuple[LivenessRing, LivenessRing]:
     """The ring of a job of two ranks, both in this process."""
     board, made = HashStore(), {}
 
     def join(rank: int) -> None:
-        made[rank] = Ring(rank, 2, board)
+        made[rank] = LivenessRing(rank, 2, board)
 
     other = threading.Thread(target=join, args=(1,))
     other.start()
@@ -80,7 +80,7 @@ def test_a_rank_that_cannot_be_reached_is_a_warning(caplog: pytest.LogCaptureFix
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     board.set("door/1", f"{port} 127.0.0.1")
-    ring = Ring(0, 2, board)
+    ring = LivenessRing(0, 2, board)
     assert "Rank 1 cannot be watched from here" in caplog.text
     assert ring.lost(0.01) is False
     ring.leave()

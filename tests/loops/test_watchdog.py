@@ -34,7 +34,7 @@ from hookline.reliability import watchdog
 from hookline.reliability.watchdog import EXIT_HUNG, HangError, Watchdog
 from hookline.run.run import Run
 from hookline.training import lifecycle
-from hookline.training.lifecycle import carry_out
+from hookline.training.lifecycle import run_lifecycle
 
 TIMEOUT = 0.2
 LIMIT = 60.0
@@ -56,9 +56,9 @@ def watch(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Watched:
     def with_settings(timeout: float | None = TIMEOUT, **settings: Any) -> None:
         def watched(run: Run, body: Any) -> Any:
             with Watchdog(run, timeout, **settings):
-                return carry_out(run, body)
+                return run_lifecycle(run, body)
 
-        monkeypatch.setattr(lifecycle, "carry_out", watched)
+        monkeypatch.setattr(lifecycle, "run_lifecycle", watched)
 
     return with_settings
 
@@ -117,7 +117,7 @@ def test_a_hook_that_hangs_is_named_with_its_event_its_time_and_its_stack(
     assert "hook 'stuck' in on_train_batch_end" in first
     assert f"{Path(__file__).name}:" in first and "epoch 0, batch 2, step 3" in first
     assert float(first.partition("at least ")[2].partition(" s")[0]) >= TIMEOUT
-    assert "reports.wait()" in stack and "wait_for_ever" in stack and "in carry_out" in stack
+    assert "reports.wait()" in stack and "wait_for_ever" in stack and "in run_lifecycle" in stack
     assert "pytest" not in stack  # what was there before the run is no part of it
 
 
@@ -763,7 +763,7 @@ SCRIPT = """
 import logging, os, signal, subprocess, sys, threading, time
 from hookline import Hook
 from hookline.training import verbs, watchdog
-from hookline.training.lifecycle import carry_out
+from hookline.training.lifecycle import run_lifecycle
 from loops import turned
 from tiny import Net, batches
 from tiny import quiet as quiet_trainer
@@ -776,8 +776,8 @@ def quiet(**options):
 def watch(timeout, **settings):
     def watched(run, body):
         with watchdog.Watchdog(run, timeout, **settings):
-            return carry_out(run, body)
-    verbs.carry_out = watched
+            return run_lifecycle(run, body)
+    verbs.run_lifecycle = watched
 """
 
 

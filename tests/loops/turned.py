@@ -38,7 +38,7 @@ class Clock:
 
 
 def install() -> Clock:
-    """Turn the watchdog's clock in this process from now on."""
+    """RankBatch the watchdog's clock in this process from now on."""
     clock = Clock()
     watchdog.time = clock.installed()  # type: ignore[attr-defined]
     return clock

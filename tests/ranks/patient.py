@@ -9,8 +9,8 @@ from hookline.training.ranks import failure_monitor
 
 LATER = 15.0
 
-failure_monitor.PATIENCE += LATER
-failure_monitor.PATIENCE_WITH_THE_DEAD += LATER
-failure_monitor.OWN_PATIENCE += LATER
+failure_monitor.RANK_TIMEOUT += LATER
+failure_monitor.DEAD_RANK_TIMEOUT += LATER
+failure_monitor.OWN_TIMEOUT += LATER
 failure_monitor.WAKING += LATER
 failure_monitor.SILENCE += LATER

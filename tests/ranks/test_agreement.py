@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from tiny import Net, batches, quiet
 from hookline import END_EPOCH, SKIP_BATCH, SKIP_STEP, STEP_DONE, Hook, HooklineError, Signal, on
 from hookline.training import agreement
-from hookline.run.commands import carries_out
+from hookline.run.commands import handles_command
 
 FOLDER = sys.argv[1]
 
@@ -176,7 +176,7 @@ class Slow(Hook):
 run("time", Slow(), max_time=0.8, max_epochs=None)
 
 
-@carries_out("note")
+@handles_command("note")
 def note(run, sender, word):
     run.state.hooks["sends"].seen_errands.append([sender, word, run.state.batches_seen])
 
@@ -187,12 +187,12 @@ class Sends(Hook):
 
     def on_train_batch_end(self, trainer, rank, batch_idx):
         if batch_idx == 2:
-            trainer._run.participants.errands.send("note", word=f"from {rank}")
+            trainer._run.participants.commands.send("note", word=f"from {rank}")
         if batch_idx == 6 and rank == 1:
-            trainer._run.participants.errands.send("note", word="alone")
+            trainer._run.participants.commands.send("note", word="alone")
 
 
-run("errands", Sends())
+run("commands", Sends())
 run("out of step", At(1, 3, lambda trainer: trainer.state.fill(batch_idx=99)))
 '''
 
@@ -293,7 +293,7 @@ def test_time_is_over_for_all_ranks_at_the_same_batch(results: dict[str, list[di
 def test_errands_are_carried_out_by_all_at_the_same_batch_in_the_order_of_ranks(
     results: dict[str, list[dict[str, Any]]],
 ) -> None:
-    seen = same(results["errands"], "seen_errands")["seen_errands"]
+    seen = same(results["commands"], "seen_errands")["seen_errands"]
     assert [(sender, word) for sender, word, _ in seen] == [(0, "from 0"), (1, "from 1"), (1, "alone")]
     assert seen[0][2] == seen[1][2] and 3 < seen[0][2] <= 5 and 7 < seen[2][2] <= 9
 

@@ -111,7 +111,7 @@ if rank == 1:  # a disk of its own in the place of the shared one
     failed = system.unshare(NEW_NAMESPACE) or system.mount(b"none", b"/", None, PRIVATE, None)
     failed = failed or system.mount(b"none", b"hidden", b"tmpfs", 0, None)
     found["apart"] = not failed
-hookline.training.resume.PATIENCE = 0.5
+hookline.training.resume.WRITE_TIMEOUT = 0.5
 found["refused"] = problem(lambda: train("hidden/run", "fsdp", max_epochs=1))
 Path(f"apart-{rank}.json").write_text(json.dumps(found))
 """

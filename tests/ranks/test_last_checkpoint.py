@@ -32,7 +32,7 @@ class Clock(Hook):
             last = trainer._run.saves.last
             last._due = 0.0
             last._changed.set()
-            while not trainer._run.participants.errands.waiting:
+            while not trainer._run.participants.commands.waiting:
                 time.sleep(0.001)
 
     def on_checkpoint_save(self, path, step, reason):

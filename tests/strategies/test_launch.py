@@ -7,7 +7,7 @@ import torch
 
 from hookline import DDP, FSDP, Accelerated, OptionError, SingleDevice, Trainer
 from hookline.distributed import make_strategy
-from hookline.distributed.launch import Place, find_place, first_host
+from hookline.distributed.launch import RankInfo, find_rank, first_host
 
 SRUN = {
     "SLURM_PROCID": "5",
@@ -21,21 +21,21 @@ SRUN = {
 
 
 def test_a_process_that_nobody_launched_is_alone() -> None:
-    assert find_place({}) == Place()
-    assert find_place({}).alone
+    assert find_rank({}) == RankInfo()
+    assert find_rank({}).alone
 
 
 def test_torchruns_variables_say_who_it_is() -> None:
     env = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
-    assert find_place(env) == Place(3, 1, 4, 2, "torchrun")
-    assert find_place({**SRUN, **env}).launcher == "torchrun"  # torchrun inside a SLURM job
+    assert find_rank(env) == RankInfo(3, 1, 4, 2, "torchrun")
+    assert find_rank({**SRUN, **env}).launcher == "torchrun"  # torchrun inside a SLURM job
 
 
 def test_sruns_variables_say_who_it_is_and_where_to_meet() -> None:
-    place = find_place(SRUN)
+    place = find_rank(SRUN)
     assert (place.rank, place.local_rank, place.world_size, place.local_world_size) == (5, 1, 8, 2)
     assert place.meet_at == "gpu03:20123"
-    assert find_place({**SRUN, "MASTER_ADDR": "head", "MASTER_PORT": "777"}).meet_at == "head:777"
+    assert find_rank({**SRUN, "MASTER_ADDR": "head", "MASTER_PORT": "777"}).meet_at == "head:777"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_sruns_variables_say_who_it_is_and_where_to_meet() -> None:
     ],
 )
 def test_a_shell_in_an_allocation_is_no_task_of_the_job(changed: dict[str, str]) -> None:
-    assert find_place({**SRUN, **changed}).alone
+    assert find_rank({**SRUN, **changed}).alone
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
 
 def test_variables_that_make_no_sense_are_refused() -> None:
     with pytest.raises(OptionError, match="RANK='one', which is no whole number"):
-        find_place({"RANK": "one", "WORLD_SIZE": "2"})
+        find_rank({"RANK": "one", "WORLD_SIZE": "2"})
     with pytest.raises(OptionError, match="rank 2 of 2 processes"):
-        find_place({"RANK": "2", "WORLD_SIZE": "2"})
+        find_rank({"RANK": "2", "WORLD_SIZE": "2"})
 
 
 # ---- strategies by name ------------------------------------------------------------------------------------------

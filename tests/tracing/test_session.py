@@ -115,7 +115,7 @@ def test_files_of_several_ranks_lie_side_by_side():
 
 def test_a_hook_that_stops_the_trace_and_takes_its_time_ends_the_trace_and_not_the_run(monkeypatch):
     monkeypatch.setattr(
-        "hookline.tracing.tracer.PATIENCE", 0
+        "hookline.tracing.tracer.FLUSH_INTERVAL", 0
     )  # every event that ends would be written at once
     trainer = quiet(trace="trace.json")
     trainer.on("train_batch_end")(lambda batch_idx: trainer.tracing.stop() if batch_idx == 2 else None)

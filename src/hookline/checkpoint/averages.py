@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.checkpoint.sharded import Pieces
+from hookline.checkpoint.sharded import ShardedTensor
 from hookline.util.errors import CheckpointError, OptionError, closest
 
 log = logging.getLogger("hookline")
@@ -174,7 +174,7 @@ def _mappings(state: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _stands_for(value: Any, weight: Any) -> bool:
-    both = isinstance(value, Tensor | Pieces) and isinstance(weight, Tensor | Pieces)
+    both = isinstance(value, Tensor | ShardedTensor) and isinstance(weight, Tensor | ShardedTensor)
     return both and weight.shape.numel() > 0 and value.shape == weight.shape
 
 

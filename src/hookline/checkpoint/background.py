@@ -157,9 +157,9 @@ def _written(
         if ranks.alone:
             write(snapshot, path, about, staging)
         else:
-            from hookline.checkpoint.rank_writer import write_together
+            from hookline.checkpoint.rank_writer import write_on_all_ranks
 
-            write_together(snapshot, path, about, ranks, staging)
+            write_on_all_ranks(snapshot, path, about, ranks, staging)
     except CheckpointError as error:
         return error
     except BaseException as error:  # nobody else would hear of it

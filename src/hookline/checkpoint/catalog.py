@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hookline.checkpoint.cleanup import LEFT_OVER
-from hookline.checkpoint.files import read, read_manifest, tidy
+from hookline.checkpoint.files import clean_up, read, read_manifest
 from hookline.distributed.comm import Ranks
 from hookline.util.errors import CheckpointError
 from hookline.util.urls import MANIFEST, is_ours
@@ -88,10 +88,10 @@ def find(folder: Path) -> tuple[list[Found], dict[Path, str]]:
     return newest_first(found, lambda each: each.manifest), broken
 
 
-def tidy_below(folder: Path, alone: bool = False) -> None:
+def clean_up_below(folder: Path, alone: bool = False) -> None:
     """Put in order what killed processes left in a folder and in those below it. alone: see `tidy`."""
     for parent in places_below(folder):
-        tidy(parent, alone)
+        clean_up(parent, alone)
 
 
 def places_below(folder: Path) -> list[Path]:

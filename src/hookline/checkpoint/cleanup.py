@@ -51,7 +51,7 @@ def left_overs(folder: Path) -> list[tuple[Path, re.Match[str]]]:
     )
 
 
-def tidy(folder: Path, alone: bool = False) -> list[Path]:
+def clean_up(folder: Path, alone: bool = False) -> list[Path]:
     """Put in order what processes that are dead by now left in a folder; the checkpoints that got their name
     back.
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor, nn
 
-from hookline.checkpoint.sharded import Pieces, is_dtensor
+from hookline.checkpoint.sharded import ShardedTensor, is_dtensor
 from hookline.metrics.accumulator import REDUCTIONS
 from hookline.run.options import ACCUMULATE_BY
 from hookline.run.save_request import COUNTERS
@@ -91,7 +91,7 @@ def check_like(saved: Any, now: Any, where: str, loose: bool = False) -> None:
 
 
 def _is_numeric(value: Any) -> bool:
-    return is_number(value) or isinstance(value, Tensor | Pieces | np.ndarray)
+    return is_number(value) or isinstance(value, Tensor | ShardedTensor | np.ndarray)
 
 
 # ---- kinds of values ---------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def _is_window(value: Any) -> bool:
             "fed": lambda fed: (
                 isinstance(fed, dict) and all(map(is_whole, fed)) and all(map(_is_amount, fed.values()))
             ),
-            "gradients": lambda grads: _values(grads, lambda each: isinstance(each, Tensor | Pieces)),
+            "gradients": lambda grads: _values(grads, lambda each: isinstance(each, Tensor | ShardedTensor)),
             **weighting,
         },
         optional=["factors", *weighting],

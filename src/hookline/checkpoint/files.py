@@ -8,24 +8,24 @@ from typing import Any, TypeVar, cast
 
 from hookline.checkpoint import manifest as manifests
 from hookline.checkpoint import reader
-from hookline.checkpoint.cleanup import remove_folder, tidy
+from hookline.checkpoint.cleanup import clean_up, remove_folder
 from hookline.checkpoint.contents import check_contents
 from hookline.checkpoint.format import Packed
 from hookline.checkpoint.manifest import Manifest
-from hookline.checkpoint.reader import check_pieces, read_folder, read_for_rank, read_module, verify_folder
+from hookline.checkpoint.reader import check_shards, read_folder, read_for_rank, read_module, verify_folder
 from hookline.checkpoint.writer import write_folder
 from hookline.distributed.comm import Ranks
 from hookline.util.errors import CheckpointError
 from hookline.util.urls import as_url
 
 __all__ = [
+    "clean_up",
     "extra_names",
     "read",
     "read_manifest",
-    "read_together",
+    "read_on_all_ranks",
     "read_weights",
     "remove",
-    "tidy",
     "verify",
     "write",
 ]
@@ -61,11 +61,11 @@ def read(path: Path | str) -> dict[str, Any]:
     return read_folder(Path(path))
 
 
-def read_together(path: Path | str, ranks: Ranks) -> dict[str, Any]:
+def read_on_all_ranks(path: Path | str, ranks: Ranks) -> dict[str, Any]:
     """What one of several ranks needs of a run's checkpoint that all of them read; what is wrong for one is
     an error for all.
 
-    Each verifies a share of the files. Large tensors are not read yet: `pieces.lay_out` reads what a rank
+    Each verifies a share of the files. Large tensors are not read yet: `sharded.materialize` reads what a rank
     needs of them.
     """
     contents = read(path) if ranks.alone else _read_share(path, ranks)
@@ -82,7 +82,7 @@ def _read_share(path: Path | str, ranks: Ranks) -> dict[str, Any]:
         return _agreed(ranks, lambda: remote.read_url_for_rank(url, rank, world_size))
     _agreed(ranks, lambda: verify_folder(folder, rank, world_size))
     contents, of_ranks = _agreed(ranks, lambda: read_for_rank(folder, rank, world_size))
-    check_pieces(folder, sum(ranks.gather(of_ranks.counted)))
+    check_shards(folder, sum(ranks.gather(of_ranks.counted)))
     return contents
 
 

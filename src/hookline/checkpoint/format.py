@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookline.checkpoint.sharded import is_dtensor, own_piece
+from hookline.checkpoint.sharded import is_dtensor, own_shard
 from hookline.util.errors import CheckpointError, described
 
 TAG = "$"
@@ -313,7 +313,7 @@ def _pack_sharded(value: Any, shards: Shards | None, where: str) -> Any:
     if name not in shards.names:
         shards.names[name] = value
         shards.numbers_wanted += value.numel()
-        piece = own_piece(value, where)
+        piece = own_shard(value, where)
         if piece is not None:
             shards.numbers_here += piece.numbers.numel()
             if _keep(piece.numbers, shards, name) == name:

@@ -23,7 +23,7 @@ from hookline.checkpoint.format import (
     pack_contents,
     unpack,
 )
-from hookline.checkpoint.sharded import Opened, Pieces, Place, is_dtensor
+from hookline.checkpoint.sharded import Opened, ShardedTensor, ShardLocation, is_dtensor
 from hookline.util.errors import CheckpointError, described
 from hookline.util.limited_json import STRUCTURE_BYTES, parse_json, read_within
 from hookline.util.urls import OF_RANK
@@ -35,7 +35,7 @@ BUFFERS = "module buffers"
 HOOK = "hooks/"
 
 
-class OwnParts:
+class PerRankState:
     """What of a rank's contents may be its own, each with a sum to compare it with rank zero's."""
 
     def __init__(self, contents: dict[str, Any], buffers: dict[str, Tensor]) -> None:
@@ -118,11 +118,11 @@ class RankFiles:
             self._structures[rank] = read_structure(self.path / f"rank-{rank}.json")
         return self._structures[rank]
 
-    def pieces(self, entry: dict[str, Any]) -> Pieces:
+    def pieces(self, entry: dict[str, Any]) -> ShardedTensor:
         """A tensor that was spread over ranks, not read yet."""
         name: str = entry["key"]
         shape = torch.Size(entry["shape"])
-        return Pieces(name, shape, dtype_of(entry["dtype"]), lambda: self._places(name, len(shape)))
+        return ShardedTensor(name, shape, dtype_of(entry["dtype"]), lambda: self._places(name, len(shape)))
 
     def whole(self, entry: dict[str, Any]) -> Tensor:
         """All of such a tensor; tied ones are one tensor again."""
@@ -133,7 +133,7 @@ class RankFiles:
             self._read[stored] = pieces.whole()
         return self._read[stored]
 
-    def _places(self, name: str, dimensions: int) -> Iterator[Place]:
+    def _places(self, name: str, dimensions: int) -> Iterator[ShardLocation]:
         for rank in self.ranks:
             structure = self.structure(rank)
             stored = structure["shared"].get(name, name)  # tied ones are stored once
@@ -144,7 +144,7 @@ class RankFiles:
                         f"{self.path}: rank-{rank}.json does not say where its piece of {name} belongs: "
                         f"{described(block)}"
                     )
-                yield Place(self.files[rank], stored, *block)
+                yield ShardLocation(self.files[rank], stored, *block)
 
     def count(self, share: int = 0, of: int = 1) -> int:
         """How many numbers the pieces have, or those in one of so many shares of the files."""
@@ -336,6 +336,6 @@ def sum_window(windows: list[dict[str, Any]], world_size: int) -> dict[str, Any]
 
 def _mean(values: list[Any]) -> Any:
     known = [each for each in values if each is not None]
-    if isinstance(known[0], Pieces):  # spread over ranks: what is stored is the mean of all already
+    if isinstance(known[0], ShardedTensor):  # spread over ranks: what is stored is the mean of all already
         return known[0].whole()
     return torch.stack(known).sum(0) / len(values)

@@ -12,14 +12,14 @@ from typing import Any
 
 from hookline.checkpoint import remote
 from hookline.checkpoint.format import Packed
-from hookline.checkpoint.writer import PATIENCE, commit, flush, opened_aside, telling_why, write_parts
+from hookline.checkpoint.writer import WRITE_TIMEOUT, commit, flush, open_temporary, telling_why, write_parts
 from hookline.distributed.comm import Ranks
 from hookline.util.errors import CheckpointError
 from hookline.util.text import redact
 from hookline.util.urls import as_url
 
 
-def write_together(
+def write_on_all_ranks(
     packed: Packed,
     path: Path | str,
     about: Mapping[str, Any],
@@ -53,7 +53,7 @@ def _write_folder(
         def begin() -> str:
             nonlocal place
             with telling_why(packed, path):
-                aside, place = until_done.enter_context(opened_aside(path))
+                aside, place = until_done.enter_context(open_temporary(path))
             return str(aside)
 
         aside = Path(_tell(ranks, shown or path, begin))
@@ -91,7 +91,7 @@ def _all_written(ranks: Ranks, packed: Packed, aside: Path, path: Path | str) ->
 
 
 def _wait_for(aside: Path) -> None:
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + WRITE_TIMEOUT
     while not aside.is_dir():
         if time.monotonic() > until:
             raise CheckpointError(

@@ -59,7 +59,7 @@ def read_for_rank(path: Path, rank: int, world_size: int) -> tuple[dict[str, Any
     """Everything for one rank of several, of a checkpoint that they have verified: large tensors are not read
     yet.
 
-    Tensors that were spread over ranks are `Pieces`, the others lie in the file's own memory until they are
+    Tensors sharded over ranks are `ShardedTensor`, others lie in the file's own memory until they are
     copied.
     """
     with _telling_why(path):
@@ -95,7 +95,7 @@ def _telling_why(path: Path) -> Iterator[None]:
         ) from error
 
 
-def check_pieces(path: Path, counted: int | None = None) -> None:
+def check_shards(path: Path, counted: int | None = None) -> None:
     """Whether the pieces of all ranks make whole tensors; `counted`: how many numbers they have, if that is
     known.
     """
@@ -131,7 +131,7 @@ def verify_folder(path: Path, rank: int = 0, ranks: int = 1) -> Manifest:
     if wrong:
         raise CheckpointError(f"The checkpoint {path} is damaged: {'; '.join(sorted(wrong))}.")
     if ranks == 1:
-        check_pieces(path)
+        check_shards(path)
     return manifest
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.checkpoint import manifest as manifests
-from hookline.checkpoint.cleanup import tidy
+from hookline.checkpoint.cleanup import clean_up
 from hookline.checkpoint.format import Packed
 from hookline.checkpoint.manifest import Manifest
 from hookline.checkpoint.reader import read_folder, read_for_rank, read_module, refuse_unlisted, verify_folder
@@ -49,7 +49,7 @@ def staged(staging: Callable[[], Path] | None) -> Iterator[Path]:
     near = staging() if staging else None
     if near is not None:
         near.mkdir(parents=True, exist_ok=True)
-        tidy(near)  # a process that was killed leaves all it had put together
+        clean_up(near)  # a process that was killed leaves all it had put together
     with tempfile.TemporaryDirectory(prefix=".staging-", suffix=f".{owner()}.new", dir=near) as name:
         folder = Path(os.path.abspath(name))
         with left_alone(folder):

@@ -18,7 +18,7 @@ from hookline.util.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorShard:
     """A block of a tensor: where it begins in the whole, and its numbers."""
 
     begins_at: tuple[int, ...]
@@ -36,7 +36,7 @@ def is_dtensor(value: Any) -> TypeGuard[Any]:
     return isinstance(value, DTensor)
 
 
-def own_piece(value: Any, where: str) -> Piece | None:
+def own_shard(value: Any, where: str) -> TensorShard | None:
     """What this rank has to write of it; None if there is nothing, or another rank has the same and writes
     it.
     """
@@ -56,7 +56,7 @@ def own_piece(value: Any, where: str) -> Piece | None:
     local = value.to_local()
     if not math.prod(size):
         return None
-    return Piece(begins_at, local.detach())
+    return TensorShard(begins_at, local.detach())
 
 
 def placed_like(target: Any, read: Any) -> Tensor:
@@ -128,7 +128,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ShardLocation:
     """Where a piece is: its file and its name there, where it begins in the whole, and its size."""
 
     file: Opened
@@ -138,13 +138,13 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class ShardedTensor:
     """A tensor of a checkpoint that several ranks have written, not read yet."""
 
     name: str
     shape: torch.Size
     dtype: torch.dtype
-    places: Callable[[], Iterator[Place]]
+    places: Callable[[], Iterator[ShardLocation]]
     """Where the pieces are, those first that this rank is most likely to need: the others may never be looked
     for.
     """
@@ -175,7 +175,7 @@ class Pieces:
         return made
 
 
-def lay_out(value: Any, like: Mapping[str, Any], name: str = "") -> Any:
+def materialize(value: Any, like: Mapping[str, Any], name: str = "") -> Any:
     """What was read, as a run needs it: tensors by the name of one that is spread over ranks are spread like
     it.
 
@@ -183,63 +183,63 @@ def lay_out(value: Any, like: Mapping[str, Any], name: str = "") -> Any:
     it likes. Everything else becomes a whole tensor in memory of its own. Dictionaries and lists are changed
     in place.
     """
-    if isinstance(value, Pieces | Tensor):
-        return lay_out_tensor(value, like[name] if name in like else _of_shape(value, like))
+    if isinstance(value, ShardedTensor | Tensor):
+        return materialize_tensor(value, like[name] if name in like else _of_shape(value, like))
     if isinstance(value, dict):
         for key, each in value.items():
-            value[key] = lay_out(each, like, key if isinstance(key, str) else "")
+            value[key] = materialize(each, like, key if isinstance(key, str) else "")
     elif isinstance(value, list):
-        value[:] = [lay_out(each, like) for each in value]
+        value[:] = [materialize(each, like) for each in value]
     elif type(value) is tuple:
-        return tuple(lay_out(each, like) for each in value)
+        return tuple(materialize(each, like) for each in value)
     return value
 
 
-def _of_shape(value: Pieces | Tensor, like: Mapping[str, Any]) -> Any:
+def _of_shape(value: ShardedTensor | Tensor, like: Mapping[str, Any]) -> Any:
     return (
         next((each for each in like.values() if each.shape == value.shape), None)
-        if isinstance(value, Pieces)
+        if isinstance(value, ShardedTensor)
         else None
     )
 
 
-def lay_out_tensor(value: Any, like: Any) -> Any:
+def materialize_tensor(value: Any, like: Any) -> Any:
     """One tensor: spread like another of its shape if that is spread, else whole."""
     if is_dtensor(value):
         return value
     if is_dtensor(like) and like.shape == value.shape:
         read = (
             value.read
-            if isinstance(value, Pieces)
+            if isinstance(value, ShardedTensor)
             else lambda begins_at, size: block_of(value, begins_at, size)
         )
         return placed_like(like, read)
-    return value.whole() if isinstance(value, Pieces) else value.clone()
+    return value.whole() if isinstance(value, ShardedTensor) else value.clone()
 
 
-def lay_out_optimizer(state: dict[str, Any], optimizer: Any) -> None:
+def materialize_optimizer(state: dict[str, Any], optimizer: Any) -> None:
     """The state of an optimizer: what is shaped like its parameter is spread like it."""
     names = [name for group in state["param_groups"] for name in group["params"]]
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     for name, parameter in zip(names, parameters, strict=False):  # torch says what does not fit
         for key, value in state["state"].get(name, {}).items():
-            if isinstance(value, Pieces | Tensor):
-                state["state"][name][key] = lay_out_tensor(value, parameter)
-    lay_out(state, {})
+            if isinstance(value, ShardedTensor | Tensor):
+                state["state"][name][key] = materialize_tensor(value, parameter)
+    materialize(state, {})
 
 
-def lay_out_gradients(window: dict[str, Any], like: Mapping[str, Any]) -> None:
+def materialize_gradients(window: dict[str, Any], like: Mapping[str, Any]) -> None:
     """Of an accumulation window: those that were spread are spread again; whole ones are a rank's own and
     stay whole.
     """
     for name, value in window.get("gradients", {}).items():
-        window["gradients"][name] = lay_out_tensor(
-            value, like.get(name) if isinstance(value, Pieces) else None
+        window["gradients"][name] = materialize_tensor(
+            value, like.get(name) if isinstance(value, ShardedTensor) else None
         )
-    window.update(lay_out({name: value for name, value in window.items() if name != "gradients"}, {}))
+    window.update(materialize({name: value for name, value in window.items() if name != "gradients"}, {}))
 
 
-def spread_tensors(module: torch.nn.Module) -> dict[str, Any]:
+def sharded_tensors(module: torch.nn.Module) -> dict[str, Any]:
     """The parameters and buffers of a module that are spread over ranks, by their names in it and in its
     state_dict.
     """

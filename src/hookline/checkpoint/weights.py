@@ -20,7 +20,7 @@ from hookline.checkpoint.catalog import Read, find, first_whole, newest_first
 from hookline.checkpoint.files import read, read_manifest, read_weights
 from hookline.checkpoint.foreign_files import Imported
 from hookline.checkpoint.remote import list_urls
-from hookline.checkpoint.sharded import Pieces, lay_out_tensor, spread_tensors
+from hookline.checkpoint.sharded import ShardedTensor, materialize_tensor, sharded_tensors
 from hookline.checkpoint.tensors import read_tensors
 from hookline.run.record import read_record, run_dir_of, unsaved_end
 from hookline.util.errors import CheckpointError, OptionError, closest
@@ -112,7 +112,7 @@ def load_weights(
     evaluations used, 'raw' the trained ones, 'averaged' the average. The report says which, and of which
     step.
     """
-    found = find_weights(source, weights, as_pieces=bool(spread_tensors(module)))
+    found = find_weights(source, weights, as_pieces=bool(sharded_tensors(module)))
     return put_weights(
         module, _renamed(found.weights, rename, found.where), found.where, strict, found.step, found.kind
     )
@@ -224,15 +224,15 @@ def put_weights(
             "call module.to_empty(device='cpu') first."
         )
     report = WeightsReport(where, type(module).__name__, len(own), step, kind)
-    spread = spread_tensors(module)
+    spread = sharded_tensors(module)
     fitting: Any = OrderedDict()
     fitting._metadata = getattr(weights, "_metadata", OrderedDict())  # the versions of its layers
     for name, value in weights.items():
         if name in own and not _fits(value, own[name]):
             report.mismatched[name] = (_shape(value), _shape(own[name]))
         else:
-            is_laid_out = isinstance(value, Pieces) or (name in spread and isinstance(value, Tensor))
-            fitting[name] = lay_out_tensor(value, spread.get(name)) if is_laid_out else value
+            is_laid_out = isinstance(value, ShardedTensor) or (name in spread and isinstance(value, Tensor))
+            fitting[name] = materialize_tensor(value, spread.get(name)) if is_laid_out else value
     if fitting.keys() == own.keys():
         _load(module, fitting, where)
         report.loaded = list(fitting)
@@ -287,7 +287,7 @@ def _load(module: nn.Module, weights: Mapping[str, Any], where: str, **options: 
 
 
 def _fits(theirs: Any, ours: Any) -> bool:
-    if isinstance(ours, Tensor) and isinstance(theirs, Tensor | Pieces):
+    if isinstance(ours, Tensor) and isinstance(theirs, Tensor | ShardedTensor):
         return _is_lazy(ours) or _is_lazy(theirs) or theirs.shape == ours.shape
     return not isinstance(ours, Tensor)  # state of the user's own kind: the module knows
 
@@ -299,7 +299,7 @@ def _is_lazy(value: Any) -> bool:
 def _shape(value: Any) -> Any:
     return (
         list(value.shape)
-        if isinstance(value, Tensor | Pieces) and not _is_lazy(value)
+        if isinstance(value, Tensor | ShardedTensor) and not _is_lazy(value)
         else f"a {type(value).__name__}"
     )
 

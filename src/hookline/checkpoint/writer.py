@@ -29,7 +29,7 @@ from hookline.util.limited_json import STRUCTURE_BYTES
 from hookline.util.processes import ends
 from hookline.util.urls import FILES, is_ours
 
-PATIENCE = 10.0
+WRITE_TIMEOUT = 10.0
 """Seconds until a folder that rank zero has made must be seen everywhere: network file systems tell of it
 late.
 """
@@ -63,13 +63,13 @@ def write_folder(
     whole.
     """
     packed = contents if isinstance(contents, Packed) else pack_contents(contents)
-    with telling_why(packed, path), opened_aside(path) as (aside, place):
+    with telling_why(packed, path), open_temporary(path) as (aside, place):
         files = write_parts(aside, packed, 0)
         return commit(aside, place, packed, about or {}, files)
 
 
 @contextlib.contextmanager
-def opened_aside(path: Path) -> Iterator[tuple[Path, Path]]:
+def open_temporary(path: Path) -> Iterator[tuple[Path, Path]]:
     """A hidden folder beside the place of a checkpoint, and that place; what fails meanwhile leaves nothing
     behind.
     """

@@ -44,7 +44,7 @@ def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
     predictions, code = None, OK
     try:
         with aside:
-            predictions = _carry_out(chosen.command, trainer, parts)
+            predictions = _execute(chosen.command, trainer, parts)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except Preempted as ended:
@@ -74,7 +74,7 @@ def _of_all_ranks(predictions: list[Any], ranks: Any) -> list[Any]:
     return [each for turn in turns for each in turn if each is not _NOTHING]
 
 
-def _carry_out(verb: str, trainer: Any, parts: Parts) -> Any:
+def _execute(verb: str, trainer: Any, parts: Parts) -> Any:
     if verb == "fit":
         # whoever names the directory means this very run, so it goes on where it was
         resume = (

@@ -21,7 +21,7 @@ from hookline.util.errors import HooklineError, closest
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ConfigKey:
     """What a place in a configuration takes."""
 
     word: str
@@ -62,7 +62,7 @@ class Part:
     """
 
 
-def read_part(source: Source, key: str, given: Any, place: Place, default_path: str = "") -> Part:
+def read_part(source: Source, key: str, given: Any, place: ConfigKey, default_path: str = "") -> Part:
     """`"pkg.Class"`, or a table with class_path and either init_args or the arguments themselves."""
     if isinstance(given, str):
         return Part(key, str(given))
@@ -96,7 +96,7 @@ def read_part(source: Source, key: str, given: Any, place: Place, default_path: 
     return part
 
 
-def resolve(source: Source, part: Part, place: Place, permissions: Permissions) -> Any:
+def resolve(source: Source, part: Part, place: ConfigKey, permissions: Permissions) -> Any:
     """The class a path names: permission first, then the import, then its kind."""
     path = part.class_path
     key = f"{part.key}.class_path"
@@ -147,7 +147,9 @@ def _parser(cls: type, skip: frozenset[str | int]) -> tuple[Any, list[str]]:
     return parser, names
 
 
-def check(source: Source, part: Part, cls: type, place: Place, permissions: Permissions) -> dict[str, Any]:
+def check(
+    source: Source, part: Part, cls: type, place: ConfigKey, permissions: Permissions
+) -> dict[str, Any]:
     """The arguments as their types want them, nested class paths as objects; the first wrong
     one is refused.
     """
@@ -286,7 +288,7 @@ def _gathered(value: Any) -> Any:
     return {"class_path": value["class_path"], "init_args": {**inner, **beside}}
 
 
-def _unknown(cls: type, name: str, names: list[str], place: Place) -> str:
+def _unknown(cls: type, name: str, names: list[str], place: ConfigKey) -> str:
     near = closest(name, [*names, *place.settings, "class_path", "init_args"])
     return (
         f"{cls.__name__} has no parameter {name!r}.{near} It has: "

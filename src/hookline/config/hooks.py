@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from hookline.config.classes import Part, Place, check, make, parameters, read_part, resolve
+from hookline.config.classes import ConfigKey, Part, check, make, parameters, read_part, resolve
 from hookline.config.files import Source, named, short_name
 from hookline.config.permissions import Permissions
 from hookline.config.problems import ConfigError, Override, below, nearest, plain
@@ -21,7 +21,7 @@ from hookline.util.errors import OptionError, closest
 
 SETTINGS = ("enabled", "on_error", "order", "ranks", "after_module", "budget", "over_budget")
 """What can be set of any hook, whatever its own parameters."""
-HOOK = Place("a hook", (Hook,), home="hookline.hooks", settings=SETTINGS, adopts=is_hook_class)
+HOOK = ConfigKey("a hook", (Hook,), home="hookline.hooks", settings=SETTINGS, adopts=is_hook_class)
 
 
 def find_by_name(source: Source, part: Part) -> None:

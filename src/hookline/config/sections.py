@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hookline.config.classes import Part, Place, check, make, read_part, resolve
+from hookline.config.classes import ConfigKey, Part, check, make, read_part, resolve
 from hookline.config.files import Source, named
 from hookline.config.permissions import Permissions
 from hookline.config.problems import ConfigError, Override, below, nearest, plain
@@ -59,7 +59,7 @@ def read(source: Source, permissions: Permissions) -> dict[str, Any]:
                 f"the trainer has no such option.{nearest(name, option_names(), 'Options')}",
                 given[name],
             )
-    place = Place("trainer options", (TrainerSettings,))
+    place = ConfigKey("trainer options", (TrainerSettings,))
     given = dict(given)
     strategy = given.pop("strategy", None)
     if isinstance(
@@ -87,7 +87,7 @@ def _strategy(source: Source, given: Any, permissions: Permissions) -> Any:
         return str(given)
     from hookline.distributed.base import Strategy
 
-    return _object(source, "trainer.strategy", given, Place("a strategy", (Strategy,)), permissions)
+    return _object(source, "trainer.strategy", given, ConfigKey("a strategy", (Strategy,)), permissions)
 
 
 def read_module(source: Source, permissions: Permissions) -> Any:
@@ -100,7 +100,9 @@ def read_module(source: Source, permissions: Permissions) -> Any:
             "this section is missing: the class path of a hookline.Module or torch.nn.Module, such as "
             'module = "model.Net".',
         )
-    return _object(source, "module", source.values["module"], Place("a module", (nn.Module,)), permissions)
+    return _object(
+        source, "module", source.values["module"], ConfigKey("a module", (nn.Module,)), permissions
+    )
 
 
 def read_datamodule(source: Source, permissions: Permissions) -> Any:
@@ -108,7 +110,7 @@ def read_datamodule(source: Source, permissions: Permissions) -> Any:
     from hookline.run.module import DataModule
 
     given = source.values.get("datamodule")
-    place = Place("a data module", (DataModule,), adopts=is_data_class)
+    place = ConfigKey("a data module", (DataModule,), adopts=is_data_class)
     return None if given is None else _object(source, "datamodule", given, place, permissions)
 
 
@@ -120,7 +122,7 @@ def read_loggers(source: Source, permissions: Permissions) -> Any:
     given = given.guess if isinstance(given, Override) else given
     if isinstance(given, bool) or given is None:
         return bool(given)
-    place = Place("a logger", (Logger,), home="hookline.loggers")
+    place = ConfigKey("a logger", (Logger,), home="hookline.loggers")
     if isinstance(given, str):
         return [_object(source, "loggers", given, place, permissions)]
     given = named(given)
@@ -139,7 +141,7 @@ def read_function(source: Source, key: str, permissions: Permissions) -> Any:
         return None
     from torch import nn
 
-    place = Place(f"a {key} function", (nn.Module,), home="torch.nn.functional")
+    place = ConfigKey(f"a {key} function", (nn.Module,), home="torch.nn.functional")
     part = read_part(source, key, given, place)
     function = resolve_function(source, part, place, permissions)
     if function is not None:
@@ -147,7 +149,7 @@ def read_function(source: Source, key: str, permissions: Permissions) -> Any:
     return _object(source, key, given, place, permissions)
 
 
-def resolve_function(source: Source, part: Part, place: Place, permissions: Permissions) -> Any:
+def resolve_function(source: Source, part: Part, place: ConfigKey, permissions: Permissions) -> Any:
     """The function a path names; None if it names a class."""
     import pkgutil
 
@@ -168,7 +170,7 @@ def resolve_function(source: Source, part: Part, place: Place, permissions: Perm
     return found
 
 
-def _object(source: Source, key: str, given: Any, place: Place, permissions: Permissions) -> Any:
+def _object(source: Source, key: str, given: Any, place: ConfigKey, permissions: Permissions) -> Any:
     part = read_part(source, key, given, place)
     cls = resolve(source, part, place, permissions)
     return make(source, part, cls, check(source, part, cls, place, permissions))
@@ -177,9 +179,9 @@ def _object(source: Source, key: str, given: Any, place: Place, permissions: Per
 # ---- Optimizer and learning-rate schedule from a configuration, in place of the module's own
 
 
-OPTIMIZER = Place("an optimizer", (Optimizer,), home="torch.optim", skip=frozenset({"params"}))
+OPTIMIZER = ConfigKey("an optimizer", (Optimizer,), home="torch.optim", skip=frozenset({"params"}))
 WHEN = ("interval", "frequency", "monitor", "strict", "name")
-SCHEDULER = Place(
+SCHEDULER = ConfigKey(
     "a learning-rate scheduler",
     (LRScheduler,),
     home="torch.optim.lr_scheduler",

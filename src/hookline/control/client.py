@@ -118,7 +118,7 @@ def _remove_stale(path: str) -> None:
 # ---- From a shell or a page to a running job
 
 
-PATIENCE = 60.0
+ANSWER_TIMEOUT = 60.0
 """Seconds to wait for an answer: a step, a validation or a save may be going on."""
 LONGEST_ANSWER = 16_000_000
 
@@ -131,7 +131,9 @@ class Refused(HooklineError):
     """The job did not do what it was asked."""
 
 
-def ask(run_dir: Path | str, command: str, *, patience: float = PATIENCE, **given: Any) -> dict[str, Any]:
+def ask(
+    run_dir: Path | str, command: str, *, patience: float = ANSWER_TIMEOUT, **given: Any
+) -> dict[str, Any]:
     """What the job that trains in this directory answers; `Refused` if it says no, `NotRunning` if there is
     none.
     """
@@ -144,7 +146,7 @@ def ask(run_dir: Path | str, command: str, *, patience: float = PATIENCE, **give
             connection.sendall(request.encode())
             line = connection.makefile("rb").readline(LONGEST_ANSWER)
     except (FileNotFoundError, ConnectionRefusedError) as error:
-        raise NotRunning(_nobody(path, error)) from None
+        raise NotRunning(_no_server(path, error)) from None
     except PermissionError as error:
         raise Refused(
             f"{path / SOCKET} cannot be opened: {error.strerror or error}. Only the user who trains can."
@@ -170,7 +172,7 @@ def check_directory(path: Path) -> None:
         raise OptionError(f"{path} is a file; give the directory of a run, such as {path.parent}.")
 
 
-def _nobody(path: Path, error: OSError) -> str:
+def _no_server(path: Path, error: OSError) -> str:
     if isinstance(error, ConnectionRefusedError):
         return (
             f"Nobody answers in {path}: the job was killed, or it runs on another machine. "

@@ -391,7 +391,7 @@ def check(run: Run, asked: Plain) -> Plain:
     return {"command": name, **COMMANDS[name].check(run, asked)}
 
 
-def carry_out(run: Run, asked: Plain) -> Plain:
+def execute(run: Run, asked: Plain) -> Plain:
     """Do it, here and at the same step on all ranks; what is answered. Whatever goes wrong is told, never
     raised.
     """

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hookline.control.client import SOCKET, is_same_user, listen
-from hookline.control.commands import COMMANDS, carry_out, check, ended_answer, saved_answer, status
-from hookline.run.commands import carries_out
+from hookline.control.commands import COMMANDS, check, ended_answer, execute, saved_answer, status
+from hookline.run.commands import handles_command
 from hookline.run.run import Run
 from hookline.run.save_request import Saved
 from hookline.util.errors import HookError
@@ -26,7 +26,7 @@ log = logging.getLogger("hookline")
 LONGEST_REQUEST = 100_000
 IDLE = 30.0
 """Seconds after which somebody who says nothing is hung up on."""
-LONGEST_PATIENCE = 3600.0
+LONGEST_TIMEOUT = 3600.0
 ENDING = 5.0
 """Seconds in which the thread that listens ends when the run does."""
 ANSWERING = 1.0
@@ -38,10 +38,10 @@ _answers: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}
 _serial = itertools.count()
 
 
-@carries_out("control")
+@handles_command("control")
 def do_control(run: Run, sender: int, number: str, asked: dict[str, Any]) -> None:
     """On the main thread of every rank: do what was asked, and tell whoever waits here."""
-    done = carry_out(run, asked)
+    done = execute(run, asked)
     if run.state.rank != sender:
         return
     if "error" in done or COMMANDS[asked["command"]].answered == "at once":
@@ -186,12 +186,12 @@ class Control:
 
     def _wait_for(self, asked: dict[str, Any], patience: Any) -> dict[str, Any]:
         """Have it done at the next boundary, and wait for that as long as the caller wants to."""
-        seconds = min(float(patience), LONGEST_PATIENCE) if isinstance(patience, int | float) else IDLE
+        seconds = min(float(patience), LONGEST_TIMEOUT) if isinstance(patience, int | float) else IDLE
         number = f"{self._pid}-{next(_serial)}"
         answer = _answers[number] = queue.SimpleQueue()
         self._waiting.add(number)
         try:
-            self.run.participants.errands.send("control", number=number, asked=asked)
+            self.run.participants.commands.send("control", number=number, asked=asked)
             return answer.get(timeout=max(0.0, seconds))
         except queue.Empty:
             return {"command": asked["command"], "waiting": True}

@@ -17,14 +17,14 @@ from hookline.data.prefetch import ahead
 from hookline.data.readers import ListReader, Reader, Saved, reader_for
 from hookline.data.seeding import key_of
 from hookline.data.sharding import (
-    Deal,
     OwnSource,
+    ShardPlan,
     Share,
     agree_on,
-    deal_for,
     in_step,
     is_apart,
-    turns_of,
+    rank_batches,
+    shard_plan_for,
     units_of,
 )
 from hookline.data.sources import as_saved_now, changes, facts_of, length_of
@@ -56,7 +56,7 @@ class Loader:
     """Whose batches they are."""
     seed: int | None = field(default=None, init=False)
     """What the order comes from; known when the first pass is opened, and kept in checkpoints."""
-    deal: Deal = field(init=False, repr=False)
+    shard_plan: ShardPlan = field(init=False, repr=False)
     _whole: int | None = field(init=False, repr=False)
     """Batches of this rank in a pass that began at its beginning."""
     _in_step: bool = field(default=False, init=False, repr=False)
@@ -77,7 +77,7 @@ class Loader:
 
     def __post_init__(self) -> None:
         self._whole = self.length
-        self.deal = deal_for(self.source, self.share)
+        self.shard_plan = shard_plan_for(self.source, self.share)
 
     @property
     def is_exact(self) -> bool:
@@ -92,7 +92,9 @@ class Loader:
     def reader(self) -> Reader:
         """How this source is read; found out when it is first needed."""
         if self._reader is None:
-            self._reader = reader_for(self.source, self.deal, self.share.trains, self.share.ranks.world_size)
+            self._reader = reader_for(
+                self.source, self.shard_plan, self.share.trains, self.share.ranks.world_size
+            )
         return self._reader
 
     def agree(self) -> None:
@@ -126,14 +128,14 @@ class Loader:
             self.seed = self.share.ranks.from_zero(drawn)
         saved, self._restored, self._epoch, self._before_newest = self._restored, None, epoch, None
         self._begin(position, saved)
-        natural = turns_of(self.source, self.deal, self.share.trains)
+        natural = rank_batches(self.source, self.shard_plan, self.share.trains)
         limit = None if self.length == natural or self._whole == natural else self.length
         batches = reader.open(
             key_of(self.seed or 0, epoch, self.name), position, self._began[1], limit, saved
         )
-        if self.deal.world_size > 1 and not reader.deals:
-            self.deal.short.clear()
-            batches = self.deal.batches(batches, position)
+        if self.shard_plan.world_size > 1 and not reader.is_sharded:
+            self.shard_plan.short.clear()
+            batches = self.shard_plan.batches(batches, position)
         if self.length is not None and not reader.caps:
             batches = itertools.islice(batches, max(0, self.length - position))
         if self.ahead and reader.may_run_ahead:
@@ -144,20 +146,24 @@ class Loader:
         """Where the pass begins, in units of all ranks: another number of ranks, or other batches, go on with
         the next one.
         """
-        passed_over = position * self.deal.per_turn
-        if saved is not None and saved["in_pass"] and saved["of_samples"] == self.deal.of_samples:
-            per_batch = (saved["facts"]["batch_size"] or 1) if self.deal.of_samples else 1
+        passed_over = position * self.shard_plan.per_turn
+        if saved is not None and saved["in_pass"] and saved["of_samples"] == self.shard_plan.of_samples:
+            per_batch = (saved["facts"]["batch_size"] or 1) if self.shard_plan.of_samples else 1
             passed_over = position * per_batch if saved["passed_over"] is None else saved["passed_over"]
         self._began, self.length = (position, passed_over), self._whole
-        units = units_of(self.source, self.deal, self.share.trains)
-        if passed_over != position * self.deal.per_turn and units is not None and self._whole is not None:
-            rest = position + self.deal.turns(max(0, units - passed_over))
-            is_limited = self._whole != turns_of(self.source, self.deal, self.share.trains)
+        units = units_of(self.source, self.shard_plan, self.share.trains)
+        if (
+            passed_over != position * self.shard_plan.per_turn
+            and units is not None
+            and self._whole is not None
+        ):
+            rest = position + self.shard_plan.turns(max(0, units - passed_over))
+            is_limited = self._whole != rank_batches(self.source, self.shard_plan, self.share.trains)
             self.length = min(rest, self._whole) if is_limited else rest
 
     def _in_turns(self, batches: Iterator[Any], position: int) -> Iterator[Any]:
         """The same batches; before each one it is said what it is among those of all ranks."""
-        turn, deal = self.share.turn, self.deal
+        turn, shard_plan = self.share.turn, self.shard_plan
         if self._in_step:
             keep = (
                 functools.partial(self._keep_state, itertools.count(position))
@@ -168,12 +174,12 @@ class Loader:
                 self.name, keep, lambda: self.reader.any_batch(key_of(self.seed or 0, self.name))
             )
             yield from in_step(batches, source, self.share.ranks, turn)
-        elif deal.world_size == 1:
-            turn.is_ghost, turn.factor, turn.samples = False, 1.0, None
+        elif shard_plan.world_size == 1:
+            turn.is_padding, turn.factor, turn.samples = False, 1.0, None
             yield from batches
         else:
             for number, batch in enumerate(batches, position):
-                deal.describe(number, turn)
+                shard_plan.describe(number, turn)
                 yield batch
 
     def _keep_state(self, positions: Iterator[int]) -> None:
@@ -205,7 +211,7 @@ class Loader:
             return self._restored  # nothing was read since
         in_pass = self._epoch == epoch
         first, passed_over = self._began
-        passed_over += (position - first) * self.deal.per_turn
+        passed_over += (position - first) * self.shard_plan.per_turn
         own = self.reader.state(in_pass, position) if self._before_newest is None else self._before_newest
         own = self.reader.checked(own, position) if in_pass else own
         return {
@@ -213,7 +219,7 @@ class Loader:
             "kind": self.reader.kind,
             "in_pass": in_pass,
             "facts": self._facts(),
-            "of_samples": self.deal.of_samples,
+            "of_samples": self.shard_plan.of_samples,
             "passed_over": passed_over if in_pass else 0,
             **own,
         }
@@ -221,25 +227,29 @@ class Loader:
     def is_cut_otherwise(self, saved: Saved) -> bool:
         """Whether other batches are made of the same data than when this was saved."""
         now = self._facts()
-        was = as_saved_now(saved, now, self.deal.of_samples)["facts"]
+        was = as_saved_now(saved, now, self.shard_plan.of_samples)["facts"]
         return any(was[name] != now[name] for name in ("batch_size", "world_size"))
 
     def left_of(self, saved: Saved) -> int | None:
         """Batches that this rank has left of the pass in which this was saved."""
-        units = units_of(self.source, self.deal, self.share.trains)
-        if units is None or saved.get("of_samples") != self.deal.of_samples or saved["passed_over"] is None:
+        units = units_of(self.source, self.shard_plan, self.share.trains)
+        if (
+            units is None
+            or saved.get("of_samples") != self.shard_plan.of_samples
+            or saved["passed_over"] is None
+        ):
             return None
-        return self.deal.turns(max(0, units - saved["passed_over"]))
+        return self.shard_plan.turns(max(0, units - saved["passed_over"]))
 
     def _facts(self) -> dict[str, int | None]:
         apart = is_apart(self.source, self.share)
-        units = units_of(self.source, self.deal, self.share.trains)
+        units = units_of(self.source, self.shard_plan, self.share.trains)
         return facts_of(self.source, self._whole, units, self.share.ranks.world_size, apart)
 
     def load_state_dict(self, saved: Saved) -> None:
         """The next pass that is opened begins where this was saved. What has changed since is said."""
         self.seed = saved["seed"]
-        saved = as_saved_now(saved, self._facts(), self.deal.of_samples)
+        saved = as_saved_now(saved, self._facts(), self.shard_plan.of_samples)
         self.is_as_saved = saved["kind"] == self.reader.kind and saved["facts"] == self._facts()
         for change in changes(saved, self.reader.kind, self._facts()):
             log.warning("The %s loader %s", self.name, change)
@@ -294,7 +304,8 @@ def make_loaders(given: Any, limit: int | float, kind: str, share: Share | None 
                 "Pass a DataLoader or any iterable of batches."
             )
     lengths = {
-        name: turns_of(source, deal_for(source, share), share.trains) for name, source in named.items()
+        name: rank_batches(source, shard_plan_for(source, share), share.trains)
+        for name, source in named.items()
     }
     return [
         Loader(name, source, limited(lengths[name], limit, kind), share=share)

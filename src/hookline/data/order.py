@@ -23,7 +23,7 @@ from hookline.data.fingerprint import StateCheck
 from hookline.data.generators import Found, put_back, states_of
 from hookline.data.rng_exchange import OwnStream
 from hookline.data.seeding import key_of
-from hookline.data.sharding import END, Deal, Dealt
+from hookline.data.sharding import END, ShardedSampler, ShardPlan
 from hookline.data.sources import has_state
 from hookline.data.workers import Keyed
 
@@ -46,10 +46,12 @@ class Order:
     its epochs.
     """
 
-    def __init__(self, sampler: Any, generators: Found, ahead: int, deal: Deal, trains: bool) -> None:
+    def __init__(
+        self, sampler: Any, generators: Found, ahead: int, shard_plan: ShardPlan, trains: bool
+    ) -> None:
         self.sampler = sampler
-        self.deal = deal
-        self.dealt = Dealt(sampler, deal, trains)
+        self.shard_plan = shard_plan
+        self.dealt = ShardedSampler(sampler, shard_plan, trains)
         self.generators = generators
         self.ahead = ahead
         """Batches that the workers are given in advance; 0 without workers."""
@@ -68,7 +70,7 @@ class Order:
         `passed_over`: samples of all ranks, or batches of theirs, that come before this rank's first batch.
         """
         self.key, self.position, self.passed_over, self.limit = key, position, passed_over, limit
-        self.deal.short.clear()
+        self.shard_plan.short.clear()
         self.begins: dict[str, Any] | None = None
         """What its generators begin this pass with; known when the first index is drawn, or from a
         checkpoint.
@@ -91,7 +93,7 @@ class Order:
         if self.begins is not None:
             put_back(self.generators, self.begins)
         self.begins = states_of(self.generators)
-        stream, rank = OwnStream(self.key), self.deal.rank
+        stream, rank = OwnStream(self.key), self.shard_plan.rank
         place, is_first = self.position, True
         self._keep_state(place)
         if self.check is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hookline.util.processes import join
 
-PATIENCE = 1.0
+THREAD_TIMEOUT = 1.0
 """Seconds that closing waits for a batch which is just being fetched; a source that blocks for longer is left
 to itself.
 """
@@ -78,4 +78,4 @@ class _Fetching:
         """Nothing more is fetched."""
         self.is_over = True
         self.free.release()
-        join(self.thread, PATIENCE, "it still waits for the next batch of its loader")
+        join(self.thread, THREAD_TIMEOUT, "it still waits for the next batch of its loader")

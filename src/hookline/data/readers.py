@@ -20,7 +20,7 @@ from hookline.data.fingerprint import StateCheck
 from hookline.data.generators import Found, find_generators, put_back, states_of
 from hookline.data.order import Order
 from hookline.data.rng_exchange import OwnStream
-from hookline.data.sharding import END, Deal
+from hookline.data.sharding import END, ShardPlan
 from hookline.data.sources import (
     has_state,
     is_indexed,
@@ -45,7 +45,7 @@ class Reader:
     """What `describe` returns."""
     caps = False
     """Whether it ends a pass at the limit itself."""
-    deals = False
+    is_sharded = False
     """Whether it reads this rank's batches only; else those of all ranks, one after the other."""
     may_run_ahead = False
     """Whether a thread may fetch its batches in advance: nothing is drawn from the process's random streams
@@ -119,9 +119,9 @@ class IndexReader(Reader):
 
     kind = "indices"
 
-    deals = True
+    is_sharded = True
 
-    def __init__(self, loader: DataLoader[Any], deal: Deal, trains: bool) -> None:
+    def __init__(self, loader: DataLoader[Any], shard_plan: ShardPlan, trains: bool) -> None:
         super().__init__()
         self.loader = loader
         sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
@@ -134,7 +134,7 @@ class IndexReader(Reader):
         self.stateful: Any = loader.dataset if in_main and has_state(loader.dataset) else None
         self.moves_on = bool(self.current) or self.stateful is not None
         ahead = 0 if in_main else loader.num_workers * (loader.prefetch_factor or 1)
-        self.order = Order(sampler, self.generators, ahead, deal, trains)
+        self.order = Order(sampler, self.generators, ahead, shard_plan, trains)
         self.caps = type(loader).__iter__ is DataLoader.__iter__
         self.copy = PrivateCopy(loader, self.order)
         # workers that stay have one iterator for all passes, which the thread of the last pass may still be
@@ -223,9 +223,9 @@ class StateReader(Reader):
     caps = True
     moves_on = True
 
-    def __init__(self, source: Any, owner: Any, deal: Deal, trains: bool) -> None:
+    def __init__(self, source: Any, owner: Any, shard_plan: ShardPlan, trains: bool) -> None:
         super().__init__()
-        self.deal = deal
+        self.shard_plan = shard_plan
         self.source, self.owner = source, owner
         self.copy = None if owner is source else PrivateCopy(source)
         self.may_be_spent = False
@@ -260,12 +260,14 @@ class StateReader(Reader):
         if self.may_be_spent:
             batches = self._not_spent(batches, key, position)
         if is_stuck and position > self.stands_at:
-            batches = read_again(batches, (position - self.stands_at) * self.deal.per_turn)
+            batches = read_again(batches, (position - self.stands_at) * self.shard_plan.per_turn)
         self.is_over = False
         batches = itertools.chain(self._first(batches), batches, self._end())
         # without a limit it is let run to its end, where it may put itself back to the beginning
         return (
-            batches if limit is None else itertools.islice(batches, (limit - position) * self.deal.per_turn)
+            batches
+            if limit is None
+            else itertools.islice(batches, (limit - position) * self.shard_plan.per_turn)
         )
 
     def _first(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -323,9 +325,9 @@ class CountReader(StateReader):
 
     moves_on = False  # the position says it all
 
-    def __init__(self, loader: DataLoader[Any], deal: Deal, world_size: int) -> None:
+    def __init__(self, loader: DataLoader[Any], shard_plan: ShardPlan, world_size: int) -> None:
         super().__init__(
-            loader, loader.dataset, deal, trains=False
+            loader, loader.dataset, shard_plan, trains=False
         )  # its state advances, because it is made from the position
         replication = getattr(loader.dataset, "replication", None)
         self.samples = (
@@ -470,16 +472,16 @@ class PrivateCopy:
             end_workers(batches)
 
 
-def reader_for(source: Any, deal: Deal, trains: bool, world_size: int = 1) -> Reader:
+def reader_for(source: Any, shard_plan: ShardPlan, trains: bool, world_size: int = 1) -> Reader:
     """The best way to read a source."""
     if isinstance(source, list | tuple):
         return ListReader(source)
     if isinstance(source, DataLoader) and takes_sample_count(source.dataset):
-        return CountReader(source, deal, world_size)
+        return CountReader(source, shard_plan, world_size)
     if has_state(source):
-        return StateReader(source, source, deal, trains)
+        return StateReader(source, source, shard_plan, trains)
     if is_indexed(source):
-        return IndexReader(source, deal, trains)
+        return IndexReader(source, shard_plan, trains)
     if isinstance(source, DataLoader) and source.num_workers == 0 and has_state(source.dataset):
-        return StateReader(source, source.dataset, deal, trains)
+        return StateReader(source, source.dataset, shard_plan, trains)
     return StreamReader(source)

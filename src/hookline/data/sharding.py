@@ -20,10 +20,10 @@ END: Any = object()
 
 
 @dataclass(slots=True)
-class Turn:
+class RankBatch:
     """What this rank's newest batch is among the batches that all ranks got in the same turn."""
 
-    is_ghost: bool = False
+    is_padding: bool = False
     """There was nothing left for this rank: it repeats something, which counts for nothing, so that it can
     take part.
     """
@@ -43,13 +43,13 @@ class Share:
     """Training drops what `drop_last` says of all ranks together; an evaluation measures the same as on one
     process.
     """
-    deals: bool = True
+    is_sharded: bool = True
     """False: whatever comes is meant for this rank alone."""
-    turn: Turn = field(default_factory=Turn)
+    turn: RankBatch = field(default_factory=RankBatch)
     """Where it is said what the newest batch is."""
 
 
-class Deal:
+class ShardPlan:
     """Units of one order, dealt out to all ranks: `size` to each at a time. A unit is a sample, or a whole
     batch.
     """
@@ -100,27 +100,27 @@ class Deal:
             self.short[turn] = count
             yield mine
 
-    def describe(self, turn: int, into: Turn) -> None:
+    def describe(self, turn: int, into: RankBatch) -> None:
         """Say what this rank's batch of a turn is among those of all ranks."""
         units = self.short.get(turn)
         if units is None:
-            into.is_ghost, into.factor, units = False, 1.0, self.per_turn
+            into.is_padding, into.factor, units = False, 1.0, self.per_turn
         else:
             mine = len(range(self.rank, units, self.world_size))
-            into.is_ghost, into.factor = mine == 0, mine * self.world_size / units
+            into.is_padding, into.factor = mine == 0, mine * self.world_size / units
         into.samples = units if self.of_samples else None
 
 
-def deal_for(source: Any, share: Share) -> Deal:
+def shard_plan_for(source: Any, share: Share) -> ShardPlan:
     """How a source is dealt out: by samples where its batches are made of them here, else batch by batch."""
     ranks = share.ranks
     rank, world_size = (0, 1) if is_apart(source, share) else (ranks.rank, ranks.world_size)
     if is_of_samples(source):
         batch_sampler = source.batch_sampler
-        return Deal(
+        return ShardPlan(
             rank, world_size, batch_sampler.batch_size, True, share.trains and batch_sampler.drop_last
         )
-    return Deal(
+    return ShardPlan(
         rank,
         world_size,
         1,
@@ -131,12 +131,12 @@ def deal_for(source: Any, share: Share) -> Deal:
 
 def is_apart(source: Any, share: Share) -> bool:
     """Whether each rank has a source of its own, whose batches are all meant for it."""
-    return share.ranks.alone or not share.deals or shards_itself(source)
+    return share.ranks.alone or not share.is_sharded or shards_itself(source)
 
 
-def units_of(source: Any, deal: Deal, trains: bool) -> int | None:
+def units_of(source: Any, shard_plan: ShardPlan, trains: bool) -> int | None:
     """How many there are to be dealt out in a pass, if that is known."""
-    if not deal.of_samples:
+    if not shard_plan.of_samples:
         return length_of(source)
     batch_sampler: BatchSampler = source.batch_sampler
     samples = length_of(batch_sampler.sampler)
@@ -145,24 +145,24 @@ def units_of(source: Any, deal: Deal, trains: bool) -> int | None:
     return samples - samples % batch_sampler.batch_size
 
 
-def turns_of(source: Any, deal: Deal, trains: bool) -> int | None:
+def rank_batches(source: Any, shard_plan: ShardPlan, trains: bool) -> int | None:
     """Batches that this rank gets in a pass, if that is known."""
-    if deal.world_size == 1 or not (deal.of_samples and keeps_its_ways(source)):
+    if shard_plan.world_size == 1 or not (shard_plan.of_samples and keeps_its_ways(source)):
         length = length_of(source)
-        return None if length is None else deal.turns(length * deal.size)
-    units = units_of(source, deal, trains)
-    return None if units is None else deal.turns(units)
+        return None if length is None else shard_plan.turns(length * shard_plan.size)
+    units = units_of(source, shard_plan, trains)
+    return None if units is None else shard_plan.turns(units)
 
 
-class Dealt:
+class ShardedSampler:
     """This rank's part of what a sampler yields, as lists of indices or whatever the sampler makes of a
     batch.
     """
 
-    def __init__(self, sampler: Any, deal: Deal, trains: bool) -> None:
-        self.deal = deal
+    def __init__(self, sampler: Any, shard_plan: ShardPlan, trains: bool) -> None:
+        self.shard_plan = shard_plan
         self.units: Any = sampler
-        if deal.of_samples:  # an evaluation drops what the batch sampler would drop on one process
+        if shard_plan.of_samples:  # an evaluation drops what the batch sampler would drop on one process
             self.units = sampler.sampler if trains else Flat(sampler)
 
     def begin(self, turn: int, passed_over: int) -> Iterator[Any]:
@@ -171,7 +171,11 @@ class Dealt:
         """
         units = iter(self.units)
         deque(itertools.islice(units, passed_over), maxlen=0)
-        return self.deal.samples(units, turn) if self.deal.of_samples else self.deal.batches(units, turn)
+        return (
+            self.shard_plan.samples(units, turn)
+            if self.shard_plan.of_samples
+            else self.shard_plan.batches(units, turn)
+        )
 
 
 class Flat:
@@ -195,9 +199,9 @@ class OwnSource:
     """A batch to repeat, for a rank that has none left from the start."""
 
 
-def in_step(batches: Iterator[Any], source: OwnSource, ranks: Ranks, turn: Turn) -> Iterator[Any]:
+def in_step(batches: Iterator[Any], source: OwnSource, ranks: Ranks, turn: RankBatch) -> Iterator[Any]:
     """Batches of a source of this rank's own, as many as the rank with the most has; those that are missing
-    are ghosts.
+    are padding batches.
 
     Whether anybody has another one is asked before a batch is worked on and read afterwards, so nobody waits
     for the answer.
@@ -206,9 +210,9 @@ def in_step(batches: Iterator[Any], source: OwnSource, ranks: Ranks, turn: Turn)
     newest = coming = next(batches, END)
     having = ranks.total([coming is not END])
     while count := having.read()[0]:
-        turn.is_ghost = coming is END
-        turn.factor, turn.samples = (0.0 if turn.is_ghost else ranks.world_size / count), None
-        if not turn.is_ghost:
+        turn.is_padding = coming is END
+        turn.factor, turn.samples = (0.0 if turn.is_padding else ranks.world_size / count), None
+        if not turn.is_padding:
             newest = coming
             source.before_reading()
             coming = next(batches, END)

@@ -138,7 +138,7 @@ def leave_signals_to_the_parent() -> None:
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """Around the start of workers: they inherit that signals are blocked, until they can deal with them
+    """Around the start of workers: they inherit that signals are blocked, until they can shard_plan with them
     themselves.
     """
     if not hasattr(signal, "sigwaitinfo"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hookline.distributed.base import Shell
+from hookline.distributed.base import StepModule
 from hookline.distributed.ddp import DDP
 from hookline.util.errors import HooklineError, OptionError
 
@@ -60,7 +60,7 @@ class Accelerated(DDP):
             raise HooklineError(
                 "strategy='accelerate' needs the package accelerate: pip install accelerate."
             ) from error
-        place = self.place_in_job
+        place = self.rank_info
         wanted = {name: theirs for theirs, name in PRECISIONS.items()}[self.precision.name]
         try:
             made = accelerate.Accelerator(cpu=self.device.type == "cpu", mixed_precision=wanted)
@@ -79,7 +79,7 @@ class Accelerated(DDP):
             )
         return made
 
-    def make_wrapper(self, shell: Shell) -> Any:
+    def make_wrapper(self, shell: StepModule) -> Any:
         """What Accelerate makes of it; on one process there is nothing to wrap."""
         self._forget()
         prepared = self.accelerator.prepare_model(shell)

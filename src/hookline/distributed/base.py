@@ -108,7 +108,7 @@ class Strategy(StrategyMethods):
 # ---- The module in a coat whose forward is whatever step is to be run
 
 
-class Shell(nn.Module):
+class StepModule(nn.Module):
     """What a wrapper wraps, so that it sees all that a step does.
 
     A training step may call the module, parts of it, or the same part often, and wrappers look at `forward`
@@ -128,14 +128,14 @@ class Shell(nn.Module):
         return self.module(*inputs, **named)
 
 
-def worn_by(module: nn.Module) -> Any:
+def unwrapped(module: nn.Module) -> Any:
     """The shell that the module got in an earlier run, or None."""
     return module.__dict__.get("_hookline_worn", Uncopied()).value
 
 
 def refuse_sharded(module: nn.Module, strategy: Any) -> None:
     """What an earlier run has cut in pieces can be run by what knows of pieces only."""
-    if worn_by(module) is not None:
+    if unwrapped(module) is not None:
         raise OptionError(
             f"{type(module).__name__} was sharded by FSDP in an earlier run and stays so; "
             f"{type(strategy).__name__} needs it whole. Go on with strategy='fsdp', or load the weights of a "
@@ -143,6 +143,6 @@ def refuse_sharded(module: nn.Module, strategy: Any) -> None:
         )
 
 
-def put_on(module: nn.Module, shell: Any) -> None:
+def wrap_step(module: nn.Module, shell: Any) -> None:
     """Remember it."""
     module.__dict__["_hookline_worn"] = Uncopied(shell)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hookline.distributed.base import Strategy
-from hookline.distributed.launch import find_place, pick_device
+from hookline.distributed.launch import find_rank, pick_device
 from hookline.distributed.single import SingleDevice
 from hookline.util.errors import OptionError, closest
 
@@ -33,7 +33,7 @@ def make_strategy(strategy: str | Strategy, device: str | torch.device, precisio
             allowed=STRATEGIES,
         )
     if strategy == "auto":
-        strategy = "single" if find_place().alone else "ddp"
+        strategy = "single" if find_rank().alone else "ddp"
     if strategy == "single":
         return SingleDevice(pick_device(device), precision)
     if strategy == "ddp":

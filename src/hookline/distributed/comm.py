@@ -25,7 +25,7 @@ LONGEST = 1000
 PAUSE, LONGEST_PAUSE = 0.005, 0.2
 """Seconds between two looks at who has come: ever more of them."""
 STARTS = "starts"
-"""The board at which all runs of a job begin."""
+"""The store at which all runs of a job begin."""
 
 
 class Ranks:
@@ -112,7 +112,7 @@ class Ranks:
             self._beside = Ranks(self.rank, self.local_rank, self.world_size, group, self.timeout)
         return self._beside
 
-    def board(self, name: str) -> Any:
+    def store(self, name: str) -> Any:
         """A store where ranks leave each other notes, over a connection of its own: one for each thread that
         uses it.
         """
@@ -127,16 +127,16 @@ class Ranks:
             how = f"after {Ranks.preempted}" if Ranks.preempted else "in good order"
             if error is not None:
                 how = f"by {type(error).__name__}: {str(error)[:LONGEST]}"
-            board = _noticeboard("ended")
-            board.set(str(self.rank), how)
-            board.set("somebody", "")
+            store = _message_store("ended")
+            store.set(str(self.rank), how)
+            store.set("somebody", "")
 
     def remember_failure(self, text: str) -> None:
         """A run has failed on this rank: should the next one find that the ranks are out of step, it can say
         why.
         """
         with contextlib.suppress(RuntimeError, dist.DistError):
-            _noticeboard(STARTS).set("failure", f"rank {self.rank} ({text.rstrip('.')})")
+            _message_store(STARTS).set("failure", f"rank {self.rank} ({text.rstrip('.')})")
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -205,13 +205,13 @@ def who_has_ended(world_size: int) -> str:
     """
     ended = []
     with contextlib.suppress(RuntimeError, dist.DistError):
-        board = _noticeboard("ended")
+        store = _message_store("ended")
         gone = (
-            [rank for rank in range(world_size) if board.check([str(rank)])]
-            if board.check(["somebody"])
+            [rank for rank in range(world_size) if store.check([str(rank)])]
+            if store.check(["somebody"])
             else []
         )
-        ended = [f"rank {rank} {board.get(str(rank)).decode()}" for rank in gone]
+        ended = [f"rank {rank} {store.get(str(rank)).decode()}" for rank in gone]
     hint = (
         " What this rank was doing takes all ranks: did only some of them call it?"
         if "in good order" in str(ended)
@@ -220,13 +220,13 @@ def who_has_ended(world_size: int) -> str:
     return f"Processes of this job have ended: {'; '.join(ended)}.{hint}" if ended else ""
 
 
-def assemble(board: Any, where: str, world_size: int, look: Callable[[], None]) -> None:
+def assemble(store: Any, where: str, world_size: int, look: Callable[[], None]) -> None:
     """Wait until all ranks have come here, however long one takes. `look`: called meanwhile,
     and may raise.
     """
-    board.add(where, 1)
+    store.add(where, 1)
     pause = PAUSE
-    while board.add(where, 0) < world_size:
+    while store.add(where, 0) < world_size:
         look()
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
@@ -243,8 +243,8 @@ def listed(ranks: Sequence[int]) -> str:
     return f"rank {few}" if len(ranks) == 1 else f"ranks {few}"
 
 
-def _noticeboard(name: str) -> Any:
-    """As `Ranks.board`, over the connection there is: to make another one to what is gone takes long."""
+def _message_store(name: str) -> Any:
+    """As `Ranks.store`, over the connection there is: to make another one to what is gone takes long."""
     c10d: Any = dist.distributed_c10d
     return c10d.PrefixStore(f"hookline/{name}", c10d._get_default_store())
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hookline.distributed.base import Shell, refuse_sharded
+from hookline.distributed.base import StepModule, refuse_sharded
 from hookline.distributed.process_group import ManyRanks
 from hookline.util.errors import OptionError
 
@@ -97,11 +97,11 @@ class DDP(ManyRanks):
         self._parameters = list(self._module.parameters())
         self._trained = list(map(is_trained, self._parameters))
         if any(self._trained):
-            self._wrapped = self.make_wrapper(Shell(self._module))
+            self._wrapped = self.make_wrapper(StepModule(self._module))
             if self._is_manual:
                 self._wrapped.require_backward_grad_sync = False  # each manual_backward says so for itself
 
-    def make_wrapper(self, shell: Shell) -> Any:
+    def make_wrapper(self, shell: StepModule) -> Any:
         """The wrapper around a module that is on its device."""
         wrapped = DistributedDataParallel(shell, **self.options)
         if self.communication_hook is not None:

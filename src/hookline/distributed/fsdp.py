@@ -11,7 +11,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from hookline.distributed.base import Shell, put_on, worn_by
+from hookline.distributed.base import StepModule, unwrapped, wrap_step
 from hookline.distributed.comm import listed
 from hookline.distributed.process_group import ManyRanks
 from hookline.engine.checks import refused
@@ -82,7 +82,7 @@ class FSDP(ManyRanks):
         )
         self.mixed_precision = mixed_precision
         self.shards = self.forward_communicates = self.world_size > 1
-        self._shell: Any = None
+        self._step_module: Any = None
         self._steps_through = False
         """Whether steps are run through the root, or call the module, which is the root itself."""
         self._units: list[Any] = []
@@ -92,19 +92,19 @@ class FSDP(ManyRanks):
         if self.world_size == 1:
             module.to(self.device)
             return module
-        self._shell = worn_by(module)
-        if self._shell is None:
-            self._shell = self._shard(module)
-            put_on(module, self._shell)
-        self._steps_through = isinstance(self._shell, Shell)
+        self._step_module = unwrapped(module)
+        if self._step_module is None:
+            self._step_module = self._shard(module)
+            wrap_step(module, self._step_module)
+        self._steps_through = isinstance(self._step_module, StepModule)
         from torch.distributed.fsdp import FSDPModule
 
-        self._units = [each for each in self._shell.modules() if isinstance(each, FSDPModule)]
-        return self._shell  # type: ignore[no-any-return]
+        self._units = [each for each in self._step_module.modules() if isinstance(each, FSDPModule)]
+        return self._step_module  # type: ignore[no-any-return]
 
     def teardown(self) -> None:
         """Let go of the module, which keeps its shards."""
-        self._shell, self._units, self._steps_through = None, [], False
+        self._step_module, self._units, self._steps_through = None, [], False
 
     # ---- sharding ------------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class FSDP(ManyRanks):
                 fully_shard(each, **options)
         # a step that makes updates itself needs weights anew after each, so there every call of the module
         # gathers them
-        root = Shell(module) if getattr(module, "automatic_optimization", True) else module
+        root = StepModule(module) if getattr(module, "automatic_optimization", True) else module
         fully_shard(root, **options)
         if is_meta:
             materialize(module, self.device)
@@ -185,7 +185,7 @@ class FSDP(ManyRanks):
     def training_step(self, call: Callable[[], Any]) -> Any:
         """Through the root, which gathers what is in no layer of its own."""
         try:
-            return self._shell(call) if self._steps_through else call()
+            return self._step_module(call) if self._steps_through else call()
         except RuntimeError as error:
             _explain(error)
             raise
@@ -212,23 +212,23 @@ class FSDP(ManyRanks):
 
     def _evaluate(self, call: Callable[[], Any]) -> Any:
         try:
-            return self._shell(call) if self._steps_through else call()
+            return self._step_module(call) if self._steps_through else call()
         finally:
             for each in self._units:
                 each.reshard()
 
     def sync_gradients(self, now: bool) -> None:
         """Whether the next backward adds up over ranks, or keeps whole gradients for the window's last."""
-        if self._shell is not None:
-            self._shell.set_requires_gradient_sync(now)
+        if self._step_module is not None:
+            self._step_module.set_requires_gradient_sync(now)
 
     def sync_without_batch(self, after_forward: bool) -> None:
         """A backward of nothing: what earlier batches of the window have left is brought together, and all is
         sharded again.
         """
-        if self._shell is not None:
+        if self._step_module is not None:
             nothing = torch.zeros((), device=self.device, requires_grad=True)
-            self._shell(functools.partial(torch.mul, nothing, 1)).backward()
+            self._step_module(functools.partial(torch.mul, nothing, 1)).backward()
             for each in self._units:
                 each.reshard()
 

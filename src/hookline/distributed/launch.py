@@ -25,7 +25,7 @@ meet.
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankInfo:
     """This process among those of the job."""
 
     rank: int = 0
@@ -45,12 +45,12 @@ class Place:
         return self.world_size == 1
 
 
-def find_place(environment: Mapping[str, str] | None = None) -> Place:
+def find_rank(environment: Mapping[str, str] | None = None) -> RankInfo:
     """Torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK), else those of `srun`, else alone."""
     env = os.environ if environment is None else environment
     if "RANK" in env and "WORLD_SIZE" in env:
         return _checked(
-            Place(
+            RankInfo(
                 _number(env, "RANK"),
                 _number(env, "LOCAL_RANK", 0),
                 _number(env, "WORLD_SIZE"),
@@ -66,7 +66,7 @@ def find_place(environment: Mapping[str, str] | None = None) -> Place:
     ):
         tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
         return _checked(
-            Place(
+            RankInfo(
                 _number(env, "SLURM_PROCID"),
                 _number(env, "SLURM_LOCALID", 0),
                 _number(env, tasks),
@@ -75,10 +75,10 @@ def find_place(environment: Mapping[str, str] | None = None) -> Place:
                 _slurm_address(env),
             )
         )
-    return Place()
+    return RankInfo()
 
 
-def tell_as_torchrun(place: Place) -> None:
+def tell_as_torchrun(place: RankInfo) -> None:
     """Put into the environment what torchrun would have said, for everything that looks for it there
     (Accelerate, datasets).
     """
@@ -101,7 +101,7 @@ def _is_srun(env: Mapping[str, str]) -> bool:
     )
 
 
-def _checked(place: Place) -> Place:
+def _checked(place: RankInfo) -> RankInfo:
     if not 0 <= place.rank < place.world_size:
         raise OptionError(
             f"{place.launcher} says that this is rank {place.rank} of {place.world_size} processes; "

@@ -14,7 +14,7 @@ from torch import distributed as dist
 
 from hookline.distributed.base import Strategy
 from hookline.distributed.comm import Ranks, gloo_group
-from hookline.distributed.launch import Place, find_place, fresh_store, pick_device, tell_as_torchrun
+from hookline.distributed.launch import RankInfo, find_rank, fresh_store, pick_device, tell_as_torchrun
 from hookline.engine.checks import refused
 from hookline.util.errors import OptionError
 
@@ -36,17 +36,17 @@ class ManyRanks(Strategy):
         """
         if not isinstance(timeout, int | float) or isinstance(timeout, bool) or timeout <= 0:
             raise refused(f"{type(self).__name__}: timeout", timeout, "a number of seconds above 0")
-        self.place_in_job = known_place()
+        self.rank_info = known_rank()
         self.timeout = float(timeout)
-        super().__init__(own_device(device, self.place_in_job), precision)
-        self.rank, self.local_rank = self.place_in_job.rank, self.place_in_job.local_rank
-        self.world_size = self.place_in_job.world_size
+        super().__init__(own_device(device, self.rank_info), precision)
+        self.rank, self.local_rank = self.rank_info.rank, self.rank_info.local_rank
+        self.world_size = self.rank_info.world_size
         self.ranks = Ranks(self.rank, self.local_rank, self.world_size, timeout=self.timeout)
 
     def connect(self) -> None:
         """Join the process group, or make it; then a group for control traffic. Once per process."""
         if self.world_size > 1 and self.ranks.group is None:
-            join_group(self.device, self.place_in_job, self.timeout)
+            join_group(self.device, self.rank_info, self.timeout)
             self.ranks = Ranks(
                 self.rank, self.local_rank, self.world_size, control_group(self.timeout), self.timeout
             )
@@ -91,17 +91,17 @@ class ManyRanks(Strategy):
         return total if isinstance(value, Tensor) else total.item()
 
 
-def known_place() -> Place:
+def known_rank() -> RankInfo:
     """From a process group that is there already, else from the environment."""
-    place = find_place()
+    place = find_rank()
     if dist.is_available() and dist.is_initialized():
-        return Place(
+        return RankInfo(
             dist.get_rank(), place.local_rank, dist.get_world_size(), place.local_world_size, "the user"
         )
     return place
 
 
-def own_device(device: str | torch.device, place: Place) -> torch.device:
+def own_device(device: str | torch.device, place: RankInfo) -> torch.device:
     """The device of this process: of several accelerators on a machine the one with its local
     rank's number.
     """
@@ -118,7 +118,7 @@ def own_device(device: str | torch.device, place: Place) -> torch.device:
     return torch.device(chosen.type, place.local_rank)
 
 
-def join_group(device: torch.device, place: Place, timeout: float) -> None:
+def join_group(device: torch.device, place: RankInfo, timeout: float) -> None:
     """Make the process group if nobody has, and take it down when the process ends; the user's own is left
     alone.
     """

@@ -100,16 +100,16 @@ class Handle:
         return f"<Handle of hook {self.name!r}>"
 
 
-class Guests(Protocol):
+class HookObserver(Protocol):
     """The run that is going on, if any: it greets hooks that come late and sees off those
     that leave early.
     """
 
-    def welcome(self, entry: Entry) -> None:
+    def on_hook_added(self, entry: Entry) -> None:
         """A hook was added."""
         ...
 
-    def farewell(self, entry: Entry) -> None:
+    def on_hook_removed(self, entry: Entry) -> None:
         """A hook was removed."""
         ...
 
@@ -160,7 +160,7 @@ class HookList:
         """
         self._names = NumberedNames()
         self._serial = itertools.count()
-        self.guests: Guests | None = None
+        self.observer: HookObserver | None = None
         self.stopwatch = Stopwatch()
         """How long the run has been training."""
         self._spent_by_removed = 0
@@ -302,12 +302,12 @@ class HookList:
     def _join(self, entry: Entry) -> None:
         """Let an entry hear events; in the middle of a run it is set up first."""
         here = self._here(entry)
-        if here and self.guests is not None:
+        if here and self.observer is not None:
             try:
-                self.guests.welcome(entry)
+                self.observer.on_hook_added(entry)
             except BaseException:
                 self._forget(entry)
-                self.guests.farewell(entry)
+                self.observer.on_hook_removed(entry)
                 raise
         if entry.enabled and self._entries.get(entry.name) is entry:  # its own set-up may have sent it away
             self._plan.add(here)
@@ -331,8 +331,8 @@ class HookList:
             return
         self._forget(entry)
         self._plan.remove(entry.listeners)
-        if self.guests is not None:
-            self.guests.farewell(entry)
+        if self.observer is not None:
+            self.observer.on_hook_removed(entry)
 
     def _forget(self, entry: Entry) -> None:
         del self._entries[entry.name]

@@ -61,7 +61,7 @@ class HealthCheck(Hook):
         self._since: float | None = None
         self._own, self._batches, self._check = 0.0, 0, 0
         self._ranks: Any = None
-        self._board: Any = None
+        self._store: Any = None
 
     def setup(self, trainer: Any) -> None:
         ranks = trainer.strategy.ranks
@@ -73,11 +73,11 @@ class HealthCheck(Hook):
             )
         self.seconds, self.slow, self._ranks = [], [], None
         if not ranks.alone:
-            self._ranks, self._board = ranks, ranks.board("health")
+            self._ranks, self._store = ranks, ranks.store("health")
             self._run, self._hosts = ranks.from_zero(time.time_ns()), ranks.gather(socket.gethostname())
 
     def teardown(self) -> None:
-        self._ranks = self._board = None
+        self._ranks = self._store = None
 
     # ---- this rank's own part of a step --------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ class HealthCheck(Hook):
         if step % self.every_n_steps or self._ranks is None:
             return
         self._check += 1
-        self._board.set(f"{self._run}/{self._check}/{self._ranks.rank}", "")
+        self._store.set(f"{self._run}/{self._check}/{self._ranks.rank}", "")
         self._wait(self._ranks.largest((0,)), step)
         self.seconds = [
             own / batches if batches else 0.0
@@ -126,7 +126,7 @@ class HealthCheck(Hook):
             if waited >= due:
                 due += self.patience
                 keys = {rank: f"{self._run}/{self._check}/{rank}" for rank in range(self._ranks.world_size)}
-                missing = [rank for rank, key in keys.items() if not self._board.check([key])]
+                missing = [rank for rank, key in keys.items() if not self._store.check([key])]
                 text = (
                     f"HealthCheck: no answer at step {step} for {waited:.1f} s from "
                     f"{', '.join(map(self._name, missing)) or 'ranks that have come, but do not go on'}"

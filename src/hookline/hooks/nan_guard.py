@@ -82,7 +82,7 @@ class NaNGuard(Hook):
         self._due = batches_seen % self.every == 0
         if self._due and "batch" in self.check and (bad := not_finite(tensors_in("batch", batch))):
             self._tell(f"The batch has values that are not finite: {listed(bad)}.", state)
-        self._let_go()
+        self._release()
         if self._due and "activations" in self.check:
             self._watch(module)
 
@@ -90,7 +90,7 @@ class NaNGuard(Hook):
         if not self._due:
             return
         outputs, self._outputs = self._outputs, []
-        self._let_go()
+        self._release()
         if outputs and (bad := not_finite(outputs)):
             self._tell(
                 f"The output of module {bad[0]!r} is the first that is not finite; {len(bad)} in all.", state
@@ -121,13 +121,13 @@ class NaNGuard(Hook):
             self._tell(f"The update left parameters that are not finite: {listed(bad)}.", state)
 
     def on_validation_start(self) -> None:
-        self._let_go()  # a step without a loss had no backward
+        self._release()  # a step without a loss had no backward
 
     def on_train_epoch_end(self) -> None:
-        self._let_go()
+        self._release()
 
     def teardown(self) -> None:
-        self._let_go()
+        self._release()
 
     def _tell(self, what: str, state: Any) -> None:
         self.found += 1
@@ -167,7 +167,7 @@ class NaNGuard(Hook):
 
         return between_graphs(note)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         while self._handles:
             self._handles.pop().remove()
         self._outputs = []

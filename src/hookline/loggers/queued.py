@@ -27,7 +27,7 @@ ASKED = ("client", "position")
 """What is asked of the logger in its own thread, and waited for."""
 NO_RECORDS = ("", "open", *ASKED, "resume", "begin_afresh", "close")
 """What also goes through the queue, but is nothing that could be lost."""
-PATIENCE = 1.0
+QUEUE_TIMEOUT = 1.0
 """Seconds that a run waits for such a logger, all slow calls together."""
 QUICK = 0.01
 """Seconds that a call may take without counting as slow."""
@@ -59,7 +59,7 @@ class Queued(Logger):
         self._records: deque[Record] = deque()
         self._bytes = 0
         self._busy = ""
-        self._patience = PATIENCE
+        self._patience = QUEUE_TIMEOUT
         self._changed = threading.Condition()
 
     @property
@@ -77,7 +77,7 @@ class Queued(Logger):
 
     def _begin(self) -> None:
         """A new run, a new chance; but a thread that hangs in the run before takes nothing."""
-        self.dropped, self._patience = 0, PATIENCE
+        self.dropped, self._patience = 0, QUEUE_TIMEOUT
         if self._abandoned and self._thread is not None and not self._thread.is_alive():
             self._abandoned, self._thread = False, None
         self.off = self._abandoned
@@ -271,7 +271,7 @@ def _weight(given: Any) -> int:
 class Awaited(Queued):
     """Calls `logger` in a thread of its own and waits for it, so that it is as if it were called directly.
 
-    That ends when its slow calls have cost the run `PATIENCE`: from then on the run goes on without waiting,
+    That ends when its slow calls have cost the run `QUEUE_TIMEOUT`: from then on the run does not wait,
     as with `Queued`, until the next run. It gets what was logged, tensors as detached copies.
     """
 

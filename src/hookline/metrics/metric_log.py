@@ -37,7 +37,7 @@ class Metrics(MutableMapping[str, float]):
     def read(self) -> dict[str, float]:
         """All values as floats, with one read per device."""
         self._values.update(
-            read_together({key: value for key, value in self._values.items() if type(value) is not float})
+            read_all({key: value for key, value in self._values.items() if type(value) is not float})
         )
         return self._values
 
@@ -73,7 +73,7 @@ class Metrics(MutableMapping[str, float]):
         return repr(self.read())
 
 
-def read_together(values: Mapping[str, Any]) -> dict[str, float]:
+def read_all(values: Mapping[str, Any]) -> dict[str, float]:
     """Numbers and tensors of one element as floats, with one read per device."""
     read: dict[str, float] = {}
     by_device: dict[torch.device, dict[str, Tensor]] = {}

@@ -83,9 +83,9 @@ class Signals:
             signal.signal(number, self.before[number])
             os.kill(os.getpid(), number)
             return
-        if run.peers is not None:
+        if run.failure_monitor is not None:
             # the launcher ends what is left of a job that has failed: there is nobody to save with
-            run.peers.raise_failure()
+            run.failure_monitor.raise_failure()
         is_alone = run.strategy.ranks.alone
         if self._first:
             if (

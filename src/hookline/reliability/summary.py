@@ -17,7 +17,7 @@ from hookline.engine.cost import cost_table
 from hookline.engine.slots import blamed
 from hookline.reliability.loader_advice import check_waiting
 from hookline.reliability.model_location import model_line_after_failure, show_model
-from hookline.run.commands import carries_out
+from hookline.run.commands import handles_command
 from hookline.run.record import read_record
 from hookline.run.run import Run
 from hookline.run.state import progress
@@ -71,10 +71,10 @@ def dismiss_everywhere(run: Run, name: str) -> None:
     """A hook fails on one rank, or some find it too dear: it is switched off on all of them
     at one boundary.
     """
-    run.participants.errands.send("dismiss", hook=name)
+    run.participants.commands.send("dismiss", hook=name)
 
 
-@carries_out("dismiss")
+@handles_command("dismiss")
 def _dismiss(run: Any, sender: int, hook: str) -> None:
     hooks = run.state.hooks
     if hook in hooks:
@@ -152,7 +152,7 @@ def _other_rank(run: Run) -> Any:
     """The failure of the rank that has failed first, if it is another one: what this rank raises is only the
     echo.
     """
-    failure = run.peers.failure if run.peers is not None else None
+    failure = run.failure_monitor.failure if run.failure_monitor is not None else None
     return failure if failure is not None and failure.rank != run.state.rank else None
 
 

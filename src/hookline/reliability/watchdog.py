@@ -35,7 +35,7 @@ the same one.
 """
 LONGEST_SLEEP = 5.0
 """Seconds between two looks, at most."""
-PATIENCE = 1.0
+THREAD_TIMEOUT = 1.0
 """Seconds that a report may take: what the run hangs in may be the very log or disk that the report goes to.
 """
 IN_A_HOOK, ELSEWHERE = 1.75, 2.5
@@ -53,7 +53,7 @@ _on_duty: dict[int, list[Watchdog]] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class StackLocation:
     """What a run is doing, and how far it is."""
 
     text: str
@@ -63,12 +63,12 @@ class Place:
     """
     progress: tuple[int, ...]
 
-    def is_same(self, other: Place) -> bool:
+    def is_same(self, other: StackLocation) -> bool:
         """Whether two looks have seen one and the same call, or one phase in which nothing was counted."""
         return self.call is other.call and self.progress == other.progress and self.text == other.text
 
 
-def find_place(run: Run, thread: int, stack: list[Line]) -> Place:
+def find_location(run: Run, thread: int, stack: list[Line]) -> StackLocation:
     """What the run has published: a hook, a step, the wait for a batch, a logger, a save. Else the line of
     Hookline it is in.
     """
@@ -96,7 +96,7 @@ def find_place(run: Run, thread: int, stack: list[Line]) -> Place:
         s.batch_idx,
         s.dataloader_idx,
     )
-    return Place(text, call, progress)
+    return StackLocation(text, call, progress)
 
 
 def _text(running: tuple[Any, Any], loader: str) -> str:
@@ -119,7 +119,7 @@ def _text(running: tuple[Any, Any], loader: str) -> str:
 class Stay:
     """How long the run has been in one place, and what was done about it."""
 
-    place: Place
+    place: StackLocation
     since: float
     due: float
     """Seconds after which it is reported, or reported again."""
@@ -180,8 +180,8 @@ class Watchdog:
         if watcher is None or os.getpid() != self._process:  # a forked child has no such thread
             return
         self._over.set()
-        join(watcher, 2 * PATIENCE)
-        if self._abort and self._run.peers is not None:
+        join(watcher, 2 * THREAD_TIMEOUT)
+        if self._abort and self._run.failure_monitor is not None:
             faulthandler.cancel_dump_traceback_later()
         watching = _on_duty[self._thread]
         watching.remove(self)
@@ -205,7 +205,7 @@ class Watchdog:
             return
         self._wind_up()
         stack = stack_of(self._thread)[: -self._depth]  # the run's part of it
-        place, now = find_place(self._run, self._thread, stack), time.monotonic()
+        place, now = find_location(self._run, self._thread, stack), time.monotonic()
         overslept, self._looked = now - self._looked - self._interval, now
         stay = self._stay
         if (
@@ -224,8 +224,8 @@ class Watchdog:
                 stay.due *= 2
             told = self._describe(place, seconds, waits=patience > 1)
             self._report(f"{told} It may be slow or stuck; this is where it stands:", stack[::-1])
-            if self._run.peers is not None:
-                self._run.peers.post(told, failed=False)
+            if self._run.failure_monitor is not None:
+                self._run.failure_monitor.post(told, failed=False)
         if self._abort and stay.reported:
             self._end(stay, now)
 
@@ -233,16 +233,16 @@ class Watchdog:
         """What holds the interpreter's lock stops the watcher too, but not this clock, which every look sets
         anew.
         """
-        if self._abort and self._run.peers is not None and self._timeout is not None:
+        if self._abort and self._run.failure_monitor is not None and self._timeout is not None:
             faulthandler.dump_traceback_later(
                 self._timeout + min(self._grace, self._timeout / 2), exit=True, file=2
             )
 
-    def _patience(self, stack: list[Line], place: Place) -> float:
+    def _patience(self, stack: list[Line], place: StackLocation) -> float:
         """How much longer a rank may take that waits for others: the one that keeps them waiting is to be
         named, and first.
         """
-        if self._run.peers is None or not waits_for_ranks(stack):
+        if self._run.failure_monitor is None or not waits_for_ranks(stack):
             return 1.0
         return IN_A_HOOK if place.text.startswith("hook ") else ELSEWHERE
 
@@ -257,7 +257,7 @@ class Watchdog:
 
     # ---- what is said --------------------------------------------------------------------------------------
 
-    def _describe(self, place: Place, seconds: float, waits: bool) -> str:
+    def _describe(self, place: StackLocation, seconds: float, waits: bool) -> str:
         s = self._run.state
         rank = f", rank {s.rank}" if s.world_size > 1 else ""
         began = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
@@ -287,7 +287,7 @@ class Watchdog:
 
         speaker = threading.Thread(target=say, name="hookline-watchdog-report", daemon=True)
         speaker.start()
-        speaker.join(PATIENCE)
+        speaker.join(THREAD_TIMEOUT)
 
     def _error(self, stay: Stay) -> str:
         return (
@@ -301,8 +301,8 @@ class Watchdog:
         """Interrupt it, once more after half of the grace period, and end the process when that is over."""
         if stay.interrupted is None:
             stay.interrupted = now
-            if self._run.peers is not None:
-                self._run.peers.post(self._error(stay))  # it may not come back to say so itself
+            if self._run.failure_monitor is not None:
+                self._run.failure_monitor.post(self._error(stay))  # it may not come back to say so itself
         if now - stay.interrupted >= self._grace:
             self._report(
                 f"{self._error(stay)} It could not be interrupted for {self._grace:g} s, so the process ends "
@@ -330,11 +330,11 @@ class Watchdog:
         told = type("HangError", (HangError,), {"__init__": tell, "__module__": __name__})
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(told))
 
-    def _is_still_there(self, place: Place) -> bool:
+    def _is_still_there(self, place: StackLocation) -> bool:
         """Whether the run has published nothing new; without anything published the line may differ, and does
         not count.
         """
-        now = find_place(self._run, self._thread, [])
+        now = find_location(self._run, self._thread, [])
         return now.is_same(place if place.call is not None else replace(place, text=now.text))
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

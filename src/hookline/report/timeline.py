@@ -22,12 +22,12 @@ def timelines(runs: list[RunData]) -> list[dict[str, Any]]:
         if run.trace is not None
         for rank in sorted({lane.rank for lane in run.trace.lanes.values()})
     ]
-    lanes = sum(len(_dearest(trace, rank)) for _, rank, trace in found)
+    lanes = sum(len(_most_expensive(trace, rank)) for _, rank, trace in found)
     most = max(PER_LANE[0], min(PER_LANE[1], CELLS // max(1, lanes)))
     return [_timeline(number, rank, trace, most) for number, rank, trace in found]
 
 
-def _dearest(trace: TraceData, rank: int) -> list[Lane]:
+def _most_expensive(trace: TraceData, rank: int) -> list[Lane]:
     lanes = [each for each in trace.lanes.values() if each.rank == rank]
     return sorted(lanes, key=lambda each: -each.total)[:MOST_LANES]
 
@@ -36,7 +36,7 @@ def _timeline(run: int, rank: int, trace: TraceData, most: int) -> dict[str, Any
     """Cells that have a call in them: lane, column, seconds, calls, the longest call's seconds, event and
     step.
     """
-    lanes = _dearest(trace, rank)
+    lanes = _most_expensive(trace, rank)
     together = -(-trace.columns // most)
     columns = -(-trace.columns // together)
     events = list(dict.fromkeys(what for lane in lanes for _, what, _ in lane.longest.values()))

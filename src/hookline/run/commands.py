@@ -1,19 +1,19 @@
-"""Errands: what one rank, or another thread, wants the whole run to do at the next batch boundary.
+"""Commands: what one rank, or another thread, asks the whole run to do at the next batch boundary.
 
-How to use them:
-    @carries_out("disable")                               # once, at import: says what an errand of this kind
-    does def disable(run: Any, sender: int, name: str) -> None:  # on the main thread of every rank, at one
-    and the same boundary
+    @handles_command("disable")
+    def disable(run: Any, sender: int, name: str) -> None:
         run.state.hooks.disable(name)
 
-    run.errands.send("disable", name="gradient_monitor")  # any thread, any rank; the facts must be plain
-    (JSON) data
+    run.participants.commands.send("disable", name="gradient_monitor")
 
-The order is that of sending, rank by rank. What a function here raises ends the run like the error of a hook,
-so it catches what should not. An errand comes before the boundary's save point and its look at whether to
-stop: asking for a checkpoint or a stop takes effect there. Boundaries are after every training batch (after
-the validation that is due there), after an epoch's end, and when training ends; `Errands.left` says what came
-too late.
+- A handler is registered once, at import. It runs on the main thread of every rank, at the same boundary.
+- `send` can be called from any thread and any rank. The arguments must be plain JSON data.
+- Commands run in the order of sending, rank by rank.
+- An exception in a handler ends the run like an error of a hook.
+- Commands run before the boundary's save point and its check for a stop, so a request for a checkpoint or a
+  stop takes effect there.
+- Boundaries are after every training batch (after the validation that is due there), after the end of an
+  epoch, and when training ends. `CommandQueue.left` returns what came too late.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from typing import Any, TypeVar
 from hookline.util.errors import HooklineError, Signal, closest
 
 F = TypeVar("F", bound=Callable[..., None])
-Errand = tuple[str, dict[str, Any]]
+RunCommand = tuple[str, dict[str, Any]]
 """A kind and its facts."""
 
-_CARRIERS: dict[str, Callable[..., None]] = {}
+_HANDLERS: dict[str, Callable[..., None]] = {}
 
 
-def carries_out(kind: str) -> Callable[[F], F]:
-    """Mark the function that carries out errands of this kind: it gets the run, the sender's rank and the
+def handles_command(kind: str) -> Callable[[F], F]:
+    """Mark the function that carries out commands of this kind: it gets the run, the sender's rank and the
     facts by name.
     """
 
     def register(function: F) -> F:
-        known = _CARRIERS.setdefault(kind, function)
+        known = _HANDLERS.setdefault(kind, function)
         if known is not function:
             raise HooklineError(
-                f"Errands of the kind {kind!r} are carried out by {known.__module__}.{known.__name__} "
+                f"Commands of the kind {kind!r} are carried out by {known.__module__}.{known.__name__} "
                 f"already."
             )
         return function
@@ -49,36 +49,36 @@ def carries_out(kind: str) -> Callable[[F], F]:
     return register
 
 
-class Errands:
+class CommandQueue:
     """What is waiting to be carried out."""
 
     __slots__ = ("_box", "_lock", "waiting")
 
     def __init__(self) -> None:
-        self._box: list[Errand] = []
+        self._box: list[RunCommand] = []
         self._lock = threading.Lock()
         self.waiting = False
         """What the loop looks at after every batch."""
 
     def send(self, kind: str, **facts: Any) -> None:
         """Have it carried out at the next boundary, by all ranks."""
-        if kind not in _CARRIERS:
+        if kind not in _HANDLERS:
             raise HooklineError(
-                f"Nobody carries out errands of the kind {kind!r}.{closest(kind, _CARRIERS)} "
-                f"Kinds: {', '.join(sorted(_CARRIERS))}."
+                f"Nobody carries out commands of the kind {kind!r}.{closest(kind, _HANDLERS)} "
+                f"Kinds: {', '.join(sorted(_HANDLERS))}."
             )
         try:
             json.dumps(facts)
         except (TypeError, ValueError) as error:
             raise HooklineError(
-                f"The facts of an errand travel to the other ranks as JSON; those of {kind!r} cannot: "
+                f"The facts of a command travel to the other ranks as JSON; those of {kind!r} cannot: "
                 f"{error}."
             ) from None
         with self._lock:
             self._box.append((kind, facts))
             self.waiting = True
 
-    def left(self) -> list[Errand]:
+    def left(self) -> list[RunCommand]:
         """Take out all that is waiting."""
         with self._lock:
             taken, self._box = self._box, []
@@ -86,10 +86,10 @@ class Errands:
         return taken
 
 
-def do_errands(run: Any, errands: list[Errand], sender: int = 0) -> None:
+def run_commands(run: Any, commands: list[RunCommand], sender: int = 0) -> None:
     """Carry them out, in their order."""
-    for kind, facts in errands:
-        _CARRIERS[kind](run, sender, **facts)
+    for kind, facts in commands:
+        _HANDLERS[kind](run, sender, **facts)
 
 
 # ---- The boundary between two batches
@@ -119,8 +119,8 @@ class Boundary:
 
     def after_batch(self) -> None:
         """Carry out the commands that were sent."""
-        if self.run.participants.errands.waiting:
-            do_errands(self.run, self.run.participants.errands.left())
+        if self.run.participants.commands.waiting:
+            run_commands(self.run, self.run.participants.commands.left())
 
     def settle(self) -> None:
         """Do the same between epochs, and at the beginning and the end of training."""

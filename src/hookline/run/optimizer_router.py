@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from hookline.util.errors import OptionError
 
 
-class Feeding:
+class OptimizerRouter:
     """Which optimizers each loader trains, and what each of them got.
 
     A batch that does not train an optimizer must not leave gradients in its parameters, though backward
@@ -86,9 +86,9 @@ class Feeding:
         self.updates = list(state.get("updates", self.updates))
 
 
-def make_feeding(
+def make_router(
     asked: Mapping[str, int | Sequence[int]], optimizers: list[Optimizer], accumulate: int
-) -> Feeding:
+) -> OptimizerRouter:
     """From names of loaders and numbers of optimizers, checked."""
     fed = {name: [numbers] if isinstance(numbers, int) else list(numbers) for name, numbers in asked.items()}
     known = ", ".join(f"{index} ({type(each).__name__})" for index, each in enumerate(optimizers))
@@ -105,4 +105,4 @@ def make_feeding(
             "that are accumulated for one would reach the other; leave accumulate_grad_batches at 1, or "
             "give each its own."
         )
-    return Feeding(fed, optimizers)
+    return OptimizerRouter(fed, optimizers)

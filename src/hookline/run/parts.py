@@ -13,8 +13,8 @@ from hookline.data.batch import count_tokens as elements_of_ids
 from hookline.data.loaders import Loader
 from hookline.engine.cost import Cost
 from hookline.engine.plan import Plan
-from hookline.run.commands import Errands
-from hookline.run.optimizer_router import Feeding
+from hookline.run.commands import CommandQueue
+from hookline.run.optimizer_router import OptimizerRouter
 from hookline.run.rows import MetricRows
 from hookline.run.save_request import Saved, SaveRequest
 from hookline.run.state import State
@@ -60,8 +60,8 @@ class Step(Protocol):
         ...
 
 
-class GradientAgreement(Protocol):
-    """What ranks agree on for each accumulation window: `Together`."""
+class GradientSync(Protocol):
+    """What ranks agree on for each accumulation window: `RankGradientSync`."""
 
     is_clear: bool
     all_or_none: bool
@@ -92,7 +92,7 @@ class GradientAgreement(Protocol):
 
 
 class FailureMonitor(Protocol):
-    """Reports the other ranks' failures, and this one's to them: `Peers`."""
+    """Reports the other ranks' failures, and this one's to them: `RankMonitor`."""
 
     failure: Any
     nested: Any
@@ -248,10 +248,10 @@ class RunData:
     """Whether there are several training loaders."""
     loss_weights: dict[str, float] | None = None
     """What a loader's losses are multiplied by before backward, by its name; None: nothing is."""
-    router: Feeding | None = None
+    router: OptimizerRouter | None = None
     """Which optimizers a loader trains, if not all."""
     totals: Any = None
-    """What ranks count together (`Tally`), or batches count in a weighted window (`WeightedBatches`); None:
+    """Counts over all ranks (`BatchTotals`) or in a weighted window (`WeightedBatches`); None:
     neither.
     """
     count_tokens: Callable[[Any], int] = elements_of_ids
@@ -353,7 +353,7 @@ class Manual:
 class Participants:
     """Who takes part in a run, and what they ask of it."""
 
-    errands: Errands = field(default_factory=Errands)
+    commands: CommandQueue = field(default_factory=CommandQueue)
     """What is to be done at the next batch boundary, asked for by one rank or by another thread."""
     control: ControlSocket | None = None
     """Listens to what is asked of a fit from outside (`Control`)."""

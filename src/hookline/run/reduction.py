@@ -9,7 +9,7 @@ from typing import Any
 from hookline.distributed.comm import Ranks
 from hookline.engine.plan import Plan
 from hookline.metrics.accumulator import Accumulator, Part
-from hookline.metrics.metric_log import MetricLog, read_together
+from hookline.metrics.metric_log import MetricLog, read_all
 from hookline.run.parts import Traits
 from hookline.run.rows import MetricRows
 from hookline.run.state import State
@@ -52,7 +52,7 @@ class Reduction:
 
 def _numbers(parts: Mapping[str, Part], known: Iterable[str]) -> list[float]:
     """For each known name: whether this rank has it, its total and its weight."""
-    totals = read_together({name: part[1] for name, part in parts.items()})
+    totals = read_all({name: part[1] for name, part in parts.items()})
     return [
         number
         for name in known

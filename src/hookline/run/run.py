@@ -21,7 +21,7 @@ from hookline.run.optimizers import Schedule
 from hookline.run.options import Options
 from hookline.run.parts import (
     FailureMonitor,
-    GradientAgreement,
+    GradientSync,
     Identity,
     Manual,
     Participants,
@@ -95,12 +95,12 @@ class Run:
     participants: Participants = field(default_factory=Participants)
     signals: ReceivedSignal = field(default_factory=ReceivedSignal)
     boundary: Boundary = field(init=False)
-    """What is done between batches; with several ranks, what they agree on there (`Agreement`)."""
+    """What is done between batches; with several ranks, what they agree on there (`RankSync`)."""
     rows: MetricRows = field(init=False)
-    together: GradientAgreement | None = None
-    """What ranks settle about each window (`Together`); None on one process."""
-    peers: FailureMonitor | None = None
-    """Reports the other ranks' failures, and this one's to them (`Peers`); None: there are none."""
+    gradient_sync: GradientSync | None = None
+    """What ranks settle about each window (`RankGradientSync`); None on one process."""
+    failure_monitor: FailureMonitor | None = None
+    """Reports the other ranks' failures, and this one's to them (`RankMonitor`); None: there are none."""
 
     def __post_init__(self) -> None:
         options, strategy = self.options, self.strategy

@@ -17,7 +17,7 @@ from hookline.tracing.writer import Kind, Reader, TraceFile, make_reader, own_fa
 
 CHUNK = 4096
 """Records that are kept in memory at most."""
-PATIENCE = 1_000_000_000
+FLUSH_INTERVAL = 1_000_000_000
 """Nanoseconds after which records are written although they are few: a killed run loses no more."""
 log = logging.getLogger("hookline")
 
@@ -115,7 +115,7 @@ class Tracer:
         began = time.perf_counter_ns()
         records = self._records[:]
         self._records.clear()  # the same list stays, because the wrappers append to it
-        self._due = began + PATIENCE
+        self._due = began + FLUSH_INTERVAL
         lines: list[str] = []
         for number, start, end, about in records:
             kind = self._kinds[number]

@@ -13,7 +13,7 @@ import torch
 
 from hookline.checkpoint.files import read_manifest
 from hookline.distributed.sharded_norms import held
-from hookline.run.commands import carries_out
+from hookline.run.commands import handles_command
 from hookline.run.directory import LAST, LAST_STATE
 from hookline.run.finite import state_tensors
 from hookline.run.run import Run
@@ -77,7 +77,7 @@ class LastCheckpoint:
                 and not self.is_over
             ):
                 self._due = None
-                self.run.participants.errands.send("keep_last")
+                self.run.participants.commands.send("keep_last")
 
     def note(self, saved: Saved) -> None:
         """Remember what became of a checkpoint. The time to the next one counts from here."""
@@ -142,7 +142,7 @@ class LastCheckpoint:
         return beside(str(newest.path), LAST)
 
 
-@carries_out("keep_last")
+@handles_command("keep_last")
 def _keep_last(run: Run, sender: int) -> None:
     if not run.saves.last.is_over:
         run.saves.requests.append(SaveRequest(None, "last", is_automatic=True))

@@ -37,7 +37,7 @@ ADVICE = {
     "numpy.random or torch, which are seeded for it.",
 }
 
-Place = dict[str, int]
+BatchLocation = dict[str, int]
 
 
 class FirstBatches:
@@ -47,7 +47,7 @@ class FirstBatches:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.waiting: dict[str, list[Place]] = {}
+        self.waiting: dict[str, list[BatchLocation]] = {}
         """Loaders whose next batch is written down, with the saves that it comes after."""
         self.expected: dict[str, Fingerprint] = {}
         """What the next batch of a loader was in the run that made the checkpoint."""
@@ -56,7 +56,7 @@ class FirstBatches:
         """Write down or compare the batch that the loop has just been given."""
         run, s = self.run, self.run.state
         loader = next((each for each in run.data.loaders["train"] if each.name == s.dataloader_name), None)
-        if loader is None or loader.share.turn.is_ghost:  # a repeated batch, for a rank that has none left
+        if loader is None or loader.share.turn.is_padding:  # a repeated batch, for a rank that has none left
             return
         places, expected = self.waiting.pop(loader.name, None), self.expected.pop(loader.name, None)
         if places is not None:
@@ -114,7 +114,7 @@ def path_from(checkpoint: Path | str, run: Run) -> str | None:
     return None if folder is None or "://" in str(checkpoint) else os.path.relpath(folder, checkpoint)
 
 
-def _place(run: Run) -> Place:
+def _place(run: Run) -> BatchLocation:
     """Return where in the data the run is, in the numbers that a checkpoint keeps."""
     return {
         "epoch": run.state.epochs_seen,
@@ -134,7 +134,7 @@ def _file(run_dir: Path, rank: int) -> Path:
     return run_dir / FOLDER / f"rank-{rank}.jsonl"
 
 
-def _write(run: Run, loader: str, places: list[Place], found: Fingerprint) -> None:
+def _write(run: Run, loader: str, places: list[BatchLocation], found: Fingerprint) -> None:
     lines = [json.dumps({"run": run.identity.id, "loader": loader, **place, **found}) for place in places]
     path = _file(run.run_dir(), run.state.rank)
     try:
@@ -145,7 +145,7 @@ def _write(run: Run, loader: str, places: list[Place], found: Fingerprint) -> No
         log.warning("What the first batch after a save was cannot be written to %s: %s", path, error)
 
 
-def _recorded(run: Run, place: Place) -> dict[str, Fingerprint]:
+def _recorded(run: Run, place: BatchLocation) -> dict[str, Fingerprint]:
     """Return the fingerprints of the batches that followed this place before, by loader; the
     newest counts.
     """

@@ -23,7 +23,7 @@ from hookline.training.evaluate import evaluate
 from hookline.training.final_checkpoint import keeping_last, noticing_changes, save_final_state
 from hookline.training.first_batches import after_resume
 from hookline.training.loading import load
-from hookline.training.participants import see_off
+from hookline.training.participants import teardown_removed
 from hookline.training.pass_events import VALIDATION, SanityCheck
 from hookline.training.preflight import batches_between, check_before_training
 from hookline.training.restore import restoring
@@ -133,7 +133,7 @@ def train_epoch(run: Run, loader: Any) -> None:
             s.batch_idx + 1
         )  # for batches that were skipped; the others have said so themselves
         if run.participants.leaving:
-            see_off(run)
+            teardown_removed(run)
         if validate_every and run.progress.position % validate_every == 0:
             validate(run)
         run.boundary.after_batch()

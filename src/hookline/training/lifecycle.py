@@ -23,8 +23,8 @@ from hookline.reliability.model_location import load_best
 from hookline.reliability.signals import Signals
 from hookline.reliability.summary import Recorded, dismiss_everywhere, note_ending
 from hookline.reliability.watchdog import Watchdog
-from hookline.run.commands import carries_out
-from hookline.run.optimizer_router import make_feeding
+from hookline.run.commands import handles_command
+from hookline.run.optimizer_router import make_router
 from hookline.run.optimizers import follow_parameters, parse
 from hookline.run.parts import RunData
 from hookline.run.record import begin_record, note_end
@@ -38,7 +38,7 @@ from hookline.training.final_checkpoint import keeps_failed_state, save_final_st
 from hookline.training.fit import fit, settle_failed_epoch
 from hookline.training.loading import asked_mixture, is_off, limit_of, load, mixture_of
 from hookline.training.manual import ManualOptimizer, manual_backward, unscale_once
-from hookline.training.participants import LateGuests, raise_first, see_off, tear_down
+from hookline.training.participants import LateHooks, raise_first, tear_down, teardown_removed
 from hookline.training.pass_events import TEST, VALIDATION
 from hookline.training.restore import keep_findings, restore_module, restore_progress
 from hookline.training.resume import choose_start, look_up
@@ -52,15 +52,14 @@ __all__ = [
     "TEST",
     "VALIDATION",
     "Determinism",
-    "Guests",
     "Recorded",
     "Run",
     "RunData",
+    "RunParticipants",
     "Signals",
     "Watchdog",
     "asked_for",
     "begin",
-    "carry_out",
     "choose_start",
     "controlled",
     "evaluate",
@@ -73,28 +72,29 @@ __all__ = [
     "load_best",
     "locked",
     "look_up",
+    "monitoring_ranks",
+    "run_lifecycle",
     "save",
-    "watching_peers",
 ]
 
 log = logging.getLogger("hookline")
 T = TypeVar("T")
 
 
-def carry_out(run: Run, body: Callable[[Run], T]) -> T:
+def run_lifecycle(run: Run, body: Callable[[Run], T]) -> T:
     """Set up, do the verb, tear down. The first error wins; later ones are attached to it as notes."""
     plan, s = run.plan, run.state
     result: Any = None
     error: BaseException | None = None
     failures: list[BaseException] = []
-    guests = Guests(run)
+    participants = RunParticipants(run)
     strategy_is_up = False
     plan.up.clear()
     try:
-        guests.arrive()
+        participants.attach()
         if not run.strategy.ranks.alone:
             join(run)
-        guests.begin()
+        participants.begin()
         set_up(run)
         strategy_is_up = True
         place_on_strategy(run)
@@ -124,10 +124,10 @@ def carry_out(run: Run, body: Callable[[Run], T]) -> T:
             failures += run_events.tear_down_strategy(run)
     failures += tear_down(run)
     try:
-        guests.leave()
+        participants.leave()
     except BaseException as caught:
         failures.append(caught)
-    let_go(run)
+    release(run)
     if error is not None:
         failures.insert(0, error)
         error = None  # its traceback holds this frame: that would be a cycle
@@ -139,14 +139,14 @@ def join(run: Run) -> None:
     """Make sure that all ranks are about to do the same; in a fit they agree from now on, and go by one
     clock.
     """
-    from hookline.training.ranks.preflight import check_same
+    from hookline.training.ranks.preflight import check_equal
 
-    check_same(run)
+    check_equal(run)
     if run.stage != "fit":
         return
-    from hookline.training.ranks.rank_sync import Agreement
+    from hookline.training.ranks.rank_sync import RankSync
 
-    run.boundary = agreement = Agreement(run)
+    run.boundary = agreement = RankSync(run)
     run.state.setup.clock = agreement.now
     run.traits.started = agreement.now()
 
@@ -158,8 +158,8 @@ def note_failure(run: Run, error: BaseException) -> None:
     run_events.mark_failed(run, error)
     run.watch.ranks = None  # from here on nobody waits for anybody
     error.add_note(f"the run ended in {run.stage} at {s.position}")
-    if run.peers is not None and not is_agreed:
-        run.peers.tell(error)
+    if run.failure_monitor is not None and not is_agreed:
+        run.failure_monitor.tell(error)
     run.saves.requests.clear()  # what was asked for before it failed may be of a state that is broken by now
 
 
@@ -169,14 +169,14 @@ def write_unsent(run: Run) -> None:
     """
     s = run.state
     pending, s.log.pending = s.log.pending, {}
-    if pending and s.logger and run.stage == "fit" and run.peers is None:
+    if pending and s.logger and run.stage == "fit" and run.failure_monitor is None:
         with contextlib.suppress(
             Exception
         ):  # a broken device cannot be read; the run's own error is the one to be raised
             s.logger.log_row(Metrics(pending).read(), s.step, s.epoch, "step")
 
 
-def let_go(run: Run) -> None:
+def release(run: Run) -> None:
     """Of what would live on with the trainer: workers, the memory that savers copy into, a failed step's
     tensors.
     """
@@ -203,7 +203,7 @@ def save_after_failure(run: Run) -> list[BaseException]:
     """
     if run.watch.broken:
         run.saves.requests.clear()
-    if run.peers is not None:
+    if run.failure_monitor is not None:
         if run.saves.requests:
             log.warning(
                 "No checkpoint is written after a failure of a run of several ranks: the others may be gone."
@@ -229,8 +229,8 @@ def set_up(run: Run) -> None:
     plan, s = run.plan, run.state
     if run.strategy.local_rank == 0:  # the others of this machine would download the same into the same place
         plan.prepare_data(s)
-    if run.peers is not None:
-        run.peers.assemble("data")
+    if run.failure_monitor is not None:
+        run.failure_monitor.assemble("data")
     run_events.set_up(run)
     plan.configure_model(s)
     if run.resume.path is not None and not run.strategy.restore_after_setup:
@@ -244,7 +244,7 @@ def place_on_strategy(run: Run) -> None:
     before = {id(each): name for name, each in run.module.named_parameters(remove_duplicate=False)}
     s.setup.wrapped_model = run.strategy.place(run.module)
     if not run.strategy.ranks.alone:
-        part_ways(run)
+        seed_per_rank(run)
     if run.resume.path is not None and run.strategy.restore_after_setup:
         restore_module(run)
     compile_model(run)
@@ -254,11 +254,11 @@ def place_on_strategy(run: Run) -> None:
     follow_parameters(s.optimizers, before, run.module)
     s.setup.optimizers = run.strategy.prepare_optimizers(s.optimizers)
     check_optimizers(run)
-    settle_feeding(run)
+    choose_optimizers(run)
     if not run.strategy.ranks.alone and not run.traits.is_manual:
-        from hookline.training.ranks.gradient_sync import Together
+        from hookline.training.ranks.gradient_sync import RankGradientSync
 
-        run.together = Together(run)
+        run.gradient_sync = RankGradientSync(run)
     s.setup.schedulers = [schedule.scheduler for schedule in run.schedules]
     settle_closures(run)
     compile_step(run)
@@ -271,7 +271,7 @@ def place_on_strategy(run: Run) -> None:
     run_events.start_fit(run)
 
 
-def part_ways(run: Run) -> None:
+def seed_per_rank(run: Run) -> None:
     """The model was made the same way everywhere; from here on each rank draws its own numbers, so that
     dropout differs.
     """
@@ -279,7 +279,7 @@ def part_ways(run: Run) -> None:
     seed_rank(run.strategy.ranks.from_zero(drawn), run.strategy.rank)
 
 
-def settle_feeding(run: Run) -> None:
+def choose_optimizers(run: Run) -> None:
     """Loaders that train some optimizers only, if the mixture says so."""
     if asked_mixture(run) is None:
         return
@@ -290,7 +290,7 @@ def settle_feeding(run: Run) -> None:
         )
     if asked:
         load(run, "train")  # otherwise they are asked for when they are needed
-        run.data.router = make_feeding(asked, run.state.optimizers, run.traits.accumulate)
+        run.data.router = make_router(asked, run.state.optimizers, run.traits.accumulate)
 
 
 def check_optimizers(run: Run) -> None:
@@ -310,7 +310,7 @@ def check_optimizers(run: Run) -> None:
             )
 
 
-class Guests(LateGuests[Run]):
+class RunParticipants(LateHooks[Run]):
     """Everyone who takes part in a run: bound when it begins, let go when it ends, greeted if
     they come late.
     """
@@ -320,7 +320,7 @@ class Guests(LateGuests[Run]):
         self.handles: list[Handle] = []
         self.listeners: list[Listener] = []
 
-    def arrive(self) -> None:
+    def attach(self) -> None:
         """Bind module, data module and strategy, and take in the hooks that the module brings."""
         self.bind()
         run, s = self.run, self.run.state
@@ -384,10 +384,10 @@ class Guests(LateGuests[Run]):
         run.rows.flush()
         run.state.logger.close()
 
-    def welcome(self, entry: Entry) -> None:
+    def on_hook_added(self, entry: Entry) -> None:
         """A hook joins in the middle; if nobody has been set up yet, its turn will come."""
         if self.run.participants.setup_began:
-            super().welcome(entry)
+            super().on_hook_added(entry)
 
 
 def describe(run: Run) -> dict[str, Any]:
@@ -444,10 +444,10 @@ def locked(run: Run) -> Iterator[None]:
 
 def _tell(run: Run, who: str) -> None:
     """From the lock's thread: the run cannot continue."""
-    run.participants.errands.send("lock lost", who=who)
+    run.participants.commands.send("lock lost", who=who)
 
 
-@carries_out("lock lost")
+@handles_command("lock lost")
 def end_without_lock(run: Run, sender: int, who: str) -> None:
     """End the run before it writes what another job would overwrite."""
     raise RunLockedError(
@@ -459,11 +459,11 @@ def end_without_lock(run: Run, sender: int, who: str) -> None:
 
 
 def begin(run: Run, **given: Any) -> None:
-    """Wait until all ranks have begun this run, if there are several. given: as of `begin_together`."""
+    """Wait until all ranks have begun this run, if there are several. given: as of `start_ranks`."""
     if not run.strategy.ranks.alone:
-        from hookline.training.ranks.preflight import begin_together
+        from hookline.training.ranks.preflight import start_ranks
 
-        begin_together(run, **given)
+        start_ranks(run, **given)
 
 
 def controlled(run: Run) -> contextlib.AbstractContextManager[object]:
@@ -472,14 +472,14 @@ def controlled(run: Run) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext()
     from hookline.control.server import Control
 
-    run.participants.teardown_removed = functools.partial(see_off, run)
+    run.participants.teardown_removed = functools.partial(teardown_removed, run)
     return Control(run)
 
 
-def watching_peers(run: Run) -> contextlib.AbstractContextManager[object]:
+def monitoring_ranks(run: Run) -> contextlib.AbstractContextManager[object]:
     """For `with`: watches the other ranks, if there are any."""
     if run.strategy.ranks.alone:
         return contextlib.nullcontext()
-    from hookline.training.ranks.failure_monitor import Peers
+    from hookline.training.ranks.failure_monitor import RankMonitor
 
-    return Peers(run)
+    return RankMonitor(run)

@@ -18,7 +18,7 @@ from hookline.run.module import PlainSteps
 from hookline.run.run import Run
 from hookline.training.evaluate import check_aggregation
 from hookline.training.restore import restoring
-from hookline.training.weighting import make_tally
+from hookline.training.weighting import make_totals
 from hookline.util.errors import OptionError
 
 if TYPE_CHECKING:
@@ -87,14 +87,14 @@ def load(run: Run, kind: str) -> list[Loader]:
     run.data.loaders[kind] = loaders
     if kind == "train":
         settle_training(run, loaders)
-        run.data.totals = make_tally(run, share)
+        run.data.totals = make_totals(run, share)
     return loaders
 
 
 def share_of(run: Run, kind: str) -> Share:
     """This rank's part of the data; on one process all of it."""
     strategy = run.strategy
-    return Share(strategy.ranks, trains=kind == "train", deals=strategy.shards_data)
+    return Share(strategy.ranks, trains=kind == "train", is_sharded=strategy.shards_data)
 
 
 def settle_training(run: Run, loaders: list[Loader]) -> None:
@@ -179,7 +179,7 @@ def estimated_steps(run: Run) -> float:
 def _frozen(loader: Loader) -> Loader:
     """The first batches of this rank, drawn once, so that every epoch overfits on the same ones."""
     batches = list(itertools.islice(loader.batches(), loader.length))
-    return Loader(loader.name, batches, len(batches), share=replace(loader.share, deals=False))
+    return Loader(loader.name, batches, len(batches), share=replace(loader.share, is_sharded=False))
 
 
 def _check(run: Run, kind: str, loaders: list[Loader]) -> None:

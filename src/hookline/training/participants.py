@@ -18,7 +18,7 @@ from hookline.util.errors import StopTraining
 V = TypeVar("V", bound=EmittingRun)
 
 
-class LateGuests(Generic[V]):
+class LateHooks(Generic[V]):
     """Begins every hook's run, greets those that are added in the middle of it and takes note of those that
     are removed.
     """
@@ -38,10 +38,10 @@ class LateGuests(Generic[V]):
                 self.run.plan.remove(
                     entry.listeners
                 )  # one that was switched off in an earlier run had kept its teardown
-        hooks.guests = self
+        hooks.observer = self
         hooks.stopwatch.start()
 
-    def welcome(self, entry: Entry) -> None:
+    def on_hook_added(self, entry: Entry) -> None:
         """A hook joins in the middle: it gets its set-up and its saved state at once, no start events.
 
         One that was only switched off goes on where it was.
@@ -51,7 +51,7 @@ class LateGuests(Generic[V]):
             entry.begin_budget()
             return
         raise_first(
-            _see_off(run, list(run.participants.leaving.get(id(entry.given), ())))
+            _teardown_removed(run, list(run.participants.leaving.get(id(entry.given), ())))
         )  # back before it has gone
         self._start(entry)
         run.plan.up.add(key)
@@ -60,7 +60,7 @@ class LateGuests(Generic[V]):
                 run.plan.call(listener, run.state)
         restore_hook(entry, run.resume.contents, run.state)
 
-    def farewell(self, entry: Entry) -> None:
+    def on_hook_removed(self, entry: Entry) -> None:
         """A hook leaves in the middle: it gets its teardown when nobody is calling it any more, if it was set
         up.
         """
@@ -81,25 +81,25 @@ class LateGuests(Generic[V]):
             entry.hook.begin_run(self.run.state)
 
 
-def see_off(run: EmittingRun) -> None:
+def teardown_removed(run: EmittingRun) -> None:
     """Hooks that were removed in the middle get their teardown, now that nobody is calling them any more."""
-    raise_first(_see_off(run, _leaving(run)))
+    raise_first(_teardown_removed(run, _leaving(run)))
 
 
 def tear_down(run: EmittingRun) -> list[BaseException]:
     """Everyone whose set-up began and who is still up is torn down, whatever the others raise. What they
     raised.
     """
-    failures = _see_off(run, _leaving(run))
+    failures = _teardown_removed(run, _leaving(run))
     failures += run_events.tear_down(run)
-    return failures + _see_off(run, _leaving(run))  # those that a teardown has sent away
+    return failures + _teardown_removed(run, _leaving(run))  # those that a teardown has sent away
 
 
 def _leaving(run: EmittingRun) -> list[Entry]:
     return list(itertools.chain(*run.participants.leaving.values()))
 
 
-def _see_off(run: EmittingRun, entries: list[Entry]) -> list[BaseException]:
+def _teardown_removed(run: EmittingRun, entries: list[Entry]) -> list[BaseException]:
     failures: list[BaseException] = []
     for entry in entries:
         of_this_hook = run.participants.leaving.get(id(entry.given), [])

@@ -21,7 +21,7 @@ from hookline.run.parts import EmittingRun
 from hookline.run.rows import rescued_row
 from hookline.run.state import State, is_scalar
 from hookline.training.batch_events import note_loss, note_outputs, take_batch
-from hookline.training.participants import see_off
+from hookline.training.participants import teardown_removed
 
 Slot = Callable[[Plan], Caller]
 
@@ -129,7 +129,7 @@ class PassEvents:
         note_outputs(self.state, outputs)
         self.names.batch_end(self.plan)(self.state)
         if self.run.participants.leaving:
-            see_off(self.run)
+            teardown_removed(self.run)
 
     def end_data(self, results: dict[str, Any]) -> None:
         """Emit the end of the data. results: the metrics of the pass."""

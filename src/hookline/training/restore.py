@@ -16,11 +16,11 @@ from hookline.checkpoint.averages import choose_weights, scored_hook
 from hookline.checkpoint.contents import check_like, is_number, put_gradients
 from hookline.checkpoint.sharded import (
     is_dtensor,
-    lay_out,
-    lay_out_gradients,
-    lay_out_optimizer,
-    lay_out_tensor,
-    spread_tensors,
+    materialize,
+    materialize_gradients,
+    materialize_optimizer,
+    materialize_tensor,
+    sharded_tensors,
 )
 from hookline.data.seeding import key_of, rng_state, seed_rank, set_rng_state
 from hookline.engine.foreign import HookAdapter
@@ -42,7 +42,7 @@ def restore_module(run: Run) -> None:
     assert run.resume.path is not None
     begin_loading(run, run.resume.contents)
     restore_counters(run)  # listeners may ask how far the run was from the very first event on
-    spread = spread_tensors(run.module)
+    spread = sharded_tensors(run.module)
     if run.stage != "fit" and scored_hook(run.resume.contents) not in {
         None,
         *(each.name for each in s.hooks.entries()),
@@ -52,14 +52,14 @@ def restore_module(run: Run) -> None:
             run.resume.contents, "scored", str(run.resume.path)
         ).weights
     if reads_late(run, spread):
-        lay_out_gradients(run.resume.contents.get("window", {}), spread)
+        materialize_gradients(run.resume.contents.get("window", {}), spread)
         for name in [
             each for each in run.resume.contents if each not in ("optimizers", "window")
         ]:  # the former once they exist
-            run.resume.contents[name] = lay_out(run.resume.contents[name], spread)
+            run.resume.contents[name] = materialize(run.resume.contents[name], spread)
     plan.module_load_checkpoint(s)
     for name in spread.keys() & s.checkpoint["module"].keys():  # a listener may have put in others
-        s.checkpoint["module"][name] = lay_out_tensor(s.checkpoint["module"][name], spread[name])
+        s.checkpoint["module"][name] = materialize_tensor(s.checkpoint["module"][name], spread[name])
     try:
         run.module.load_state_dict(s.checkpoint["module"])
     except (
@@ -189,7 +189,7 @@ def restore_progress(run: Run) -> None:
             "Resume with the same ones, or take its weights alone: "
             "hookline.load_weights(module, path)."
         )
-    is_late = reads_late(run, spread_tensors(run.module))
+    is_late = reads_late(run, sharded_tensors(run.module))
     if is_late:
         restore_buffers(run)
     for entry in s.hooks.in_order():
@@ -198,7 +198,7 @@ def restore_progress(run: Run) -> None:
     with restoring(run.resume.path, "the state of an optimizer or a schedule"):
         for optimizer, saved in zip(s.optimizers, contents["optimizers"], strict=True):
             if is_late:
-                lay_out_optimizer(saved, optimizer)
+                materialize_optimizer(saved, optimizer)
             load_optimizer(optimizer, saved)
         for scheduler, saved in zip(s.schedulers, contents["schedulers"], strict=True):
             load_scheduler(scheduler, saved)
@@ -237,8 +237,8 @@ def restore_window(run: Run, saved: dict[str, Any]) -> None:
     if window.batches:
         run.strategy.reopen_window()
     put_gradients(run.module, run.state.wrapped_model, grads)
-    if run.together is not None:
-        run.together.is_clear = bool(grads)
+    if run.gradient_sync is not None:
+        run.gradient_sync.is_clear = bool(grads)
 
 
 @torch.no_grad()

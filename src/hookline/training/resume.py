@@ -18,16 +18,16 @@ from hookline.checkpoint.catalog import (
     Found,
     being_replaced,
     best_first,
+    clean_up_below,
     find,
     first_whole,
     number_of,
     places_below,
     start_of,
-    tidy_below,
 )
-from hookline.checkpoint.cleanup import left_overs, tidy
-from hookline.checkpoint.files import read_together
-from hookline.checkpoint.writer import PATIENCE
+from hookline.checkpoint.cleanup import clean_up, left_overs
+from hookline.checkpoint.files import read_on_all_ranks
+from hookline.checkpoint.writer import WRITE_TIMEOUT
 from hookline.distributed.comm import Ranks
 from hookline.run.directory import RunDirectory
 from hookline.run.lock import held
@@ -91,7 +91,7 @@ def require_shared(run_dir: Path, ranks: Ranks) -> None:
     """Every rank must see the run's directory: all of them write into it."""
     token = run_dir / f".seen-by-all-{ranks.decide(lambda: uuid.uuid4().hex)}"
     ranks.decide(lambda: token.write_text("") and None)
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + WRITE_TIMEOUT
     while (
         not (seen := token.exists()) and time.monotonic() < until
     ):  # network file systems tell of a new file late
@@ -157,14 +157,14 @@ def look_up(
             f"{option}={which!r}: pass 'auto', 'best' or the path of a checkpoint.{closest(which, WORDS)}"
         )
     if isinstance(which, str) and is_url(which):
-        return Start(check_url(which, option), read_together(which, ranks))
+        return Start(check_url(which, option), read_on_all_ranks(which, ranks))
     path = Path(which)
     if ranks.decide(lambda: path.is_dir() and not (path / MANIFEST).exists() and _has_checkpoints(path)):
         newest = _search(
             Asked(option, which), path, ranks, directory
         )  # the directory of a run stands for its newest whole one
         return Start(newest.path, newest.contents) if newest is not None else None
-    return Start(path, read_together(path, ranks))
+    return Start(path, read_on_all_ranks(path, ranks))
 
 
 def _has_checkpoints(folder: Path) -> bool:
@@ -197,7 +197,7 @@ class Asked:
 def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -> Start | None:
     looked = ranks.decide(lambda: _look(asked, folder, directory))
     mine = [Found(Path(path), manifest) for path, manifest in looked["candidates"]]
-    chosen, contents, unreadable = first_whole(mine, functools.partial(read_together, ranks=ranks))
+    chosen, contents, unreadable = first_whole(mine, functools.partial(read_on_all_ranks, ranks=ranks))
     say = log.warning if ranks.rank == 0 else log.debug
     unusable = {**looked["broken"], **{str(path): reason for path, reason in unreadable.items()}}
     if chosen is None:
@@ -288,7 +288,7 @@ def _look(asked: Asked, folder: Path, directory: RunDirectory) -> dict[str, Any]
         return looked
     if asked.goes_on and asked.which in WORDS:  # not a directory of others, nor one that is only read
         if directory.has_name:
-            tidy_below(folder, alone=directory.is_locked)
+            clean_up_below(folder, alone=directory.is_locked)
         else:
             _claim_newest(asked, folder, directory)
     found, mine, broken = _own(folder)
@@ -335,7 +335,7 @@ def _claim_newest(asked: Asked, folder: Path, directory: RunDirectory) -> None:
             inside = place.relative_to(folder).parts
             run_dir = run_dir_of(place / MANIFEST, folder) or folder.joinpath(*inside[:1])
             with contextlib.suppress(RunLockedError), held(run_dir) as lock:
-                tidy(place, alone=lock.is_held)
+                clean_up(place, alone=lock.is_held)
     _, mine, _ = _own(folder)
     if newest := (best_first(mine) if asked.is_best else mine):
         directory.continue_in(run_dir_of(newest[0].path, folder) or folder)

@@ -16,14 +16,14 @@ from hookline.checkpoint.background import BackgroundSaver
 from hookline.checkpoint.contents import window_gradients
 from hookline.checkpoint.files import write
 from hookline.checkpoint.format import Packed
-from hookline.checkpoint.rank_state import OwnParts, buffers_of
+from hookline.checkpoint.rank_state import PerRankState, buffers_of
 from hookline.data.seeding import rng_state
 from hookline.engine.events import Event
 from hookline.engine.hook_list import Entry
 from hookline.engine.init_arguments import init_arguments
 from hookline.engine.slots import Blame, accuse
 from hookline.metrics.metric_log import Metrics
-from hookline.run.commands import carries_out
+from hookline.run.commands import handles_command
 from hookline.run.optimizers import bare
 from hookline.run.record import note_saved
 from hookline.run.run import Run, phase
@@ -47,7 +47,7 @@ def save_due(run: Run) -> None:
         request = run.saves.requests.pop(0)
         if request is not None and not run.saves.is_final and _is_wanted(run, request):
             save(run, request)
-    # else ranks know of it at different moments, and wait for the errand
+    # else ranks know of it at different moments, and wait for the command
     if run.saves.background is None or run.strategy.ranks.alone:
         announce(run)
 
@@ -107,9 +107,9 @@ def save(run: Run, request: SaveRequest) -> None:
             save_in_background(run, written, about, saved)
             return
         if isinstance(written, Packed):
-            from hookline.checkpoint.rank_writer import write_together
+            from hookline.checkpoint.rank_writer import write_on_all_ranks
 
-            write_together(written, path, about, run.strategy.ranks, staging=run.run_dir)
+            write_on_all_ranks(written, path, about, run.strategy.ranks, staging=run.run_dir)
         else:
             write(written, path, about, staging=run.run_dir)
     except CheckpointError as error:
@@ -138,7 +138,7 @@ def part_of_rank(run: Run, contents: dict[str, Any], saved: Saved) -> Packed:
     """
     ranks, parts, problem = run.strategy.ranks, None, ""
     try:
-        parts = OwnParts(contents, buffers_of(run.module, contents["module"]))
+        parts = PerRankState(contents, buffers_of(run.module, contents["module"]))
     except CheckpointError as error:
         problem = str(error)
     sums = parts.sums if parts is not None and ranks.rank == 0 else None
@@ -173,12 +173,12 @@ def save_in_background(
         if run.strategy.ranks.alone:
             run.saves.requests.append(None)
         elif run.state.rank == 0:  # all ranks tell their hooks at one and the same boundary
-            run.participants.errands.send("announce")
+            run.participants.commands.send("announce")
 
     run.saves.background.start(contents, saved.path, about, tell, staging=run.run_dir)
 
 
-@carries_out("announce")
+@handles_command("announce")
 def announce_together(run: Run, sender: int) -> None:
     """Rank zero has given a checkpoint its name; the others' threads are about to hear of it, if they have
     not.
@@ -362,7 +362,7 @@ def open_window(run: Run) -> dict[str, Any]:
             if window.by == "batches"
             else {name: getattr(window, name) for name in ("by", "unit", "correction")}
         )
-    has_gradients = window.count or (run.together is not None and run.together.is_clear)
+    has_gradients = window.count or (run.gradient_sync is not None and run.gradient_sync.is_clear)
     grads = window_gradients(run.module, run.state.wrapped_model) if has_gradients else {}
     facts = {name: getattr(window, name) for name in window.__slots__ if name != "weight"}
     return {**facts, "gradients": grads}

@@ -367,8 +367,8 @@ class Trainer(RunView):
             watchdog = lifecycle.Watchdog(
                 run, self.options.hang_seconds, abort=self.options.hang_action == "abort"
             )
-            with lifecycle.watching_peers(run), watchdog, lifecycle.Recorded(run, self.tracing):
-                return lifecycle.carry_out(run, body)
+            with lifecycle.monitoring_ranks(run), watchdog, lifecycle.Recorded(run, self.tracing):
+                return lifecycle.run_lifecycle(run, body)
         finally:
             self._run = None
 
@@ -387,8 +387,8 @@ class Trainer(RunView):
         if not lifecycle.load(run, "val"):
             _no_loader("validate")
         s.nested_validate = False
-        if run.peers is not None:
-            run.peers.nested.begin()
+        if run.failure_monitor is not None:
+            run.failure_monitor.nested.begin()
         spent = self.hooks.seconds_spent()
         try:
             with isolated_rng():
@@ -479,9 +479,9 @@ class Trainer(RunView):
         with self.strategy.silent():  # one rank may ask for it alone
             run = self._start(verb, module, datamodule, {"train": train}, None, None, None, connects=False)
             run.data.mixture = mixture
-            guests = lifecycle.Guests(run)
+            participants = lifecycle.RunParticipants(run)
             try:
-                guests.arrive()
+                participants.attach()
                 if train is not None and verb == "fit":
                     lifecycle.load(run, "train")
                 mixed = str(run.data.train) if run.data.is_mixture else ""
@@ -489,7 +489,7 @@ class Trainer(RunView):
                     self.plan, verb, mixed, lifecycle.explain_graphs(run), run.data.readings()
                 )
             finally:
-                guests.leave()
+                participants.leave()
 
     # ---- in a run ------------------------------------------------------------------------------------------
 
@@ -511,8 +511,8 @@ class Trainer(RunView):
                 )
             self._run.saves.requests.append(request)
         elif (last := self._fitted or self._last) is not None:
-            guests = lifecycle.Guests(last)
-            guests.bind()
+            participants = lifecycle.RunParticipants(last)
+            participants.bind()
             # the module's hooks have left with the run
             brought = [each for entry in last.participants.module_hooks for each in entry.listeners]
             self.plan.add(brought)
@@ -525,7 +525,7 @@ class Trainer(RunView):
                     lifecycle.save(last, request)
             finally:
                 self.plan.remove(brought)
-                guests.leave()
+                participants.leave()
         else:
             raise HooklineError("There is nothing to save: no run has begun.")
 

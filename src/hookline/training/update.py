@@ -212,7 +212,7 @@ class Closure:
         """Such optimizers decide by the loss how to go on, and must do so alike on every rank."""
         run = self.run
         loss = torch.as_tensor(run.state.current.last_loss)
-        if run.together is None:
+        if run.gradient_sync is None:
             return loss
         weight: float = run.data.totals.turn.factor * run.window.correction
         reduced: Tensor = run.strategy.reduce(loss * weight)

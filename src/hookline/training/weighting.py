@@ -14,11 +14,11 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.data.sharding import Share, Turn
+from hookline.data.sharding import RankBatch, Share
 from hookline.run.parts import Window
 from hookline.run.run import Run
 from hookline.run.state import State
-from hookline.training.ranks.batch_totals import Tally
+from hookline.training.ranks.batch_totals import BatchTotals
 from hookline.util.errors import OptionError
 
 log = logging.getLogger("hookline")
@@ -29,7 +29,7 @@ class BatchWeights:
 
     __slots__ = ("_ranks", "by_tokens", "count_tokens", "run", "turn")
 
-    def __init__(self, run: Run, turn: Turn) -> None:
+    def __init__(self, run: Run, turn: RankBatch) -> None:
         self.run = run
         self.turn = turn
         self.by_tokens = run.window.by == "tokens"
@@ -71,12 +71,14 @@ class BatchWeights:
         which is NaN.
         """
         run = self.run
-        if loss is None or self.turn.is_ghost:
+        if loss is None or self.turn.is_padding:
             return loss
         run.window.had_none = True
         # where a forward communicates, a batch without a backward would be one without a loss on all ranks
         return (
-            loss.nan_to_num(0.0, 0.0, 0.0) if run.together is not None and run.together.all_or_none else None
+            loss.nan_to_num(0.0, 0.0, 0.0)
+            if run.gradient_sync is not None and run.gradient_sync.all_or_none
+            else None
         )
 
 
@@ -87,7 +89,7 @@ class WeightedBatches:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.turn = Turn()
+        self.turn = RankBatch()
         self.weights = BatchWeights(run, self.turn)
         self._samples = 0
 
@@ -126,19 +128,19 @@ class WeightedBatches:
         return s.mean_of_window()
 
 
-class WeightedTally(Tally):
+class WeightedTotals(BatchTotals):
     """The same, on several ranks."""
 
     __slots__ = ("weights",)
     shares_rows = True
 
-    def __init__(self, run: Run, turn: Turn) -> None:
+    def __init__(self, run: Run, turn: RankBatch) -> None:
         super().__init__(run, turn)
         self.weights = BatchWeights(run, turn)
 
     def begin(self, s: State, weight: int) -> int:
         """Weigh this rank's batch, then do as without weights."""
-        self.weights.measure(s.current.batch, 0 if self.turn.is_ghost else weight)
+        self.weights.measure(s.current.batch, 0 if self.turn.is_padding else weight)
         return super().begin(s, weight)
 
     def without_weight(self, loss: Tensor | None) -> Tensor | None:
@@ -198,9 +200,9 @@ class WholeCount:
         return int(number)
 
 
-def make_tally(run: Run, share: Share) -> Tally | WeightedBatches | None:
+def make_totals(run: Run, share: Share) -> BatchTotals | WeightedBatches | None:
     """Return what counts the batches of this run; None on one process whose batches all count alike."""
     is_weighted = run.window.by != "batches"
     if share.ranks.alone:
         return WeightedBatches(run) if is_weighted else None
-    return WeightedTally(run, share.turn) if is_weighted else Tally(run, share.turn)
+    return WeightedTotals(run, share.turn) if is_weighted else BatchTotals(run, share.turn)

@@ -20,7 +20,7 @@ EVERY = 1.0
 """Seconds between two looks. Looking may take a tenth of the time at most: a huge run is looked at less
 often.
 """
-PATIENCE = 2.0
+STATUS_TIMEOUT = 2.0
 """Seconds that a job has to say how it is."""
 DOUBT = 30.0
 """Seconds after which even a run that has written nothing is told anew: it may have been silent for too long.
@@ -101,7 +101,7 @@ class Feed:
 
     def _job(self) -> dict[str, Any]:
         try:
-            return {"running": True, **ask(self._run_dir, "status", patience=PATIENCE)}
+            return {"running": True, **ask(self._run_dir, "status", patience=STATUS_TIMEOUT)}
         except HooklineError as error:
             return {"running": False, "why": str(error)}
 

@@ -21,7 +21,7 @@ AFTER_BATCH, AT_VALIDATION, BETWEEN = range(3)
 PLACES = ("after a training batch", "at a validation", "at the end or the beginning of an epoch")
 
 
-class HostedAgreement:
+class HostedRankSync:
     """One rank's part in it."""
 
     def __init__(self, line: HostView, ranks: Ranks) -> None:
@@ -38,7 +38,7 @@ class HostedAgreement:
 
     # ---- meeting -------------------------------------------------------------------------------------------
 
-    def meet(self) -> None:
+    def poll(self) -> None:
         """After a batch: say what is new, hear what was new one batch ago."""
         asked = self._ask(AFTER_BATCH)
         before, self._asked = self._asked, asked

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hookline.distributed.comm import Ranks
 from hookline.engine.plan import Plan
 from hookline.interop.hosted.checkpoints import keep, put_back, save
-from hookline.interop.hosted.rank_sync import BETWEEN, HostedAgreement
+from hookline.interop.hosted.rank_sync import BETWEEN, HostedRankSync
 from hookline.interop.hosted.view import HostView
 from hookline.metrics.accumulator import Accumulator
 from hookline.run.parts import Participants, Progress, Resume
@@ -23,7 +23,7 @@ class Recording(HostView):
     """The part of a run that outlives it, the same whoever drives it."""
 
     is_running: bool
-    agreement: HostedAgreement | None
+    agreement: HostedRankSync | None
     _kept: dict[str, Any] | None
     if TYPE_CHECKING:  # what the loops need of a run, and hooks do not
         progress: Progress
@@ -74,7 +74,7 @@ class Recording(HostView):
     @property
     def should_stop(self) -> bool:
         """Whether the loop is to end: as asked for, or with several ranks as they have agreed."""
-        return self.state.should_stop if self.agreement is None else self.agreement.stop
+        return self.state.should_stop if self.rank_sync is None else self.rank_sync.stop
 
     @should_stop.setter
     def should_stop(self, stop: bool) -> None:
@@ -82,13 +82,13 @@ class Recording(HostView):
 
     def settle(self, place: int = BETWEEN) -> None:
         """Between batches: the checkpoints that were asked for, by any rank, are written."""
-        if self.agreement is not None:
-            self.agreement.settle(place)
+        if self.rank_sync is not None:
+            self.rank_sync.settle(place)
         self.save_due()
 
     def save_due(self, ranks: Ranks | None = None) -> None:
         """Write the checkpoints that were asked for, and agreed on."""
-        source = self.save_requests if self.agreement is None else self.agreement.agreed
+        source = self.save_requests if self.rank_sync is None else self.rank_sync.agreed
         while source:
             save(self, source.pop(0), ranks or self.ranks)
 

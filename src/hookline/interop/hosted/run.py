@@ -15,13 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hookline.data.batch import count_tokens as elements_of_ids
 from hookline.distributed.comm import Ranks
-from hookline.distributed.process_group import control_group, known_place
+from hookline.distributed.process_group import control_group, known_rank
 from hookline.engine.events import EVENTS
 from hookline.engine.plan import Plan, noop
 from hookline.interop.hosted.batch import OUTSIDE, HostedBatch, Pass
 from hookline.interop.hosted.checkpoints import put_back
 from hookline.interop.hosted.host import Host, HostedHooks
-from hookline.interop.hosted.rank_sync import AT_VALIDATION, BETWEEN, HostedAgreement
+from hookline.interop.hosted.rank_sync import AT_VALIDATION, BETWEEN, HostedRankSync
 from hookline.interop.hosted.recording import HostedRows, Recording
 from hookline.interop.hosted.updates import Updates
 from hookline.loggers import JSONLines, Logger, Loggers, make_loggers
@@ -34,7 +34,7 @@ from hookline.run.reduction import Rows
 from hookline.run.rows import MetricRows
 from hookline.run.state import State
 from hookline.training import run_events
-from hookline.training.participants import LateGuests, note_later, see_off, tear_down
+from hookline.training.participants import LateHooks, note_later, tear_down, teardown_removed
 from hookline.training.pass_events import VALIDATION, Names
 from hookline.util.errors import HooklineError, OptionError, Signal
 
@@ -119,7 +119,7 @@ class HostedRun(Recording):
             }
         )
         self.host = host
-        place = known_place()
+        place = known_rank()
         self.loggers = make_loggers(logger, JSONLines)
         self.plan = Plan(EVENTS, accounting=accounting)
         self.state = State(trainer=self, logger=self.loggers, config=config)
@@ -131,12 +131,12 @@ class HostedRun(Recording):
         self.batch = HostedBatch(self, self.updates, count_tokens or elements_of_ids, holds_rows)
         self.host_logs = host_logs
         self.ranks = Ranks()
-        self.agreement: HostedAgreement | None = None
+        self.rank_sync: HostedRankSync | None = None
         self.is_running = False
         self.current_pass: Pass | None = None
         self.save_requests = []
         self._directory = RunDirectory(self.options)
-        self._guests = LateGuests(self)
+        self._late_hooks = LateHooks(self)
         self.participants = Participants()
         self.resume = Resume()
         self.epoch_is_open = False
@@ -191,13 +191,13 @@ class HostedRun(Recording):
         if s.setup.world_size > 1 and distributed.is_initialized():
             self.ranks = Ranks(s.setup.rank, s.setup.local_rank, s.setup.world_size, control_group())
             assert isinstance(self.rows, HostedRows)
-            self.rows.over_ranks, self.agreement = Rows(self.ranks, s.log), HostedAgreement(self, self.ranks)
-            self.updates.signal_filters = (self.agreement.on_update,)
+            self.rows.over_ranks, self.rank_sync = Rows(self.ranks, s.log), HostedRankSync(self, self.ranks)
+            self.updates.signal_filters = (self.rank_sync.on_update,)
         self._directory.renew()
         if not self.ranks.alone:
             self._directory.continue_in(Path(self.ranks.decide(self._directory.chosen)))
         self.loggers.open(self._directory.path)
-        self._guests.begin()
+        self._late_hooks.begin()
         self.progress.step_before_batch = OUTSIDE
         self.batch.log_every = self.options.log_every_n_steps
         self.batch.logs = bool(self.loggers) or self.batch.holds_rows
@@ -249,7 +249,7 @@ class HostedRun(Recording):
         """Emit on_exception. What fails then is noted on the error."""
         self.drop()
         run_events.mark_failed(self, error)
-        self.agreement, self.updates.signal_filters = None, ()  # the other ranks may not know of it
+        self.rank_sync, self.updates.signal_filters = None, ()  # the other ranks may not know of it
         failures = run_events.report_failure(self)
         try:
             self.save_due(Ranks())
@@ -263,7 +263,7 @@ class HostedRun(Recording):
         self.updates.leave()
         failures = tear_down(self)
         self.hooks.stopwatch.stop()
-        self.hooks.guests = None
+        self.hooks.observer = None
         self.loggers.close()
         run_events.release(self)
         self.is_running = False
@@ -280,8 +280,8 @@ class HostedRun(Recording):
         self.num_training_batches = batches
         self.batch.continue_at(first)
         self.epoch_is_open, self.epoch_is_whole = True, False
-        if self.agreement is not None:
-            self.agreement.note_steering()
+        if self.rank_sync is not None:
+            self.rank_sync.note_steering()
         run_events.start_epoch(self, first)
         self.state.log.mode = "train"
 
@@ -297,8 +297,8 @@ class HostedRun(Recording):
         current.take(batch)
         self.updates.recomputing = False
         signal = current.start()
-        if self.agreement is not None:
-            signal = self.agreement.on_batch(signal)
+        if self.rank_sync is not None:
+            signal = self.rank_sync.on_batch(signal)
         current.is_open = signal is None
         return signal
 
@@ -328,14 +328,14 @@ class HostedRun(Recording):
         is_update = s.counts.step != self.progress.step_before_batch
         if is_update:
             current.end_step()
-        if self.agreement is not None and not joins(s.setup.wrapped_model):
-            self.agreement.meet()
-        if is_update and (self.save_requests or self.agreement is not None):
+        if self.rank_sync is not None and not joins(s.setup.wrapped_model):
+            self.rank_sync.poll()
+        if is_update and (self.save_requests or self.rank_sync is not None):
             self.save_due()
         s.current.returned = None
         self.progress.step_before_batch = OUTSIDE
         if self.participants.leaving:
-            see_off(self)
+            teardown_removed(self)
 
     def end_epoch(self, metrics: Mapping[str, Any] | None = None) -> None:
         """The epoch is over, and what the loop has left open in it by `break`, which could not be told from
@@ -348,8 +348,8 @@ class HostedRun(Recording):
             return
         self.epoch_is_open = False
         s.log.mode = "now"
-        if self.agreement is not None:
-            self.agreement.settle(BETWEEN)
+        if self.rank_sync is not None:
+            self.rank_sync.settle(BETWEEN)
         results = self.rows.finish("train", {}, s.log.pending)
         self.take_new(metrics or {})
         # else it was cut short
@@ -372,8 +372,8 @@ class HostedRun(Recording):
             self.end_batch()
         self.end_validation()
         self.must_run()
-        if self.agreement is not None:
-            self.agreement.settle(AT_VALIDATION)
+        if self.rank_sync is not None:
+            self.rank_sync.settle(AT_VALIDATION)
         self.current_pass = Pass(self, names)
         self.current_pass.start()
         return self.current_pass

@@ -37,7 +37,7 @@ def bind(
         fact = table.fact(name, event)
         assert fact is not None, (method, name)
         if name in ("trainer", "module") and row.arguments[:1] == ("trainer",):
-            expressions.append("d[0]" if name == "trainer" else "d[1].face")
+            expressions.append("d[0]" if name == "trainer" else "d[1].proxy")
             continue
         source = table.expression(fact, event)
         if name in reads:

@@ -254,10 +254,10 @@ class LightningCallback(AdoptedCallback):
         """A run begins: the view shows its trainer and module."""
         module = state.module
         names = module.__dict__ if is_lightning_module(module) else {}
-        face = shown_to_callbacks(module, self.view)
-        self.view.attach(state.trainer, face, names)
-        if face is not None:  # Lightning gives every callback these two of the module
-            self.original.log, self.original.log_dict = face.log, face.log_dict
+        proxy = shown_to_callbacks(module, self.view)
+        self.view.attach(state.trainer, proxy, names)
+        if proxy is not None:  # Lightning gives every callback these two of the module
+            self.original.log, self.original.log_dict = proxy.log, proxy.log_dict
 
     def before_optimizers(self) -> None:
         """A finetuning makes the parameter groups again that it had added, and what is in them is trained
@@ -270,7 +270,7 @@ class LightningCallback(AdoptedCallback):
             if is_lightnings(cls, "BaseFinetuning"):
                 optimizers = self.view.optimizers
                 known = [len(each.param_groups) for each in optimizers]
-                cls.on_fit_start(self.original, self.view, self.view.moment.face)  # type: ignore[attr-defined]
+                cls.on_fit_start(self.original, self.view, self.view.moment.proxy)  # type: ignore[attr-defined]
                 for optimizer, groups in zip(optimizers, known, strict=True):
                     for parameter in itertools.chain(
                         *(each["params"] for each in optimizer.param_groups[groups:])

@@ -22,11 +22,11 @@ def is_lightning_module(module: Any) -> bool:
 
 
 def shown_to_callbacks(module: Any, view: TrainerView) -> Any:
-    """A Lightning module as it is; any other with a face that has what callbacks use of a LightningModule."""
-    return module if module is None or is_lightning_module(module) else ModuleFace(module, view)
+    """Return a Lightning module as it is, any other in a proxy for what callbacks use."""
+    return module if module is None or is_lightning_module(module) else ModuleProxy(module, view)
 
 
-class ModuleFace:
+class ModuleProxy:
     """The user's module with `log`, `trainer` and the other names of a LightningModule. Everything else is
     the module's own.
     """

@@ -166,10 +166,10 @@ class Moment:
     has not.
     """
 
-    __slots__ = ("face", "names")
+    __slots__ = ("names", "proxy")
 
     def __init__(self) -> None:
-        self.face: Any = None
+        self.proxy: Any = None
         """The module as a callback sees it."""
         self.names: dict[str, Any] = {NAME_OF_HOOK: None}
         """Where it is written down which hook is being called."""
@@ -199,11 +199,11 @@ class TrainerView(LightningNames):
         own["asked"], own["removals"] = None, []
         own["_parts"] = {name: part(self) for name, part in self.PARTS.items()}
 
-    def attach(self, trainer: Any, face: Any, names: dict[str, Any]) -> None:
+    def attach(self, trainer: Any, proxy: Any, names: dict[str, Any]) -> None:
         """A run begins."""
         self.__dict__["_trainer"] = trainer
         names.setdefault(NAME_OF_HOOK, None)
-        self.moment.face, self.moment.names = face, names
+        self.moment.proxy, self.moment.names = proxy, names
 
     @property
     def _own(self) -> Any:

@@ -13,7 +13,7 @@ from hookline.interop.hosted.run import HostedRun
 from hookline.util.errors import HookError
 
 
-class Hearer(Protocol):
+class ForwardListener(Protocol):
     """Whoever wants to know of it."""
 
     def forward_begins(self, batch: Any) -> None:
@@ -37,11 +37,11 @@ class Hearer(Protocol):
         ...
 
 
-class Ears:
-    """On the model from `listen` to `let_go`. A copy of the model is deaf: it is not what is trained."""
+class ForwardObserver:
+    """On the model from `listen` to `release`. A copy of the model is deaf: it is not what is trained."""
 
-    def __init__(self, hearer: Hearer | None = None) -> None:
-        self.hearer = hearer
+    def __init__(self, listener: ForwardListener | None = None) -> None:
+        self.listener = listener
         self._handles: list[Any] = []
 
     def listen(self, module: Any) -> None:
@@ -52,34 +52,36 @@ class Ears:
             module.register_state_dict_pre_hook(self.read),
         ]
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Leave the model as it was found."""
         handles, self._handles = self._handles, []
         for each in handles:
             each.remove()
 
-    def __deepcopy__(self, memo: Any) -> Ears:
-        return Ears()
+    def __deepcopy__(self, memo: Any) -> ForwardObserver:
+        return ForwardObserver()
 
     def __reduce__(self) -> Any:
-        return Ears, ()
+        return ForwardObserver, ()
 
     def called(self, module: Any, args: Any, kwargs: Any) -> None:
         """Before the forward."""
-        if self.hearer is not None:
-            begins = self.hearer.forward_begins if module.training else self.hearer.evaluation_begins
+        if self.listener is not None:
+            begins = self.listener.forward_begins if module.training else self.listener.evaluation_begins
             begins(kwargs or args)
 
     def read(self, *given: Any) -> None:
         """Before its state is taken."""
-        if self.hearer is not None:
-            self.hearer.weights_are_read()
+        if self.listener is not None:
+            self.listener.weights_are_read()
 
     def returned(self, module: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
         """After it."""
-        if self.hearer is None:
+        if self.listener is None:
             return None
-        return self.hearer.forward_ends(outputs) if module.training else self.hearer.evaluation_ends(outputs)
+        return (
+            self.listener.forward_ends(outputs) if module.training else self.listener.evaluation_ends(outputs)
+        )
 
 
 def loss_in(outputs: Any) -> Tensor | None:
@@ -105,7 +107,7 @@ def with_loss(outputs: Any, loss: Tensor) -> Any:
 log = logging.getLogger("hookline")
 
 
-class ToldLoss:
+class ObservedLoss:
     """The losses of one run, as the model returned them."""
 
     def __init__(self, line: HostedRun) -> None:

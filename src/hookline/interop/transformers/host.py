@@ -19,7 +19,7 @@ from hookline.engine.plan import noop
 from hookline.interop.hosted.checkpoints import as_json, from_json
 from hookline.interop.hosted.host import TRANSFORMERS
 from hookline.interop.hosted.run import HostedRun
-from hookline.interop.transformers.forward_observer import Ears, ToldLoss, loss_in, with_loss
+from hookline.interop.transformers.forward_observer import ForwardObserver, ObservedLoss, loss_in, with_loss
 from hookline.metrics.metric_log import Metrics
 from hookline.run.optimizers import total_norm
 from hookline.run.rows import edit_row
@@ -70,7 +70,7 @@ class Listening:
     def open(self, line: HostedRun) -> None:
         """Take up the hooks."""
         self.line = line
-        self._ears = Ears(self)
+        self._forward_observer = ForwardObserver(self)
         self._control: Any = None
         self._scaler: Any = None
         self._gathering: Any = None
@@ -110,14 +110,14 @@ class Listening:
         self._inside_with = False
         if error is not None and self.line.is_running:
             self.line.fail(error)
-            self._let_go()
+            self._release()
             note_later(error, self.line.tear_down())
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Everything is in place."""
         line = self.line
         if line.is_running:  # the run before has failed, and nobody said so
-            self._let_go()
+            self._release()
             line.tear_down()
         if isinstance(state.stateful_callbacks.get(NAME), list):
             raise HookError(
@@ -140,7 +140,7 @@ class Listening:
         self._ranks_in_loss = args.world_size if args.average_tokens_across_devices else 1
         self._resume(state)
         line.begin()
-        self._ears.listen(line.module)
+        self._forward_observer.listen(line.module)
         line.start_fit()
         line.start_training()
         self._steer(control)
@@ -163,11 +163,11 @@ class Listening:
         line.end_fit()
         if line.loggers and (last := line.state.log.pending):  # transformers itself logs no more
             line.loggers.log_row(Metrics(last).read(), line.state.step, line.state.epoch, "step")
-        self._let_go()
+        self._release()
         raise_first(line.tear_down())
 
-    def _let_go(self) -> None:
-        self._ears.let_go()
+    def _release(self) -> None:
+        self._forward_observer.release()
         self._forget()
 
     def _forget(self) -> None:
@@ -175,7 +175,7 @@ class Listening:
         self._outputs: Any = None
         self._is_heard = self._epoch_waits = self._evaluates_first = False
         self._evaluation_is_heard = self._is_between_datasets = False
-        self._loss = ToldLoss(self.line)
+        self._loss = ObservedLoss(self.line)
         self._datasets: dict[str, dict[str, float]] = {}
         """What was measured in an evaluation that may go on with another dataset."""
         self._last_dataset = ""

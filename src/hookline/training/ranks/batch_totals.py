@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.data.sharding import Turn
+from hookline.data.sharding import RankBatch
 from hookline.data.sources import counts_samples
 from hookline.distributed.comm import Answer
 from hookline.metrics.metric_log import MetricLog
@@ -21,7 +21,7 @@ from hookline.training.ranks.data_pass import Kept, blank
 LOSS_FACTS = frozenset(("loss", "ctx"))
 
 
-class Tally:
+class BatchTotals:
     """One for each fit of several ranks; on one process there is none.
 
     What only the ranks themselves know is asked for when a batch begins and read when it is done, so that
@@ -34,7 +34,7 @@ class Tally:
     windows.
     """
 
-    def __init__(self, run: Run, turn: Turn) -> None:
+    def __init__(self, run: Run, turn: RankBatch) -> None:
         self.run = run
         self.turn = turn
         self._knows_samples = all(counts_samples(each.source) for each in run.data.loaders["train"])
@@ -45,9 +45,9 @@ class Tally:
         """What that batch must leave as it was."""
 
     def begin(self, s: State, weight: int) -> int:
-        """What this rank's batch weighs; `weight` is what it would alone. A ghost weighs nothing."""
+        """What this rank's batch weighs; `weight` is what it would alone. A padding batch weighs nothing."""
         run, turn = self.run, self.turn
-        if turn.is_ghost:
+        if turn.is_padding:
             weight = 0
             self._kept = Kept(run.module, s.log)
             self._aside, s.log = s.log, blank(s.log)
@@ -121,7 +121,7 @@ class Tally:
 
     def loss_weight(self, s: State) -> float:
         """Return what the loss of a window of one batch counts among those of other ranks."""
-        return 0.0 if self.turn.is_ghost else s.log.weight
+        return 0.0 if self.turn.is_padding else s.log.weight
 
     def _shares_row(self) -> bool:
         return self.shares_rows or self.run.traits.accumulate > 1

@@ -28,7 +28,7 @@ def blank(log: MetricLog) -> MetricLog:
     return made
 
 
-def run_along(run: Run, step: Caller) -> None:
+def run_padding(run: Run, step: Caller) -> None:
     """Run an evaluation's step for the sake of the others, whose forward needs this rank. Its batch counts
     for nothing.
     """
@@ -102,10 +102,10 @@ class RankPass(DataPass):
         """Measure the batch. A padding batch only runs its step, and only where the other ranks' forward
         needs this rank.
         """
-        if not loader.share.turn.is_ghost:
+        if not loader.share.turn.is_padding:
             measure()
         elif self.run.strategy.forward_communicates:
-            run_along(self.run, step(self.run.plan))
+            run_padding(self.run, step(self.run.plan))
 
     def is_over(self) -> bool:
         """Return what all ranks have said one batch before."""

@@ -48,31 +48,31 @@ class Nested:
     to have.
     """
 
-    def __init__(self, run: Run, board: Any, notes: Any) -> None:
-        """`board`: the notes as the thread that trains sees them; `notes`: as the thread does that watches
+    def __init__(self, run: Run, store: Any, notes: Any) -> None:
+        """`store`: the notes as the thread that trains sees them; `notes`: as the thread does that watches
         them.
         """
         self.run = run
         self.count = 0
-        self._board, self._notes = board, notes
+        self._store, self._messages = store, notes
         self._thread = threading.get_ident()
         self._awaited = self._asks = 0
         self._since: float | None = None
 
     def begin(self) -> None:
         """Wait until all ranks have called it, or one says that it will not."""
-        peers = self.run.peers
+        peers = self.run.failure_monitor
         assert peers is not None
         self.count += 1
         key, began, asked = f"nested/{self.count}", time.monotonic(), False
-        self._board.add(key, 1)
-        while self._board.add(key, 0) < self.run.strategy.world_size:
+        self._store.add(key, 1)
+        while self._store.add(key, 0) < self.run.strategy.world_size:
             peers.raise_failure()
             if not asked and time.monotonic() - began > ASKING:
                 peers.ask_for(self.count, self.run.boundary.asks)
                 asked = True
-            if asked and self._board.check([f"{key}/past"]):
-                other = self._board.get(f"{key}/past").decode()
+            if asked and self._store.check([f"{key}/past"]):
+                other = self._store.get(f"{key}/past").decode()
                 raise HooklineError(
                     f"validate() was called inside a hook on rank {self.run.strategy.rank}, but not on rank "
                     f"{other}, which has gone on. It takes all ranks: call it on each of them at the same "
@@ -96,7 +96,7 @@ class Nested:
         now = time.monotonic()
         self._since = self._since or now
         if self.run.boundary.asks > self._asks or now - self._since >= STANDING:
-            self._notes.set(f"nested/{self._awaited}/past", str(self.run.strategy.rank))
+            self._messages.set(f"nested/{self._awaited}/past", str(self.run.strategy.rank))
             self._awaited = 0
 
     def _waits(self) -> bool:
@@ -114,11 +114,11 @@ MEETING = 30.0
 log = logging.getLogger("hookline")
 
 
-class Ring:
+class LivenessRing:
     """This rank's door, at which the rank before it has called, and its line to the rank after it."""
 
-    def __init__(self, rank: int, world_size: int, board: Any) -> None:
-        """`board`: the store through which ranks find each other's doors."""
+    def __init__(self, rank: int, world_size: int, store: Any) -> None:
+        """`store`: the store through which ranks find each other's doors."""
         self.next = (rank + 1) % world_size
         self._callers: list[socket.socket] = []
         self._bell, self._rope = socket.socketpair()
@@ -132,8 +132,8 @@ class Ring:
                 self._door
             )  # while a worker holds a copy, nothing tells that this process is gone
             self._door.setblocking(False)
-            board.set(f"door/{rank}", f"{self._door.getsockname()[1]} {host}")
-            port, _, other = board.get(f"door/{self.next}").decode().partition(" ")
+            store.set(f"door/{rank}", f"{self._door.getsockname()[1]} {host}")
+            port, _, other = store.get(f"door/{self.next}").decode().partition(" ")
             self._line = socket.create_connection((other, int(port)), timeout=MEETING)
             close_in_children(self._line)
             keep_alive(self._line)
@@ -206,16 +206,16 @@ def _family(host: str) -> socket.AddressFamily:
 
 POLL = 0.5
 """Seconds between two looks at the notes."""
-PATIENCE = 5.0
+RANK_TIMEOUT = 5.0
 """Seconds in which a rank may end by itself after another one has failed: as a rule when that one has torn
 down and closes.
 """
-PATIENCE_WITH_THE_DEAD = 2.5
+DEAD_RANK_TIMEOUT = 2.5
 """The same after another one has died: it will do nothing any more, and it may have taken a while to notice.
 """
 WAKING = 2.0
 """Seconds before its end in which a rank that is busy with something of its own is woken."""
-OWN_PATIENCE = 7.0
+OWN_TIMEOUT = 7.0
 """Seconds in which a rank that failed itself may tell its hooks and tear down."""
 CLOSING = 1.0
 """Seconds for the loggers to write what they have."""
@@ -239,7 +239,7 @@ class Failure:
         return f"Rank {self.rank} has failed: {self.text}"
 
 
-class Peers:
+class RankMonitor:
     """Watches the other ranks for the length of one run; does nothing where there are none."""
 
     def __init__(self, run: Run) -> None:
@@ -261,14 +261,14 @@ class Peers:
         self._name = ranks.from_zero(
             uuid.uuid4().hex
         )  # a job that is started again may find the old notes still there
-        self._board, self._notes = (
-            ranks.board(self._name),
-            ranks.board(self._name),
+        self._store, self._messages = (
+            ranks.store(self._name),
+            ranks.store(self._name),
         )  # a connection for each thread
-        self._ring = Ring(ranks.rank, ranks.world_size, self._board)
-        self.nested = Nested(run, self._board, self._notes)
-        run.peers = self
-        for each in (self._watch_next, self._watch_notes):
+        self._ring = LivenessRing(ranks.rank, ranks.world_size, self._store)
+        self.nested = Nested(run, self._store, self._messages)
+        run.failure_monitor = self
+        for each in (self._watch_next, self._watch_messages):
             thread = threading.Thread(target=each, name=f"hookline peers: {each.__name__}", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -291,7 +291,7 @@ class Peers:
         that has come here.
         """
         self._error = error
-        self._deadline = time.monotonic() + OWN_PATIENCE
+        self._deadline = time.monotonic() + OWN_TIMEOUT
         if _is_lost_contact(error):
             self._failed.wait(SILENCE)  # the one that died cannot say so; the rank before it does
         if self.failure is None:
@@ -308,23 +308,23 @@ class Peers:
         if failed and self.failure is None:
             self.failure = Failure(rank, text)
             self.run.strategy.ranks.remember_failure(text)
-            self._deadline = self._deadline or time.monotonic() + OWN_PATIENCE
-        self._write(self._board, {"rank": rank, "text": text, "failed": failed})
+            self._deadline = self._deadline or time.monotonic() + OWN_TIMEOUT
+        self._write(self._store, {"rank": rank, "text": text, "failed": failed})
 
     def ask_for(self, number: int, asks: int) -> None:
         """Ask the others whether they will still call validate() for that time."""
-        self._write(self._board, {"rank": self.run.strategy.rank, "failed": False, "nested": [number, asks]})
+        self._write(self._store, {"rank": self.run.strategy.rank, "failed": False, "nested": [number, asks]})
 
-    def _write(self, board: Any, note: dict[str, Any]) -> None:
+    def _write(self, store: Any, note: dict[str, Any]) -> None:
         try:
-            number = board.add("notes", 1)
-            board.set(f"note/{number}", json.dumps(note))
+            number = store.add("notes", 1)
+            store.set(f"note/{number}", json.dumps(note))
         except (RuntimeError, dist.DistError) as error:
             log.warning("The other ranks could not be told (%s): %s", str(error).partition("\n")[0], note)
 
     def assemble(self, where: str) -> None:
         """Wait until all ranks have come here, however long one takes; not for one that has failed."""
-        assemble(self._board, where, self.run.strategy.world_size, self.raise_failure)
+        assemble(self._store, where, self.run.strategy.world_size, self.raise_failure)
 
     def raise_failure(self) -> None:
         """End what this rank is doing, if another one has failed and this one is not ending yet."""
@@ -356,17 +356,17 @@ class Peers:
 
     def _report_death(self) -> None:
         assert self.failure is not None
-        board = self.run.strategy.ranks.board(self._name)
+        store = self.run.strategy.ranks.store(self._name)
         self._write(
-            board, {"rank": self.failure.rank, "text": self.failure.text, "failed": True, "died": True}
+            store, {"rank": self.failure.rank, "text": self.failure.text, "failed": True, "died": True}
         )
 
-    def _watch_notes(self) -> None:
+    def _watch_messages(self) -> None:
         """In a thread of its own: what other ranks have to say."""
         while not self._over.wait(POLL):
             try:
-                for self._known in range(self._known + 1, self._notes.add("notes", 0) + 1):
-                    self._read(json.loads(self._notes.get(f"note/{self._known}")))
+                for self._known in range(self._known + 1, self._messages.add("notes", 0) + 1):
+                    self._read(json.loads(self._messages.get(f"note/{self._known}")))
                 self.nested.look()
             except (RuntimeError, dist.DistError):
                 if self.run.state.status in ("training", "running") and not self._over.is_set():
@@ -388,7 +388,7 @@ class Peers:
             self.failure = failure
             log.error("%s This rank ends too.", failure)
         if self._deadline is None:
-            self._deadline = time.monotonic() + (PATIENCE_WITH_THE_DEAD if failure.died else PATIENCE)
+            self._deadline = time.monotonic() + (DEAD_RANK_TIMEOUT if failure.died else RANK_TIMEOUT)
         self._failed.set()
 
     def _interrupt(self) -> None:

@@ -13,7 +13,7 @@ from hookline.run.run import Run
 from hookline.util.errors import NonFiniteLoss
 
 
-class Together:
+class RankGradientSync:
     """One for each run of several ranks; a run of one process has none, and pays nothing for it.
 
     Ranks may differ in whether a step gave a loss, and they may not know it of each other in time. So a rank

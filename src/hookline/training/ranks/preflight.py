@@ -31,7 +31,7 @@ zero's counts).
 """
 
 
-def check_same(run: Run) -> None:
+def check_equal(run: Run) -> None:
     """Compare the plan, the options and the model over ranks, by a hash first: ten words a rank if all is
     well.
     """
@@ -129,29 +129,29 @@ def _shown(value: Any) -> str:
     return getattr(value, "__qualname__", None) or str(value)
 
 
-def begin_together(run: Run, **given: Any) -> None:
+def start_ranks(run: Run, **given: Any) -> None:
     """Wait until all ranks have begun this run; what differs is an error on all of them.
 
     given: what the verb was called with and must be the same everywhere, because what follows depends on it.
     """
     ranks = run.strategy.ranks
-    board = ranks.board(STARTS)
-    number = board.add(f"done/{ranks.rank}", 0) + 1
-    board.delete_key(f"{number - 1}/{ranks.rank}")  # it was read before that run went on
+    store = ranks.store(STARTS)
+    number = store.add(f"done/{ranks.rank}", 0) + 1
+    store.delete_key(f"{number - 1}/{ranks.rank}")  # it was read before that run went on
     mine = {
         "about": {"the verb": run.stage, **{f"{name}=": _as_text(value) for name, value in given.items()}},
         "exchanges": ranks.exchanges,
         "logs": bool(run.state.logger),
     }
-    board.set(f"{number}/{ranks.rank}", json.dumps(mine))
-    come = functools.partial(wait_for, ranks, board, run.stage)
+    store.set(f"{number}/{ranks.rank}", json.dumps(mine))
+    come = functools.partial(wait_for, ranks, store, run.stage)
     verdict = f"{number}/verdict"
     if ranks.rank == 0:
         keys = come([f"{number}/{rank}" for rank in range(ranks.world_size)])
-        everyone = [json.loads(board.get(key)) for key in keys]
-        board.set(verdict, json.dumps([*judge(everyone, board), everyone[0]["logs"]]))
-    out_of_step, differs, run.traits.logs = json.loads(board.get(come([verdict])[0]))
-    board.add(f"done/{ranks.rank}", 1)
+        everyone = [json.loads(store.get(key)) for key in keys]
+        store.set(verdict, json.dumps([*judge(everyone, store), everyone[0]["logs"]]))
+    out_of_step, differs, run.traits.logs = json.loads(store.get(come([verdict])[0]))
+    store.add(f"done/{ranks.rank}", 1)
     if out_of_step:
         raise HooklineError(out_of_step)
     if differs:
@@ -166,30 +166,30 @@ def _as_text(value: Any) -> str:
     return said if said == text else f"{said} (sha256 {hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 
-def wait_for(ranks: Ranks, board: Any, stage: str, keys: list[str]) -> list[str]:
+def wait_for(ranks: Ranks, store: Any, stage: str, keys: list[str]) -> list[str]:
     """Until they are there, or a process is known to be gone."""
 
     def are_there() -> bool:
-        if board.check(keys):
+        if store.check(keys):
             return True
         if ended := who_has_ended(ranks.world_size):
             raise HooklineError(f"{stage}() takes all ranks, and some cannot come any more. {ended}")
         return False
 
     def missing() -> list[int]:
-        return [rank for rank, key in enumerate(keys) if not board.check([key])]
+        return [rank for rank, key in enumerate(keys) if not store.check([key])]
 
     wait_until(are_there, missing, f"Not all ranks have called {stage}()", ranks.timeout)
     return keys
 
 
-def judge(everyone: list[dict[str, Any]], board: Any) -> tuple[str, str]:
+def judge(everyone: list[dict[str, Any]], store: Any) -> tuple[str, str]:
     """Why the ranks cannot run together: what an earlier run has left behind, and what they were started
     with.
     """
     begun = [each["exchanges"] for each in everyone]
     if len(set(begun)) > 1:
-        why = f" on {board.get('failure').decode()}" if board.check(["failure"]) else ""
+        why = f" on {store.get('failure').decode()}" if store.check(["failure"]) else ""
         return (
             f"An earlier run fell apart{why}, in the middle of what the ranks say to each other: one of "
             f"them has begun {max(begun)} exchanges, another {min(begun)}. They cannot go on together: "

@@ -16,7 +16,7 @@ from typing import Any, Never
 from hookline.distributed.comm import Round
 from hookline.engine.listener import Listener
 from hookline.reliability.signals import heed_signal
-from hookline.run.commands import Boundary, do_errands
+from hookline.run.commands import Boundary, run_commands
 from hookline.run.run import Run
 from hookline.run.save_request import SaveRequest
 from hookline.util.errors import END_EPOCH, SKIP_BATCH, SKIP_STEP, STEP_DONE, HooklineError, Signal
@@ -25,7 +25,7 @@ AFTER_BATCH, ELSEWHERE = 0, 1
 STEERED = ("on_train_batch_start", "on_before_optimizer_step")
 
 
-class Agreement(Boundary):
+class RankSync(Boundary):
     """The boundary of one rank among several: what all of them decide."""
 
     def __init__(self, run: Run) -> None:
@@ -85,9 +85,9 @@ class Agreement(Boundary):
         if before is not None and self._hear(before.read()):
             self._exchange()
         elif run.saves.requests or run.plan.asked_at is not self._told:
-            self._meet_at_once(asked)
+            self._poll_now(asked)
 
-    def _meet_at_once(self, asked: Round) -> None:
+    def _poll_now(self, asked: Round) -> None:
         """This rank wants a checkpoint, or has other hooks. If all do, it is worth the wait: it is of this
         very step.
         """
@@ -118,7 +118,7 @@ class Agreement(Boundary):
         news = (
             s.should_stop is not self.stop
             or is_signalled
-            or run.participants.errands.waiting
+            or run.participants.commands.waiting
             or bool(self._kept)
         )
         clock = int(time.monotonic() * 1000) if self.ranks.rank == 0 else 0
@@ -150,7 +150,7 @@ class Agreement(Boundary):
         told = {
             "stop": s.stop_reason or "a stop was asked for" if s.should_stop else None,
             "signal": run.signals.received,
-            "errands": run.participants.errands.left(),
+            "commands": run.participants.commands.left(),
             "saves": [as_plain(each) for each in (*self._kept, *mine)],
             "wants": self._wants(),
         }
@@ -161,8 +161,8 @@ class Agreement(Boundary):
         self._kept = []
         self._agree_on_wants([each["wants"] for each in everybody])
         for rank, each in enumerate(everybody):
-            do_errands(run, each["errands"], rank)
-        if any(each["errands"] for each in everybody):  # they may have changed the hooks
+            run_commands(run, each["commands"], rank)
+        if any(each["commands"] for each in everybody):  # they may have changed the hooks
             self._agree_on_wants(self.ranks.gather(self._wants()))
         for each in {repr(save[:2]): save for said in everybody for save in said["saves"]}.values():
             run.saves.requests.append(as_request(each))
@@ -183,7 +183,7 @@ class Agreement(Boundary):
             s.ending.settle_stop(str(reason))
         elif asking:
             s.request_stop("")
-        self.stop = s.should_stop  # an errand may have asked for it too, on every rank
+        self.stop = s.should_stop  # a command may have asked for it too, on every rank
 
     # ---- what hooks return ---------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from hookline.training.backward import Backward
 from hookline.training.batch_events import note_loss
 from hookline.training.counted_step import CountedBatch, CountedStep
 from hookline.training.manual import ManualStep
-from hookline.training.ranks.rank_sync import Agreement
+from hookline.training.ranks.rank_sync import RankSync
 from hookline.training.update import Update
 from hookline.util.errors import END_EPOCH, Signal
 
@@ -20,12 +20,12 @@ class RankBatch(CountedBatch):
 
     def __init__(self, run: Run, backward: Backward, update: Update) -> None:
         super().__init__(run, backward, update)
-        assert isinstance(run.boundary, Agreement)
-        self.agreement = run.boundary
+        assert isinstance(run.boundary, RankSync)
+        self.rank_sync = run.boundary
 
     def decide(self, signal: Signal | None) -> Signal | None:
         """Agree with the other ranks on what hooks have returned."""
-        agreed: Signal | None = self.agreement.on_batch(signal)
+        agreed: Signal | None = self.rank_sync.on_batch(signal)
         return agreed
 
     def write_row(self, row: dict[str, Any]) -> None:
@@ -39,8 +39,8 @@ class RankStep(RankBatch, CountedStep):
 
     def __init__(self, run: Run, backward: Backward, update: Update) -> None:
         super().__init__(run, backward, update)
-        assert run.together is not None
-        self.sync = run.together
+        assert run.gradient_sync is not None
+        self.sync = run.gradient_sync
         self.loss_filters = (*self.loss_filters, lambda loss: self.sync.agree_on(loss, self.is_last))
 
     def start(self, batches_left: int | None = None) -> Signal | None:
