@@ -48,11 +48,11 @@ VARIATIONS: dict[str, dict[str, str]] = {
 
 NUMERIC = (
     "README.md",
-    "tests/loops/test_step.py",
-    "tests/loops/test_feeding.py",
+    "tests/training/test_step.py",
+    "tests/run/test_optimizer_router.py",
     "tests/hooks/test_gradient_monitor.py",
     "tests/hooks/test_weight_averaging.py",
-    "tests/strategies/test_precision.py",
+    "tests/distributed/test_precision.py",
     "tests/checkpoint/test_older.py",
     "tests/ranks/test_equal.py",
     "tests/ranks/test_strategies.py",

@@ -65,7 +65,7 @@ def read_on_all_ranks(path: Path | str, ranks: Ranks) -> dict[str, Any]:
     """What one of several ranks needs of a run's checkpoint that all of them read; what is wrong for one is
     an error for all.
 
-    Each verifies a share of the files. Large tensors are not read yet: `sharded.materialize` reads what a rank
+    Each verifies a share of the files. Large tensors are not read yet: `materialize` reads what a rank
     needs of them.
     """
     contents = read(path) if ranks.alone else _read_share(path, ranks)

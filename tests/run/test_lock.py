@@ -27,7 +27,7 @@ from hookline.hooks import ModelCheckpoint
 from hookline.run import lock as runlock
 from hookline.run.lock import NAME, RunLock
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 LOCK = Path("run", NAME)
 pytestmark = pytest.mark.timeout(300)  # other processes import torch first
 

@@ -21,11 +21,11 @@ from typing import Any
 
 import pytest
 import torch
-from loops.turned import TICK, Clock
 from test_budgets import per_step
 from tiny import Net, batches
 from tiny import quiet as quiet_trainer
 from torch.utils.data import DataLoader, Dataset
+from training.turned import TICK, Clock
 
 import hookline.training.trainer
 from hookline import Hook, when

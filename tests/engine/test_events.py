@@ -29,7 +29,7 @@ from hookline.engine.events import BRANCHES, EVENT_ROWS, EVERY_VERB, FACT_ROWS, 
 from hookline.engine.plan import Plan
 from hookline.run.state import State
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LOOPS = ROOT / "src" / "hookline" / "loops"
 
 

@@ -114,7 +114,11 @@ for _ in range(2):
 
 def test_a_module_created_after_the_trainer_in_a_process_without_a_seed_is_reported_once() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FRESH], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        [sys.executable, "-c", FRESH],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.count(SAID) == 1
     assert "Call hookline.seed_everything(0) before you create it" in done.stdout

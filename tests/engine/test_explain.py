@@ -271,7 +271,7 @@ def test_rich_takes_square_brackets_in_names_literally():
 
 # ---- the order: of the table, of `explain` and of the page, against runs that were recorded ------------------------
 
-PAGE = Path(__file__).parents[1] / "docs" / "lifecycle.md"
+PAGE = Path(__file__).parents[2] / "docs" / "lifecycle.md"
 
 
 def happened(verb):
