@@ -30,7 +30,7 @@ from hookline.engine.plan import Plan
 from hookline.run.state import State
 
 ROOT = Path(__file__).resolve().parents[2]
-LOOPS = ROOT / "src" / "hookline" / "loops"
+LOOPS = ROOT / "src" / "hookline" / "training"
 
 
 # ---- the rows ----------------------------------------------------------------------------------------------------
