@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hookline.checkpoint.sharded import (
-    Opened,
+    LazyFile,
     ShardedTensor,
     ShardLocation,
     materialize,
@@ -32,11 +32,9 @@ def cut(whole: Tensor, folder: Path, cuts: list[int]) -> ShardedTensor:
     for number, (start, end) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
         if end > start:
             save_file({"x": whole[start:end].contiguous()}, folder / f"{number}.safetensors")
-            begins_at = (start, *(0,) * (whole.dim() - 1))
+            offset = (start, *(0,) * (whole.dim() - 1))
             places.append(
-                ShardLocation(
-                    Opened(folder / f"{number}.safetensors"), "x", begins_at, whole[start:end].shape
-                )
+                ShardLocation(LazyFile(folder / f"{number}.safetensors"), "x", offset, whole[start:end].shape)
             )
     return ShardedTensor("x", whole.shape, whole.dtype, lambda: iter(places))
 
@@ -76,7 +74,7 @@ def test_a_file_without_anything_of_a_block_is_not_opened(tmp_path: Path) -> Non
 
 def test_a_tensor_without_dimensions_and_one_without_numbers(tmp_path: Path) -> None:
     save_file({"x": torch.tensor(3.5)}, tmp_path / "0.safetensors")
-    place = ShardLocation(Opened(tmp_path / "0.safetensors"), "x", (), ())
+    place = ShardLocation(LazyFile(tmp_path / "0.safetensors"), "x", (), ())
     assert ShardedTensor("x", torch.Size(()), torch.float32, lambda: iter([place])).whole() == 3.5
     assert ShardedTensor("x", torch.Size((0, 3)), torch.float32, lambda: iter(())).whole().shape == (0, 3)
 

@@ -172,7 +172,7 @@ def test_load_weights_fills_a_module_that_is_spread(mesh: Any, tmp_path: Path) -
     write({"module": module.state_dict()}, tmp_path / "one")
     assert torch.equal(read(tmp_path / "one")["module"]["weight"], source.weight)
     assert isinstance(
-        find_weights(tmp_path / "one", as_pieces=True).weights["weight"], ShardedTensor
+        find_weights(tmp_path / "one", as_shards=True).weights["weight"], ShardedTensor
     )  # only what is needed is read
     with torch.no_grad():
         module.weight.zero_()
@@ -225,7 +225,7 @@ def test_what_a_rank_says_of_its_pieces_is_not_believed_whatever_it_is(
     manifest["files"]["rank-0.json"] = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
     manifest["sha256"] = signature(manifest)
     (tmp_path / "one" / "manifest.json").write_text(render(manifest))
-    for look in (read, verify, lambda path: find_weights(path, as_pieces=True).weights["a"].whole()):
+    for look in (read, verify, lambda path: find_weights(path, as_shards=True).weights["a"].whole()):
         try:
             found = look(tmp_path / "one")
         except CheckpointError as error:

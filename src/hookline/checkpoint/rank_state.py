@@ -23,12 +23,12 @@ from hookline.checkpoint.format import (
     pack_contents,
     unpack,
 )
-from hookline.checkpoint.sharded import Opened, ShardedTensor, ShardLocation, is_dtensor
+from hookline.checkpoint.sharded import LazyFile, ShardedTensor, ShardLocation, is_dtensor
 from hookline.util.errors import CheckpointError, described
 from hookline.util.limited_json import STRUCTURE_BYTES, parse_json, read_within
 from hookline.util.urls import OF_RANK
 
-SAME_EVERYWHERE = ("module", "optimizers", "run", "world_size")
+REPLICATED = ("module", "optimizers", "run", "world_size")
 """Replicated or spread over ranks by whoever runs them; comparing them would mean to read all of it."""
 BUFFERS = "module buffers"
 """Those are what a rank changes by itself, such as the statistics of a batch norm."""
@@ -64,9 +64,7 @@ class PerRankState:
 
 def _separate(contents: dict[str, Any]) -> dict[str, Any]:
     """By names; every hook for itself, and of the module only the buffers."""
-    apart = {
-        name: value for name, value in contents.items() if name not in SAME_EVERYWHERE and name != "hooks"
-    }
+    apart = {name: value for name, value in contents.items() if name not in REPLICATED and name != "hooks"}
     apart |= {f"{HOOK}{name}": state for name, state in contents.get("hooks", {}).items()}
     return apart
 
@@ -94,7 +92,7 @@ def buffers_of(module: torch.nn.Module, state: dict[str, Any]) -> dict[str, Tens
 
 
 Find = Callable[[dict[str, Any]], Any]
-MOST_RANKS = 2**20
+MAX_RANKS = 2**20
 
 
 class RankFiles:
@@ -107,7 +105,7 @@ class RankFiles:
             int(name[1]) for each in path.glob("rank-*.json") if (name := OF_RANK.fullmatch(each.name))
         )
         self.ranks = sorted(found, key=lambda each: each != rank)
-        self.files = {rank: Opened(path / f"rank-{rank}.safetensors") for rank in found}
+        self.files = {rank: LazyFile(path / f"rank-{rank}.safetensors") for rank in found}
         self._structures: dict[int, dict[str, Any]] = {}
         self._read: dict[str, Tensor] = {}
         self.counted = 0
@@ -163,15 +161,15 @@ class RankFiles:
         fair shares.
         """
         before = contents.get("world_size", 1)
-        if type(before) is not int or not 1 <= before <= MOST_RANKS:
+        if type(before) is not int or not 1 <= before <= MAX_RANKS:
             raise CheckpointError(f"world_size={described(before)} is not a number of ranks.")
         if before == world_size:
             for name, value in self.own(rank, find).items():
                 _put(contents, name, value)
         else:
-            self._share_out(contents, rank, before, world_size)
+            self._redistribute(contents, rank, before, world_size)
 
-    def _share_out(self, contents: dict[str, Any], rank: int, before: int, world_size: int) -> None:
+    def _redistribute(self, contents: dict[str, Any], rank: int, before: int, world_size: int) -> None:
         own = {each: self.own(each, self.pieces) for each in range(before)}
         logs = [own[each].get("log", contents["log"]) for each in range(before)] if "log" in contents else []
         if logs:
@@ -223,17 +221,17 @@ def read_structure(path: Path) -> dict[str, Any]:
     return structure
 
 
-def numbers_wanted(structure: Any) -> int:
+def elements_wanted(structure: Any) -> int:
     """How many numbers the tensors have that are spread over ranks, by what is said of the whole contents."""
-    return sum({entry["key"]: math.prod(entry["shape"]) for entry in _spread_in(structure)}.values())
+    return sum({entry["key"]: math.prod(entry["shape"]) for entry in _sharded_entries(structure)}.values())
 
 
-def _spread_in(value: Any) -> Iterator[dict[str, Any]]:
+def _sharded_entries(value: Any) -> Iterator[dict[str, Any]]:
     if isinstance(value, dict) and value.get(TAG) == "sharded":
         yield value
     elif isinstance(value, dict | list):
         for each in value.values() if isinstance(value, dict) else value:
-            yield from _spread_in(each)
+            yield from _sharded_entries(each)
 
 
 def _put(contents: dict[str, Any], name: str, value: Any) -> None:

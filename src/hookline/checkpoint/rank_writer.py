@@ -12,7 +12,14 @@ from typing import Any
 
 from hookline.checkpoint import remote
 from hookline.checkpoint.format import Packed
-from hookline.checkpoint.writer import WRITE_TIMEOUT, commit, flush, open_temporary, telling_why, write_parts
+from hookline.checkpoint.writer import (
+    WRITE_TIMEOUT,
+    commit,
+    explain_write_errors,
+    flush,
+    open_temporary,
+    write_parts,
+)
 from hookline.distributed.comm import Ranks
 from hookline.util.errors import CheckpointError
 from hookline.util.text import redact
@@ -38,87 +45,89 @@ def write_on_all_ranks(
     with contextlib.ExitStack() as until_done:
         # rank zero's name for the folder counts; it removes it too
         folder = Path(
-            _tell(ranks, redact(url), lambda: str(until_done.enter_context(remote.staged(staging))))
+            _run_on_rank_zero(
+                ranks, redact(url), lambda: str(until_done.enter_context(remote.staged(staging)))
+            )
         )
         _write_folder(packed, folder / "checkpoint", about, ranks, redact(url))
-        _tell(ranks, redact(url), lambda: remote.copy_to_url(folder / "checkpoint", url))
+        _run_on_rank_zero(ranks, redact(url), lambda: remote.copy_to_url(folder / "checkpoint", url))
 
 
 def _write_folder(
     packed: Packed, path: Path, about: Mapping[str, Any], ranks: Ranks, shown: str = ""
 ) -> None:
     with contextlib.ExitStack() as until_done:
-        place: Any = None
+        target: Any = None
 
-        def begin() -> str:
-            nonlocal place
-            with telling_why(packed, path):
-                aside, place = until_done.enter_context(open_temporary(path))
-            return str(aside)
+        def open_directory() -> str:
+            nonlocal target
+            with explain_write_errors(packed, path):
+                temporary, target = until_done.enter_context(open_temporary(path))
+            return str(temporary)
 
-        aside = Path(_tell(ranks, shown or path, begin))
-        files = _all_written(ranks, packed, aside, shown or path)
+        temporary = Path(_run_on_rank_zero(ranks, shown or path, open_directory))
+        files = _write_and_gather(ranks, packed, temporary, shown or path)
 
-        def end() -> None:
-            with telling_why(packed, path):
-                commit(aside, place, packed, about, files)
+        def rename_directory() -> None:
+            with explain_write_errors(packed, path):
+                commit(temporary, target, packed, about, files)
 
-        _tell(ranks, shown or path, end)
+        _run_on_rank_zero(ranks, shown or path, rename_directory)
 
 
-def _all_written(ranks: Ranks, packed: Packed, aside: Path, path: Path | str) -> dict[str, Any]:
+def _write_and_gather(ranks: Ranks, packed: Packed, temporary: Path, path: Path | str) -> dict[str, Any]:
     """This rank's files are on the disk, and everyone else's."""
     problem, files = "", {}
     try:
-        _wait_for(aside)
-        with telling_why(packed, Path(path)):
-            files = write_parts(aside, packed, ranks.rank)
-            flush(aside)
+        _wait_for(temporary)
+        with explain_write_errors(packed, Path(path)):
+            files = write_parts(temporary, packed, ranks.rank)
+            flush(temporary)
     except Exception as error:  # whatever it is, the others must not wait
-        problem = _said(error)
+        problem = _describe_error(error)
     part = packed.part
-    told = ranks.gather(
-        {"problem": problem, "files": files, "here": part.numbers_here, "wanted": part.numbers_wanted}
+    reports = ranks.gather(
+        {"problem": problem, "files": files, "here": part.elements_here, "wanted": part.elements_wanted}
     )
-    _refuse(path, {rank: each["problem"] for rank, each in enumerate(told) if each["problem"]})
-    here, wanted = sum(each["here"] for each in told), told[0]["wanted"]
+    _raise_problems(path, {rank: each["problem"] for rank, each in enumerate(reports) if each["problem"]})
+    here, wanted = sum(each["here"] for each in reports), reports[0]["wanted"]
     if here != wanted:
         raise CheckpointError(
             f"The checkpoint {path} was not written: its tensors that are spread over ranks have {wanted} "
             f"numbers, but the ranks' pieces {here}. Have all ranks the same module and mesh?"
         )
-    return {name: facts for each in told for name, facts in each["files"].items()}
+    return {name: facts for each in reports for name, facts in each["files"].items()}
 
 
-def _wait_for(aside: Path) -> None:
+def _wait_for(temporary: Path) -> None:
     until = time.monotonic() + WRITE_TIMEOUT
-    while not aside.is_dir():
+    while not temporary.is_dir():
         if time.monotonic() > until:
             raise CheckpointError(
-                f"this rank does not see {aside.parent} as rank zero does: all ranks write into one "
+                f"this rank does not see {temporary.parent} as rank zero does: all ranks write into one "
                 "directory, so it must be on a disk that they share."
             )
         time.sleep(0.05)
 
 
-def _tell(ranks: Ranks, path: Path | str, act: Callable[[], Any]) -> Any:
+def _run_on_rank_zero(ranks: Ranks, path: Path | str, act: Callable[[], Any]) -> Any:
     """Rank zero does something, and everyone hears what came of it."""
     problem, result = "", None
     if ranks.rank == 0:
         try:
             result = act()
         except Exception as error:
-            problem = _said(error)
-    told = ranks.from_zero([problem, result])
-    _refuse(path, {0: told[0]} if told[0] else {})
-    return told[1]
+            problem = _describe_error(error)
+    reports = ranks.from_zero([problem, result])
+    _raise_problems(path, {0: reports[0]} if reports[0] else {})
+    return reports[1]
 
 
-def _said(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if not isinstance(error, CheckpointError) else str(error)
 
 
-def _refuse(path: Path | str, problems: dict[int, str]) -> None:
+def _raise_problems(path: Path | str, problems: dict[int, str]) -> None:
     if problems:
         said = "; ".join(f"rank {rank}: {problem}" for rank, problem in problems.items())
         raise CheckpointError(

@@ -15,42 +15,42 @@ from typing import Any
 from torch import Tensor
 
 from hookline.checkpoint import manifest as manifests
-from hookline.checkpoint.averages import NOTE, averaging_hooks
+from hookline.checkpoint.averages import SCORED_WEIGHTS, averaging_hooks
 from hookline.checkpoint.format import Stored, tensor_keys, unpack_contents
 from hookline.checkpoint.manifest import Manifest
-from hookline.checkpoint.rank_state import Find, RankFiles, numbers_wanted, read_structure
+from hookline.checkpoint.rank_state import Find, RankFiles, elements_wanted, read_structure
 from hookline.checkpoint.tensors import map_tensors, read_some, read_tensors
 from hookline.util.errors import CheckpointError
 from hookline.util.urls import is_ours
 
-AT_ONCE = 4
+HASH_THREADS = 4
 """Files that are summed up at a time; more would not keep a disk busier."""
 
 
 def read_folder(path: Path) -> dict[str, Any]:
     """Everything that was written, verified; what several ranks have written is put together."""
     verify_folder(path)
-    with _telling_why(path):
+    with _explain_read_errors(path):
         of_ranks = RankFiles(path)
         return _read(of_ranks, of_ranks.whole, read_tensors, 0, 1)
 
 
-def read_module(path: Path, as_pieces: bool = False) -> dict[str, Any]:
+def read_module(path: Path, as_shards: bool = False) -> dict[str, Any]:
     """The weights alone, of a checkpoint that is verified as a whole; as `read_for_rank` reads them, if asked
     to.
 
     Averaged weights that hooks keep, and the note that says which weights were scored, are read as well.
     """
     verify_folder(path)
-    with _telling_why(path):
+    with _explain_read_errors(path):
         of_ranks = RankFiles(path)
-        find = of_ranks.pieces if as_pieces else of_ranks.whole
+        find = of_ranks.pieces if as_shards else of_ranks.whole
         structure = _structure(path)
         wanted = {"module": structure["module"]}
         if names := averaging_hooks(structure):
             wanted["hooks"] = {name: structure["hooks"][name] for name in names}
-            wanted |= {NOTE: structure[NOTE]} if NOTE in structure else {}
-        read = map_tensors if as_pieces else read_tensors
+            wanted |= {SCORED_WEIGHTS: structure[SCORED_WEIGHTS]} if SCORED_WEIGHTS in structure else {}
+        read = map_tensors if as_shards else read_tensors
         rest = read_some(path / "state.safetensors", tensor_keys(wanted["hooks"])) if names else {}
         return unpack_contents(wanted, Stored(read(path / "model.safetensors"), find), Stored(rest, find))
 
@@ -62,7 +62,7 @@ def read_for_rank(path: Path, rank: int, world_size: int) -> tuple[dict[str, Any
     Tensors sharded over ranks are `ShardedTensor`, others lie in the file's own memory until they are
     copied.
     """
-    with _telling_why(path):
+    with _explain_read_errors(path):
         of_ranks = RankFiles(path, rank)
         of_ranks.count(rank, world_size)
         return _read(of_ranks, of_ranks.pieces, map_tensors, rank, world_size), of_ranks
@@ -83,7 +83,7 @@ def _structure(path: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _telling_why(path: Path) -> Iterator[None]:
+def _explain_read_errors(path: Path) -> Iterator[None]:
     """What is in the files makes no sense, although they are what the manifest says."""
     try:
         yield
@@ -99,8 +99,8 @@ def check_shards(path: Path, counted: int | None = None) -> None:
     """Whether the pieces of all ranks make whole tensors; `counted`: how many numbers they have, if that is
     known.
     """
-    with _telling_why(path):
-        wanted = numbers_wanted(_structure(path))
+    with _explain_read_errors(path):
+        wanted = elements_wanted(_structure(path))
         found = RankFiles(path).count() if counted is None else counted
         if found != wanted:
             raise CheckpointError(
@@ -123,7 +123,7 @@ def verify_folder(path: Path, rank: int = 0, ranks: int = 1) -> Manifest:
         _check_kind(path, name, expected["bytes"])
     wrong: list[str] = []
     mine = itertools.islice(manifest["files"].items(), rank, None, ranks)
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as threads:
+    with concurrent.futures.ThreadPoolExecutor(HASH_THREADS) as threads:
         for each in [
             threads.submit(_check_sum, path / name, expected["sha256"], wrong) for name, expected in mine
         ]:

@@ -17,7 +17,7 @@ from hookline.checkpoint.cleanup import clean_up
 from hookline.checkpoint.format import Packed
 from hookline.checkpoint.manifest import Manifest
 from hookline.checkpoint.reader import read_folder, read_for_rank, read_module, refuse_unlisted, verify_folder
-from hookline.checkpoint.writer import left_alone, owner, write_folder
+from hookline.checkpoint.writer import owner, protect_from_cleanup, write_folder
 from hookline.util.errors import CheckpointError, HooklineError
 from hookline.util.limited_json import MANIFEST_BYTES
 from hookline.util.text import holds_secret, redact
@@ -32,9 +32,9 @@ def write_url(
 ) -> Manifest:
     """Write a checkpoint here and copy it there. staging: see `staged`."""
     with (
-        _reaching(url, "could not be written") as (fs, root),
+        _open_remote(url, "could not be written") as (fs, root),
         staged(staging) as folder,
-        _speaking_of(url, str(folder)),
+        _show_url_in_errors(url, str(folder)),
     ):
         manifest = write_folder(contents, folder / "checkpoint", about)
         put_folder(fs, folder / "checkpoint", root)
@@ -52,13 +52,13 @@ def staged(staging: Callable[[], Path] | None) -> Iterator[Path]:
         clean_up(near)  # a process that was killed leaves all it had put together
     with tempfile.TemporaryDirectory(prefix=".staging-", suffix=f".{owner()}.new", dir=near) as name:
         folder = Path(os.path.abspath(name))
-        with left_alone(folder):
+        with protect_from_cleanup(folder):
             yield folder
 
 
 def copy_to_url(folder: Path, url: str) -> None:
     """Copy a checkpoint that is whole, its manifest last."""
-    with _reaching(url, "could not be written") as (fs, root):
+    with _open_remote(url, "could not be written") as (fs, root):
         put_folder(fs, folder, root)
 
 
@@ -108,13 +108,13 @@ def _names_at(url: str) -> list[str]:
 
 def read_url_manifest(url: str) -> Manifest:
     """Fetch a manifest only."""
-    with _reaching(url, "cannot be read") as (fs, root):
+    with _open_remote(url, "cannot be read") as (fs, root):
         return manifests.parse(_manifest(fs, root, url), redact(url))
 
 
 def remove_url(url: str) -> None:
     """Remove a checkpoint, its manifest first."""
-    with _reaching(url, "could not be removed") as (fs, root):
+    with _open_remote(url, "could not be removed") as (fs, root):
         remove_folder(fs, root)
 
 
@@ -122,7 +122,7 @@ def list_urls(url: str) -> list[str]:
     """The URLs of all checkpoints at one or below it: everything that has a manifest, but nothing inside of a
     checkpoint.
     """
-    with _reaching(url, "cannot be listed") as (fs, root):
+    with _open_remote(url, "cannot be listed") as (fs, root):
         fs.invalidate_cache()
         if fs.exists(below(root, manifests.NAME)):
             return [url.rstrip("/")]
@@ -151,9 +151,9 @@ def _manifest(fs: Any, root: str, url: str) -> bytes:
 @contextlib.contextmanager
 def _fetched(url: str) -> Iterator[Path]:
     with (
-        _reaching(url, "cannot be read") as (fs, root),
+        _open_remote(url, "cannot be read") as (fs, root),
         tempfile.TemporaryDirectory() as name,
-        _speaking_of(url, name),
+        _show_url_in_errors(url, name),
     ):
         folder = Path(name)
         data = _manifest(fs, root, url)
@@ -173,7 +173,7 @@ def _fetched(url: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _reaching(url: str, what: str) -> Iterator[tuple[Any, str]]:
+def _open_remote(url: str, what: str) -> Iterator[tuple[Any, str]]:
     """The file system and the path; whatever fails names the URL, without its secrets."""
     try:
         fs, root = open_url(url)
@@ -187,7 +187,7 @@ def _reaching(url: str, what: str) -> Iterator[tuple[Any, str]]:
 
 
 @contextlib.contextmanager
-def _speaking_of(url: str, folder: str) -> Iterator[None]:
+def _show_url_in_errors(url: str, folder: str) -> Iterator[None]:
     """In errors, the URL rather than the temporary folder that stands for it."""
     try:
         yield

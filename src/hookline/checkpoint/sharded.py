@@ -19,10 +19,10 @@ from hookline.util.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class TensorShard:
-    """A block of a tensor: where it begins in the whole, and its numbers."""
+    """A block of a tensor: where it begins in the whole, and its values."""
 
-    begins_at: tuple[int, ...]
-    numbers: Tensor
+    offset: tuple[int, ...]
+    values: Tensor
 
 
 def is_dtensor(value: Any) -> TypeGuard[Any]:
@@ -52,23 +52,23 @@ def own_shard(value: Any, where: str) -> TensorShard | None:
         return None
     if any(each.is_replicate() and at for each, at in zip(placements, coordinate, strict=True)):
         return None
-    size, begins_at = _block(value)
+    size, offset = _block(value)
     local = value.to_local()
     if not math.prod(size):
         return None
-    return TensorShard(begins_at, local.detach())
+    return TensorShard(offset, local.detach())
 
 
-def placed_like(target: Any, read: Any) -> Tensor:
-    """A DTensor laid out like `target`, with the numbers that `read(begins_at, size)` finds; only this rank's
+def shard_like(target: Any, read: Any) -> Tensor:
+    """A DTensor laid out like `target`, with the values that `read(offset, size)` finds; only this rank's
     are read.
     """
     from torch.distributed.tensor import DTensor
 
     _refuse_strided(target, "A tensor")
-    size, begins_at = _block(target)
+    size, offset = _block(target)
     local = target.to_local()
-    block = read(begins_at, size).to(local.device)
+    block = read(offset, size).to(local.device)
     return DTensor.from_local(
         block,
         target.device_mesh,
@@ -79,9 +79,9 @@ def placed_like(target: Any, read: Any) -> Tensor:
     )
 
 
-def block_of(whole: Tensor, begins_at: Sequence[int], size: Sequence[int]) -> Tensor:
+def block_of(whole: Tensor, offset: Sequence[int], size: Sequence[int]) -> Tensor:
     """A copy of a block of a tensor that is there as a whole."""
-    for dim, (start, length) in enumerate(zip(begins_at, size, strict=True)):
+    for dim, (start, length) in enumerate(zip(offset, size, strict=True)):
         whole = whole.narrow(dim, min(start, whole.shape[dim]), length)
     return whole.clone(memory_format=torch.contiguous_format)
 
@@ -90,8 +90,8 @@ def _block(value: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The size of this rank's block, and where it begins."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    size, begins_at = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
-    return tuple(size), tuple(begins_at)
+    size, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+    return tuple(size), tuple(offset)
 
 
 def _refuse_strided(value: Any, where: str) -> None:
@@ -105,7 +105,7 @@ def _refuse_strided(value: Any, where: str) -> None:
         )
 
 
-class Opened:
+class LazyFile:
     """A file of tensors that is opened when it is first needed, and once."""
 
     def __init__(self, path: Path) -> None:
@@ -113,15 +113,15 @@ class Opened:
         self._file: Any = None
 
     def part(self, name: str) -> Any:
-        """A tensor whose numbers are read when it is sliced."""
-        return self._opened().get_slice(name)
+        """A tensor whose values are read when it is sliced."""
+        return self._open().get_slice(name)
 
     def others(self, names: Container[str]) -> dict[str, Tensor]:
         """Every tensor but these, in memory of its own."""
-        file = self._opened()
+        file = self._open()
         return {name: file.get_tensor(name).clone() for name in file.keys() if name not in names}  # noqa: SIM118 - no mapping
 
-    def _opened(self) -> Any:
+    def _open(self) -> Any:
         if self._file is None:
             self._file = safe_open(self.path, framework="pt")
         return self._file
@@ -131,9 +131,9 @@ class Opened:
 class ShardLocation:
     """Where a piece is: its file and its name there, where it begins in the whole, and its size."""
 
-    file: Opened
+    file: LazyFile
     name: str
-    begins_at: Sequence[int]
+    offset: Sequence[int]
     size: Sequence[int]
 
 
@@ -153,14 +153,14 @@ class ShardedTensor:
         """All of it, in memory of its own."""
         return self.read((0,) * len(self.shape), self.shape)
 
-    def read(self, begins_at: Sequence[int], size: Sequence[int]) -> Tensor:
+    def read(self, offset: Sequence[int], size: Sequence[int]) -> Tensor:
         """A block of it, in memory of its own; only the bytes that belong to the block are read."""
         made = torch.empty(tuple(size), dtype=self.dtype)
         missing = made.numel()
         places = self.places()
         while missing and (place := next(places, None)) is not None:
             there, here = [], []
-            for start, length, at, wide in zip(begins_at, size, place.begins_at, place.size, strict=True):
+            for start, length, at, wide in zip(offset, size, place.offset, place.size, strict=True):
                 low, high = max(start, at), min(start + length, at + wide)
                 there.append(slice(low - at, high - at))
                 here.append(slice(low - start, high - start))
@@ -170,7 +170,7 @@ class ShardedTensor:
                 missing -= math.prod(each.stop - each.start for each in here)
         if missing:
             raise CheckpointError(
-                f"{self.name}: {missing} of its {made.numel()} numbers are in no file of the checkpoint."
+                f"{self.name}: {missing} of its {made.numel()} values are in no file of the checkpoint."
             )
         return made
 
@@ -211,9 +211,9 @@ def materialize_tensor(value: Any, like: Any) -> Any:
         read = (
             value.read
             if isinstance(value, ShardedTensor)
-            else lambda begins_at, size: block_of(value, begins_at, size)
+            else lambda offset, size: block_of(value, offset, size)
         )
-        return placed_like(like, read)
+        return shard_like(like, read)
     return value.whole() if isinstance(value, ShardedTensor) else value.clone()
 
 

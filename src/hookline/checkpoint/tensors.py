@@ -42,11 +42,11 @@ NAMES = {
     torch.float8_e5m2: "F8_E5M2",
 }
 CHUNK = 16 * 2**20
-HASHING = 120
+HASH_TURNS = 120
 """Turns in which a chunk is hashed, however busy the machine is."""
-ENDING = 5.0
+JOIN_TIMEOUT = 5.0
 """Seconds in which a thread that has nothing left to hash ends."""
-LONGEST_HEADER = 100_000_000
+MAX_HEADER_BYTES = 100_000_000
 """Bytes; the library refuses to read a longer one."""
 
 
@@ -55,7 +55,7 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Any]:
     digest = Digest()
     size = 0
     try:
-        with naming(path), path.open("wb") as file:
+        with name_file_in_errors(path), path.open("wb") as file:
             for chunk, borrowed in _chunks(tensors):
                 digest.add(chunk)
                 size += file.write(chunk)
@@ -91,7 +91,7 @@ def map_tensors(path: Path) -> dict[str, Tensor]:
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
+def name_file_in_errors(path: Path) -> Iterator[None]:
     """A write that fails does not say by itself which file it was."""
     try:
         yield
@@ -120,15 +120,15 @@ class Digest:
     def catch_up(self) -> None:
         """Wait until everything added so far is hashed."""
         while self._behind:
-            if not any(self._hashed.acquire(timeout=TURN) for _ in range(HASHING)):
-                raise CheckpointError(f"{CHUNK} bytes were not hashed within {HASHING * TURN:g} s.")
+            if not any(self._hashed.acquire(timeout=TURN) for _ in range(HASH_TURNS)):
+                raise CheckpointError(f"{CHUNK} bytes were not hashed within {HASH_TURNS * TURN:g} s.")
             self._behind -= 1
 
     def finish(self) -> str:
         """The sum of it all, as hexadecimal digits."""
         self._waiting.put(None)
         self.catch_up()
-        join(self._thread, ENDING)
+        join(self._thread, JOIN_TIMEOUT)
         if self._failed is not None:
             raise self._failed
         return self._hash.hexdigest()
@@ -174,9 +174,9 @@ def _header(tensors: Mapping[str, Tensor], order: list[str]) -> bytes:
         }
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    if len(text) > LONGEST_HEADER:
+    if len(text) > MAX_HEADER_BYTES:
         raise CheckpointError(
             f"{len(tensors)} tensors are too many for one file: their names take {len(text)} bytes, "
-            f"at most {LONGEST_HEADER} can be read."
+            f"at most {MAX_HEADER_BYTES} can be read."
         )
     return len(text).to_bytes(8, "little") + text

@@ -112,7 +112,7 @@ def load_weights(
     evaluations used, 'raw' the trained ones, 'averaged' the average. The report says which, and of which
     step.
     """
-    found = find_weights(source, weights, as_pieces=bool(sharded_tensors(module)))
+    found = find_weights(source, weights, as_shards=bool(sharded_tensors(module)))
     return put_weights(
         module, _renamed(found.weights, rename, found.where), found.where, strict, found.step, found.kind
     )
@@ -130,8 +130,8 @@ class FoundWeights:
     """'averaged' or 'raw'."""
 
 
-def find_weights(source: Any, wanted: str = "scored", as_pieces: bool = False) -> FoundWeights:
-    """Return the weights that a source holds; `as_pieces`: those of a checkpoint may be read
+def find_weights(source: Any, wanted: str = "scored", as_shards: bool = False) -> FoundWeights:
+    """Return the weights that a source holds; `as_shards`: those of a checkpoint may be read
     later, in parts.
     """
     check_weights(wanted)
@@ -153,7 +153,7 @@ def find_weights(source: Any, wanted: str = "scored", as_pieces: bool = False) -
             f"Weights cannot be taken from a {type(source).__name__}: pass a checkpoint, a run's directory, "
             "a .safetensors file, or a mapping such as module.state_dict()."
         )
-    read = read_checkpoint(source, functools.partial(read_weights, as_pieces=as_pieces))
+    read = read_checkpoint(source, functools.partial(read_weights, as_shards=as_shards))
     chosen = choose_weights(read.contents, wanted, read.where)
     return FoundWeights(read.where, chosen.weights, read.step, chosen.kind)
 
@@ -224,15 +224,15 @@ def put_weights(
             "call module.to_empty(device='cpu') first."
         )
     report = WeightsReport(where, type(module).__name__, len(own), step, kind)
-    spread = sharded_tensors(module)
+    sharded = sharded_tensors(module)
     fitting: Any = OrderedDict()
     fitting._metadata = getattr(weights, "_metadata", OrderedDict())  # the versions of its layers
     for name, value in weights.items():
         if name in own and not _fits(value, own[name]):
             report.mismatched[name] = (_shape(value), _shape(own[name]))
         else:
-            is_laid_out = isinstance(value, ShardedTensor) or (name in spread and isinstance(value, Tensor))
-            fitting[name] = materialize_tensor(value, spread.get(name)) if is_laid_out else value
+            is_sharded = isinstance(value, ShardedTensor) or (name in sharded and isinstance(value, Tensor))
+            fitting[name] = materialize_tensor(value, sharded.get(name)) if is_sharded else value
     if fitting.keys() == own.keys():
         _load(module, fitting, where)
         report.loaded = list(fitting)
@@ -242,8 +242,11 @@ def put_weights(
         for name, each in own.items()
         if strict and not _is_lazy(each)
     }
-    told = _load(module, fitting, where, strict=False)  # nothing, from a load_state_dict of the user's own
-    missing, unexpected = told or ([x for x in own if x not in fitting], [x for x in fitting if x not in own])
+    result = _load(module, fitting, where, strict=False)  # nothing, from a load_state_dict of the user's own
+    missing, unexpected = result or (
+        [x for x in own if x not in fitting],
+        [x for x in fitting if x not in own],
+    )
     report.unexpected = list(unexpected)
     refused = set(unexpected)
     report.loaded = [name for name in fitting if name not in refused]

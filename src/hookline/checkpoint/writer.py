@@ -1,4 +1,4 @@
-"""A checkpoint written to disk: aside, flushed, then renamed into place. What exists under
+"""A checkpoint written to disk: temporary, flushed, then renamed into target. What exists under
 its name is whole.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 from hookline.checkpoint import manifest as manifests
 from hookline.checkpoint.format import Packed, pack_contents
 from hookline.checkpoint.manifest import Manifest
-from hookline.checkpoint.tensors import naming, write_tensors
+from hookline.checkpoint.tensors import name_file_in_errors, write_tensors
 from hookline.util.errors import CheckpointError
 from hookline.util.limited_json import STRUCTURE_BYTES
 from hookline.util.processes import ends
@@ -33,9 +33,9 @@ WRITE_TIMEOUT = 10.0
 """Seconds until a folder that rank zero has made must be seen everywhere: network file systems tell of it
 late.
 """
-SLOWEST = 1e6
+MIN_BYTES_PER_SECOND = 1e6
 """Bytes per second of the slowest disk, or network, that a checkpoint is waited for."""
-FLUSHING = 600.0
+FLUSH_TIMEOUT = 600.0
 """Seconds besides: a disk may have to write what others have left in the system's memory."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Of Linux: relative paths are relative to the current directory; both names stay, with each other's
@@ -63,36 +63,36 @@ def write_folder(
     whole.
     """
     packed = contents if isinstance(contents, Packed) else pack_contents(contents)
-    with telling_why(packed, path), open_temporary(path) as (aside, place):
-        files = write_parts(aside, packed, 0)
-        return commit(aside, place, packed, about or {}, files)
+    with explain_write_errors(packed, path), open_temporary(path) as (temporary, target):
+        files = write_parts(temporary, packed, 0)
+        return commit(temporary, target, packed, about or {}, files)
 
 
 @contextlib.contextmanager
 def open_temporary(path: Path) -> Iterator[tuple[Path, Path]]:
-    """A hidden folder beside the place of a checkpoint, and that place; what fails meanwhile leaves nothing
+    """A hidden folder beside the target of a checkpoint, and that target; what fails meanwhile leaves nothing
     behind.
     """
-    place = _place(path)
-    aside = place.with_name(f".{place.name}.{owner()}.new")
-    with left_alone(aside):
+    target = _target_directory(path)
+    temporary = target.with_name(f".{target.name}.{owner()}.new")
+    with protect_from_cleanup(temporary):
         try:
-            shutil.rmtree(aside, ignore_errors=True)
-            _make_folder(aside)
-            yield aside, place
+            shutil.rmtree(temporary, ignore_errors=True)
+            _make_folder(temporary)
+            yield temporary, target
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             raise
 
 
 @contextlib.contextmanager
-def telling_why(packed: Packed, path: Path) -> Iterator[None]:
+def explain_write_errors(packed: Packed, path: Path) -> Iterator[None]:
     """A disk that fails, as an error that says what could not be written and why."""
     try:
         yield
     except OSError as error:
         raise CheckpointError(
-            f"The checkpoint {path} could not be written: {_cause(error, packed, path)}"
+            f"The checkpoint {path} could not be written: {_describe_cause(error, packed, path)}"
         ) from error
 
 
@@ -107,21 +107,21 @@ def flush(folder: Path) -> None:
         os.close(handle)
 
 
-def _place(path: Path) -> Path:
+def _target_directory(path: Path) -> Path:
     """The directory to write; never one that holds something else, which would be lost."""
-    place = Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
-    if place.is_dir():
-        if not (place / manifests.NAME).exists() and any(
-            not manifests.is_file(each.name) for each in place.iterdir()
+    target = Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
+    if target.is_dir():
+        if not (target / manifests.NAME).exists() and any(
+            not manifests.is_file(each.name) for each in target.iterdir()
         ):
             raise FileExistsError(
                 errno.EEXIST,
                 "a directory of that name exists, and what is in it is no checkpoint. Files that "
                 "belong to a checkpoint are added in on_checkpoint_save, when it is complete",
             )
-    elif place.exists():
+    elif target.exists():
         raise FileExistsError(errno.EEXIST, "a file of that name exists")
-    return place
+    return target
 
 
 def write_parts(folder: Path, packed: Packed, rank: int) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def write_parts(folder: Path, packed: Packed, rank: int) -> dict[str, Any]:
     if packed.part.tensors or packed.part.structure["own"]:
         tensors[f"rank-{rank}.safetensors"] = packed.part.tensors
         texts[f"rank-{rank}.json"] = packed.part.structure
-    files = _write_at_once(folder, tensors)
+    files = _write_in_parallel(folder, tensors)
     for name, structure in texts.items():
         files[name] = _write_text(_as_json(structure, name), folder / name)
     return files
@@ -154,7 +154,7 @@ def _as_json(structure: dict[str, Any], name: str) -> str:
     return text
 
 
-def _write_at_once(folder: Path, tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _write_in_parallel(folder: Path, tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Several files at a time: hashing keeps two cores busy, and the disk has always something to do."""
     files: dict[str, Any] = {}
     failed: list[BaseException] = []
@@ -165,7 +165,10 @@ def _write_at_once(folder: Path, tensors: Mapping[str, Mapping[str, Any]]) -> di
         except BaseException as error:  # raised again where somebody can catch it
             failed.append(error)
 
-    seconds = FLUSHING + sum(each.nbytes for store in tensors.values() for each in store.values()) / SLOWEST
+    seconds = (
+        FLUSH_TIMEOUT
+        + sum(each.nbytes for store in tensors.values() for each in store.values()) / MIN_BYTES_PER_SECOND
+    )
     threads = [
         threading.Thread(target=keep, args=(name,), name=f"hookline {name}", daemon=True) for name in tensors
     ]
@@ -183,11 +186,11 @@ def _write_at_once(folder: Path, tensors: Mapping[str, Mapping[str, Any]]) -> di
     return files
 
 
-def longest_wait(packed: Packed) -> float:
+def max_write_seconds(packed: Packed) -> float:
     """Seconds after which a checkpoint that is being written counts as lost: its disk does not answer any
     more.
     """
-    return FLUSHING + _bytes(packed) / SLOWEST
+    return FLUSH_TIMEOUT + _bytes(packed) / MIN_BYTES_PER_SECOND
 
 
 def _bytes(packed: Packed) -> int:
@@ -197,20 +200,20 @@ def _bytes(packed: Packed) -> int:
 
 
 def commit(
-    aside: Path, place: Path, packed: Packed, about: Mapping[str, Any], files: dict[str, Any]
+    temporary: Path, target: Path, packed: Packed, about: Mapping[str, Any], files: dict[str, Any]
 ) -> Manifest:
     """All files are durable: the manifest comes last, then the name."""
     ordered = {name: files[name] for name in (*FILES, *sorted(set(files) - set(FILES)))}
     manifest = manifests.make(about, packed.structure.get("counters") or {}, packed.model.shared, ordered)
-    _write_text(manifests.render(manifest), aside / manifests.NAME)
-    flush(aside)
-    _put_in_place(aside, place)
+    _write_text(manifests.render(manifest), temporary / manifests.NAME)
+    flush(temporary)
+    _move_into_place(temporary, target)
     return manifest
 
 
 def _write_text(text: str, path: Path) -> dict[str, Any]:
     data = text.encode()
-    with naming(path), path.open("wb") as file:
+    with name_file_in_errors(path), path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -260,22 +263,22 @@ def _renameat2() -> Any:
     return found
 
 
-def _put_in_place(aside: Path, path: Path) -> None:
+def _move_into_place(temporary: Path, path: Path) -> None:
     """Give a new checkpoint its name. One that has the name is replaced in one call, or moved away until the
     new one has it.
     """
-    if path.exists() and exchange(aside, path):
+    if path.exists() and exchange(temporary, path):
         flush(path.parent)
-        shutil.rmtree(aside, ignore_errors=True)  # it holds the old one now
+        shutil.rmtree(temporary, ignore_errors=True)  # it holds the old one now
         return
     old = path.with_name(f".{path.name}.{owner()}.old")
-    with left_alone(old):
+    with protect_from_cleanup(old):
         shutil.rmtree(old, ignore_errors=True)
         replacing = path.exists()
         if replacing:
             os.rename(path, old)
         try:
-            os.rename(aside, path)
+            os.rename(temporary, path)
         except BaseException:
             if replacing:
                 os.rename(old, path)
@@ -299,7 +302,7 @@ def delete(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def left_alone(path: Path) -> Iterator[None]:
+def protect_from_cleanup(path: Path) -> Iterator[None]:
     """Meanwhile this path is one that a living process writes."""
     writing.add(str(path))
     try:
@@ -308,12 +311,12 @@ def left_alone(path: Path) -> Iterator[None]:
         writing.discard(str(path))
 
 
-def _cause(error: OSError, packed: Packed, path: Path) -> str:
+def _describe_cause(error: OSError, packed: Packed, path: Path) -> str:
     """What went wrong, and with which file."""
     file = Path(os.fsdecode(error.filename or ""))
     name = (
         file.name if file.parent.suffix == ".new" else str(file)
-    )  # what lies aside is named as it would be in its place
+    )  # what lies temporary is named as it would be in its target
     text = (f"{name}: " if error.filename else "") + (error.strerror or str(error))
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         text += f"; its tensors need {_bytes(packed) / 1e6:.1f} MB"
