@@ -91,7 +91,7 @@ def _is_numeric(value: Any) -> bool:
 
 
 def is_whole(value: Any, least: int = 0) -> bool:
-    """Return whether it is an integer from `least` on that is_valid into 64 bits, so that it cannot overflow."""
+    """Return whether it is an integer from `least` on that 64 bits can hold, so that it cannot overflow."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and least <= int(value) < 2**63
 
 

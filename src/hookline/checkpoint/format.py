@@ -73,7 +73,7 @@ class Shards(TensorStore):
         self.blocks: dict[str, tuple[list[int], list[int]]] = {}
         """The offset of each shard in the whole tensor, and its size."""
         self.names: dict[str, Any] = {}
-        """All sharded tensors, also those without a shard on this rank: all ranks must choose the same names."""
+        """All sharded tensors, also without a shard here, so that all ranks choose the same names."""
         self.elements_wanted = self.elements_here = 0
 
     def as_part(self, tensors: TensorStore, own: dict[str, Any]) -> RankPart:
@@ -353,7 +353,7 @@ def _pack_array(value: Any, tensors: TensorStore, where: str) -> Any:
 
 
 def stored(tensor: Tensor) -> Tensor:
-    """Return a tensor in a dtype that safetensors supports: complex numbers as pairs, rare dtypes as bytes."""
+    """Return a tensor in a dtype that safetensors supports: complex as pairs, rare dtypes as bytes."""
     if tensor.dtype in PLAIN_TYPES:
         return tensor
     if tensor.is_complex():

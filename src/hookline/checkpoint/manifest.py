@@ -102,7 +102,7 @@ def load(path: Path) -> Manifest:
     file = path / NAME
     if path.is_file():
         raise CheckpointError(
-            f"{path} is a file; a checkpoint of a run is a directory. To load the weights in a file of another "
+            f"{path} is a file; a checkpoint of a run is a directory. To load weights from a file of another "
             f"tool: load_weights(module, hookline.import_checkpoint({str(path)!r}))."
         )
     if not file.is_file():

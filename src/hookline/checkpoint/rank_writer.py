@@ -1,6 +1,4 @@
-"""A checkpoint that all ranks write together: each its own files at the same time, then rank zero gives it
-its name.
-"""
+"""Write a checkpoint with all ranks: each rank writes its files, then rank zero renames the directory."""
 
 from __future__ import annotations
 
@@ -33,17 +31,16 @@ def write_on_all_ranks(
     ranks: Ranks,
     staging: Callable[[], Path] | None,
 ) -> None:
-    """Write a checkpoint with all ranks. Whatever fails on one of them is an error on all, and leaves nothing
-    under its name.
+    """Write a checkpoint with all ranks. A failure on one rank raises on all and leaves no checkpoint.
 
-    staging: the folder, shared by the ranks, where files are put together before they are copied to a URL.
+    staging: returns the folder, shared by the ranks, for the files that are copied to a URL.
     """
     url = as_url(path)
     if url is None:
         _write_folder(packed, Path(path), about, ranks)
         return
     with contextlib.ExitStack() as until_done:
-        # rank zero's name for the folder counts; it removes it too
+        # rank zero creates the folder and removes it
         folder = Path(
             _run_on_rank_zero(
                 ranks, redact(url), lambda: str(until_done.enter_context(remote.staged(staging)))
@@ -76,14 +73,14 @@ def _write_folder(
 
 
 def _write_and_gather(ranks: Ranks, packed: Packed, temporary: Path, path: Path | str) -> dict[str, Any]:
-    """This rank's files are on the disk, and everyone else's."""
+    """Write this rank's files, wait for the other ranks, and return the sizes and checksums of all files."""
     problem, files = "", {}
     try:
-        _wait_for(temporary)
+        _wait_for_directory(temporary)
         with explain_write_errors(packed, Path(path)):
             files = write_parts(temporary, packed, ranks.rank)
             flush(temporary)
-    except Exception as error:  # whatever it is, the others must not wait
+    except Exception as error:  # the other ranks wait in `gather`, so every error must reach it
         problem = _describe_error(error)
     part = packed.part
     reports = ranks.gather(
@@ -93,34 +90,34 @@ def _write_and_gather(ranks: Ranks, packed: Packed, temporary: Path, path: Path 
     here, wanted = sum(each["here"] for each in reports), reports[0]["wanted"]
     if here != wanted:
         raise CheckpointError(
-            f"The checkpoint {path} was not written: its tensors that are spread over ranks have {wanted} "
-            f"numbers, but the ranks' pieces {here}. Have all ranks the same module and mesh?"
+            f"The checkpoint {path} was not written: its sharded tensors have {wanted} elements, but the "
+            f"shards of all ranks have {here}. Check that all ranks have the same module and device mesh."
         )
     return {name: facts for each in reports for name, facts in each["files"].items()}
 
 
-def _wait_for(temporary: Path) -> None:
+def _wait_for_directory(temporary: Path) -> None:
     until = time.monotonic() + WRITE_TIMEOUT
     while not temporary.is_dir():
         if time.monotonic() > until:
             raise CheckpointError(
-                f"this rank does not see {temporary.parent} as rank zero does: all ranks write into one "
-                "directory, so it must be on a disk that they share."
+                f"{temporary.parent} on this rank is not the directory that rank zero writes to: all ranks "
+                "write into one directory, so it must be on a shared disk."
             )
         time.sleep(0.05)
 
 
 def _run_on_rank_zero(ranks: Ranks, path: Path | str, act: Callable[[], Any]) -> Any:
-    """Rank zero does something, and everyone hears what came of it."""
+    """Call `act` on rank zero and return its result, or raise its error, on all ranks."""
     problem, result = "", None
     if ranks.rank == 0:
         try:
             result = act()
         except Exception as error:
             problem = _describe_error(error)
-    reports = ranks.from_zero([problem, result])
-    _raise_problems(path, {0: reports[0]} if reports[0] else {})
-    return reports[1]
+    problem, result = ranks.from_zero([problem, result])
+    _raise_problems(path, {0: problem} if problem else {})
+    return result
 
 
 def _describe_error(error: Exception) -> str:
@@ -129,7 +126,7 @@ def _describe_error(error: Exception) -> str:
 
 def _raise_problems(path: Path | str, problems: dict[int, str]) -> None:
     if problems:
-        said = "; ".join(f"rank {rank}: {problem}" for rank, problem in problems.items())
+        text = "; ".join(f"rank {rank}: {problem}" for rank, problem in problems.items())
         raise CheckpointError(
-            said if str(path) in said else f"The checkpoint {path} could not be written: {said}"
+            text if str(path) in text else f"The checkpoint {path} could not be written: {text}"
         )
