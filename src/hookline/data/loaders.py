@@ -18,8 +18,8 @@ from hookline.data.readers import ListReader, Reader, Saved, reader_for
 from hookline.data.seeding import key_of
 from hookline.data.sharding import (
     OwnSource,
+    RankSharding,
     ShardPlan,
-    Share,
     agree_on,
     in_step,
     is_apart,
@@ -52,7 +52,7 @@ class Loader:
     """Batches that a thread fetches in advance, where that changes nothing of what is trained."""
     move: Callable[[Any], Any] | None = None
     """What it does to them: the way to the device."""
-    share: Share = field(default_factory=Share)
+    sharding: RankSharding = field(default_factory=RankSharding)
     """Whose batches they are."""
     seed: int | None = field(default=None, init=False)
     """What the order comes from; known when the first pass is opened, and kept in checkpoints."""
@@ -77,7 +77,7 @@ class Loader:
 
     def __post_init__(self) -> None:
         self._whole = self.length
-        self.shard_plan = shard_plan_for(self.source, self.share)
+        self.shard_plan = shard_plan_for(self.source, self.sharding)
 
     @property
     def is_exact(self) -> bool:
@@ -93,7 +93,7 @@ class Loader:
         """How this source is read; found out when it is first needed."""
         if self._reader is None:
             self._reader = reader_for(
-                self.source, self.shard_plan, self.share.trains, self.share.ranks.world_size
+                self.source, self.shard_plan, self.sharding.trains, self.sharding.ranks.world_size
             )
         return self._reader
 
@@ -101,12 +101,12 @@ class Loader:
         """See that all ranks have the same source, or one of their own each, before anything is read from it.
         Waits for all.
         """
-        if self._is_agreed or self.share.ranks.alone:
+        if self._is_agreed or self.sharding.ranks.alone:
             return
         self._is_agreed = True
-        apart = is_apart(self.source, self.share)
+        apart = is_apart(self.source, self.sharding)
         lengths = agree_on(
-            self.share.ranks, self.name, self.source, self.reader.generators, self.length, apart
+            self.sharding.ranks, self.name, self.source, self.reader.generators, self.length, apart
         )
         if apart:
             known = [each for each in lengths if each is not None]
@@ -125,10 +125,10 @@ class Loader:
         tell_epoch(self.source, epoch)
         if self.seed is None and not isinstance(reader, ListReader):
             drawn = int(torch.randint(2**62, ()).item()) if seed is None else seed
-            self.seed = self.share.ranks.from_zero(drawn)
+            self.seed = self.sharding.ranks.from_zero(drawn)
         saved, self._restored, self._epoch, self._before_newest = self._restored, None, epoch, None
         self._begin(position, saved)
-        natural = rank_batches(self.source, self.shard_plan, self.share.trains)
+        natural = rank_batches(self.source, self.shard_plan, self.sharding.trains)
         limit = None if self.length == natural or self._whole == natural else self.length
         batches = reader.open(
             key_of(self.seed or 0, epoch, self.name), position, self._began[1], limit, saved
@@ -140,7 +140,7 @@ class Loader:
             batches = itertools.islice(batches, max(0, self.length - position))
         if self.ahead and reader.may_run_ahead:
             self._fetching = batches = ahead(batches, self.ahead, self.move)
-        return batches if self.share.ranks.alone else self._in_turns(batches, position)
+        return batches if self.sharding.ranks.alone else self._in_turns(batches, position)
 
     def _begin(self, position: int, saved: Saved | None) -> None:
         """Where the pass begins, in units of all ranks: another number of ranks, or other batches, go on with
@@ -151,19 +151,19 @@ class Loader:
             per_batch = (saved["facts"]["batch_size"] or 1) if self.shard_plan.of_samples else 1
             passed_over = position * per_batch if saved["passed_over"] is None else saved["passed_over"]
         self._began, self.length = (position, passed_over), self._whole
-        units = units_of(self.source, self.shard_plan, self.share.trains)
+        units = units_of(self.source, self.shard_plan, self.sharding.trains)
         if (
             passed_over != position * self.shard_plan.per_turn
             and units is not None
             and self._whole is not None
         ):
             rest = position + self.shard_plan.turns(max(0, units - passed_over))
-            is_limited = self._whole != rank_batches(self.source, self.shard_plan, self.share.trains)
+            is_limited = self._whole != rank_batches(self.source, self.shard_plan, self.sharding.trains)
             self.length = min(rest, self._whole) if is_limited else rest
 
     def _in_turns(self, batches: Iterator[Any], position: int) -> Iterator[Any]:
         """The same batches; before each one it is said what it is among those of all ranks."""
-        turn, shard_plan = self.share.turn, self.shard_plan
+        turn, shard_plan = self.sharding.rank_batch, self.shard_plan
         if self._in_step:
             keep = (
                 functools.partial(self._keep_state, itertools.count(position))
@@ -173,7 +173,7 @@ class Loader:
             source = OwnSource(
                 self.name, keep, lambda: self.reader.any_batch(key_of(self.seed or 0, self.name))
             )
-            yield from in_step(batches, source, self.share.ranks, turn)
+            yield from in_step(batches, source, self.sharding.ranks, turn)
         elif shard_plan.world_size == 1:
             turn.is_padding, turn.factor, turn.samples = False, 1.0, None
             yield from batches
@@ -232,7 +232,7 @@ class Loader:
 
     def left_of(self, saved: Saved) -> int | None:
         """Batches that this rank has left of the pass in which this was saved."""
-        units = units_of(self.source, self.shard_plan, self.share.trains)
+        units = units_of(self.source, self.shard_plan, self.sharding.trains)
         if (
             units is None
             or saved.get("of_samples") != self.shard_plan.of_samples
@@ -242,9 +242,9 @@ class Loader:
         return self.shard_plan.turns(max(0, units - saved["passed_over"]))
 
     def _facts(self) -> dict[str, int | None]:
-        apart = is_apart(self.source, self.share)
-        units = units_of(self.source, self.shard_plan, self.share.trains)
-        return facts_of(self.source, self._whole, units, self.share.ranks.world_size, apart)
+        apart = is_apart(self.source, self.sharding)
+        units = units_of(self.source, self.shard_plan, self.sharding.trains)
+        return facts_of(self.source, self._whole, units, self.sharding.ranks.world_size, apart)
 
     def load_state_dict(self, saved: Saved) -> None:
         """The next pass that is opened begins where this was saved. What has changed since is said."""
@@ -275,9 +275,11 @@ def tell_epoch(source: Any, epoch: int) -> None:
             owner.set_epoch(epoch)
 
 
-def make_loaders(given: Any, limit: int | float, kind: str, share: Share | None = None) -> list[Loader]:
+def make_loaders(
+    given: Any, limit: int | float, kind: str, sharding: RankSharding | None = None
+) -> list[Loader]:
     """Named loaders from what the user passed: one, a list, or a dictionary of names."""
-    share = share or Share()
+    sharding = sharding or RankSharding()
     if given is None:
         return []
     if isinstance(given, Mapping):
@@ -304,11 +306,11 @@ def make_loaders(given: Any, limit: int | float, kind: str, share: Share | None 
                 "Pass a DataLoader or any iterable of batches."
             )
     lengths = {
-        name: rank_batches(source, shard_plan_for(source, share), share.trains)
+        name: rank_batches(source, shard_plan_for(source, sharding), sharding.trains)
         for name, source in named.items()
     }
     return [
-        Loader(name, source, limited(lengths[name], limit, kind), share=share)
+        Loader(name, source, limited(lengths[name], limit, kind), sharding=sharding)
         for name, source in named.items()
     ]
 

@@ -50,8 +50,8 @@ class MixedLoader:
         self.tokens: dict[str, int] = dict.fromkeys(self.loaders, 0)
         self.batches_drawn: dict[str, int] = dict.fromkeys(self.loaders, 0)
         self._count_tokens = count_tokens
-        self.share = loaders[0].share
-        self._is_alone = self.share.ranks.alone
+        self.sharding = loaders[0].sharding
+        self._is_alone = self.sharding.ranks.alone
         self._newest = ("", 0, 0)
         """The batch drawn last: its loader, samples and tokens; no loader while it is being fetched."""
         self._seed: int | None = None
@@ -81,7 +81,7 @@ class MixedLoader:
         if (
             self._seed is None
         ):  # drawn now: in the middle of an epoch it would move the streams that the model draws from
-            self._seed = self.share.ranks.from_zero(self._draw_seed() if seed is None else seed)
+            self._seed = self.sharding.ranks.from_zero(self._draw_seed() if seed is None else seed)
         if self._restored:
             self._go_on()
         if self.cursor.epoch != epoch or (position == 0 and self.cursor.position):
@@ -302,7 +302,7 @@ class MixedLoader:
         return at
 
     def _made_of(self, name: str, source: Any) -> Loader:
-        (made,) = make_loaders({name: source}, 1.0, "train", self.share)
+        (made,) = make_loaders({name: source}, 1.0, "train", self.sharding)
         made.agree()
         return made
 

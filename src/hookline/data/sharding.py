@@ -35,7 +35,7 @@ class RankBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RankSharding:
     """Whose data it is, and what for."""
 
     ranks: Ranks = field(default_factory=Ranks)
@@ -45,7 +45,7 @@ class Share:
     """
     is_sharded: bool = True
     """False: whatever comes is meant for this rank alone."""
-    turn: RankBatch = field(default_factory=RankBatch)
+    rank_batch: RankBatch = field(default_factory=RankBatch)
     """Where it is said what the newest batch is."""
 
 
@@ -111,27 +111,27 @@ class ShardPlan:
         into.samples = units if self.of_samples else None
 
 
-def shard_plan_for(source: Any, share: Share) -> ShardPlan:
+def shard_plan_for(source: Any, sharding: RankSharding) -> ShardPlan:
     """How a source is dealt out: by samples where its batches are made of them here, else batch by batch."""
-    ranks = share.ranks
-    rank, world_size = (0, 1) if is_apart(source, share) else (ranks.rank, ranks.world_size)
+    ranks = sharding.ranks
+    rank, world_size = (0, 1) if is_apart(source, sharding) else (ranks.rank, ranks.world_size)
     if is_of_samples(source):
         batch_sampler = source.batch_sampler
         return ShardPlan(
-            rank, world_size, batch_sampler.batch_size, True, share.trains and batch_sampler.drop_last
+            rank, world_size, batch_sampler.batch_size, True, sharding.trains and batch_sampler.drop_last
         )
     return ShardPlan(
         rank,
         world_size,
         1,
         False,
-        world_size > 1 and share.trains and getattr(source, "drop_last", False) is True,
+        world_size > 1 and sharding.trains and getattr(source, "drop_last", False) is True,
     )
 
 
-def is_apart(source: Any, share: Share) -> bool:
+def is_apart(source: Any, sharding: RankSharding) -> bool:
     """Whether each rank has a source of its own, whose batches are all meant for it."""
-    return share.ranks.alone or not share.is_sharded or shards_itself(source)
+    return sharding.ranks.alone or not sharding.is_sharded or shards_itself(source)
 
 
 def units_of(source: Any, shard_plan: ShardPlan, trains: bool) -> int | None:

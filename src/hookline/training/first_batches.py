@@ -56,7 +56,9 @@ class FirstBatches:
         """Write down or compare the batch that the loop has just been given."""
         run, s = self.run, self.run.state
         loader = next((each for each in run.data.loaders["train"] if each.name == s.dataloader_name), None)
-        if loader is None or loader.share.turn.is_padding:  # a repeated batch, for a rank that has none left
+        if (
+            loader is None or loader.sharding.rank_batch.is_padding
+        ):  # a repeated batch, for a rank that has none left
             return
         places, expected = self.waiting.pop(loader.name, None), self.expected.pop(loader.name, None)
         if places is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.data.sharding import RankBatch, Share
+from hookline.data.sharding import RankBatch, RankSharding
 from hookline.run.parts import Window
 from hookline.run.run import Run
 from hookline.run.state import State
@@ -200,9 +200,9 @@ class WholeCount:
         return int(number)
 
 
-def make_totals(run: Run, share: Share) -> BatchTotals | WeightedBatches | None:
+def make_totals(run: Run, sharding: RankSharding) -> BatchTotals | WeightedBatches | None:
     """Return what counts the batches of this run; None on one process whose batches all count alike."""
     is_weighted = run.window.by != "batches"
-    if share.ranks.alone:
+    if sharding.ranks.alone:
         return WeightedBatches(run) if is_weighted else None
-    return WeightedTotals(run, share.turn) if is_weighted else BatchTotals(run, share.turn)
+    return WeightedTotals(run, sharding.rank_batch) if is_weighted else BatchTotals(run, sharding.rank_batch)

@@ -102,7 +102,7 @@ class RankPass(DataPass):
         """Measure the batch. A padding batch only runs its step, and only where the other ranks' forward
         needs this rank.
         """
-        if not loader.share.turn.is_padding:
+        if not loader.sharding.rank_batch.is_padding:
             measure()
         elif self.run.strategy.forward_communicates:
             run_padding(self.run, step(self.run.plan))
