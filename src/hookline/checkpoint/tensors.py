@@ -45,7 +45,7 @@ HASH_TURNS = 120
 """Turns after which hashing one chunk counts as failed, even on a busy machine."""
 JOIN_TIMEOUT = 5.0
 """Seconds to wait until a thread that has nothing left to hash ends."""
-MAX_HEADER_BYTES = 100_000_000
+LONGEST_HEADER = 100_000_000
 """The library refuses to read a longer header."""
 
 
@@ -167,9 +167,9 @@ def _header(tensors: Mapping[str, Tensor], order: list[str]) -> bytes:
         }
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    if len(text) > MAX_HEADER_BYTES:
+    if len(text) > LONGEST_HEADER:
         raise CheckpointError(
             f"{len(tensors)} tensors are too many for one file: their names take {len(text)} bytes, "
-            f"at most {MAX_HEADER_BYTES} can be read."
+            f"at most {LONGEST_HEADER} can be read."
         )
     return len(text).to_bytes(8, "little") + text

@@ -59,7 +59,7 @@ class MixedLoader:
         self._streams: dict[int, Iterator[Any]] = {}
         self._restored: dict[str, Any] = {}
         """The checkpoint's, until the first epoch is opened."""
-        self._taken: object = None
+        self._loaded: object = None
         self._left: dict[str, tuple[int, Any]] = {}
         """Loaders that were in a pass when the checkpoint was made: how many batches they had given, and how
         a new one begins.
@@ -83,7 +83,7 @@ class MixedLoader:
         ):  # drawn now: in the middle of an epoch it would move the streams that the model draws from
             self._seed = self.sharding.ranks.from_zero(self._draw_seed() if seed is None else seed)
         if self._restored:
-            self._go_on()
+            self._reopen_passes()
         if self.cursor.epoch != epoch or (position == 0 and self.cursor.position):
             self.cursor.begin(epoch)
             for name, state in self._unread().items():
@@ -133,18 +133,18 @@ class MixedLoader:
 
     def _stream(self, index: int, name: str) -> Iterator[Any]:
         if index not in self._streams:
-            passes, read = self._place_of_pick(index, name)
+            passes, read = self._position_of_pick(index, name)
             self._streams[index] = self.loaders[name].open(passes, read, self._seed)
         return self._streams[index]
 
-    def _place_of_pick(self, index: int, name: str) -> tuple[int, int]:
+    def _position_of_pick(self, index: int, name: str) -> tuple[int, int]:
         """Which pass the batch that is just being picked belongs to, and which of its batches it is."""
         passes, read = self.cursor.reading(index)
         return (passes, read - 1) if read else (passes - 1, (self.cursor.lengths.get(name) or 1) - 1)
 
     def _refuse_short(self, index: int, name: str) -> None:
         """A loader that is sure of its length and ends before hides an error of its dataset."""
-        loader, (_, read) = self.loaders[name], self._place_of_pick(index, name)
+        loader, (_, read) = self.loaders[name], self._position_of_pick(index, name)
         if loader.is_exact and loader.length is not None and 0 < read < loader.length:
             raise OptionError(
                 f"The training loader {name!r} ended after {read} of {loader.length} batches. "
@@ -166,7 +166,7 @@ class MixedLoader:
             if name in self.loaders and self.batches_drawn[name] == given
         }
 
-    def _go_on(self) -> None:
+    def _reopen_passes(self) -> None:
         """Open passes that are under way: now, for if the epoch ends before their turn comes, the next one
         must be new.
         """
@@ -225,17 +225,17 @@ class MixedLoader:
         """Stand where this was saved; the first epoch that is opened goes on there. A second time it changes
         nothing.
         """
-        if saved is self._taken:
+        if saved is self._loaded:
             return
         if saved.get("kind") != "mixture":
             raise OptionError(
                 f"The checkpoint was made with one training loader; this run mixes {', '.join(self.loaders)}."
             )
-        self._taken = self._restored = saved
+        self._loaded = self._restored = saved
         self.cursor.load_state_dict(saved["cursor"], awaited=saved["loaders"])
         here = {name: state for name, state in saved["loaders"].items() if name in self.loaders}
-        if any(self.loaders[name].is_cut_otherwise(state) for name, state in here.items()):
-            self.cursor.cut_anew({name: self.loaders[name].left_of(state) for name, state in here.items()})
+        if any(self.loaders[name].has_other_batches(state) for name, state in here.items()):
+            self.cursor.rebatch({name: self.loaders[name].left_of(state) for name, state in here.items()})
         self._seed, self.began_with = saved["seed"], saved["began_with"]
         for name, state in here.items():
             self.loaders[name].load_state_dict(state)
@@ -285,43 +285,43 @@ class MixedLoader:
         """A further loader from the next window on; where weights count, it needs one."""
         mixture, lengths = self.cursor.latest
         if name in self._restored.get("loaders", {}) and name not in self.loaders:
-            return self._add_again(name, loader)
+            return self._add_restored(name, loader)
         if name in lengths:
             raise OptionError(f"There is a loader named {name!r} already; loaders: {', '.join(lengths)}.")
         if mixture.weights and weight is None:
             raise OptionError(
                 f"The loader {name!r} needs a weight, as the others have one: {mixture.weights}."
             )
-        made = self._made_again(name, loader) if name in self.loaders else self._made_of(name, loader)
+        made = self._readd(name, loader) if name in self.loaders else self._make_loader(name, loader)
         weights = {**mixture.weights, name: weight} if weight is not None else mixture.weights
         at = self._revise(
             f"{name!r} added", replace(mixture, weights=weights), {**lengths, name: made.length}
         )
         if name not in self.loaders:
-            self._take_in(made)
+            self._register(made)
         return at
 
-    def _made_of(self, name: str, source: Any) -> Loader:
+    def _make_loader(self, name: str, source: Any) -> Loader:
         (made,) = make_loaders({name: source}, 1.0, "train", self.sharding)
         made.agree()
         return made
 
-    def _take_in(self, made: Loader) -> None:
+    def _register(self, made: Loader) -> None:
         self.loaders[made.name] = made
         self._all.append(made)
         for counts in (self.samples, self.tokens, self.batches_drawn):
             counts.setdefault(made.name, 0)
 
-    def _add_again(self, name: str, source: Any) -> int:
+    def _add_restored(self, name: str, source: Any) -> int:
         """One that was added before the checkpoint was made: it is part of the mixture already, and goes on
         where it was.
         """
-        made = self._made_of(name, source)
+        made = self._make_loader(name, source)
         made.load_state_dict(self._restored["loaders"][name])
-        self._take_in(made)
+        self._register(made)
         return self.cursor.next_window
 
-    def _made_again(self, name: str, source: Any) -> Loader:
+    def _readd(self, name: str, source: Any) -> Loader:
         """One that was taken out comes back and goes on where it was; another one under its name would be
         taken for it.
         """

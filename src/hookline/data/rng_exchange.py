@@ -42,7 +42,7 @@ class Stream(Protocol):
     """One random stream of a reader's own."""
 
     def enter(self) -> None:
-        """Keep the main stream and continue with this one in its place."""
+        """Keep the main stream and continue with this one in its offset."""
 
     def leave(self) -> None:
         """Keep this stream and put the main one back."""
@@ -236,32 +236,32 @@ def numpy_gauss() -> Memory | None:
 def _checked_gauss(main: np.random.RandomState) -> Memory | None:
     if sys.implementation.name != "cpython" or type(main) is not np.random.RandomState:
         return None
-    place = _gauss_place()
-    if place is None:
+    offset = _gauss_offset()
+    if offset is None:
         return None
-    memory, state = _memory(id(main) + place, 16), _gauss_of(main)
+    memory, state = _memory(id(main) + offset, 16), _gauss_of(main)
     return memory if struct.unpack("i4xd", memory) == state else None
 
 
-def _gauss_place() -> int | None:
+def _gauss_offset() -> int | None:
     """Find the flag and the number by values that are set through the public state, and see that writing them
     works too.
     """
     scratch = np.random.RandomState(0)
     size = np.random.RandomState.__basicsize__
     state: Any = scratch.get_state(legacy=False)
-    places = set()
+    offsets = set()
     for value in (1.2345678e-77, -8.7654321e88):
         scratch.set_state({**state, "has_gauss": 1, "gauss": value})
-        places.add(_memory(id(scratch), size).tobytes().find(struct.pack("i4xd", 1, value)))
-    place = places.pop()
-    if places or place < 0:
+        offsets.add(_memory(id(scratch), size).tobytes().find(struct.pack("i4xd", 1, value)))
+    offset = offsets.pop()
+    if offsets or offset < 0:
         return None
-    memory = _memory(id(scratch) + place, 16)
+    memory = _memory(id(scratch) + offset, 16)
     scratch.set_state({**state, "has_gauss": 0, "gauss": 0.0})
     is_cleared = struct.unpack("i4xd", memory) == (0, 0.0)
     memory[:] = struct.pack("i4xd", 1, 0.25)
-    return place if is_cleared and _gauss_of(scratch) == (1, 0.25) else None
+    return offset if is_cleared and _gauss_of(scratch) == (1, 0.25) else None
 
 
 def _gauss_of(generator: np.random.RandomState) -> tuple[int, float]:
@@ -322,17 +322,17 @@ def torch_engine() -> Memory | None:
 
 @functools.cache
 def _checked_engine(main: Any) -> Memory | None:
-    place = (
-        _engine_place() if sys.implementation.name == "cpython" and type(main) is torch.Generator else None
+    offset = (
+        _engine_offset() if sys.implementation.name == "cpython" and type(main) is torch.Generator else None
     )
-    if place is None:
+    if offset is None:
         return None
     address: int = getattr(main, "_cdata")  # noqa: B009  # its stubs do not know it
-    memory = _memory(address + place, TORCH_BYTES)
+    memory = _memory(address + offset, TORCH_BYTES)
     return memory if _is_engine(memory, main) else None
 
 
-def _engine_place() -> int | None:
+def _engine_offset() -> int | None:
     """Find the seed of a generator in its memory, and see that every part of the public state shows in the
     memory behind it.
     """
@@ -341,21 +341,21 @@ def _engine_place() -> int | None:
     address: int | None = getattr(scratch, "_cdata", None)
     if address is None:
         return None
-    place = _memory(address, TORCH_HEAD).tobytes().find(struct.pack("Q", seed))
-    if place < 0:
+    offset = _memory(address, TORCH_HEAD).tobytes().find(struct.pack("Q", seed))
+    if offset < 0:
         return None
-    memory = _memory(address + place, TORCH_BYTES)
+    memory = _memory(address + offset, TORCH_BYTES)
     is_known, before = _is_engine(memory, scratch), memory.tobytes()
-    for move in (
+    for draw in (
         _draw,
         _draw_normal,
         _draw_normal,
-        _keep_float,
+        _set_float,
     ):  # the second normal number was kept by the first draw
-        move(scratch)
+        draw(scratch)
         is_known = is_known and _is_engine(memory, scratch) and memory.tobytes() != before
         before = memory.tobytes()
-    return place if is_known else None
+    return offset if is_known else None
 
 
 def _draw(generator: torch.Generator) -> None:
@@ -366,7 +366,7 @@ def _draw_normal(generator: torch.Generator) -> None:
     torch.randn((), generator=generator, dtype=torch.float64, device="cpu")
 
 
-def _keep_float(generator: torch.Generator) -> None:
+def _set_float(generator: torch.Generator) -> None:
     """Set the second of a pair of float numbers, which are the last 8 bytes of the public state: a number and
     a flag.
     """

@@ -20,7 +20,7 @@ import torch.utils.data._utils.worker as torch_worker
 from hookline.data.seeding import seed_torch
 
 log = logging.getLogger("hookline")
-KILLING = 5.0
+KILL_TIMEOUT = 5.0
 """Seconds in which the system ends a process that was killed."""
 
 
@@ -113,12 +113,12 @@ class WorkerStart:
         if info is not None and type(info.dataset) is KeyedDataset:
             own = object.__getattribute__(info.dataset, "_dataset")
             torch_worker._worker_info = dataclasses.replace(info, dataset=own)
-        leave_signals_to_the_parent()
+        block_signals()
         if self.users is not None:
             self.users(worker_id)
 
 
-def leave_signals_to_the_parent() -> None:
+def block_signals() -> None:
     """A signal sent to the whole process group must not end a worker before the main process has finished its
     step.
 
@@ -133,7 +133,7 @@ def leave_signals_to_the_parent() -> None:
         signal.signal(number, _do_nothing)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGUSR1})  # see signals_held
-    threading.Thread(target=_obey_the_parent, name="hookline-signals", daemon=True).start()
+    threading.Thread(target=_wait_for_parent_sigterm, name="hookline-signals", daemon=True).start()
 
 
 @contextlib.contextmanager
@@ -166,14 +166,14 @@ def end_workers(batches: Any) -> None:
         if each.is_alive():
             log.warning("The worker process %s (%s) did not end and is killed.", each.pid, each.name)
             each.kill()
-            each.join(KILLING)
+            each.join(KILL_TIMEOUT)
 
 
 def _do_nothing(number: int, frame: Any) -> None:
     pass
 
 
-def _obey_the_parent() -> None:
+def _wait_for_parent_sigterm() -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
         pass
     os._exit(0)

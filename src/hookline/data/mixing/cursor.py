@@ -365,17 +365,17 @@ class MixtureCursor:
             )
         self.epoch, self._names = state["epoch"], names
         self._passes, self._pass_began = list(state["passes"]), list(state["pass_began"])
-        self._now, self._later = _made(state["now"]), state["later"]
-        self._pending = None if state["pending"] is None else _made(state["pending"])
+        self._now, self._later = _from_plain(state["now"]), state["later"]
+        self._pending = None if state["pending"] is None else _from_plain(state["pending"])
         if _plain(self._given) not in (state["given"], state["pending"] or state["now"]):
             self._pending = self._given
-        mixture, lengths = _made(saved)
+        mixture, lengths = _from_plain(saved)
         stretch = Stretch(
             mixture, tuple(names), lengths, saved["start"], tuple(saved["counts"]), saved["asked"]
         )
         self._enter(stretch, state["counts"])
 
-    def cut_anew(self, left: Mapping[str, int | None]) -> None:
+    def rebatch(self, left: Mapping[str, int | None]) -> None:
         """After a state was loaded: go on with loaders that make other batches of their data now, and have
         these left.
 
@@ -457,5 +457,5 @@ def _plain(settings: tuple[Mixture, Lengths]) -> dict[str, Any]:
     return {"mixture": settings[0].to_dict(), "lengths": dict(settings[1])}
 
 
-def _made(data: Mapping[str, Any]) -> tuple[Mixture, Lengths]:
+def _from_plain(data: Mapping[str, Any]) -> tuple[Mixture, Lengths]:
     return Mixture(**data["mixture"]), dict(data["lengths"])
