@@ -1,4 +1,7 @@
-"""Fetch and collate batches of a DataLoader without workers, without its iterator, which costs 11 µs a batch."""
+"""Fetch and collate batches of a DataLoader without workers.
+
+This avoids its iterator, which costs 11 µs a batch.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +135,7 @@ class TensorRows:
 
 
 class SubsetRows:
-    """The rows of a Subset, as from `random_split`. Its indices are read for each batch, as they may change."""
+    """The rows of a Subset, as from `random_split`. Its indices may change between batches."""
 
     def __init__(self, dataset: Subset[Any], rows: Rows) -> None:
         self.dataset, self.rows, self._inner = dataset, rows, dataset.dataset
@@ -188,7 +191,7 @@ class ConcatRows:
 
 
 class ArrowRows:
-    """A `datasets.Dataset` in torch format, which reads whole batches; a DataLoader would split and stack them."""
+    """A `datasets.Dataset` in torch format, which reads whole batches."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -220,7 +223,7 @@ class ArrowRows:
 
 
 def is_plain(tensor: Any) -> bool:
-    """Return whether a tensor is of torch's own class, dense, contiguous, on the CPU and without gradients."""
+    """Return whether a tensor is a plain, dense and contiguous CPU tensor without gradients."""
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return False
     if (

@@ -127,11 +127,10 @@ class IndexReader(Reader):
         self.order = Order(sampler, self.generators, ahead, shard_plan, trains)
         self.caps = type(loader).__iter__ is DataLoader.__iter__
         self.copy = PrivateCopy(loader, self.order)
-        # workers that stay have one iterator for all passes, which the thread of the last pass may still be
-        # in
-        lasting = in_main or loader.persistent_workers
+        # persistent workers have one iterator for all passes, which the thread of the last pass may still use
+        is_reused = in_main or loader.persistent_workers
         self.may_run_ahead = (
-            not lasting and self.caps and self.order.draws_once and self.order.stateful is None
+            not is_reused and self.caps and self.order.draws_once and self.order.stateful is None
         )
 
     def describe(self) -> str:

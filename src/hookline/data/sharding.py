@@ -24,7 +24,7 @@ class RankBatch:
     """This rank's newest batch, in relation to the batches that the other ranks read at the same time."""
 
     is_padding: bool = False
-    """Whether the rank is out of data and repeats a batch so that collectives match; the result is dropped."""
+    """Whether the rank is out of data and repeats a batch so that collectives match."""
     factor: float = 1.0
     """The weight of the loss that makes the mean over the ranks the mean over the samples of all ranks."""
     samples: int | None = None
@@ -231,7 +231,8 @@ def compare_sources(
     lengths = [each[0] for each in reports]
     if any(each[2] != mine[2] for each in reports):
         raise OptionError(
-            f"The loader {name!r} shards itself on some ranks only: {_by_rank([each[2] for each in reports])}."
+            f"The loader {name!r} shards itself only on some ranks: "
+            f"{_by_rank([each[2] for each in reports])}."
         )
     if apart:
         return lengths
