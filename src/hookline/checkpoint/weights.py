@@ -257,9 +257,9 @@ def put_weights(
         raise CheckpointError(
             "\n".join(
                 [
-                    f"The weights in {where} do not match {report.module}, and none was loaded:",
+                    f"The weights in {where} do not fit {report.module}, and none was loaded:",
                     *report.problems(),
-                    "  strict=False loads those that match.",
+                    "  strict=False loads those that fit.",
                 ]
             )
         )
@@ -273,7 +273,7 @@ def _load(module: nn.Module, weights: Mapping[str, Any], where: str, **options: 
     # a module may have its own checks
     except (RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:
         raise CheckpointError(
-            f"The weights in {where} do not match {type(module).__name__}: {error}"
+            f"The weights in {where} do not fit {type(module).__name__}: {error}"
         ) from error
 
 

@@ -90,7 +90,7 @@ class ListReader(Reader):
     """A reader of a list of batches."""
 
     kind = "list"
-    how = "as a list of batches"
+    how = "as a list: its batches are used as they are"
     may_run_ahead = True
 
     def __init__(self, source: Iterable[Any]) -> None:
