@@ -1,5 +1,5 @@
 """Keras callbacks among Hookline's hooks, unchanged: EarlyStopping, CSVLogger, LearningRateScheduler, and
-people's own.
+your own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hookline.util.errors import HookError
 
 
 class ModelView:
-    """The module of the run, with what callbacks do to a Keras model."""
+    """The module of the run, with the attributes that callbacks use of a Keras model."""
 
     def __init__(self) -> None:
         self._state: Any = None
@@ -35,7 +35,7 @@ class ModelView:
 
     @property
     def stop_training(self) -> bool:
-        """Set to True, the run ends at the next batch boundary."""
+        """Return whether the run is to stop; set to True, the run ends at the next batch boundary."""
         return bool(self._state.should_stop)
 
     @stop_training.setter
@@ -44,49 +44,49 @@ class ModelView:
             self._state.request_stop("a Keras callback set model.stop_training")
 
     def get_weights(self) -> list[Any]:
-        """Copies of all weights and buffers, as arrays."""
+        """Return copies of all weights and buffers, as arrays."""
         return [_array(each.detach().cpu()) for each in self._state.module.state_dict().values()]
 
     def set_weights(self, weights: list[Any]) -> None:
-        """Put such copies back."""
+        """Copy such arrays into the weights and buffers."""
         with torch.no_grad():
             for tensor, values in zip(self._state.module.state_dict().values(), weights, strict=True):
                 tensor.copy_(torch.as_tensor(values))
 
     def __getattr__(self, name: str) -> Any:
-        """Anything else is the module's own."""
+        """Return any other attribute from the module."""
         if name.startswith("_") or self._state is None:
             raise AttributeError(name)
         return getattr(self._state.module, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module itself."""
+        """Call the module."""
         return self._state.module(*args, **kwargs)
 
 
 class Rate(float):
-    """A learning rate, with what callbacks do to a variable of Keras."""
+    """A learning rate with the methods that callbacks call on a variable of Keras."""
 
     owner: OptimizerView
 
     def assign(self, rate: Any) -> None:
-        """Set it."""
+        """Set the learning rate of the optimizer."""
         self.owner.learning_rate = rate
 
     def numpy(self) -> float:
-        """The number."""
+        """Return the number."""
         return float(self)
 
 
 class OptimizerView:
-    """The first optimizer, by its learning rate."""
+    """The learning rate and the number of updates of the first optimizer."""
 
     def __init__(self, state: Any) -> None:
         object.__setattr__(self, "_state", state)
 
     @property
     def learning_rate(self) -> Rate:
-        """Of the first parameter group; setting it sets all groups."""
+        """Return the rate of the first parameter group; setting it sets all groups."""
         rate = Rate(self._state.optimizers[0].param_groups[0]["lr"])
         rate.owner = self
         return rate
@@ -103,11 +103,13 @@ class OptimizerView:
 
     @property
     def iterations(self) -> int:
-        """Updates so far."""
+        """Return the number of updates so far."""
         return int(self._state.step)
 
     def __getattr__(self, name: str) -> Any:
-        """Only reached for what is not there. Keras itself looks for `optimizers` and `inner_optimizer`."""
+        """Reject attributes that a Hookline run does not have. Keras itself tests for `optimizers` and
+        `inner_optimizer`.
+        """
         if name.startswith("_") or name in ("optimizers", "inner_optimizer"):
             raise AttributeError(name)
         raise HookError(
@@ -124,12 +126,14 @@ class OptimizerView:
 
 
 def _array(tensor: torch.Tensor) -> Any:
-    """A copy; numbers that numpy has not, in ones that hold them exactly."""
+    """Return a copy as an array; numpy has no bfloat16, so it becomes float32."""
     return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy().copy()
 
 
 def epoch_logs(metrics: Mapping[str, float]) -> dict[str, Any]:
-    """`train/loss` -> `loss`, `val/loss` -> `val_loss`; all others as they are."""
+    """Return metrics under Keras' names: `train/loss` -> `loss`, `val/loss` -> `val_loss`; others keep their
+    names.
+    """
     return {
         key.replace("val/", "val_", 1) if key.startswith("val/") else key.removeprefix("train/"): value
         for key, value in metrics.items()
@@ -137,21 +141,21 @@ def epoch_logs(metrics: Mapping[str, float]) -> dict[str, Any]:
 
 
 def test_logs(metrics: Mapping[str, float], prefix: str) -> dict[str, Any]:
-    """The results of an evaluation by itself, without its prefix."""
+    """Return the results of a standalone evaluation without their prefix."""
     return {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method of Keras: our events, what comes before `logs`, and where the logs come from."""
+    """A method of Keras: its events here, the argument before `logs`, and the source of the logs."""
 
     events: tuple[str, ...]
     first: str = ""
     """'epoch', 'batch_idx' or nothing."""
     logs: str = ""
-    """'epoch', 'test', 'end', 'batch' or nothing: an empty dictionary."""
+    """'epoch', 'test', 'end', 'batch' or nothing, which gives an empty dictionary."""
     older: str = ""
-    """The name it had before, which the method calls by itself."""
+    """Its earlier name, which the method calls itself."""
 
 
 METHODS: Mapping[str, Method] = {
@@ -170,11 +174,11 @@ METHODS: Mapping[str, Method] = {
     "on_predict_batch_begin": Method(("on_predict_batch_start",), "batch_idx"),
     "on_predict_batch_end": Method(("on_predict_batch_end",), "batch_idx"),
 }
-"""Their method -> our events. Keras tests are validations in the course of a fit."""
+"""Their method -> our events. A validation inside a fit is a test in Keras."""
 
 
 class KerasCallback(AdoptedCallback):
-    """Stands for one callback. `self.model` is a view: the module, `stop_training`, the weights, the learning
+    """Represents one callback. `self.model` is a view: the module, `stop_training`, the weights, the learning
     rate.
     """
 
@@ -200,7 +204,9 @@ class KerasCallback(AdoptedCallback):
             )
 
     def _asks(self) -> Iterator[tuple[str, str]]:
-        """What it wants of a Keras model and no other has; each with the method."""
+        """Yield the attributes that it needs and only a Keras model has, each with the method that uses
+        it.
+        """
         keras_only = set(dir(sys.modules["keras"].Model)) - set(dir(nn.Module)) - set(dir(ModelView))
         for attribute, where in asked_of(("self.model",), self.original, lambda cls: cls is self.base):
             if attribute in keras_only:
@@ -217,8 +223,8 @@ class KerasCallback(AdoptedCallback):
         )
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
-        """One for each event of an overridden method; before them, when training starts, the loaders can be
-        measured.
+        """Return one listener for each event of an overridden method, and one that first sets the parameters
+        when training starts.
         """
         started = table["on_train_start"]
         found = [
@@ -243,7 +249,7 @@ class KerasCallback(AdoptedCallback):
         return found
 
     def begin_run(self, state: Any) -> None:
-        """A run begins: the callback gets its model and its parameters, as Keras does it."""
+        """Give the callback its model and its parameters, as Keras does when a run starts."""
         self.view._attach(state)
         for attribute, where in self._asks():
             if not hasattr(state.module, attribute):
@@ -259,7 +265,7 @@ class KerasCallback(AdoptedCallback):
 
 
 def _caller(function: Callable[..., Any], row: Method) -> Caller:
-    """What a callback returns has no meaning in Keras."""
+    """Return a caller that ignores the returned value, which has no meaning in Keras."""
     logs = _LOGS[row.logs]
 
     def call(s: Any) -> None:
@@ -283,7 +289,9 @@ def _caller(function: Callable[..., Any], row: Method) -> Caller:
 
 
 def _shared(name: str, make: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    """One dictionary for all Keras callbacks at one moment: some write into it for those after them."""
+    """Return a function that gives all Keras callbacks of one event the same dictionary: some write into it
+    for later ones.
+    """
     key = f"keras {name}"
 
     def logs(s: Any) -> dict[str, Any]:
@@ -306,7 +314,7 @@ _LOGS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
 }
 
 BY_ANOTHER_NAME = {"SwapEMAWeights": "optimizer.use_ema"}
-"""What Keras' own reach for in a way that their code does not show at once."""
+"""Attributes that Keras' own callbacks use in a way that their source does not show."""
 INSTEAD = {
     "ModelCheckpoint": "Use hookline.hooks.ModelCheckpoint.",
     "BackupAndRestore": "Use Trainer.fit(resume='auto') with hookline.hooks.ModelCheckpoint.",

@@ -1,4 +1,4 @@
-"""What is kept of a line, for a checkpoint of the host's or one of its own, and how it comes back."""
+"""Save and restore the state of a hosted run, in a checkpoint of the host or one of Hookline."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class KeptRun(EmittingRun, Protocol):
 
     @property
     def run_dir(self) -> Path:
-        """Where checkpoints are written."""
+        """Return the directory in which checkpoints are written."""
         ...
 
 
 PARTS = ("module", "optimizers", "schedulers", "counters", "hooks", "filters", "metrics", "log")
-"""What a checkpoint of a line holds."""
+"""The parts of a hosted run's checkpoint."""
 
 
 def keep(view: KeptRun) -> dict[str, Any]:
-    """The hooks' own state, how far their schedules have counted, the counters and the newest metrics."""
+    """Return the state of the hooks and of their filters, the counters and the newest metrics."""
     s, entries = view.state, view.hooks.in_order()
     return {
         "counters": s.counts.state_dict(),
@@ -57,7 +57,7 @@ def keep(view: KeptRun) -> dict[str, Any]:
 
 
 def put_back(view: KeptRun, kept: dict[str, Any]) -> None:
-    """The counters, the metrics, and everything of the hooks, by their names."""
+    """Restore the counters, the metrics, and the state of the hooks by their names."""
     s = view.state
     s.counts.load_state_dict(kept["counters"])
     view.resume.take({key: kept[key] for key in ("hooks", "filters")})
@@ -69,7 +69,7 @@ def put_back(view: KeptRun, kept: dict[str, Any]) -> None:
 
 
 def save(view: KeptRun, request: SaveRequest, ranks: Ranks) -> None:
-    """One checkpoint: the first rank writes, and all hear of it once it is durable, or why it is not."""
+    """Write one checkpoint on rank 0, and report its success or failure on all ranks."""
     s = view.state
     if bad := find_nonfinite(s.optimizers):
         raise NonFiniteLoss(
@@ -90,7 +90,7 @@ def save(view: KeptRun, request: SaveRequest, ranks: Ranks) -> None:
 
 
 def contents_of(view: KeptRun) -> dict[str, Any]:
-    """Module, optimizers, schedulers, and what `keep` keeps."""
+    """Return the state of module, optimizers and schedulers, and what `keep` returns."""
     s = view.state
     return {
         "module": s.module.state_dict(),
@@ -101,7 +101,7 @@ def contents_of(view: KeptRun) -> dict[str, Any]:
 
 
 def load(view: KeptRun, path: str | Path) -> None:
-    """Put a checkpoint back into module, optimizers, schedulers and hooks."""
+    """Load a checkpoint into module, optimizers, schedulers and hooks."""
     s, contents = view.state, files.read(path)
     begin_loading(view, contents)
     if "log" in contents:
@@ -127,11 +127,11 @@ def load(view: KeptRun, path: str | Path) -> None:
 
 log = logging.getLogger("hookline")
 LARGEST = 1_000_000
-"""Numbers that the state of one hook may have in tensors: more do not belong into a file of text."""
+"""The most tensor elements that the state of one hook may have: more do not belong into a text file."""
 
 
 def as_json(kept: dict[str, Any]) -> dict[str, Any]:
-    """The same for JSON to hold. A hook whose state cannot be held is left out, with a warning."""
+    """Return the state as JSON values. A hook whose state has no JSON form is left out, with a warning."""
     hooks = {}
     for name, state in kept["hooks"].items():
         try:
@@ -146,7 +146,7 @@ def as_json(kept: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_json(kept: dict[str, Any]) -> dict[str, Any]:
-    """The opposite."""
+    """Return the state from what `as_json` returned."""
     return {**_value(kept["rest"]), "hooks": {name: _value(each) for name, each in kept["hooks"].items()}}
 
 

@@ -1,4 +1,4 @@
-"""What a host of hooks can tell them, as a table, and the list of hooks that holds to it."""
+"""The events that each host can emit, as tables, and a hook list that rejects hooks which need more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookline.engine.source_text import asked_of
 from hookline.util.errors import HookError, closest
 
 TRAINERS = ("trainer", "state.trainer")
-"""How hooks write it."""
+"""Expressions by which hooks refer to the trainer."""
 
 
 def _is_ours(cls: type) -> bool:
@@ -23,40 +23,42 @@ def _is_ours(cls: type) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A training loop that is not Hookline's own, seen by hooks.
+    """A training loop that is not Hookline's own.
 
-    Every event that hooks can hear is offered, or never comes about here (listening to it is no mistake), or
-    is lacking: then a hook that listens to it is refused when it is added.
+    Each event is offered, or never happens here (a hook may listen to it), or is lacking: then a hook that
+    listens to it is rejected when it is added.
     """
 
     name: str
-    """How messages call it: `Lightning's Trainer`."""
+    """Its name in messages: `Lightning's Trainer`."""
     offers: Mapping[str, str]
-    """Event -> what tells of it: a method of the host's own callbacks, or a call of `Line`."""
+    """Event -> what emits it: a method of the host's own callbacks, or a call of `Line`."""
     lacks: Mapping[str, str]
-    """Event -> why this host cannot tell of it."""
+    """Event -> why this host cannot emit it."""
     useless: Mapping[str, str] = field(default_factory=dict)
-    """Built-in hook -> why it can do nothing here, though it hears everything that it listens to."""
+    """Built-in hook -> why it has no effect here, although all of its events are offered."""
 
     def why_lacking(self, event: Event) -> str:
-        """Why a hook cannot listen to this event here; an empty string if it can."""
+        """Return why a hook cannot listen to this event here; an empty string if it can."""
         if event.inside == "own":
             return "events of your own are fired by `Trainer.emit`, which is not there"
         return self.lacks.get(event.name, "")
 
 
 class HostedHooks(HookList):
-    """The hooks of a host: what it cannot tell or give is refused when a hook is added that needs it."""
+    """The hooks of a host. A hook that needs an event or attribute that the host lacks is rejected when it is
+    added.
+    """
 
     def __init__(self, plan: Any, host: Host, rank: int, offered: frozenset[str]) -> None:
-        """offered: the attributes of what hooks see as `trainer`."""
+        """offered: the attributes of the object that hooks see as `trainer`."""
         self.host = host
         self._offered = offered
         super().__init__(plan, EVENTS, rank)
 
     def move_to(self, rank: int) -> None:
-        """This process turns out to be another rank than the launcher has said: other hooks
-        are heard here.
+        """Change the rank of this process if the launcher's was different, and with it the hooks that run
+        here.
         """
         if rank == self._rank:
             return

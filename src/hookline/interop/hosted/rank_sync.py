@@ -1,10 +1,9 @@
-"""What the ranks of a hosted run decide together: to stop, to save, and what a hook's signal means for all of
-them.
+"""Synchronizes the ranks of a hosted run: stops, saves, and the signals that hooks return.
 
-After every batch each rank says in a few numbers whether it wants something, and reads what all of them said
-one batch ago: nobody waits. Only if somebody wants something they exchange the details, and all act on it at
-the same batch. A rank whose epoch is over keeps answering until all others are there too, so epochs may
-differ in length.
+After every batch each rank contributes a few numbers to a reduction and reads the result of the previous
+batch, so no rank waits. If the result says that a rank requests something, the ranks exchange the details,
+and all act on them at the same batch. A rank whose epoch is over keeps taking part until all others are
+there, so epochs may differ in length.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ PLACES = ("after a training batch", "at a validation", "at the end or the beginn
 
 
 class HostedRankSync:
-    """One rank's part in it."""
+    """Synchronizes one rank with the others."""
 
     def __init__(self, line: HostView, ranks: Ranks) -> None:
         self.line = line
         self.ranks = ranks
         self.stop = False
-        """Whether the ranks have agreed to stop; `should_stop` of the state is what this one wants."""
+        """Whether the ranks have agreed to stop; `should_stop` of the state is the request of this rank."""
         self.agreed: list[SaveRequest] = []
         """Checkpoints that all ranks are about to write together."""
         self._kept: list[SaveRequest] = []
-        """Those that this rank, but not all, have asked for."""
+        """Checkpoints that this rank has requested, but not all ranks."""
         self._asked: Answer | None = None
         self._steers_batches = self._steers_updates = False
 
     # ---- meeting -------------------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """After a batch: say what is new, hear what was new one batch ago."""
+        """Contribute the requests of this rank after a batch, and act on those of the previous batch."""
         asked = self._ask(AFTER_BATCH)
         before, self._asked = self._asked, asked
         if before is not None and self._has_news(before.read()):
@@ -50,7 +49,7 @@ class HostedRankSync:
             self._exchange_if_all_save(asked.read())
 
     def settle(self, place: int) -> None:
-        """Wait until all ranks are here, and do what any of them wants."""
+        """Wait until all ranks are here, and act on the requests of any of them."""
         while True:
             asked = self._ask(place)
             before, self._asked = self._asked, asked
@@ -90,7 +89,7 @@ class HostedRankSync:
             self.line.save_requests = []
 
     def _exchange(self) -> None:
-        """Everybody tells everything, and all do the same with it."""
+        """Gather the requests of all ranks, and act on them in the same way on each."""
         line, s = self.line, self.line.state
         mine, line.save_requests, self._kept = [*self._kept, *line.save_requests], [], []
         stop = (s.stop_reason or "a stop was asked for") if s.should_stop else None
@@ -114,7 +113,7 @@ class HostedRankSync:
     # ---- what hooks return ---------------------------------------------------------------------------------
 
     def note_steering(self) -> None:
-        """Whether any hook may return a signal: only then the ranks wait to hear of it. All of them have the
+        """Record whether any hook may return a signal: only then the ranks wait for it. All ranks have the
         same hooks.
         """
         steering = {
@@ -127,14 +126,14 @@ class HostedRankSync:
         self._steers_updates = "on_before_optimizer_step" in steering
 
     def on_batch(self, signal: Signal | None) -> Signal | None:
-        """A batch that one rank leaves out is left out by all, an epoch that one ends is ended by all."""
+        """Return the strongest signal of any rank: all ranks skip the batch, or end the epoch, together."""
         if not self._steers_batches:
             return signal
         strongest = self._most(signal)[0]
         return {0: None, SKIP_BATCH.strength: SKIP_BATCH, END_EPOCH.strength: END_EPOCH}[strongest]
 
     def on_update(self, signal: Signal | None) -> Signal | None:
-        """An update that one rank leaves out is left out by all: their weights must stay the same."""
+        """Skip the update on all ranks if one skips it, because their weights must stay the same."""
         if not self._steers_updates:
             return signal
         most, least = self._most(signal)

@@ -1,5 +1,5 @@
-"""A run that another loop drives: one method for each thing that can happen, which emits the events of the
-trainer's own runs.
+"""A run that another loop drives: each method emits the events of one moment, as in the trainer's own
+runs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from hookline.util.errors import HooklineError, OptionError, Signal
 
 
 def own_module(module: nn.Module) -> nn.Module:
-    """What the user wrote, without what distributes or compiles it."""
+    """Return the user's module without its wrappers for distribution or compilation."""
     while True:
         is_spread = isinstance(module, DistributedDataParallel)
         inner: Any = (
@@ -54,14 +54,14 @@ def own_module(module: nn.Module) -> nn.Module:
 
 
 def joins(model: Any) -> bool:
-    """Whether ranks may have different numbers of batches (torch's `Join`): then they cannot
-    meet after each.
+    """Return whether ranks may have different numbers of batches (torch's `Join`), so that they cannot
+    synchronize after each.
     """
     return isinstance(model, DistributedDataParallel) and model._join_config.enable
 
 
 def own_optimizers(given: Any) -> list[Any]:
-    """The optimizers themselves, without their coats; something else is refused."""
+    """Return the optimizers without their wrappers; anything else is rejected."""
     try:
         found = [bare(each) for each in listed(given)]
     except TypeError:
@@ -74,7 +74,7 @@ def own_optimizers(given: Any) -> list[Any]:
 
 
 def listed(given: Any) -> list[Any]:
-    """One optimizer or scheduler, or several."""
+    """Return one optimizer or scheduler, or several, as a list."""
     if hasattr(given, "step"):
         return [given]
     return [each for each in given if each is not None] if given is not None else []
@@ -101,11 +101,11 @@ class HostedRun(Recording):
         host_logs: bool = False,
         holds_rows: bool = False,
     ) -> None:
-        """announces_steps: whether optimizers are heard by themselves before they step, or the host says
-        when.
+        """announces_steps: whether an optimizer's step hooks fire the events before a step; otherwise the
+        host does.
 
-        host_logs: whether rows go to where the host logs its own metrics itself. holds_rows: whether they
-        wait until it does.
+        host_logs: whether rows go to the loggers of the host, which logs its own metrics itself. holds_rows:
+        whether they wait until it does.
         """
         self.options = make_options(
             {
@@ -141,13 +141,13 @@ class HostedRun(Recording):
         self.resume = Resume()
         self.epoch_is_open = False
         self.epoch_is_whole = False
-        """Whether the loader has come to its end in this epoch."""
+        """Whether the loader was exhausted in this epoch."""
         self._kept: dict[str, Any] | None = None
         for hook in hooks:
             self.hooks.add(hook)
 
     def attach(self, module: nn.Module, optimizers: Any = (), schedulers: Any = ()) -> None:
-        """Say whose training it is."""
+        """Set the module, the optimizers and the schedulers that are trained."""
         s = self.state
         if not isinstance(module, nn.Module):
             raise OptionError(
@@ -163,11 +163,11 @@ class HostedRun(Recording):
         self.place(first.device if first is not None else torch.device("cpu"), module)
 
     def place(self, device: Any, wrapped_model: Any) -> None:
-        """Say where the module is, and what the host runs in its place."""
+        """Set the device of the module, and the wrapper that the host runs."""
         self.state.setup.device, self.state.setup.wrapped_model = device, wrapped_model
 
     def take_place(self, rank: int, local_rank: int, world_size: int) -> None:
-        """Say which of the ranks this is. There is one record of a run, however many ranks it has."""
+        """Set the rank of this process. Only rank 0 has loggers."""
         s = self.state
         s.setup.rank, s.setup.local_rank, s.setup.world_size = rank, local_rank, world_size
         self.hooks.move_to(rank)
@@ -207,23 +207,23 @@ class HostedRun(Recording):
             put_back(self, kept)
 
     def start_afresh(self) -> None:
-        """The run that comes is a new one: its counters begin at zero."""
+        """Reset the counters and metrics for a new run."""
         self.state.counts.reset()
         self.resume.take({})
         self.state.log = MetricLog()
 
     def start_fit(self) -> None:
-        """Everything is in place: the optimizers are listened to."""
+        """Observe the optimizers and emit on_fit_start."""
         self.updates.watch(self.state.setup.optimizers)
         run_events.start_fit(self)
 
     def start_training(self) -> None:
-        """The training begins."""
+        """Emit on_train_start."""
         run_events.start_training(self)
         self.settle()
 
     def end_training(self) -> None:
-        """The training has ended as meant."""
+        """End a training that did not fail, and emit on_train_end."""
         self.end_epoch()
         run_events.end_as(self, "stopped" if self.state.ending.should_stop else "completed")
         run_events.end_training(self)
@@ -232,12 +232,12 @@ class HostedRun(Recording):
         self.updates.leave()
 
     def end_fit(self) -> None:
-        """The last event of a run that ended as meant."""
+        """Emit on_fit_end, the last event of a run that did not fail."""
         run_events.end_fit(self)
         self.settle()
 
     def drop(self) -> None:
-        """What is open will never end, and what was asked for is not done."""
+        """Abandon what is open, without events, and drop save requests."""
         if self.current_pass is not None:
             self.current_pass.leave()
             self.current_pass = None
@@ -246,7 +246,7 @@ class HostedRun(Recording):
         self.save_requests.clear()
 
     def fail(self, error: BaseException) -> None:
-        """Emit on_exception. What fails then is noted on the error."""
+        """Emit on_exception. Further failures become notes of the error."""
         self.drop()
         run_events.mark_failed(self, error)
         self.rank_sync, self.updates.signal_filters = None, ()  # the other ranks may not know of it
@@ -258,7 +258,7 @@ class HostedRun(Recording):
         note_later(error, failures)
 
     def tear_down(self) -> list[BaseException]:
-        """Whatever happened, everyone whose set-up began is torn down, once. Their failures."""
+        """Tear down every hook whose set-up began, once, whatever happened; return their failures."""
         self.drop()
         self.updates.leave()
         failures = tear_down(self)
@@ -272,8 +272,8 @@ class HostedRun(Recording):
     # ---- epochs and batches --------------------------------------------------------------------------------
 
     def start_epoch(self, batches: int | None = None, first: int = 0) -> None:
-        """An epoch begins, or goes on after a resume with its batch number `first`: then its
-        means go on too.
+        """Start an epoch, or continue it after a resume with its batch number `first`, and with its means so
+        far.
         """
         self.end_epoch()
         self.must_run()
@@ -286,7 +286,7 @@ class HostedRun(Recording):
         self.state.log.mode = "train"
 
     def start_batch(self, batch: Any) -> Signal | None:
-        """Emit the start of a batch. Return SKIP_BATCH or END_EPOCH if a hook wants that."""
+        """Emit the start of a batch. Return SKIP_BATCH or END_EPOCH if a hook requests it."""
         if not self.is_running:
             self.must_run()
         if self.batch.is_open:
@@ -303,7 +303,7 @@ class HostedRun(Recording):
         return signal
 
     def before_backward(self, loss: Tensor) -> Tensor:
-        """Emit on_before_backward. Differentiate what comes back: a hook may replace it."""
+        """Emit on_before_backward and return the loss to differentiate, which a hook may have replaced."""
         if not self.is_running:
             self.must_run()
         return self.batch.before_backward(loss)
@@ -314,7 +314,7 @@ class HostedRun(Recording):
             self.batch.backward.after()
 
     def end_batch(self, outputs: Any = None) -> None:
-        """Emit the end of the batch; if an update was made in it, that is complete too."""
+        """Emit the end of the batch, and of its update if one was made."""
         s, current = self.state, self.batch
         if not current.is_open:
             return
@@ -338,9 +338,7 @@ class HostedRun(Recording):
             teardown_removed(self)
 
     def end_epoch(self, metrics: Mapping[str, Any] | None = None) -> None:
-        """The epoch is over, and what the loop has left open in it by `break`, which could not be told from
-        an error before.
-        """
+        """End the epoch, with the batch and validation that the loop has left open by `break`."""
         s = self.state
         self.end_batch()
         self.end_validation()
@@ -367,7 +365,7 @@ class HostedRun(Recording):
     # ---- validation ----------------------------------------------------------------------------------------
 
     def start_validation(self, names: Names = VALIDATION) -> Pass:
-        """A validation begins, or a test."""
+        """Start a validation, or a test."""
         if self.batch.has_updated:  # else the batch goes on after it, and its update is still to come
             self.end_batch()
         self.end_validation()
@@ -379,7 +377,7 @@ class HostedRun(Recording):
         return self.current_pass
 
     def end_validation(self) -> None:
-        """It is over, if one was going on; its results go out."""
+        """End the current validation, if there is one, and write its results."""
         current, self.current_pass = self.current_pass, None
         if current is None:
             return
@@ -392,6 +390,6 @@ class HostedRun(Recording):
             self.settle(AT_VALIDATION)
 
     def must_run(self) -> None:
-        """Refuse what has no meaning outside of a run."""
+        """Raise an error outside of a run."""
         if not self.is_running:
             raise HooklineError("The line is not in a run: put the loop into `with line:`.")
