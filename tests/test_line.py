@@ -276,7 +276,7 @@ def test_a_process_that_turns_out_to_be_another_rank_hears_what_is_meant_for_tha
     heard = recorder(["setup"])
     net, sgd = net_and_sgd()
     line = Line(net, sgd, hooks=[First(), heard], logger=True, run_dir=tmp_path)
-    line.take_place(1, 1, 2)
+    line.set_rank(1, 1, 2)
     train(line, net, sgd, batches(1))
     assert heard.seen == ["setup"]
     assert not list(tmp_path.iterdir())  # there is one record of a run, rank zero's

@@ -41,8 +41,8 @@ class AcceleratedLine(Line):
         """Set what is trained: the plain objects, or those that the accelerator has prepared."""
         accelerator = self.outer
         super().attach(accelerator.unwrap_model(module), optimizers, schedulers)
-        self.place(accelerator.device, module)
-        self.take_place(accelerator.process_index, accelerator.local_process_index, accelerator.num_processes)
+        self.set_device(accelerator.device, module)
+        self.set_rank(accelerator.process_index, accelerator.local_process_index, accelerator.num_processes)
 
     def prepare(self, *given: Any) -> Any:
         """Call `accelerator.prepare` and attach the model, the optimizers and the schedulers among the

@@ -70,37 +70,39 @@ def adapt_methods(cls: type, rows: Mapping[str, Row]) -> None:
 
 def _adapted(function: Callable[..., Any], method: str, row: Row) -> Callable[..., Any]:
     """Return the method for the plan: it requests facts by name and receives them as the dialect has them."""
-    asks = _Asks(function, row)
+    arguments = _Arguments(function, row)
     event = EVENTS[row.event]
-    means_the_same = method in (event.name, *event.spellings) and row.in_sanity_check
-    picks = asks.picks()
-    if means_the_same and not picks and not any(name in row.reads for name in asks.facts):
-        if not asks.by_place:
-            return function  # nothing stands in between
-        if len(asks.passed) == len(asks.order) == len(asks.facts):
+    is_same_event = method in (event.name, *event.spellings) and row.in_sanity_check
+    picks = arguments.picks()
+    if is_same_event and not picks and not any(name in row.reads for name in arguments.facts):
+        if not arguments.by_position:
+            return function  # no wrapper is needed
+        if len(arguments.passed) == len(arguments.order) == len(arguments.facts):
             named: Any = function
-            named.__signature__ = asks.signature_in_order()
+            named.__signature__ = arguments.signature_in_order()
             named.__hookline_on__ = [row.event]
             return function
-    directly = _taking_all(function, picks) if picks else function
+    directly = _accepting_longer_forms(function, picks) if picks else function
     skip = "" if row.in_sanity_check else "None if sanity_checking else "
-    # whoever calls it directly gives no `sanity_checking`, and gets the user's method as it is
+    # a direct call does not pass `sanity_checking` and reaches the user's method itself
     source = (
         "lambda f, d, r: lambda self, *given, sanity_checking=None, **named: "
         f"d(self, *given, **named) if sanity_checking is None else "
-        f"{skip}f({', '.join(['self', *asks.passed])})"
+        f"{skip}f({', '.join(['self', *arguments.passed])})"
     )
-    heard: Any = functools.wraps(function)(
+    adapted: Any = functools.wraps(function)(
         eval(compile(source, "<hookline dialect>", "eval"))(function, directly, row.reads)
     )
-    heard.__signature__ = asks.signature()
-    heard.__hookline_on__ = [row.event]
-    return heard  # type: ignore[no-any-return]
+    adapted.__signature__ = arguments.signature()
+    adapted.__hookline_on__ = [row.event]
+    return adapted  # type: ignore[no-any-return]
 
 
-def _taking_all(function: Callable[..., Any], picks: dict[int, tuple[int, ...]]) -> Callable[..., Any]:
+def _accepting_longer_forms(
+    function: Callable[..., Any], picks: dict[int, tuple[int, ...]]
+) -> Callable[..., Any]:
     @functools.wraps(function)
-    def taking_all(self: Any, *given: Any, **named: Any) -> Any:
+    def accept_longer_forms(self: Any, *given: Any, **named: Any) -> Any:
         pick = picks.get(len(given))
         return (
             function(self, *given, **named)
@@ -108,10 +110,10 @@ def _taking_all(function: Callable[..., Any], picks: dict[int, tuple[int, ...]])
             else function(self, *[given[at] for at in pick], **named)
         )
 
-    return taking_all
+    return accept_longer_forms
 
 
-class _Asks:
+class _Arguments:
     """The facts that a method requests, and the source of the arguments that it is called with.
 
     A parameter whose name is not a fact gets the documented argument at its position, or the next one that no
@@ -124,7 +126,7 @@ class _Asks:
         self.passed: list[str] = []
         self.order: list[str] = []
         """The facts in the order in which the method takes them."""
-        self.by_place = False
+        self.by_position = False
         parameters = list(inspect.signature(function).parameters.values())[1:]
         known = {each.name: EVENTS.fact(each.name, EVENTS[row.event]) for each in parameters}
         named = {fact.name for fact in known.values() if fact is not None}
@@ -135,31 +137,31 @@ class _Asks:
         form = next(
             (each for each in row.forms if len(each) == len(listed) and not self.takes_rest), row.arguments
         )
-        self.waiting = [name for name in form if name not in named]
-        for place, each in enumerate(parameters):
+        self.unassigned = [name for name in form if name not in named]
+        for position, each in enumerate(parameters):
             fact = known[each.name]
             keyword = f"{each.name}=" if each.kind is each.KEYWORD_ONLY else ""
             if each.kind is each.VAR_POSITIONAL:
-                for name in list(self.waiting):
-                    self._take_place(name)
+                for name in list(self.unassigned):
+                    self._take_positional(name)
             elif fact is not None:
                 self._take(fact.name, keyword)
-            elif self.waiting and not keyword and each.kind is not each.VAR_KEYWORD:
-                here = form[place : place + 1]
-                if here and here[0] in self.waiting:
-                    self._take_place(here[0])
+            elif self.unassigned and not keyword and each.kind is not each.VAR_KEYWORD:
+                here = form[position : position + 1]
+                if here and here[0] in self.unassigned:
+                    self._take_positional(here[0])
                 elif each.default is each.empty:
-                    self._take_place(self.waiting[0])
+                    self._take_positional(self.unassigned[0])
                 else:
                     break
             elif each.default is each.empty and each.kind is not each.VAR_KEYWORD:
                 self._take(each.name, keyword)
             elif not keyword:
-                break  # from here on everything keeps its default
+                break  # the remaining parameters keep their defaults
 
-    def _take_place(self, name: str) -> None:
-        self.by_place = True
-        self.waiting.remove(name)
+    def _take_positional(self, name: str) -> None:
+        self.by_position = True
+        self.unassigned.remove(name)
         self._take(name)
 
     def _take(self, name: str, keyword: str = "") -> None:
@@ -185,10 +187,10 @@ class _Asks:
 
     def signature_in_order(self) -> inspect.Signature:
         """Return a signature with the facts in the order in which the method takes them."""
-        places = [
+        parameters = [
             inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *self.facts)
         ]
-        return inspect.Signature(places)
+        return inspect.Signature(parameters)
 
     def signature(self) -> inspect.Signature:
         """Return the same with `sanity_checking`, which only the plan passes."""
@@ -196,7 +198,7 @@ class _Asks:
         return inspect.Signature([*self.signature_in_order().parameters.values(), mark])
 
 
-# ---- What the adapters of other packages' callbacks have in common
+# ---- Common to the adapters of other packages' callbacks
 
 
 SETTINGS: Mapping[str, Callable[[Any], bool]] = {

@@ -123,14 +123,14 @@ def _check(hook: Any) -> None:
     if not isinstance(hook, TrainingHook):
         made = f"{hook.__name__}()" if inspect.isclass(hook) else "a class derived from TrainingHook"
         raise HookError(
-            f"HookRunner takes instances of TrainingHook, not {hook!r}. Pass {made}; hooks of another kind "
-            "belong into hookline.Trainer(hooks=[...])."
+            f"HookRunner takes instances of TrainingHook, not {hook!r}. Pass {made}; pass hooks of another "
+            "kind to hookline.Trainer(hooks=[...])."
         )
     for method, _ in event_methods(hook, "H", EVENTS, check=True):
         if method not in ROWS:
             raise HookError(
-                f"{type(hook).__name__}.{method} would never be called: HookRunner has {', '.join(ROWS)}. "
-                "hookline.Trainer(hooks=[...]) has every event."
+                f"{type(hook).__name__}.{method} would never be called: HookRunner calls {', '.join(ROWS)}. "
+                "hookline.Trainer(hooks=[...]) calls every event."
             )
     for method, row in ROWS.items():
         _check_order(f"{type(hook).__name__}.{method}", inspect.unwrap(getattr(type(hook), method)), row)
@@ -144,11 +144,13 @@ def _check_order(where: str, function: Any, row: Row) -> None:
     try:
         signature.bind("self", *row.arguments)
     except TypeError as error:
-        raise HookError(f"{where} is called with ({documented}), which it cannot take: {error}.") from None
+        raise HookError(
+            f"{where} is called with ({documented}), which it does not accept: {error}."
+        ) from None
     for argument, parameter in zip(row.arguments, list(signature.parameters)[1:], strict=False):
         meant = EVENTS.fact(parameter, EVENTS[row.event])
         if meant is not None and meant.name != argument:
             raise HookError(
                 f"{where}: HookRunner passes ({documented}) in this order, so {parameter!r} would be the "
-                f"{argument}. Put it in its place; hookline.Trainer(hooks=[...]) also gives facts by name."
+                f"{argument}. Change the order; hookline.Trainer(hooks=[...]) also passes facts by name."
             )

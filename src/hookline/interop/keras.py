@@ -19,7 +19,7 @@ from hookline.engine.source_text import asked_of
 from hookline.interop.adapter import AdoptedCallback
 from hookline.util.errors import HookError
 
-# ---- What Keras callbacks see as `self.model` in a Hookline run, and metrics under Keras' names
+# ---- What `self.model` is in a Hookline run, and metrics under Keras' names
 
 
 class ModelView:
@@ -113,14 +113,14 @@ class OptimizerView:
         if name.startswith("_") or name in ("optimizers", "inner_optimizer"):
             raise AttributeError(name)
         raise HookError(
-            f"A Keras callback asks for model.optimizer.{name}. In a Hookline run there are learning_rate "
-            "and iterations; torch's own optimizers are in `trainer.optimizers`."
+            f"A Keras callback reads model.optimizer.{name}. A Hookline run has learning_rate and "
+            "iterations; torch's own optimizers are in `trainer.optimizers`."
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in ("learning_rate", "lr"):
             raise HookError(
-                f"A Keras callback sets model.optimizer.{name}, which would change nothing in a Hookline run."
+                f"A Keras callback sets model.optimizer.{name}, which has no effect in a Hookline run."
             )
         object.__setattr__(self, name, value)
 
@@ -193,17 +193,17 @@ class KerasCallback(AdoptedCallback):
         who = type(original).__name__
         if (
             type(original).__module__.partition(".")[0] == "keras"
-        ):  # one's own may be written for a module that has them
-            for attribute, where in self._asks():
+        ):  # your own may be written for a module that has them
+            for attribute, where in self._keras_only():
                 raise self._refusal(attribute, where)
         metric = str(getattr(original, "monitor", "loss")).removeprefix("val_")
         if getattr(original, "mode", None) == "auto" and metric != "loss":
             raise HookError(
-                f"{who}(monitor={original.monitor!r}, mode='auto') asks Keras which way is better, "
-                "and only a Keras model could say. Pass mode='min' or mode='max'."
+                f"{who}(monitor={original.monitor!r}, mode='auto') needs a Keras model to find out which "
+                "direction is better. Pass mode='min' or mode='max'."
             )
 
-    def _asks(self) -> Iterator[tuple[str, str]]:
+    def _keras_only(self) -> Iterator[tuple[str, str]]:
         """Yield the attributes that it needs and only a Keras model has, each with the method that uses
         it.
         """
@@ -228,7 +228,7 @@ class KerasCallback(AdoptedCallback):
         """
         started = table["on_train_start"]
         found = [
-            Listener("H", name, self, started, self.original.set_params, Binding(self._tell_length, ()), [])
+            Listener("H", name, self, started, self.original.set_params, Binding(self._set_params, ()), [])
         ]
         for method, row in METHODS.items():
             if self.overrides(method) or (row.older and self.overrides(row.older)):
@@ -251,13 +251,13 @@ class KerasCallback(AdoptedCallback):
     def begin_run(self, state: Any) -> None:
         """Give the callback its model and its parameters, as Keras does when a run starts."""
         self.view._attach(state)
-        for attribute, where in self._asks():
+        for attribute, where in self._keras_only():
             if not hasattr(state.module, attribute):
                 raise self._refusal(attribute, where)
-        self._tell_length(state)
+        self._set_params(state)
         self.original.set_model(self.view)
 
-    def _tell_length(self, s: Any) -> None:
+    def _set_params(self, s: Any) -> None:
         trainer = s.trainer
         self.original.set_params(
             {"verbose": 0, "epochs": trainer.options.max_epochs, "steps": trainer.num_training_batches}
@@ -279,13 +279,11 @@ def _caller(function: Callable[..., Any], row: Method) -> Caller:
 
     made: Caller = {"": call, "epoch": call_for_epoch, "batch_idx": call_for_batch}[row.first]
 
-    def call_in_earnest(s: Any) -> None:
+    def call_unless_sanity_check(s: Any) -> None:
         if not s.sanity_checking:
             made(s)
 
-    return (
-        call_in_earnest if "on_validation" in row.events[0] else made
-    )  # Keras tries nothing out before it trains
+    return call_unless_sanity_check if "on_validation" in row.events[0] else made  # Keras has no sanity check
 
 
 def _shared(name: str, make: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:

@@ -37,8 +37,8 @@ class Line(HostedRun):
     ...         for batch in line.validation(val_loader):
     ...             line.log("val/loss", loss_function(model(batch)))
 
-    Steps and `zero_grad` of the optimizers are heard by themselves. Any of the calls may be left out: then
-    its events are missing, and nothing else changes. `start_batch`, `before_backward` and so on are there for
+    Steps and `zero_grad` of the optimizers are observed without a call. Any of the calls may be left out:
+    then its events are missing, and nothing else changes. `start_batch`, `before_backward` and so on are for
     loops of another shape.
     """
 
@@ -65,9 +65,9 @@ class Line(HostedRun):
             self.attach(module, optimizers, schedulers)
 
     def __enter__(self) -> Line:
-        if self.is_running:  # the run that is going on stays whole
+        if self.is_running:  # the current run is not affected
             raise HooklineError(
-                "This line is in a run already: a loop inside another one takes a line of its own."
+                "This Line is in a run already. A loop inside another one needs a Line of its own."
             )
         try:
             self.begin()
@@ -81,7 +81,7 @@ class Line(HostedRun):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if isinstance(error, StopTraining):  # what a hook may raise, the loop may raise too
+        if isinstance(error, StopTraining):  # the loop may raise it, as a hook may
             self.stop(error.reason)
         elif error is not None:
             self._abandon(error)
@@ -109,8 +109,8 @@ class Line(HostedRun):
         done = self.state.epochs_seen
         if done >= n:
             log.warning(
-                "Nothing is left to train: %d epochs are done, and the loop asks for %d in all. A new "
-                "training takes a new Line.",
+                "Nothing is left to train: %d epochs are done, and the loop requests %d in all. Use a "
+                "new Line for a new training.",
                 done,
                 n,
             )
@@ -134,7 +134,7 @@ class Line(HostedRun):
         for batch in loader:
             if self._current_epoch is not current:
                 raise HooklineError(
-                    "Another epoch began inside this one. Zip the loaders, and give that to line.epoch: "
+                    "Another epoch started inside this one. Zip the loaders instead: "
                     "`line.epoch(zip(one, two))`."
                 )
             signal = self.start_batch(batch)
@@ -155,8 +155,8 @@ class Line(HostedRun):
         for batch in loader:
             if self.current_pass is not current:
                 raise HooklineError(
-                    "Another validation, or a training batch, began inside this validation. "
-                    "Finish one before the other begins."
+                    "Another validation or a training batch started inside this validation. "
+                    "Finish one before the other starts."
                 )
             current.start_batch(batch)
             yield batch
@@ -196,8 +196,8 @@ class Line(HostedRun):
         self.unscale(parameters)
         for index in indices:
             self.updates.before(index)
-        if gradients := self.updates.left_out(indices):
-            return nn.utils.get_total_norm(gradients)  # there will be no update: nothing to clip
+        if gradients := self.updates.skipped_gradients(indices):
+            return nn.utils.get_total_norm(gradients)  # hooks skip this update, so nothing is clipped
         norm = self.clip(parameters, max_norm)
         self.updates.clip(indices, norm, max_norm)
         return norm

@@ -46,13 +46,13 @@ class HostedBatch(BatchEvents):
             loss = self.backward.before(loss)
         if self.updates.recomputing:
             return loss
-        noted = loss.item() if loss.is_cpu else loss.detach()
+        value = loss.item() if loss.is_cpu else loss.detach()
         if self.updates.windows != self._window:
             self._losses, self._window = [], self.updates.windows
-        self._losses.append(noted)
+        self._losses.append(value)
         s.current.window_losses = self._losses if len(self._losses) > 1 else None
-        s.current.last_loss = noted
-        s.log.train_loss.add(noted, s.log.weight)
+        s.current.last_loss = value
+        s.log.train_loss.add(value, s.log.weight)
         return loss
 
     def reset(self) -> None:
@@ -82,7 +82,7 @@ class Pass:
         self.run, self.state = run, run.state
         self.events = EvaluationEvents(run, names)
         self.results: dict[str, Any] = {}
-        self.told: Mapping[str, Any] = {}
+        self.host_metrics: Mapping[str, Any] = {}
         """Metrics that the host has measured itself."""
         self._interlude = Interlude(run.state)
         self._batches = 0
@@ -108,8 +108,8 @@ class Pass:
     def end_data(self, metrics: Mapping[str, Any] | None = None) -> None:
         """Emit the end of the data. metrics: results that the host has measured itself."""
         self._has_results = True
-        self.told = metrics or {}
-        self.results = {**self.events.finish(), **self.told}
+        self.host_metrics = metrics or {}
+        self.results = {**self.events.finish(), **self.host_metrics}
         self.events.end_data(self.results)
 
     def end(self) -> Metrics:

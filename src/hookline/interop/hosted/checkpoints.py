@@ -44,7 +44,7 @@ PARTS = ("module", "optimizers", "schedulers", "counters", "hooks", "filters", "
 """The parts of a hosted run's checkpoint."""
 
 
-def keep(view: KeptRun) -> dict[str, Any]:
+def hosted_state(view: KeptRun) -> dict[str, Any]:
     """Return the state of the hooks and of their filters, the counters and the newest metrics."""
     s, entries = view.state, view.hooks.in_order()
     return {
@@ -56,7 +56,7 @@ def keep(view: KeptRun) -> dict[str, Any]:
     }
 
 
-def put_back(view: KeptRun, kept: dict[str, Any]) -> None:
+def restore_state(view: KeptRun, kept: dict[str, Any]) -> None:
     """Restore the counters, the metrics, and the state of the hooks by their names."""
     s = view.state
     s.counts.load_state_dict(kept["counters"])
@@ -96,7 +96,7 @@ def contents_of(view: KeptRun) -> dict[str, Any]:
         "module": s.module.state_dict(),
         "optimizers": [each.state_dict() for each in s.optimizers],
         "schedulers": [each.state_dict() for each in s.schedulers],
-        **keep(view),
+        **hosted_state(view),
     }
 
 
@@ -108,8 +108,8 @@ def load(view: KeptRun, path: str | Path) -> None:
         check_parts(contents, PARTS, path)
     if "log" not in contents or len(contents["optimizers"]) != len(s.optimizers):
         raise CheckpointError(
-            f"{shown(path)} is no checkpoint of a line with {len(s.optimizers)} optimizers; its weights "
-            "alone can be had by hookline.load_weights(module, path)."
+            f"{shown(path)} is not a checkpoint of a Line with {len(s.optimizers)} optimizers. To load its "
+            "weights alone: hookline.load_weights(module, path)."
         )
     contents = edit_loaded(view)
     with restoring(path, "the weights, or the state of an optimizer or a schedule,"):
@@ -118,11 +118,11 @@ def load(view: KeptRun, path: str | Path) -> None:
             load_optimizer(optimizer, kept)
         for scheduler, kept in zip(s.schedulers, contents["schedulers"], strict=False):
             load_scheduler(scheduler, kept)
-    put_back(view, contents)
+    restore_state(view, contents)
     report_loaded(view, path)
 
 
-# ---- What is kept of the hooks, where a host keeps nothing but JSON
+# ---- The state of the hooks for a host that saves only JSON
 
 
 log = logging.getLogger("hookline")
@@ -138,8 +138,7 @@ def as_json(kept: dict[str, Any]) -> dict[str, Any]:
             hooks[name] = _text(state, f"the state of hook {name!r}")
         except CheckpointError as error:
             log.warning(
-                "%s It is not kept in this host's checkpoints; hookline.hooks.ModelCheckpoint keeps it.",
-                error,
+                "%s It is not in this host's checkpoints; hookline.hooks.ModelCheckpoint saves it.", error
             )
     rest = _text({key: value for key, value in kept.items() if key != "hooks"}, "the line")
     return {"hooks": hooks, "rest": rest}

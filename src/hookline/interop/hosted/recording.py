@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from hookline.distributed.comm import Ranks
 from hookline.engine.plan import Plan
-from hookline.interop.hosted.checkpoints import keep, put_back, save
-from hookline.interop.hosted.rank_sync import BETWEEN, HostedRankSync
+from hookline.interop.hosted.checkpoints import hosted_state, restore_state, save
+from hookline.interop.hosted.rank_sync import BETWEEN_EPOCHS, HostedRankSync
 from hookline.interop.hosted.view import HostView
 from hookline.metrics.accumulator import Accumulator
 from hookline.run.parts import Participants, Progress, Resume
@@ -23,9 +23,9 @@ class Recording(HostView):
     """The part of a run that is saved and written, the same for every host."""
 
     is_running: bool
-    agreement: HostedRankSync | None
-    _kept: dict[str, Any] | None
-    if TYPE_CHECKING:  # what the loops need of a run, and hooks do not
+    rank_sync: HostedRankSync | None
+    _saved_state: dict[str, Any] | None
+    if TYPE_CHECKING:  # the loops need these of a run, hooks do not
         progress: Progress
         participants: Participants
         resume: Resume
@@ -33,16 +33,16 @@ class Recording(HostView):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the hooks and the progress of the run, for a checkpoint."""
-        return keep(self)
+        return hosted_state(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned: at once in a run, else when the run begins, after the hooks'
         setup.
         """
         if self.is_running:
-            put_back(self, state)
+            restore_state(self, state)
         else:
-            self._kept = state
+            self._saved_state = state
 
     def save_checkpoint(
         self, path: str | Path | None = None, reason: str = "manual", monitor: dict[str, Any] | None = None
@@ -58,7 +58,7 @@ class Recording(HostView):
         """
         self.rows.write(values, over)
 
-    def take_new(self, metrics: Mapping[str, Any]) -> None:
+    def update_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Take over the host's metrics. A known value keeps its object, because monitors recognize old values
         by identity.
         """
@@ -80,10 +80,10 @@ class Recording(HostView):
     def should_stop(self, stop: bool) -> None:
         View.should_stop.fset(self, stop)  # type: ignore[attr-defined]
 
-    def settle(self, place: int = BETWEEN) -> None:
+    def sync_point(self, point: int = BETWEEN_EPOCHS) -> None:
         """Wait for all ranks between batches, then write the checkpoints that any of them requested."""
         if self.rank_sync is not None:
-            self.rank_sync.settle(place)
+            self.rank_sync.sync_point(point)
         self.save_due()
 
     def save_due(self, ranks: Ranks | None = None) -> None:

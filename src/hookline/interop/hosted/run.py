@@ -19,9 +19,9 @@ from hookline.distributed.process_group import control_group, known_rank
 from hookline.engine.events import EVENTS
 from hookline.engine.plan import Plan, noop
 from hookline.interop.hosted.batch import OUTSIDE, HostedBatch, Pass
-from hookline.interop.hosted.checkpoints import put_back
+from hookline.interop.hosted.checkpoints import restore_state
 from hookline.interop.hosted.host import Host, HostedHooks
-from hookline.interop.hosted.rank_sync import AT_VALIDATION, BETWEEN, HostedRankSync
+from hookline.interop.hosted.rank_sync import AT_VALIDATION, BETWEEN_EPOCHS, HostedRankSync
 from hookline.interop.hosted.recording import HostedRows, Recording
 from hookline.interop.hosted.updates import Updates
 from hookline.loggers import JSONLines, Logger, Loggers, make_loggers
@@ -38,7 +38,7 @@ from hookline.training.participants import LateHooks, note_later, tear_down, tea
 from hookline.training.pass_events import VALIDATION, Names
 from hookline.util.errors import HooklineError, OptionError, Signal
 
-# ---- What a loop hands to its hooks, and what it is inside
+# ---- The objects that a loop passes
 
 
 def own_module(module: nn.Module) -> nn.Module:
@@ -53,7 +53,7 @@ def own_module(module: nn.Module) -> nn.Module:
         module = inner
 
 
-def joins(model: Any) -> bool:
+def has_uneven_batches(model: Any) -> bool:
     """Return whether ranks may have different numbers of batches (torch's `Join`), so that they cannot
     synchronize after each.
     """
@@ -69,7 +69,7 @@ def own_optimizers(given: Any) -> list[Any]:
     for each in found:
         if isinstance(each, type) or not hasattr(each, "register_step_post_hook"):
             what = each.__name__ + ", a class" if isinstance(each, type) else type(each).__name__
-            raise OptionError(f"hooks hear torch.optim.Optimizer, one or a list of them, but got {what}.")
+            raise OptionError(f"hooks need a torch.optim.Optimizer or a list of them, not {what}.")
     return found
 
 
@@ -119,12 +119,12 @@ class HostedRun(Recording):
             }
         )
         self.host = host
-        place = known_rank()
+        launched = known_rank()
         self.loggers = make_loggers(logger, JSONLines)
         self.plan = Plan(EVENTS, accounting=accounting)
         self.state = State(trainer=self, logger=self.loggers, config=config)
-        self.state.setup.hooks = self.hooks = HostedHooks(self.plan, host, place.rank, self._offered())
-        self.take_place(place.rank, place.local_rank, place.world_size)
+        self.state.setup.hooks = self.hooks = HostedHooks(self.plan, host, launched.rank, self._offered())
+        self.set_rank(launched.rank, launched.local_rank, launched.world_size)
         self.progress = Progress()
         self.rows: MetricRows = HostedRows(self.plan, self.state, holds_rows)
         self.updates = Updates(self, on_step=announces_steps)
@@ -142,7 +142,7 @@ class HostedRun(Recording):
         self.epoch_is_open = False
         self.epoch_is_whole = False
         """Whether the loader was exhausted in this epoch."""
-        self._kept: dict[str, Any] | None = None
+        self._saved_state: dict[str, Any] | None = None
         for hook in hooks:
             self.hooks.add(hook)
 
@@ -156,17 +156,17 @@ class HostedRun(Recording):
         s.setup.module = own_module(module)
         s.setup.optimizers = own_optimizers(optimizers)
         s.setup.schedulers = listed(schedulers)
-        if self.updates.is_watching:  # in the middle of a run: others take their place
-            self.updates.leave()
+        if self.updates.is_observing:  # in a run: observe the new ones instead
+            self.updates.unwatch()
             self.updates.watch(s.setup.optimizers)
         first = next(itertools.chain(module.parameters(), module.buffers()), None)
-        self.place(first.device if first is not None else torch.device("cpu"), module)
+        self.set_device(first.device if first is not None else torch.device("cpu"), module)
 
-    def place(self, device: Any, wrapped_model: Any) -> None:
+    def set_device(self, device: Any, wrapped_model: Any) -> None:
         """Set the device of the module, and the wrapper that the host runs."""
         self.state.setup.device, self.state.setup.wrapped_model = device, wrapped_model
 
-    def take_place(self, rank: int, local_rank: int, world_size: int) -> None:
+    def set_rank(self, rank: int, local_rank: int, world_size: int) -> None:
         """Set the rank of this process. Only rank 0 has loggers."""
         s = self.state
         s.setup.rank, s.setup.local_rank, s.setup.world_size = rank, local_rank, world_size
@@ -202,11 +202,11 @@ class HostedRun(Recording):
         self.batch.log_every = self.options.log_every_n_steps
         self.batch.logs = bool(self.loggers) or self.batch.holds_rows
         run_events.set_up(self)
-        if self._kept is not None:
-            kept, self._kept = self._kept, None
-            put_back(self, kept)
+        if self._saved_state is not None:
+            kept, self._saved_state = self._saved_state, None
+            restore_state(self, kept)
 
-    def start_afresh(self) -> None:
+    def start_new(self) -> None:
         """Reset the counters and metrics for a new run."""
         self.state.counts.reset()
         self.resume.take({})
@@ -220,7 +220,7 @@ class HostedRun(Recording):
     def start_training(self) -> None:
         """Emit on_train_start."""
         run_events.start_training(self)
-        self.settle()
+        self.sync_point()
 
     def end_training(self) -> None:
         """End a training that did not fail, and emit on_train_end."""
@@ -228,15 +228,15 @@ class HostedRun(Recording):
         run_events.end_as(self, "stopped" if self.state.ending.should_stop else "completed")
         run_events.end_training(self)
         self.write_pending()
-        self.settle()
-        self.updates.leave()
+        self.sync_point()
+        self.updates.unwatch()
 
     def end_fit(self) -> None:
         """Emit on_fit_end, the last event of a run that did not fail."""
         run_events.end_fit(self)
-        self.settle()
+        self.sync_point()
 
-    def drop(self) -> None:
+    def abandon(self) -> None:
         """Abandon what is open, without events, and drop save requests."""
         if self.current_pass is not None:
             self.current_pass.leave()
@@ -247,9 +247,9 @@ class HostedRun(Recording):
 
     def fail(self, error: BaseException) -> None:
         """Emit on_exception. Further failures become notes of the error."""
-        self.drop()
+        self.abandon()
         run_events.mark_failed(self, error)
-        self.rank_sync, self.updates.signal_filters = None, ()  # the other ranks may not know of it
+        self.rank_sync, self.updates.signal_filters = None, ()  # the other ranks may not have failed
         failures = run_events.report_failure(self)
         try:
             self.save_due(Ranks())
@@ -259,8 +259,8 @@ class HostedRun(Recording):
 
     def tear_down(self) -> list[BaseException]:
         """Tear down every hook whose set-up began, once, whatever happened; return their failures."""
-        self.drop()
-        self.updates.leave()
+        self.abandon()
+        self.updates.unwatch()
         failures = tear_down(self)
         self.hooks.stopwatch.stop()
         self.hooks.observer = None
@@ -281,7 +281,7 @@ class HostedRun(Recording):
         self.batch.continue_at(first)
         self.epoch_is_open, self.epoch_is_whole = True, False
         if self.rank_sync is not None:
-            self.rank_sync.note_steering()
+            self.rank_sync.find_steering_hooks()
         run_events.start_epoch(self, first)
         self.state.log.mode = "train"
 
@@ -328,7 +328,7 @@ class HostedRun(Recording):
         is_update = s.counts.step != self.progress.step_before_batch
         if is_update:
             current.end_step()
-        if self.rank_sync is not None and not joins(s.setup.wrapped_model):
+        if self.rank_sync is not None and not has_uneven_batches(s.setup.wrapped_model):
             self.rank_sync.poll()
         if is_update and (self.save_requests or self.rank_sync is not None):
             self.save_due()
@@ -347,9 +347,9 @@ class HostedRun(Recording):
         self.epoch_is_open = False
         s.log.mode = "now"
         if self.rank_sync is not None:
-            self.rank_sync.settle(BETWEEN)
+            self.rank_sync.sync_point(BETWEEN_EPOCHS)
         results = self.rows.finish("train", {}, s.log.pending)
-        self.take_new(metrics or {})
+        self.update_metrics(metrics or {})
         # else it was cut short
         is_complete = (
             self.epoch_is_whole
@@ -360,18 +360,18 @@ class HostedRun(Recording):
         if self.batch.holds_rows:
             results.pop("train/loss", None)
         self.write_row({**results, **self.rows.reduce(pending, "epoch")}, "epoch")
-        self.settle()
+        self.sync_point()
 
     # ---- validation ----------------------------------------------------------------------------------------
 
     def start_validation(self, names: Names = VALIDATION) -> Pass:
         """Start a validation, or a test."""
-        if self.batch.has_updated:  # else the batch goes on after it, and its update is still to come
+        if self.batch.has_updated:  # else the batch continues after it and makes its update then
             self.end_batch()
         self.end_validation()
         self.must_run()
         if self.rank_sync is not None:
-            self.rank_sync.settle(AT_VALIDATION)
+            self.rank_sync.sync_point(AT_VALIDATION)
         self.current_pass = Pass(self, names)
         self.current_pass.start()
         return self.current_pass
@@ -383,11 +383,11 @@ class HostedRun(Recording):
             return
         results = current.end()
         if not self.state.sanity_checking:
-            told = current.told if self.host_logs else {}
+            known = current.host_metrics if self.host_logs else {}
             self.write_row(
-                {key: value for key, value in results.raw().items() if key not in told}, "evaluation"
+                {key: value for key, value in results.raw().items() if key not in known}, "evaluation"
             )
-            self.settle(AT_VALIDATION)
+            self.sync_point(AT_VALIDATION)
 
     def must_run(self) -> None:
         """Raise an error outside of a run."""

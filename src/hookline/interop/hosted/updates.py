@@ -39,38 +39,38 @@ class Updates(UpdateEvents):
         update.
         """
         self.announced: set[int] = set()
-        self._hidden: dict[int, tuple[Any, list[Any]]] = {}
-        self._watched: list[Any] = []
+        self._set_aside: dict[int, tuple[Any, list[Any]]] = {}
+        self._removals: list[Any] = []
 
     def watch(self, optimizers: list[Any]) -> None:
         """Observe these optimizers from now on."""
         for index, optimizer in enumerate(optimizers):
             post = optimizer.register_step_post_hook(functools.partial(self._stepped, index))
-            self._watched.append(post.remove)
+            self._removals.append(post.remove)
             if self.announces:
                 pre = optimizer.register_step_pre_hook(functools.partial(self._stepping, index))
-                self._watched += [pre.remove, self._hear_zero_grad(index, optimizer)]
+                self._removals += [pre.remove, self._wrap_zero_grad(index, optimizer)]
 
-    def _hear_zero_grad(self, index: int, optimizer: Any) -> Callable[[], None]:
+    def _wrap_zero_grad(self, index: int, optimizer: Any) -> Callable[[], None]:
         """Wrap `zero_grad`, for which torch has no hook, and return a function that unwraps it. Several lines
         may wrap it.
         """
-        covered, zero_grad = vars(optimizer).get("zero_grad"), optimizer.zero_grad
+        previous, zero_grad = vars(optimizer).get("zero_grad"), optimizer.zero_grad
 
-        def heard(*args: Any, **kwargs: Any) -> None:
-            if self._watched:
+        def wrapper(*args: Any, **kwargs: Any) -> None:
+            if self._removals:
                 self.clear(index, optimizer)
             zero_grad(*args, **kwargs)
 
-        def uncover() -> None:
-            if vars(optimizer).get("zero_grad") is not heard:
-                return  # somebody else has covered it since, and still calls this one
+        def unwrap() -> None:
+            if vars(optimizer).get("zero_grad") is not wrapper:
+                return  # it was wrapped again since, and that wrapper still calls this one
             del optimizer.zero_grad
-            if covered is not None:
-                optimizer.zero_grad = covered
+            if previous is not None:
+                optimizer.zero_grad = previous
 
-        optimizer.zero_grad = heard
-        return uncover
+        optimizer.zero_grad = wrapper
+        return unwrap
 
     def clear(self, index: int, optimizer: Any) -> None:
         """Emit on_before_zero_grad: the gradients so far are about to be dropped."""
@@ -82,16 +82,16 @@ class Updates(UpdateEvents):
                 self.before_zero_grad()
 
     @property
-    def is_watching(self) -> bool:
+    def is_observing(self) -> bool:
         """Return whether optimizers are being observed."""
-        return bool(self._watched)
+        return bool(self._removals)
 
-    def leave(self) -> None:
+    def unwatch(self) -> None:
         """Remove all hooks and wrappers from the optimizers."""
-        watched, self._watched = self._watched, []
-        for undo in watched:
-            undo()
-        self.missed()  # gradients that were hidden for a step that never came are there again
+        removals, self._removals = self._removals, []
+        for remove in removals:
+            remove()
+        self.missed()  # restore gradients that were set aside for a step that was not made
         self.norm_is_known = self.recomputing = False
 
     def before(self, index: int) -> None:
@@ -111,22 +111,22 @@ class Updates(UpdateEvents):
             else None
         )
         if signal is not None:
-            self._hide(index, s.optimization.optimizer, signal)
+            self._set_gradients_aside(index, s.optimization.optimizer, signal)
 
-    def _hide(self, index: int, optimizer: Optimizer, signal: Any) -> None:
+    def _set_gradients_aside(self, index: int, optimizer: Optimizer, signal: Any) -> None:
         """Skip a step that the loop makes anyway: optimizers ignore parameters without a gradient."""
         hidden = [
             (p, p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None
         ]
-        self._hidden[index] = (signal, hidden)
+        self._set_aside[index] = (signal, hidden)
         for parameter, _ in hidden:
             parameter.grad = None
 
-    def left_out(self, indices: list[int]) -> list[Any]:
+    def skipped_gradients(self, indices: list[int]) -> list[Any]:
         """Return the gradients of these optimizers if hooks skip the steps of all of them."""
-        if not all(index in self._hidden for index in indices):
+        if not all(index in self._set_aside for index in indices):
             return []
-        return [gradient for index in indices for _, gradient in self._hidden[index][1]]
+        return [gradient for index in indices for _, gradient in self._set_aside[index][1]]
 
     def clip(self, indices: list[int], norm: Tensor, max_norm: float) -> None:
         """Emit on_gradient_clip: the loop has clipped these optimizers' gradients, whose norm was this."""
@@ -138,7 +138,7 @@ class Updates(UpdateEvents):
         norms = list(self.clipped.values())
         s.optimization.norm_tensor = norm if len(norms) < 2 else torch.linalg.vector_norm(torch.stack(norms))
 
-    def know_norm(self, norm: Tensor | None) -> None:
+    def set_norm(self, norm: Tensor | None) -> None:
         """Take the norm of this window's gradients from the host, which clips them before its callbacks
         run.
         """
@@ -170,11 +170,11 @@ class Updates(UpdateEvents):
         self.clipped.clear()
         self.windows += 1
         s.optimization.optimizer_idx, s.optimization.optimizer = index, optimizer
-        if index not in self.announced:  # a step was made for form's sake: there was no loss
+        if index not in self.announced:  # the host made an empty step because there was no loss
             self.skip(index, "no_loss")
             return
-        if self._hidden:
-            signal, hidden = self._hidden.pop(index, (None, []))
+        if self._set_aside:
+            signal, hidden = self._set_aside.pop(index, (None, []))
             for parameter, gradient in hidden:
                 parameter.grad = gradient
             if signal is SKIP_STEP:
@@ -211,7 +211,7 @@ class Updates(UpdateEvents):
         missed = sorted(self.announced)
         self.announced.clear()
         self.clipped.clear()
-        for parameter, gradient in [pair for _, hidden in self._hidden.values() for pair in hidden]:
+        for parameter, gradient in [pair for _, hidden in self._set_aside.values() for pair in hidden]:
             parameter.grad = gradient
-        self._hidden.clear()
+        self._set_aside.clear()
         return missed

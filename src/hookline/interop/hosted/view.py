@@ -81,7 +81,7 @@ class HostView(View):
         """Return the number of optimizer updates that the run will make."""
         total = self.options.max_steps
         if total < 0:
-            total = getattr(self.outer, "estimated_stepping_batches", -1)  # Lightning counts them itself
+            total = getattr(self.outer, "estimated_stepping_batches", -1)  # Lightning computes it
         if not 0 <= total < math.inf:
             raise OptionError(
                 f"{self.host.name} does not say how many updates the run will make: pass max_steps=."
@@ -108,7 +108,7 @@ class HostView(View):
         """
         request = asked_for(path, reason, monitor)
         if self.state.module is None:
-            raise HooklineError("There is nothing to save: no run has begun.")
+            raise HooklineError("There is nothing to save: no run has started.")
         self.save_requests.append(request)
 
     def remove_checkpoint(self, path: str | Path) -> None:

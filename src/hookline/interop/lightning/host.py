@@ -77,8 +77,8 @@ class Listening:
         line, options, stage = self.line, self.line.options, str(getattr(stage, "value", stage))
         line.outer = trainer
         line.attach(pl_module)
-        line.place(pl_module.device, pl_module)
-        line.take_place(trainer.global_rank, trainer.local_rank, trainer.world_size)
+        line.set_device(pl_module.device, pl_module)
+        line.set_rank(trainer.global_rank, trainer.local_rank, trainer.world_size)
         options.max_epochs, options.max_steps = (
             trainer.max_epochs if trainer.max_epochs is not None else -1,
             trainer.max_steps,
@@ -88,7 +88,7 @@ class Listening:
             options.log_every_n_steps = max(1, trainer.log_every_n_steps)
         self._has_begun = False
         if stage == "fit":
-            line.start_afresh()
+            line.start_new()
         line.begin(stage)
 
     def _begin_fit(self, trainer: Any, pl_module: Any) -> None:
@@ -97,7 +97,7 @@ class Listening:
         self._has_begun = True
         line, s = self.line, self.line.state
         line.attach(pl_module, trainer.optimizers, [each.scheduler for each in trainer.lr_scheduler_configs])
-        line.place(pl_module.device, trainer.strategy.model)
+        line.set_device(pl_module.device, trainer.strategy.model)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         if trainer.global_step and not s.resumed:  # from a checkpoint that knows nothing of these hooks
@@ -246,7 +246,7 @@ class Listening:
         self._pass().end_data(trainer.callback_metrics)
 
     def _eval_end(self, trainer: Any, pl_module: Any) -> None:
-        self.line.take_new(trainer.callback_metrics)  # what the module has logged at the very end of it
+        self.line.update_metrics(trainer.callback_metrics)  # what the module has logged at the very end of it
         self.line.end_validation()
         self._steer(trainer)
 

@@ -128,7 +128,7 @@ class Listening:
         self._control, self._scaler = control, getattr(given["optimizer"], "scaler", None)
         self._gathering = getattr(given["optimizer"], "gradient_state", None)
         line.attach(given["model"], given["optimizer"], given["lr_scheduler"])
-        line.take_place(args.process_index, args.local_process_index, args.world_size)
+        line.set_rank(args.process_index, args.local_process_index, args.world_size)
         line.options.max_steps = state.max_steps
         line.options.max_epochs = math.ceil(args.num_train_epochs) if args.max_steps <= 0 else -1
         line.options.log_every_n_steps = max(1, int(state.logging_steps or 1))
@@ -147,7 +147,7 @@ class Listening:
 
     def _resume(self, state: Any) -> None:
         s = self.line.state
-        self.line.start_afresh()
+        self.line.start_new()
         s.counts.continue_at(state.global_step, int((state.epoch or 0) + 1e-6), resumed=state.global_step > 0)
         found = state.stateful_callbacks.get(NAME) if s.resumed else None
         if found is not None:
@@ -281,7 +281,7 @@ class Listening:
                 self.line.updates.before(0)
         elif "grad_norm" in self.line.plan.wanted:  # nobody may unscale them before transformers does
             norm = total_norm(s.optimizers)
-            self.line.updates.know_norm(None if norm is None else norm / self._scaler.get_scale())
+            self.line.updates.set_norm(None if norm is None else norm / self._scaler.get_scale())
 
     def _tell_of_backward(self) -> None:
         if not self._backward_is_told:
