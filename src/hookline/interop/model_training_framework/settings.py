@@ -41,15 +41,15 @@ _ALWAYS = "a checkpoint always holds everything that an exact resume needs"
 
 @dataclass
 class PerformanceConfig(Settings):
-    """What an update is made of."""
+    """How an update is computed."""
 
     gradient_accumulation_steps: int = 1
     """Batches whose gradients make one update."""
     compile_model: bool = False
     use_amp: bool = True
-    """Mixed precision on a GPU; on a CPU it changes nothing."""
+    """Mixed precision on a GPU; no effect on a CPU."""
     clip_grad_norm: float | None = 1.0
-    """The largest total norm of the gradients; None: they are not clipped."""
+    """The largest total norm of the gradients; None: no clipping."""
     dataloader_num_workers: int | None = elsewhere(_OF_THE_LOADER)
     pin_memory: bool | None = elsewhere(_OF_THE_LOADER)
     persistent_workers: bool | None = elsewhere(_OF_THE_LOADER)
@@ -69,7 +69,7 @@ class CheckpointConfig(Settings):
     """How many of each of these to keep, the newest ones."""
     filename_template: str = "epoch_{epoch:03d}_step_{step:06d}.ckpt"
     monitor_metric: str | None = None
-    """The best checkpoint by this metric is kept besides."""
+    """The best checkpoint by this metric is kept as well."""
     monitor_mode: str = "min"
     save_best: bool = True
     """False: monitor_metric keeps nothing."""
@@ -80,18 +80,16 @@ class CheckpointConfig(Settings):
 
 @dataclass
 class PreemptionConfig(Settings):
-    """What happens when the machine is taken away."""
+    """What happens when the job is preempted."""
 
     signal: int = getattr(signal, "SIGUSR1", signal.SIGTERM)
-    """The signal after which a SLURM job is put back into its queue; SIGTERM and SIGUSR1 both save and end
-    the run.
-    """
+    """The signal after which a SLURM job is requeued; SIGTERM and SIGUSR1 both save and end the run."""
     max_checkpoint_sec: float = 300.0
-    """How long the step that is going on and the save may take."""
+    """How long the current step and the save may take."""
     requeue_job: bool = True
     resume_from_latest_symlink: bool | None = None
     """True: every fit continues from the newest checkpoint of this experiment, if there is one. None: only in
-    a job that SLURM has started again, if requeue_job is set. False: never. There is no link: the checkpoint
+    a job that SLURM has restarted, if requeue_job is set. False: never. There is no symlink: the checkpoint
     is found by its manifest.
     """
     cleanup_on_exit: bool | None = elsewhere("what a killed process left is tidied when the run starts again")
@@ -100,7 +98,7 @@ class PreemptionConfig(Settings):
 
 @dataclass
 class LoggingConfig(Settings):
-    """Where metrics go, and how often."""
+    """Where metrics are written, and how often."""
 
     logger_type: str = "console"
     """'console', 'wandb', 'tensorboard', 'csv' or 'composite'."""
@@ -121,13 +119,13 @@ class LoggingConfig(Settings):
     tensorboard_dir: str | None = None
     """A folder in the run's directory."""
     console_log_level: str = "INFO"
-    """Of the logging hook."""
+    """The level of the logging hook."""
     log_scalars_every_n_steps: int | None = 50
     """None: every step."""
     log_gradients: bool = False
-    """The gradient monitor, if the hooks do not have it already."""
+    """Adds the gradient monitor, if it is not among the hooks already."""
     log_system_metrics: bool = False
-    """Memory and use of CPU and GPU."""
+    """Memory and utilization of CPU and GPU."""
     csv_log_dir: str | None = elsewhere("metrics.csv is in the run's directory")
     console_log_format: str | None = elsewhere(
         "a Logger of your own prints as you like: GenericTrainer(..., logger=[...])"
@@ -164,9 +162,7 @@ class FaultToleranceConfig(Settings):
 
 @dataclass
 class GenericTrainerConfig(Settings):
-    """Everything that a `GenericTrainer` is told. Attributes of your own may be added, for your hooks to
-    read.
-    """
+    """The configuration of a `GenericTrainer`. You may add attributes of your own, for your hooks to read."""
 
     experiment_name: str = "experiment"
     seed: int | None = None
@@ -177,34 +173,34 @@ class GenericTrainerConfig(Settings):
     hooks: Switches = field(default_factory=HooksConfig)
     train_loader_config: MultiDataLoaderConfig = field(default_factory=MultiDataLoaderConfig)
     val_loader_config: MultiDataLoaderConfig = field(default_factory=MultiDataLoaderConfig)
-    """Of this only the names count: a validation sees each batch of each loader once."""
+    """Only its names count: a validation sees each batch of each loader once."""
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     fault_tolerance: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)
     loss_weights_per_loader: list[float] | None = None
-    """What the losses of each loader are multiplied by before backward."""
+    """Factors for the losses of each loader before backward."""
     per_loader_optimizer_id: list[int] | None = None
-    """Which optimizer the batches of each loader train."""
+    """The optimizer that the batches of each loader train."""
     log_loss_every_n_steps: int | None = 100
-    """A line on the console with the loss; None: none."""
+    """Steps between console lines with the loss; None: no lines."""
     validate_every_n_epochs: int = 1
     early_stopping_patience: int | None = None
-    """Stop after so many validations without improvement."""
+    """Stop after this many validations without improvement."""
     early_stopping_metric: str = "val_loss"
     """`val_loss` is read as `val/loss`."""
     early_stopping_mode: str = "min"
     debug_mode: bool = False
-    """For your hooks to ask for, also as `trainer.config.debug`."""
+    """For your hooks to read, also as `trainer.config.debug`."""
     profile_training: bool = False
-    """A profile of a few steps, into the run's directory."""
+    """Profile a few steps, into the run's directory."""
     dry_run: bool = False
-    """One batch of everything: does it work at all?"""
+    """Run one batch of everything, to see whether it works."""
     ddp: None = elsewhere("start the script with torchrun and pass GenericTrainer(..., strategy=...)")
     warm_start: None = elsewhere("hookline.load_weights(model, path) before the trainer is made")
     experiment_config: None = elsewhere("the HParams hook writes a run's settings to its log")
 
     @property
     def debug(self) -> bool:
-        """The same as `debug_mode`."""
+        """Return `debug_mode`."""
         return self.debug_mode
 
     @debug.setter
@@ -221,7 +217,7 @@ SOURCES = ("both", "hook", "legacy")
 
 
 def checked(config: Any) -> GenericTrainerConfig:
-    """The whole configuration; hooks alone are one with the defaults of everything else."""
+    """Return the whole configuration; a HooksConfig alone gets the defaults of everything else."""
     if isinstance(config, Switches):
         config = GenericTrainerConfig(hooks=config)
     if not isinstance(config, GenericTrainerConfig):
@@ -234,7 +230,7 @@ def checked(config: Any) -> GenericTrainerConfig:
 
 
 def options_of(config: GenericTrainerConfig) -> dict[str, Any]:
-    """The trainer's options."""
+    """Return the trainer's options."""
     performance, validation = config.performance, config.validation
     options: dict[str, Any] = {
         "seed": config.seed,
@@ -267,7 +263,7 @@ def options_of(config: GenericTrainerConfig) -> dict[str, Any]:
 
 
 def loggers_of(config: LoggingConfig, experiment: str) -> list[Logger]:
-    """Each of the loggers that are asked for, in one way or another."""
+    """Return the loggers that the configuration requests."""
     kinds = config.composite_loggers or [] if config.logger_type == "composite" else [config.logger_type]
     if config.logger_type == "composite" and not kinds:
         raise OptionError(
@@ -306,7 +302,7 @@ def _logger(kind: str, config: LoggingConfig, experiment: str) -> Logger:
 
 
 def hooks_of(config: GenericTrainerConfig) -> list[Any]:
-    """The hooks of `HooksConfig`, the user's first, then those that other keys ask for."""
+    """Return the hooks of `HooksConfig`, the user's first, then those that other keys request."""
     source = config.validation.early_stopping_source
     check_choice("validation: early_stopping_source", source, SOURCES)
     hooks = config.hooks.build()
@@ -345,8 +341,8 @@ def hooks_of(config: GenericTrainerConfig) -> list[Any]:
 
 
 def checkpointing_of(config: CheckpointConfig) -> list[ModelCheckpoint]:
-    """One hook per way of saving, each with a folder of its own, so that none removes what
-    another has kept.
+    """Return one hook per way of saving, each with a folder of its own, so that none removes files of
+    another.
     """
     naming: dict[str, Any] = {"filename": config.filename_template, "auto_insert_metric_name": False}
     keep = {**naming, "save_top_k": config.max_checkpoints}
@@ -392,7 +388,7 @@ def checkpointing_of(config: CheckpointConfig) -> list[ModelCheckpoint]:
 
 
 def metric_name(name: str) -> str:
-    """`val_loss` was a default that no run has ever logged; what is meant is `val/loss`."""
+    """Return `val/loss` for `val_loss`, a default that no run has ever logged."""
     kind, _, rest = name.partition("_")
     return f"{kind}/{rest}" if kind in ("val", "train") and rest and "/" not in name else name
 

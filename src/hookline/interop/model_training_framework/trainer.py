@@ -42,7 +42,7 @@ StepFunction = Callable[[Any, Any, int, int, str], Any]
 
 
 def check_step(what: str, function: Any) -> None:
-    """A function that cannot be called with the five arguments is refused now, not at the first batch."""
+    """Reject a function that cannot be called with the five arguments, before the first batch."""
     if not callable(function):
         raise OptionError(f"{what}() takes a function {FORM}, not {type(function).__name__}.")
     try:
@@ -55,8 +55,8 @@ def check_step(what: str, function: Any) -> None:
 
 
 class StepFunctions(PlainSteps):
-    """Calls them with the trainer and where the batch comes from; fires the events around forward if somebody
-    listens.
+    """Calls the step functions with the trainer and the origin of the batch; fires the forward events if a
+    hook listens.
     """
 
     __hookline_base__: ClassVar[bool] = True
@@ -75,13 +75,13 @@ class StepFunctions(PlainSteps):
     def training_step(
         self, batch: Any, batch_idx: int, dataloader_idx: int = 0, dataloader_name: str = ""
     ) -> Any:
-        """What `set_training_step` was given."""
+        """Call the function of `set_training_step`."""
         return self._called(self.train, batch, batch_idx, dataloader_idx, dataloader_name)
 
     def validation_step(
         self, batch: Any, batch_idx: int, dataloader_idx: int = 0, dataloader_name: str = ""
     ) -> Any:
-        """What `set_validation_step` was given."""
+        """Call the function of `set_validation_step`."""
         return self._called(self.validate, batch, batch_idx, dataloader_idx, dataloader_name)
 
     def _called(
@@ -118,8 +118,8 @@ class GenericTrainer(Trainer):
         fabric: None = None,
         **options: Any,
     ) -> None:
-        """config: a GenericTrainerConfig, or a HooksConfig alone. options: of `hookline.Trainer`, instead of
-        the config's.
+        """config: a GenericTrainerConfig, or a HooksConfig alone. options: of `hookline.Trainer`; they
+        override the config's.
         """
         config = checked(config)
         if not isinstance(model, nn.Module) or isinstance(model, Module):
@@ -148,7 +148,7 @@ class GenericTrainer(Trainer):
         self._train_step: StepFunction | None = None
         self._validation_step: StepFunction | None = None
         self.best_accuracy = 0.0
-        """For hooks to compare with and to set; kept in checkpoints."""
+        """For hooks to compare with and to set; saved in checkpoints."""
         self.hook_manager = HookManager(self.hooks, config.hooks.on_error)
         self.multi_loader_manager = LoaderManager(self)
         for hook in [*more, *hooks_of(config), BestAccuracy(self)]:
@@ -156,20 +156,20 @@ class GenericTrainer(Trainer):
 
     @property
     def multi_loader_config(self) -> MultiDataLoaderConfig:
-        """How the training loaders are mixed; `multi_loader_manager.rebuild_schedule()` takes over what a
-        hook changes in it.
+        """Return how the training loaders are mixed; `multi_loader_manager.rebuild_schedule()` applies
+        changes.
         """
         return self.config.train_loader_config  # type: ignore[no-any-return]
 
     def set_training_step(self, function: StepFunction) -> None:
-        """`function(trainer, batch, batch_idx, dataloader_idx, dataloader_name)` returns {'loss': ...} or the
-        loss itself.
+        """Set `function(trainer, batch, batch_idx, dataloader_idx, dataloader_name)`, which returns {'loss':
+        ...} or the loss.
         """
         check_step("set_training_step", function)
         self._train_step = function
 
     def set_validation_step(self, function: StepFunction) -> None:
-        """The same for validation batches; what it returns becomes `val/loss` and so on."""
+        """Set the same for validation batches; returned values become `val/loss` and so on."""
         check_step("set_validation_step", function)
         self._validation_step = function
 
@@ -183,8 +183,8 @@ class GenericTrainer(Trainer):
         """Train. Loaders: a list, a dictionary of names, or one.
 
         resume_from_checkpoint: a checkpoint's path, 'latest' or 'best'. None: a new run, unless the
-        configuration says `resume_from_latest_symlink=True` or SLURM has started the job again: then from the
-        newest one of this experiment.
+        configuration says `resume_from_latest_symlink=True` or SLURM has restarted the job: then from the
+        newest checkpoint of this experiment.
         """
         config = self.config
         train = named(train_loaders, config.train_loader_config.dataloader_names, "train_loaders")
@@ -226,8 +226,8 @@ class GenericTrainer(Trainer):
             raise
 
     def _report_earlier_run(self) -> None:
-        """Log that a new run begins where another one was: most experiments keep the default name, and so the
-        directory.
+        """Log that a new run starts in the directory of another one: most experiments keep the default
+        name.
         """
         known = self._directory.existing()
         record = read_record(known) if known is not None and self.strategy.rank == 0 else {}
@@ -243,13 +243,13 @@ class GenericTrainer(Trainer):
             )
 
     def _plain(self, module: nn.Module, loss: Any, step: Any, optimizer: Any) -> StepFunctions:
-        """What a run calls: always the step functions."""
+        """Return the step functions as the steps of a run."""
         optimizers: Any = (self._optimizers, self._schedulers) if self._schedulers else self._optimizers
         return StepFunctions(self, module, self._train_step, self._validation_step, optimizers)
 
 
 class BestAccuracy(Hook):
-    """Keeps `trainer.best_accuracy`, which hooks compare with, over a resume."""
+    """Keeps `trainer.best_accuracy`, which hooks compare with, across a resume."""
 
     tier = "builtin"
 
@@ -258,16 +258,16 @@ class BestAccuracy(Hook):
         self._trainer = trainer
 
     def state_dict(self) -> dict[str, Any]:
-        """What hooks have made of it."""
+        """Return the current value."""
         return {"best_accuracy": float(self._trainer.best_accuracy)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it back."""
+        """Restore the value."""
         self._trainer.best_accuracy = state["best_accuracy"]
 
 
 def _resumes_by_itself(config: PreemptionConfig) -> bool:
-    """Return whether a fit that is not told where to start continues the experiment's newest run."""
+    """Return whether a fit without a given checkpoint continues the experiment's newest run."""
     if config.resume_from_latest_symlink is not None:
         return config.resume_from_latest_symlink
     return config.requeue_job and os.environ.get("SLURM_RESTART_COUNT", "0") != "0"

@@ -32,14 +32,12 @@ KEYS = (
 
 
 def from_one(epoch: int) -> int:
-    """`trainers` counts epochs from 1."""
+    """Return the epoch counted from 1, as `trainers` counts."""
     return epoch + 1
 
 
 class StateDict(MutableMapping[str, Any]):
-    """The nine documented keys, true whenever they are looked at; keys of your own; and, if asked for, any
-    fact of Hookline.
-    """
+    """The nine documented keys, read live; keys of your own; and any fact of Hookline."""
 
     __slots__ = ("live",)
 
@@ -67,7 +65,7 @@ class StateDict(MutableMapping[str, Any]):
         return len(KEYS) + len(self.live.extras)
 
     def copy(self) -> dict[str, Any]:
-        """The values of this moment."""
+        """Return the current values as a dictionary."""
         return dict(self)
 
     def __repr__(self) -> str:
@@ -75,7 +73,7 @@ class StateDict(MutableMapping[str, Any]):
 
 
 LEDGER = "_ledger"
-"""The trainer's own hook, which nobody has added and nobody should find in a list."""
+"""The name of the trainer's own hook, which lists of hooks leave out."""
 READS: Mapping[str, Reader] = {"state": StateDict, "epoch": from_one}
 DOCUMENTED: Mapping[str, Row] = {
     "on_train_begin": Row("on_train_start", ("state",), READS),
@@ -122,15 +120,15 @@ class TrainingHook(DialectHook):
 
 
 class HookManager:
-    """Hooks by name. A trainer's own is `trainer.hooks`; one made by hand serves a loop of one's own, which
-    calls `on_...`.
+    """Hooks by name. A trainer's own is `trainer.hooks`; one made by hand serves your own loop, which calls
+    `on_...`.
     """
 
     def __init__(self, hooks: HookList | None = None) -> None:
         self._hooks = HookList(Plan(EVENTS), EVENTS) if hooks is None else hooks
 
     def add_hook(self, hook: Any) -> Handle:
-        """Add a hook; it takes the place of one with the same name."""
+        """Add a hook; it replaces one with the same name."""
         fresh = HookList(Plan(EVENTS), EVENTS).add(
             hook
         )  # a wrong hook is refused before the one it replaces is gone
@@ -139,23 +137,23 @@ class HookManager:
         return self._hooks.add(fresh.hook)
 
     def remove_hook(self, name: str) -> Any:
-        """Take a hook out by name and return it."""
+        """Remove a hook by name and return it."""
         return self._hooks.remove(name)
 
     def enable_hook(self, name: str) -> None:
-        """Switch a hook on again."""
+        """Enable a hook."""
         self._hooks.enable(name)
 
     def disable_hook(self, name: str) -> None:
-        """Switch a hook off; it keeps its place."""
+        """Disable a hook; it keeps its position."""
         self._hooks.disable(name)
 
     def get_hook(self, name: str) -> Any:
-        """The hook of this name."""
+        """Return the hook of this name."""
         return self._hooks[name]
 
     def list_hooks(self) -> list[str]:
-        """The names of the hooks that are switched on."""
+        """Return the names of the enabled hooks."""
         return [name for name in self._hooks.list_hooks() if name != LEDGER]
 
     def __iter__(self) -> Iterator[Any]:
@@ -170,31 +168,31 @@ class HookManager:
     # ---- for a loop of one's own ---------------------------------------------------------------------------
 
     def on_train_begin(self, state: Any) -> None:
-        """Training starts."""
+        """Call the hooks when training starts."""
         self._tell("on_train_begin", state)
 
     def on_epoch_begin(self, epoch: int, state: Any) -> None:
-        """An epoch starts."""
+        """Call the hooks when an epoch starts."""
         self._tell("on_epoch_begin", epoch, state)
 
     def on_batch_end(self, batch_idx: Any, loss: Any, state: Any) -> None:
-        """After each batch."""
+        """Call the hooks after each batch."""
         self._tell("on_batch_end", batch_idx, loss, state)
 
     def on_epoch_end(self, epoch: int, state: Any) -> None:
-        """An epoch ends."""
+        """Call the hooks when an epoch ends."""
         self._tell("on_epoch_end", epoch, state)
 
     def on_train_end(self, state: Any) -> None:
-        """Training is complete."""
+        """Call the hooks when training is complete."""
         self._tell("on_train_end", state)
 
     def on_evaluate_begin(self, state: Any) -> None:
-        """An evaluation starts."""
+        """Call the hooks when an evaluation starts."""
         self._tell("on_evaluate_begin", state)
 
     def on_evaluate_end(self, state: Any) -> None:
-        """An evaluation is complete."""
+        """Call the hooks when an evaluation is complete."""
         self._tell("on_evaluate_end", state)
 
     def _tell(self, method: str, *arguments: Any) -> None:

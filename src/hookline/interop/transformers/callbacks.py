@@ -1,5 +1,5 @@
-"""transformers' callbacks among Hookline's hooks, unchanged: EarlyStoppingCallback, PrinterCallback, and
-people's own.
+"""transformers' callbacks among Hookline's hooks, unchanged: EarlyStoppingCallback, PrinterCallback, and your
+own.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ NOT_HERE = {
     "anywhere"
 }
 INSIDE = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
-"""Called inside a step: `state.global_step` and `state.epoch` stand still there, until the update is
+"""Called inside a step: `state.global_step` and `state.epoch` do not change there until the update is
 complete.
 """
 REFRESHES = ("on_train_start", "on_train_epoch_start", "on_step_end", "on_train_epoch_end")
-"""Where they move on for a callback that looks at them inside; others find them up to date whenever they are
-called.
+"""Events that update these two for a callback with methods inside a step; others update them before each
+call.
 """
 
 
 class TransformersCallback(AdoptedCallback):
-    """Stands for one callback. What it sets in `control`, and no later callback takes back, is done."""
+    """Represents one callback. What it sets in `control` is done, unless a later callback resets it."""
 
     kind = "transformers callback"
 
@@ -60,15 +60,14 @@ class TransformersCallback(AdoptedCallback):
         """The run, with what all transformers callbacks have in common (`SharedRun`)."""
         self.given: dict[str, Any] = {}
         self._given: dict[str, dict[str, Any]] = {}
-        """What each method takes of it."""
+        """The keyword arguments that each method takes."""
         self._accumulate = 1
         self._own = {
             event for method, events in METHODS.items() if self.overrides(method) for event in events
         }
         """The events at which a method of the callback is called."""
         self._asleep: list[Listener] = []
-        """Called only after the callback has asked for something, so that asking for nothing costs nothing.
-        """
+        """Listeners that are active only after the callback has set a flag, so that others cost nothing."""
         for method, reason in NOT_HERE.items():
             if self.overrides(method):
                 raise HookError(
@@ -78,8 +77,8 @@ class TransformersCallback(AdoptedCallback):
     # ---- listening -----------------------------------------------------------------------------------------
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
-        """One per event: what all callbacks share is kept up, then come the methods that this
-        one overrides.
+        """Return one listener per event: it updates the shared state, then calls the methods that this
+        callback overrides.
         """
         looks_inside = any(self.overrides(method) for method in INSIDE)
         heard: dict[str, list[Caller]] = {event: [self._refresh] for event in REFRESHES if looks_inside}
@@ -120,7 +119,7 @@ class TransformersCallback(AdoptedCallback):
         return [*(listener(event, *calls) for event, calls in heard.items()), *self._asleep]
 
     def _origin(self, event: str) -> Callable[..., Any]:
-        """The method that `explain` shows for an event."""
+        """Return the method that `explain` shows for an event."""
         names = [method for method, events in METHODS.items() if event in events and self.overrides(method)]
         function: Callable[..., Any] = getattr(self.original, names[0]) if names else self._settle
         return function
@@ -163,7 +162,7 @@ class TransformersCallback(AdoptedCallback):
         return call
 
     def _named(self, method: str, given: dict[str, Any]) -> dict[str, Any]:
-        """As far as the method takes it."""
+        """Return the arguments that the method accepts."""
         parameters = inspect.signature(getattr(self.original, method)).parameters
         if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
             return given
@@ -172,7 +171,7 @@ class TransformersCallback(AdoptedCallback):
     # ---- what is asked for ---------------------------------------------------------------------------------
 
     def _asked(self, s: Any, event: str) -> None:
-        """Something is set in `control`: it is done once no other callback can take it back at this event."""
+        """Handle a flag in `control`, once no other callback can reset it at this event."""
         shared = self.shared
         if shared.control.should_training_stop:
             shared.note_stop(type(self.original).__name__, s.step)
@@ -189,7 +188,7 @@ class TransformersCallback(AdoptedCallback):
             self._settle(s)
 
     def _settle(self, s: Any) -> None:
-        """What was asked for is done; then it is quiet again, unless the epoch is to end."""
+        """Do what the flags request; deactivate the extra listeners unless the epoch is to end."""
         shared = self.shared
         shared.settle(s)
         if shared.control.should_epoch_stop or shared.ends_epoch:
@@ -208,15 +207,15 @@ class TransformersCallback(AdoptedCallback):
         plan.remove([each for each in self._asleep if each in plan])
 
     def _end_epoch(self, s: Any) -> Any:
-        """Several ranks end an epoch together: once all of them wait to hear of it, a batch or two after this
-        was woken.
+        """Return END_EPOCH. Several ranks end an epoch together, a batch or two later, once all of them wait
+        for signals.
         """
         run = getattr(s.trainer, "_run", None)
         waited_for = run is None or run.boundary.waits_for_signals
         return END_EPOCH if self.shared.ends_epoch and waited_for else None
 
     def _in_turn(self, s: Any, event: str) -> list[Any]:
-        """The transformers callbacks that hear this event, in the order in which they are called."""
+        """Return the transformers callbacks that listen to this event, in the order of their calls."""
         found = [
             each.owner
             for each in s.trainer.plan.listeners(event)
@@ -233,7 +232,7 @@ class TransformersCallback(AdoptedCallback):
     # ---- the run -------------------------------------------------------------------------------------------
 
     def begin_run(self, state: Any) -> None:
-        """A run begins: what the callback is shown is of this run, and the same for all of its kind."""
+        """Join the state that all transformers callbacks of this run share."""
         others = [
             entry.hook.shared
             for entry in state.hooks.entries()
@@ -247,7 +246,7 @@ class TransformersCallback(AdoptedCallback):
         self._take_in(state)
 
     def _take_in(self, s: Any) -> None:
-        """The loaders and the optimizers exist from on_fit_start on."""
+        """Read the loaders and the optimizers, which exist from on_fit_start on."""
         trainer, options, shared = s.trainer, s.trainer.options, self.shared
         run = getattr(trainer, "_run", None)
         loaders = {} if run is None else run.data.given
@@ -290,12 +289,12 @@ class TransformersCallback(AdoptedCallback):
     # ---- state ---------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What the callback exports, and the best metric that it goes by."""
+        """Return the callback's exported state, and the best metric so far."""
         exported = self.original.state()["attributes"] if hasattr(self.original, "state") else {}
         return {"attributes": exported, **(self.shared.state_dict() if self.shared is not None else {})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it back."""
+        """Restore the state."""
         for name, value in state.get("attributes", {}).items():
             setattr(self.original, name, value)
         self.shared.load_state_dict(state)
@@ -344,7 +343,7 @@ APPLIES: Mapping[str, Callable[[TransformersCallback, Any], bool]] = {
 
 
 def _one(calls: Sequence[Caller]) -> Caller:
-    """Several calls as one; the last one's answer counts."""
+    """Return one caller for several; the last one's returned value counts."""
     if len(calls) == 1:
         return calls[0]
 

@@ -1,5 +1,5 @@
-"""Hooks inside transformers' Trainer: a TrainerCallback, and two ears on the model for what no callback is
-told.
+"""Hooks inside transformers' Trainer: a TrainerCallback, and an observer of the model for events without a
+callback.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from hookline.util.errors import HookError
 log = logging.getLogger("hookline")
 NAME = "HooklineCallback"
 OWN = {"loss": "train/loss", "learning_rate": "lr"}
-"""What transformers logs itself, and what we call it."""
+"""Names under which transformers logs, and Hookline's names."""
 
 
 def make_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
-    """The callback; hooks that transformers cannot serve are refused now."""
+    """Return the callback; hooks that transformers cannot serve are rejected now."""
     from transformers.trainer_callback import ExportableState, TrainerCallback  # type: ignore[import-not-found,unused-ignore]
 
     made: list[Any] = []
@@ -60,15 +60,15 @@ def make_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
 
 
 class Listening:
-    """Hookline's hooks as one TrainerCallback. `line` is what they see as `trainer`.
+    """Hookline's hooks as one TrainerCallback. `line` is the object that hooks see as `trainer`.
 
-    `with callback: trainer.train()` also tells them of an exception, which transformers tells no callback.
+    `with callback: trainer.train()` also emits on_exception, which transformers does not report to callbacks.
     """
 
     line: HostedRun
 
     def open(self, line: HostedRun) -> None:
-        """Take up the hooks."""
+        """Attach the hooks."""
         self.line = line
         self._forward_observer = ForwardObserver(self)
         self._control: Any = None
@@ -79,19 +79,19 @@ class Listening:
         self._window = self._ranks_in_loss = 1
         self._batch_of_epoch = 0
         self._share = 1
-        """What a batch's loss is to be multiplied by, where transformers has divided it by the tokens of the
-        whole window.
+        """The factor for a batch's loss where transformers has divided it by the tokens of the whole
+        window.
         """
 
     # ---- what a checkpoint of transformers keeps -----------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """The hooks' state, as far as JSON can hold it."""
+        """Return the hooks' state, as far as JSON can hold it."""
         return {"args": {}, "attributes": {"kept": self.kept}}
 
     @property
     def kept(self) -> dict[str, Any]:
-        """What is kept of the hooks."""
+        """Return the hooks' state as JSON values."""
         return as_json(self.line.state_dict())
 
     @kept.setter
@@ -114,7 +114,7 @@ class Listening:
             note_later(error, self.line.tear_down())
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Everything is in place."""
+        """Start the run."""
         line = self.line
         if line.is_running:  # the run before has failed, and nobody said so
             self._release()
@@ -154,7 +154,7 @@ class Listening:
             self.kept = found["attributes"]["kept"]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """The run ended as meant."""
+        """End a run that did not fail."""
         line = self.line
         self._end_evaluation(control)
         if state.global_step < state.max_steps and not line.should_stop:
@@ -171,13 +171,13 @@ class Listening:
         self._forget()
 
     def _forget(self) -> None:
-        """Whatever was going on is over, or has failed."""
+        """Reset what belongs to the current batch, evaluation and run."""
         self._outputs: Any = None
         self._is_heard = self._epoch_waits = self._evaluates_first = False
         self._evaluation_is_heard = self._is_between_datasets = False
         self._loss = ObservedLoss(self.line)
         self._datasets: dict[str, dict[str, float]] = {}
-        """What was measured in an evaluation that may go on with another dataset."""
+        """Results of an evaluation that may continue with another dataset."""
         self._last_dataset = ""
 
     def _warn_of_silence(self) -> None:
@@ -192,8 +192,8 @@ class Listening:
     # ---- training ------------------------------------------------------------------------------------------
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """An epoch under transformers' number. Only a run's first one can go on in the middle; others may
-        have been cut short.
+        """Start an epoch under transformers' number. Only the first epoch of a run can start in the
+        middle.
         """
         self._end_evaluation(control)
         self.line.end_epoch()
@@ -209,12 +209,12 @@ class Listening:
         self.line.start_epoch(batches, self._batch_of_epoch)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """The training goes on: an evaluation is over."""
+        """End an evaluation, because the training continues."""
         self._end_evaluation(control)
 
     def forward_begins(self, batch: Any) -> None:
-        """The model is called in training mode: a batch begins, unless it is a second call in
-        the same one.
+        """Start a batch when the model is called in training mode, unless it is a second call in the same
+        batch.
         """
         if not self._is_heard:
             self._is_heard, self._backward_is_told = True, False
@@ -228,16 +228,14 @@ class Listening:
                 )
 
     def _share_of_window(self) -> int:
-        """The losses of a window's batches are its loss together; times its length each of them is a loss by
-        itself.
-        """
+        """Return the factor that makes a window's partial loss a loss of its own."""
         batches, first = self.line.num_training_batches, self._batch_of_epoch // self._window * self._window
         return self._ranks_in_loss * (
             self._window if batches is None else max(1, min(self._window, batches - first))
         )
 
     def forward_ends(self, outputs: Any) -> Any:
-        """The model has returned: its loss is what backward begins with. A replaced loss goes back to the
+        """Emit on_before_backward with the loss that the model returned. A replaced loss goes back to the
         model's caller.
         """
         line = self.line
@@ -262,7 +260,7 @@ class Listening:
         return with_loss(outputs, loss) if is_new else None
 
     def _backward_begins(self, gradient: Tensor) -> None:
-        """Hooks are to see the gradients when this backward is over, because the clipping comes before any
+        """Let hooks see the gradients when this backward ends, because transformers clips before any
         callback.
         """
         self._loss.is_awaited = False
@@ -289,25 +287,23 @@ class Listening:
             self.line.after_backward()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """After the window's last backward, and after the clipping: for whoever could not be
-        told before it.
-        """
+        """Emit events that could not come before the clipping, after the window's last backward."""
         self._tell_of_backward()
         self.line.updates.before(0)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Right before the gradients are cleared."""
+        """Emit on_before_zero_grad right before the gradients are cleared."""
         updates = self.line.updates
         updates.skip_missing()
         updates.clear(0, self.line.state.optimizers[0])
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """A batch that is not the last of its window."""
+        """End a batch that is not the last of its window."""
         self._tell_of_backward()
         self._end_batch(control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """The last batch of a window."""
+        """End the last batch of a window."""
         self._loss.end_step()
         self._end_batch(control)
 
@@ -319,7 +315,9 @@ class Listening:
         self._steer(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Transformers evaluates after it; for hooks an evaluation that is due belongs to the epoch."""
+        """End the epoch, or wait for an evaluation that is due: transformers runs it later, for hooks it
+        belongs to the epoch.
+        """
         self._end_evaluation(control)
         self._epoch_waits = control.should_evaluate
         if not self._epoch_waits:
@@ -329,9 +327,7 @@ class Listening:
     # ---- evaluation, logging, saving -----------------------------------------------------------------------
 
     def evaluation_begins(self, batch: Any) -> None:
-        """The model is called in eval mode. Only if an evaluation is due: others may look at
-        the model too.
-        """
+        """Start an evaluation batch when the model is called in eval mode, if an evaluation is due."""
         if self._evaluation_is_heard:
             return  # a second call in the same batch: to generate, say
         if self._control.should_evaluate or self._evaluates_first or self._datasets:
@@ -341,19 +337,19 @@ class Listening:
             )
 
     def evaluation_ends(self, outputs: Any) -> None:
-        """The model has returned, in eval mode."""
+        """Keep the outputs of the model in eval mode."""
         if self.line.current_pass is not None:
             self._outputs = outputs if "outputs" in self.line.plan.wanted else loss_in(outputs)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """An evaluation batch is done."""
+        """End an evaluation batch."""
         outputs, self._outputs = self._outputs, None
         self._evaluation_is_heard = False
         if self.line.current_pass is not None:
             self.line.current_pass.end_batch(outputs)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **given: Any) -> None:
-        """`eval_loss` is also there as `val/loss`, which is what it is called everywhere else."""
+        """Take over the results. `eval_loss` is also `val/loss`, its name in Hookline."""
         if not self.line.is_running:
             return
         found = {
@@ -369,14 +365,12 @@ class Listening:
             self._end_evaluation(control)
 
     def weights_are_read(self) -> None:
-        """Whoever takes them wants those of the training, and not what a hook has put there for an
-        evaluation.
-        """
+        """End an evaluation first, because a hook may have swapped the weights for it."""
         if self._is_between_datasets:
             self._end_evaluation(self._control)
 
     def _end_evaluation(self, control: Any) -> None:
-        """With what was measured on all of its datasets, if there was one."""
+        """End the validation with the results on all of its datasets, if there is one."""
         if not self._datasets:
             return
         line, measured = self.line, self._datasets
@@ -390,7 +384,7 @@ class Listening:
         self._steer(control)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
-        """What hooks have logged goes out with it; what they change, later callbacks see."""
+        """Add what hooks have logged to this row; later callbacks see what hooks change in it."""
         line, s = self.line, self.line.state
         if not line.is_running or logs is None:
             return
@@ -407,7 +401,7 @@ class Listening:
             line.loggers.log_row(row, s.step, s.epoch, over)
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """A checkpoint of transformers' own is on disk."""
+        """Emit on_checkpoint_save for a checkpoint of transformers."""
         if not self.line.is_running:
             return
         self._end_evaluation(control)
@@ -421,8 +415,8 @@ class Listening:
 
 
 def _dataset_in(metrics: Mapping[str, float]) -> str:
-    """The name of one of several datasets, by which transformers has called how long it took; empty if there
-    is only one.
+    """Return the name of one of several datasets, from the key of its run time; empty if there is only
+    one.
     """
     names = [
         key[len("eval_") : -len("_runtime")]
@@ -433,9 +427,7 @@ def _dataset_in(metrics: Mapping[str, float]) -> str:
 
 
 def _as_ours(values: Mapping[str, float]) -> dict[str, float]:
-    """What transformers has measured, under the names that it has everywhere else; how long it took is
-    nobody's metric.
-    """
+    """Return transformers' metrics under Hookline's names, without run times."""
     ours = {OWN[key]: value for key, value in values.items() if key in OWN}
     measured = [
         key for key in values if key.startswith("eval_") and not key.endswith(("_runtime", "_per_second"))
