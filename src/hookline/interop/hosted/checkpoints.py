@@ -90,7 +90,7 @@ def save(view: KeptRun, request: SaveRequest, ranks: Ranks) -> None:
 
 
 def contents_of(view: KeptRun) -> dict[str, Any]:
-    """Return the state of module, optimizers and schedulers, and what `keep` returns."""
+    """Return the state of module, optimizers and schedulers, and what `hosted_state` returns."""
     s = view.state
     return {
         "module": s.module.state_dict(),

@@ -112,7 +112,7 @@ class HostedRankSync:
             self.stop = True
             s.ending.settle_stop(f"{first}{who}")
 
-    # ---- signals of hooks ---------------------------------------------------------------------------------
+    # ---- signals of hooks ----------------------------------------------------------------------------------
 
     def find_steering_hooks(self) -> None:
         """Record whether any hook may return a signal: only then the ranks wait for it. All ranks have the

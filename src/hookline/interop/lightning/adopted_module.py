@@ -1,4 +1,4 @@
-"""Lightning's modules and data modules in Hookline's loop, as they are."""
+"""Lightning's modules and data modules in Hookline's loop, unchanged."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from hookline.run.module import Actions, DataModule
 from hookline.util.errors import HookError, OptionError
 
 HOOK_CLASSES = ("ModelHooks", "DataHooks", "CheckpointHooks")
-"""Where Lightning declares what a module may override."""
+"""The classes in which Lightning declares the hooks of a module."""
 
 
 def steps_of(module: Any) -> LightningSteps:
-    """The steps and hooks of a Lightning module, for Hookline's loop."""
+    """Return the steps and hooks of a Lightning module, for Hookline's loop."""
     base = next(cls for cls in type(module).__mro__ if is_lightnings(cls, "LightningModule"))
     _check(module)
     view = TrainerView(base.__module__.removesuffix(".core.module"))
@@ -51,7 +51,7 @@ def steps_of(module: Any) -> LightningSteps:
 
 
 def _check(module: Any) -> None:
-    """What Hookline's loop cannot honour is an error before anything runs."""
+    """Reject what Hookline's loop does not support, before anything runs."""
     refuse_lightning_1(module)
     refuse_misspelled(module, _called_with(MODULE_ACTIONS, MODULE_ROWS))
     who, known = type(module).__name__, {*MODULE_ROWS, *MODULE_ACTIONS}
@@ -72,7 +72,7 @@ def _check(module: Any) -> None:
 
 
 def _called_with(actions: Iterable[str], rows: Mapping[str, Row]) -> dict[str, int]:
-    """How many arguments each method gets."""
+    """Return how many arguments each method gets."""
     return {
         **{name: len(EVENTS[name].facts) for name in actions},
         **{name: len(row.arguments) for name, row in rows.items()},
@@ -80,8 +80,8 @@ def _called_with(actions: Iterable[str], rows: Mapping[str, Row]) -> dict[str, i
 
 
 class LightningSteps(Actions):
-    """What the loop calls for a Lightning module. Actions that the module overrides are in a subclass made
-    for it.
+    """The object that the loop calls for a Lightning module. A subclass has the actions that the module
+    overrides.
     """
 
     __hookline_base__: ClassVar[bool] = True
@@ -93,11 +93,11 @@ class LightningSteps(Actions):
         self.run: Any = None
 
     def configure_hooks(self) -> Any:
-        """What the module brings."""
+        """Return the hooks of the module."""
         return brought(self.run, self.original, self.original.configure_callbacks())
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
-        """One for each hook that the module overrides."""
+        """Return one listener for each hook that the module overrides."""
         return _listeners(self, "M", MODULE_ROWS, name, table)
 
     def _attach(self, run: Any) -> None:
@@ -118,7 +118,7 @@ class LightningSteps(Actions):
 
 
 def data_of(datamodule: Any) -> LightningData:
-    """A Lightning data module, for Hookline's loop."""
+    """Return a Lightning data module for Hookline's loop."""
     base = next(cls for cls in type(datamodule).__mro__ if is_lightnings(cls, "LightningDataModule"))
     refuse_misspelled(datamodule, _called_with(DATA_ACTIONS, DATA_ROWS))
     view = TrainerView(base.__module__.removesuffix(".core.datamodule"))
@@ -135,7 +135,7 @@ def data_of(datamodule: Any) -> LightningData:
 
 
 class LightningData(DataModule):
-    """What the loop asks for data."""
+    """The object from which the loop gets its data."""
 
     __hookline_base__: ClassVar[bool] = True
     kind = "Lightning data module"
@@ -144,7 +144,7 @@ class LightningData(DataModule):
         self.original, self.view = original, view
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
-        """One for each hook that the data module overrides."""
+        """Return one listener for each hook that the data module overrides."""
         return _listeners(self, "D", DATA_ROWS, name, table)
 
     def _attach(self, run: Any) -> None:
@@ -153,11 +153,11 @@ class LightningData(DataModule):
             self.original.trainer = self.view
 
     def state_dict(self) -> dict[str, Any]:
-        """The data module's own."""
+        """Return the data module's own state."""
         return self.original.state_dict()  # type: ignore[no-any-return]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it back."""
+        """Restore the data module's state."""
         self.original.load_state_dict(state)
 
 
@@ -179,8 +179,8 @@ def _listeners(
 
 
 def _is_own(owner: Any, method: str) -> bool:
-    """Whether the user's class, and not Lightning's, has this method. Models that Lightning brings for
-    demonstration count.
+    """Return whether the user's class, and not Lightning's, has this method. Lightning's demo models count as
+    the user's.
     """
     if method in vars(owner):
         return True
@@ -192,8 +192,8 @@ def _is_own(owner: Any, method: str) -> bool:
 
 
 def _in_our_forms(returned: Any) -> Any:
-    """Lightning's forms that Hookline has not: a monitor beside the scheduler, one scheduler beside a list of
-    optimizers.
+    """Convert forms that Hookline does not have: a monitor beside the scheduler, one scheduler beside a list
+    of optimizers.
     """
     if isinstance(returned, dict):
         given = dict(returned)

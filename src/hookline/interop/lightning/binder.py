@@ -1,5 +1,5 @@
-"""Methods of Lightning's classes made callable with the live state: by position, trimmed to
-what they accept.
+"""Binds methods of Lightning's classes to the live state: by position, with as many arguments as they
+accept.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from hookline.interop.adapter import Reader, Row
 from hookline.util.errors import HookError, closest
 
 NAME_OF_HOOK = "_current_fx_name"
-"""Where a Lightning module keeps which hook is being called; its `log` looks there."""
+"""The attribute in which a Lightning module records the current hook; its `log` reads it."""
 BETWEEN = {"fit": "training_step", "validate": "validation_step"}
-"""What stands there while none of Lightning's is, by the verb: Hookline's hooks log as a step does."""
+"""Its value between Lightning's hooks, by stage: Hookline's hooks log as a step does."""
 RETURNED = {"on_before_batch_transfer", "on_after_batch_transfer", "on_train_batch_start"}
-"""Hooks of a module whose value Lightning uses; all other values, and all those of callbacks, are ignored."""
+"""Hooks of a module whose returned value Lightning uses; it ignores all others, and those of callbacks."""
 
 
 def bind(
     function: Callable[..., Any], method: str, row: Row, table: EventTable, view: Any, *, answers: bool
 ) -> Binding:
-    """The caller of one hook. `trainer` is the view, `module` the module as the view shows it."""
+    """Return the binding of one hook. `trainer` is the view, `module` the module as the view shows it."""
     event = table[row.event]
     by_name = _takes_by_name(function, "stage")  # the one argument that Lightning passes by its name
     names = row.arguments[: accepted(function, row.arguments, method)]
@@ -67,7 +67,7 @@ def make(f, names):
 
 
 def noted(function: Callable[..., Any], method: str, names: dict[str, Any]) -> Callable[..., Any]:
-    """A step or action that writes down, as long as it lasts, that it is the one that is called."""
+    """Return a step or action that records its name as the current hook while it runs."""
     source = STEP.format(where=NAME_OF_HOOK, method=method)
     space: dict[str, Any] = {}
     exec(compile(source, "<hookline adopted>", "exec"), space)
@@ -85,7 +85,7 @@ def _takes_by_name(function: Callable[..., Any], name: str) -> bool:
 
 
 def accepted(function: Callable[..., Any], arguments: tuple[str, ...], method: str) -> int:
-    """How many of the offered arguments it takes."""
+    """Return how many of the offered arguments the function takes."""
     takes, offered = 0, len(arguments)
     for parameter in inspect.signature(function).parameters.values():
         required = parameter.default is parameter.empty
@@ -112,14 +112,14 @@ def _shown(function: Callable[..., Any]) -> str:
 
 
 class MissingEntry(HookError, KeyError):
-    """A callback asked for something that this checkpoint has not."""
+    """A callback has requested an entry that this checkpoint does not have."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class CheckpointView(MutableMapping[str, Any]):
-    """A checkpoint's contents under Lightning's names; keys of one's own are kept apart from Hookline's."""
+    """A checkpoint's contents under Lightning's names; the user's own keys are kept apart from Hookline's."""
 
     NAMES: Mapping[str, str] = {
         "state_dict": "module",

@@ -1,6 +1,4 @@
-"""Lightning's callbacks among Hookline's hooks, unchanged: EarlyStopping, ModelCheckpoint,
-and people's own.
-"""
+"""Lightning's callbacks among Hookline's hooks, unchanged: EarlyStopping, ModelCheckpoint, and your own."""
 
 from __future__ import annotations
 
@@ -27,14 +25,13 @@ from hookline.util.errors import HookError
 
 OWN = "self.trainer"
 DEEPEST = 2
-"""Functions of Lightning that a method hands the trainer on to are read as well, and those that these call.
-"""
+"""How deep to read functions of Lightning to which a method passes the trainer."""
 ASKS_FIRST = ("isinstance", "hasattr", "getattr", "issubclass")
-"""Code that asks one of these about the trainer knows that not every trainer has what it is after."""
+"""Code that calls one of these with the trainer allows for trainers without the attribute."""
 
 
 def out_of_reach(callback: Any, base: type) -> list[tuple[str, str]]:
-    """Attributes of the trainer that the view has not, each with the method that wants it."""
+    """Return attributes of the trainer that the view does not have, each with the method that uses it."""
     found: dict[str, str] = {}
     given: set[str] = set()
     for where, function in _functions(callback, base):
@@ -47,14 +44,14 @@ def out_of_reach(callback: Any, base: type) -> list[tuple[str, str]]:
 
 
 def is_known(package: str, name: str) -> bool:
-    """Whether the view or Lightning's own trainer has it; what neither has, a callback may put there for its
-    own use.
+    """Return whether the view or Lightning's own trainer has it; otherwise a callback may set it for its own
+    use.
     """
     return hasattr(TrainerView, name) or is_of_trainer(package, name)
 
 
 def owner_of(path: str) -> type:
-    """The part of the view that should have the last name of `trainer.a.b`."""
+    """Return the part of the view that should have the last name of `trainer.a.b`."""
     part: Any = TrainerView
     for name in path.split(".")[1:-1]:
         part = part.PARTS.get(name, part)
@@ -62,13 +59,13 @@ def owner_of(path: str) -> type:
 
 
 def mentions(callback: Any, base: type, name: str) -> bool:
-    """Whether the callback's source text has this name in it."""
+    """Return whether the callback's source text contains this name."""
     trees = [parsed(function) for _, function in _functions(callback, base)]
     return any(name in words_of(tree) for tree in trees if tree is not None)
 
 
 def _functions(callback: Any, base: type) -> Iterator[tuple[str, Any]]:
-    """What the callback's classes define, down to Lightning's base; each name once."""
+    """Yield the functions of the callback's classes below Lightning's base, each name once."""
     seen: set[str] = set()
     for cls in type(callback).__mro__:
         if cls is base:
@@ -85,7 +82,7 @@ def _function(value: Any) -> Any:
 
 
 def _asks(function: Any, name: str, depth: int = 0) -> Iterator[tuple[str, bool]]:
-    """What is missing, and whether it is set."""
+    """Yield the missing attributes, and whether the code sets them."""
     source = parsed(function)
     if source is None or not source.body:
         return  # written at run time, or in C: then the view says so when it comes to it
@@ -102,7 +99,7 @@ def _asks(function: Any, name: str, depth: int = 0) -> Iterator[tuple[str, bool]
 
 
 def _trainers(tree: ast.FunctionDef, method: str) -> set[str]:
-    """The parameters that are the trainer: by their name or type, and the first one of a hook."""
+    """Return the parameters that are the trainer: by their name or type, and the first one of a hook."""
     parameters = [*tree.args.posonlyargs, *tree.args.args]
     types = {
         each.arg: ast.unparse(each.annotation) if each.annotation is not None else "" for each in parameters
@@ -112,13 +109,15 @@ def _trainers(tree: ast.FunctionDef, method: str) -> set[str]:
 
 
 class _Reader(ast.NodeVisitor):
-    """Follows `trainer.a.b` through the view's parts; what is asked about first is left out."""
+    """Follows `trainer.a.b` through the view's parts; attributes that the code tests for first are left
+    out.
+    """
 
     def __init__(self, trainers: set[str]) -> None:
         self.trainers = trainers
         self.missing: list[tuple[str, bool]] = []
         self.called: list[str] = []
-        """Functions that were given the trainer."""
+        """Functions that were called with the trainer."""
 
     def visit_Call(self, node: ast.Call) -> None:
         given = [*node.args, *(each.value for each in node.keywords)]
@@ -183,7 +182,7 @@ def _path(node: ast.expr) -> tuple[list[str], ast.expr]:
 
 
 def _missing(path: list[str], is_set: bool) -> list[str]:
-    """The shortest beginning of the path that the view has not; empty if it has it all."""
+    """Return the shortest prefix of the path that the view does not have; empty if it has the whole path."""
     part: Any = TrainerView
     for index, name in enumerate(path):
         is_last = index == len(path) - 1
@@ -199,12 +198,14 @@ def _missing(path: list[str], is_set: bool) -> list[str]:
 
 
 MONITORS = ("EarlyStopping", "Checkpoint")
-"""Classes whose callbacks Lightning calls after the module at the end of an epoch: they act on metrics."""
+"""Classes whose callbacks Lightning calls after the module at the end of an epoch, because they act on
+metrics.
+"""
 
 
 class LightningCallback(AdoptedCallback):
-    """Stands for one callback. Only the methods that it overrides are called; what they return is ignored, as
-    Lightning does.
+    """Represents one callback. Only methods that it overrides are called; returned values are ignored, as in
+    Lightning.
     """
 
     kind = "Lightning callback"
@@ -216,7 +217,7 @@ class LightningCallback(AdoptedCallback):
         self._check()
 
     def usual_tier(self) -> str:
-        """Monitors are called after the module."""
+        """Return 'monitor' for monitors, which are called after the module."""
         kinds = {cls.__name__ for cls in type(self.original).__mro__ if is_lightnings(cls)}
         return "monitor" if kinds & set(MONITORS) else "user"
 
@@ -237,7 +238,7 @@ class LightningCallback(AdoptedCallback):
                 )
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
-        """One for each overridden method; one that replaces checkpoints also hears when they are complete."""
+        """Return one listener for each overridden method, and one that removes replaced checkpoints."""
         found = []
         for method, row in CALLBACK_ROWS.items():
             if method in vars(self.base) and self.overrides(method):
@@ -251,7 +252,7 @@ class LightningCallback(AdoptedCallback):
         return found
 
     def begin_run(self, state: Any) -> None:
-        """A run begins: the view shows its trainer and module."""
+        """Attach the view to the run's trainer and module."""
         module = state.module
         names = module.__dict__ if is_lightning_module(module) else {}
         proxy = shown_to_callbacks(module, self.view)
@@ -260,11 +261,10 @@ class LightningCallback(AdoptedCallback):
             self.original.log, self.original.log_dict = proxy.log, proxy.log_dict
 
     def before_optimizers(self) -> None:
-        """A finetuning makes the parameter groups again that it had added, and what is in them is trained
-        again.
+        """Let a finetuning callback add its parameter groups again, and train what is in them.
 
-        Lightning puts the optimizers back after on_fit_start, which makes the groups, and leaves what is in
-        them frozen.
+        Lightning restores the optimizers after on_fit_start, which adds the groups, and leaves their
+        parameters frozen.
         """
         for cls in type(self.original).__mro__:
             if is_lightnings(cls, "BaseFinetuning"):
@@ -280,12 +280,12 @@ class LightningCallback(AdoptedCallback):
     # ---- state ---------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The callback's own state, with the key under which Lightning would look for it."""
+        """Return the callback's own state, with the key under which Lightning stores it."""
         return {"state_key": self.original.state_key, "state": self.original.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it back. Of several callbacks of one class each gets what was saved under its key, in whatever
-        order they are.
+        """Restore the state that was saved under this callback's key, whatever the order of callbacks of one
+        class.
         """
         key = self.original.state_key
         saved = (self.view._own.state.checkpoint or {}).get("hooks", {})

@@ -1,4 +1,4 @@
-"""Hooks inside Lightning's Trainer: a Lightning callback that tells them of everything it hears."""
+"""Hooks inside Lightning's Trainer: a Lightning callback that emits Hookline's events."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hookline.util.errors import END_EPOCH, HookError
 
 
 def make_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
-    """The callback; hooks that Lightning cannot serve are refused now."""
-    kind = type("HooklineCallback", (Listening, _base()), {"__doc__": Listening.__doc__})
+    """Return the callback; hooks that Lightning cannot serve are rejected now."""
+    kind = type("HooklineCallback", (HostCallback, _base()), {"__doc__": HostCallback.__doc__})
     return kind(hooks, options)
 
 
 def _base() -> Any:
-    """Lightning's callback class, of whichever of its two packages is in use."""
+    """Return the callback class of whichever of Lightning's two packages is in use."""
     if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
         from pytorch_lightning import Callback as Older  # type: ignore[import-not-found,unused-ignore]
 
@@ -34,9 +34,9 @@ def _base() -> Any:
     return Callback
 
 
-class Listening:
-    """Hookline's hooks as one Lightning callback. `line` is what they see as `trainer`; its `outer` is
-    Lightning's.
+class HostCallback:
+    """Hookline's hooks as one Lightning callback. `line` is the object that hooks see as `trainer`; its
+    `outer` is Lightning's.
     """
 
     def __init__(self, hooks: Iterable[Any], options: dict[str, Any]) -> None:
@@ -53,27 +53,27 @@ class Listening:
         self._prediction = PassEvents(self.line, PREDICTION)
         self._logs_as_told = "log_every_n_steps" in options
         self._has_begun = False
-        """Whether on_fit_start has been: Lightning's own comes before there are optimizers."""
+        """Whether on_fit_start was emitted: Lightning's own comes before the optimizers exist."""
         self._scaler: Any = None
-        """What Lightning scales losses with, if it does."""
+        """The gradient scaler of Lightning, if it has one."""
 
     @property
     def state_key(self) -> str:
-        """Under which Lightning keeps the state of the hooks."""
+        """Return the key under which Lightning saves the state of the hooks."""
         return "HooklineCallback"
 
     def state_dict(self) -> dict[str, Any]:
-        """What a Lightning checkpoint keeps of the hooks."""
+        """Return the state of the hooks for a Lightning checkpoint."""
         return self.line.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Back from a Lightning checkpoint."""
+        """Restore the state of the hooks from a Lightning checkpoint."""
         self.line.load_state_dict(state_dict)
 
     # ---- from set-up to teardown ---------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """A run of Lightning begins."""
+        """Begin a run."""
         line, options, stage = self.line, self.line.options, str(getattr(stage, "value", stage))
         line.outer = trainer
         line.attach(pl_module)
@@ -107,43 +107,43 @@ class Listening:
         line.start_fit()
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning's own."""
+        """Emit on_fit_start, then on_sanity_check_start."""
         self._begin_fit(trainer, pl_module)
         self._check.start()
 
     def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
-        """What it measured is forgotten."""
+        """Emit on_sanity_check_end and drop the results."""
         self._check.end()
         self._check.forget()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Optimizers are there by now."""
+        """Emit on_fit_start if it was not emitted, then on_train_start."""
         self._begin_fit(trainer, pl_module)
         self.line.start_training()
         self._steer(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Whoever has asked for the end."""
+        """Emit on_train_end, with the reason if Lightning was stopped."""
         if trainer.should_stop and not self.line.should_stop:
             self.line.stop("Lightning's trainer.should_stop was set")
         self.line.end_training()
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """The run ended as meant."""
+        """Emit on_fit_end."""
         if not self._has_begun:  # there was nothing to train
             self._begin_fit(trainer, pl_module)
             end_as(self.line, "completed")
         self.line.end_fit()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """The end of every run that did not fail."""
+        """Tear the hooks down after a run that did not fail."""
         if self.line.status == "running":  # a validation, a test or a prediction by itself
             end_as(self.line, "completed")
         if self.line.is_running:
             raise_first(self.line.tear_down())
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Lightning tears no callback down after a failure, so it is done here."""
+        """Emit on_exception and tear the hooks down, because Lightning does not after a failure."""
         if self.line.is_running:
             self.line.fail(exception)
             note_later(exception, self.line.tear_down())
@@ -151,7 +151,7 @@ class Listening:
     # ---- training ------------------------------------------------------------------------------------------
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """An epoch under Lightning's number."""
+        """Start an epoch under Lightning's number."""
         self._start_epoch(trainer)
 
     def _start_epoch(self, trainer: Any, first: int = 0) -> None:
@@ -161,7 +161,7 @@ class Listening:
         self.line.start_epoch(int(batches) if batches != float("inf") else None, first)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """StopIteration is what Lightning itself raises when a module ends the epoch."""
+        """Start a batch. StopIteration ends the epoch in Lightning."""
         if not self.line.epoch_is_open:  # Lightning does not tell of an epoch that it resumes in the middle
             self._start_epoch(trainer, batch_idx)
         signal = self.line.start_batch(batch)
@@ -174,11 +174,13 @@ class Listening:
             )
 
     def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Lightning's own."""
+        """Emit on_before_zero_grad."""
         self.line.updates.clear(self._index(optimizer), optimizer)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        """Lightning has divided the loss by the accumulation, and scaled it; hooks see the user's."""
+        """Emit on_before_backward with the user's loss: Lightning has divided it by the accumulation and
+        scaled it.
+        """
         windows = trainer.accumulate_grad_batches
         whole = loss if windows == 1 else loss * windows
         if self._scaler is not None:
@@ -190,12 +192,12 @@ class Listening:
             )
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning's own."""
+        """Emit on_after_backward."""
         self.line.after_backward()
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Before Lightning clips. Also told where training_step returned None, and nothing is there to update
-        with.
+        """Emit on_before_optimizer_step before Lightning clips, unless training_step returned None and there
+        are no gradients.
         """
         updates, index = self.line.updates, self._index(optimizer)
         if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
@@ -209,7 +211,7 @@ class Listening:
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """The batch, and the update if there was one."""
+        """End the batch, and the update if there was one."""
         if isinstance(outputs, dict) and "loss" in outputs and trainer.accumulate_grad_batches > 1:
             outputs = {**outputs, "loss": outputs["loss"] * trainer.accumulate_grad_batches}
         if self._scaler is not None and self.line.updates.announced:
@@ -218,18 +220,18 @@ class Listening:
         self._steer(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """With what Lightning has reduced."""
+        """End the epoch with the metrics that Lightning has reduced."""
         self.line.end_epoch(trainer.callback_metrics)
         self._steer(trainer)
 
     # ---- validation, test, prediction ----------------------------------------------------------------------
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning's own, its epoch start with it."""
+        """Start a validation and its epoch."""
         self.line.start_validation(VALIDATION)
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning's own, its epoch start with it."""
+        """Start a test and its epoch."""
         self.line.start_validation(TEST)
 
     def _eval_batch_start(
@@ -256,29 +258,29 @@ class Listening:
     on_validation_end = on_test_end = _eval_end
 
     def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning's own, its epoch start with it."""
+        """Start a prediction and its epoch."""
         self._prediction.start()
 
     def on_predict_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Lightning's own."""
+        """Start a prediction batch."""
         self._prediction.take(batch, batch_idx, dataloader_idx)
         self._prediction.start_batch()
 
     def on_predict_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Lightning's own."""
+        """End a prediction batch."""
         self._prediction.end_batch(outputs)
 
     def on_predict_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """With all predictions."""
+        """Emit the end of the data with all predictions."""
         self._prediction.collect(trainer.predict_loop.predictions)
         self._prediction.end_data({})
 
     def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning's own."""
+        """End the prediction."""
         self._prediction.end({})
 
     # ---- inside --------------------------------------------------------------------------------------------
@@ -298,14 +300,14 @@ class Listening:
 
 
 class LightningLoggers(Logger):
-    """Rows go to Lightning's own loggers."""
+    """A logger that writes rows to Lightning's own loggers."""
 
     queued = False
 
-    def __init__(self, callback: Listening) -> None:
+    def __init__(self, callback: HostCallback) -> None:
         self._callback = callback
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
-        """One row."""
+        """Write one row."""
         for each in self._callback.line.outer.loggers:
             each.log_metrics({"epoch": epoch, **metrics}, step)

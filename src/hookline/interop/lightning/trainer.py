@@ -31,14 +31,12 @@ WITHOUT_MEANING: dict[str, tuple[Any, str]] = {
     "reload_dataloaders_every_n_epochs": (0, "return a loader whose dataset changes"),
     "model_registry": (None, ""),
 }
-"""Options of Lightning that Hookline has no use for: the value that asks for nothing, and what to do instead
-of another one.
-"""
+"""Options of Lightning without an effect here: the neutral value, and the alternative to another value."""
 
 
 class NamedTrainer(LightningNames, HooklineTrainer):
-    """Hookline's trainer with Lightning's names besides its own: what modules and callbacks of this dialect
-    need.
+    """Hookline's trainer with Lightning's names besides its own, for modules and callbacks of this
+    dialect.
     """
 
     @property
@@ -47,7 +45,7 @@ class NamedTrainer(LightningNames, HooklineTrainer):
 
 
 class Trainer(NamedTrainer):
-    """Lightning's trainer in front of Hookline's.
+    """A trainer with Lightning's options and methods on Hookline's loop.
 
     >>> trainer = Trainer(callbacks=[MyCallback()], max_epochs=1)
     >>> trainer.fit(model, train_dataloaders=loader)
@@ -62,8 +60,7 @@ class Trainer(NamedTrainer):
         logger: Any = True,
         **options: Any,
     ) -> None:
-        """`callbacks` and all options of `hookline.Trainer`; of Lightning's others those that mean something
-        here.
+        """`callbacks`, all options of `hookline.Trainer`, and those of Lightning that have an effect here.
 
         enable_checkpointing: False is `checkpoint=False`; True also adds a `ModelCheckpoint` if there is
         none.
@@ -123,7 +120,7 @@ class Trainer(NamedTrainer):
         datamodule: Any = None,
         **options: Any,
     ) -> Any:
-        """Measure on the validation data: a list with a dictionary per loader; from a hook, in a run, the
+        """Measure on the validation data; return a list with a dictionary per loader, or inside a run the
         metrics themselves.
         """
         if self._run is not None:
@@ -143,7 +140,7 @@ class Trainer(NamedTrainer):
         datamodule: Any = None,
         **options: Any,
     ) -> Any:
-        """Measure on the test data: a list with a dictionary for each loader."""
+        """Measure on the test data; return a list with a dictionary for each loader."""
         loaders, datamodule = self._told(dataloaders, datamodule)
         measured = super().test(
             model, loaders, datamodule=datamodule, checkpoint=_chosen(ckpt_path), **options
@@ -158,7 +155,7 @@ class Trainer(NamedTrainer):
         return_predictions: bool | None = None,
         ckpt_path: str | Path | None = None,
     ) -> list[Any]:
-        """Collect what `predict_step` returns."""
+        """Return the results of `predict_step`."""
         loaders, datamodule = self._told(dataloaders, datamodule)
         keep = True if return_predictions is None else return_predictions
         return super().predict(
@@ -166,7 +163,9 @@ class Trainer(NamedTrainer):
         )
 
     def _told(self, loaders: Any, datamodule: Any) -> tuple[Any, Any]:
-        """A data module may stand in the loaders' place; it knows its trainer."""
+        """Return the loaders and the data module, which may be passed in the loaders' position, and set its
+        trainer.
+        """
         if hasattr(loaders, "train_dataloader") and hasattr(loaders, "prepare_data"):
             loaders, datamodule = None, loaders
         if datamodule is not None:
@@ -174,7 +173,7 @@ class Trainer(NamedTrainer):
         return loaders, datamodule
 
     def _told_apart(self, kind: str, measured: Metrics, verbose: bool) -> list[dict[str, float]]:
-        """A dictionary for each loader, with what was measured on it and what is of none."""
+        """Return a dictionary for each loader, with its own metrics and those that belong to no loader."""
         results = dict(measured.read())
         if not results and not self.num_batches(kind):
             return []  # switched off by limit_test_batches=0

@@ -126,6 +126,6 @@ class HooksConfig(Settings, Switches):
         """Return the hooks by name, in order, not yet created."""
         found = super().parts(key)
         for _, part in found:
-            if part.key != f"{key}.hook_classes":  # what the user names is what the user gets
+            if part.key != f"{key}.hook_classes":  # classes that the user names stay as they are
                 part.class_path = HERE[part.class_path]
         return found

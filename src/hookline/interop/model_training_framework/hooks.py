@@ -62,7 +62,7 @@ def _event(method: str) -> Event:
 def _row(method: str, forms: tuple[tuple[str, ...], ...]) -> Row:
     event = _event(method)
     documented, *others = [tuple(_fact(name, event) for name in form) for form in forms]
-    # the framework has no sanity check that could be taken for a result, and a path is text to its hooks
+    # the framework has no sanity check, and its hooks receive paths as text
     return Row(event.name, documented, {"path": str}, not method.startswith("on_validation"), tuple(others))
 
 

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from hookline.data.mixing import Mixture
-from hookline.interop.model_training_framework.refusals import Settings, elsewhere
+from hookline.interop.model_training_framework.refusals import Settings, replaced
 from hookline.util.errors import OptionError, closest
 
 
@@ -69,7 +69,7 @@ class MultiDataLoaderConfig(Settings):
     burst_size: int = 1
     choice_rng_seed: int | None = None
     """Has no effect so far: WEIGHTED is exact, nothing is random."""
-    prefetch_cap_total_batches: int | None = elsewhere("fetching ahead is DataLoader(prefetch_factor=...)")
+    prefetch_cap_total_batches: int | None = replaced("fetching ahead is DataLoader(prefetch_factor=...)")
 
 
 @dataclass
@@ -84,8 +84,8 @@ class ValidationConfig(Settings):
     """From {loader: {metric: value}} to {metric: value}."""
     validation_weights: list[float] | None = None
     """Weights of the loaders in a mean over them, in their order."""
-    per_loader_metrics: bool | None = elsewhere("results per loader, val/dl_NAME/..., are always there")
-    global_metrics: bool | None = elsewhere("the results overall, val/..., are always there")
+    per_loader_metrics: bool | None = replaced("results per loader, val/dl_NAME/..., are always there")
+    global_metrics: bool | None = replaced("the results overall, val/..., are always there")
     early_stopping_source: str = "both"
     """'hook' ignores the trainer's own early_stopping_patience, 'legacy' ignores the hook."""
 
@@ -135,7 +135,7 @@ def settings_of(config: MultiDataLoaderConfig, names: Sequence[str]) -> dict[str
     if fixed != (config.steps_per_epoch is not None):
         raise OptionError(
             f"epoch_length_policy={policy.name} with steps_per_epoch={config.steps_per_epoch}: "
-            "FIXED_NUM_STEPS needs steps_per_epoch, and nothing else takes it."
+            "FIXED_NUM_STEPS needs steps_per_epoch, and the other policies do not take it."
         )
     cycle = config.cycle_short_loaders
     return {

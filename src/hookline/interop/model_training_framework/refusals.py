@@ -26,17 +26,17 @@ class Settings:
         return super().__new__(cls)
 
 
-def elsewhere(instead: str) -> Any:
+def replaced(instead: str) -> Any:
     """Return a field that must keep its default; a user who sets it is told the alternative."""
     return field(default=None, metadata={"instead": instead})
 
 
-def refuse_what_is_elsewhere(config: Any, where: str = "") -> None:
+def refuse_replaced(config: Any, where: str = "") -> None:
     """Reject such fields in the whole configuration."""
     for each in fields(config):
         value, key = getattr(config, each.name), f"{where}{each.name}"
         if is_dataclass(value):
-            refuse_what_is_elsewhere(value, f"{key}.")
+            refuse_replaced(value, f"{key}.")
         elif value is not None and "instead" in each.metadata:
             raise OptionError(
                 f"{key}={value!r} is not taken here: {each.metadata['instead']}.", option=key, value=value

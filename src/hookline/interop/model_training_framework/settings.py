@@ -31,7 +31,7 @@ from hookline.interop.model_training_framework.loaders import (
     ValidationConfig,
     ValidationFrequency,
 )
-from hookline.interop.model_training_framework.refusals import Settings, elsewhere, refuse_what_is_elsewhere
+from hookline.interop.model_training_framework.refusals import Settings, refuse_replaced, replaced
 from hookline.loggers import CSV, Console, Logger, TensorBoard, WandB
 from hookline.util.errors import OptionError, closest
 
@@ -50,10 +50,10 @@ class PerformanceConfig(Settings):
     """Mixed precision on a GPU; no effect on a CPU."""
     clip_grad_norm: float | None = 1.0
     """The largest total norm of the gradients; None: no clipping."""
-    dataloader_num_workers: int | None = elsewhere(_OF_THE_LOADER)
-    pin_memory: bool | None = elsewhere(_OF_THE_LOADER)
-    persistent_workers: bool | None = elsewhere(_OF_THE_LOADER)
-    prefetch_factor: int | None = elsewhere(_OF_THE_LOADER)
+    dataloader_num_workers: int | None = replaced(_OF_THE_LOADER)
+    pin_memory: bool | None = replaced(_OF_THE_LOADER)
+    persistent_workers: bool | None = replaced(_OF_THE_LOADER)
+    prefetch_factor: int | None = replaced(_OF_THE_LOADER)
 
 
 @dataclass
@@ -73,9 +73,9 @@ class CheckpointConfig(Settings):
     monitor_mode: str = "min"
     save_best: bool = True
     """False: monitor_metric keeps nothing."""
-    save_rng: bool | None = elsewhere(_ALWAYS)
-    save_optimizer: bool | None = elsewhere(_ALWAYS)
-    save_scheduler: bool | None = elsewhere(_ALWAYS)
+    save_rng: bool | None = replaced(_ALWAYS)
+    save_optimizer: bool | None = replaced(_ALWAYS)
+    save_scheduler: bool | None = replaced(_ALWAYS)
 
 
 @dataclass
@@ -92,8 +92,8 @@ class PreemptionConfig(Settings):
     a job that SLURM has restarted, if requeue_job is set. False: never. There is no symlink: the checkpoint
     is found by its manifest.
     """
-    cleanup_on_exit: bool | None = elsewhere("what a killed process left is tidied when the run starts again")
-    backup_checkpoints: bool | None = elsewhere("UploadCheckpoint copies checkpoints to another place")
+    cleanup_on_exit: bool | None = replaced("files of a killed process are removed when the run starts again")
+    backup_checkpoints: bool | None = replaced("UploadCheckpoint copies checkpoints to another location")
 
 
 @dataclass
@@ -126,22 +126,22 @@ class LoggingConfig(Settings):
     """Adds the gradient monitor, if it is not among the hooks already."""
     log_system_metrics: bool = False
     """Memory and utilization of CPU and GPU."""
-    csv_log_dir: str | None = elsewhere("metrics.csv is in the run's directory")
-    console_log_format: str | None = elsewhere(
+    csv_log_dir: str | None = replaced("metrics.csv is in the run's directory")
+    console_log_format: str | None = replaced(
         "a Logger of your own prints as you like: GenericTrainer(..., logger=[...])"
     )
-    log_per_loader_metrics: bool | None = elsewhere(
+    log_per_loader_metrics: bool | None = replaced(
         "they are always there; a hook at on_train_metrics may take them out"
     )
-    log_global_metrics: bool | None = elsewhere(
+    log_global_metrics: bool | None = replaced(
         "they are always there; a hook at on_train_metrics may take them out"
     )
-    log_loader_proportions: bool | None = elsewhere("they are always there, as train/dl_NAME/proportion")
-    all_reduce_metrics: bool | None = elsewhere(
-        "metrics that decisions rest on are always reduced over ranks"
+    log_loader_proportions: bool | None = replaced("they are always there, as train/dl_NAME/proportion")
+    all_reduce_metrics: bool | None = replaced(
+        "metrics that decisions depend on are always reduced over ranks"
     )
-    log_images_every_n_steps: int | None = elsewhere("a hook logs images when it wants: @every('500 steps')")
-    log_model_parameters: bool | None = elsewhere(
+    log_images_every_n_steps: int | None = replaced("a hook logs images when it wants: @every('500 steps')")
+    log_model_parameters: bool | None = replaced(
         "a hook can: trainer.logger.add_histogram(name, weights, step)"
     )
 
@@ -150,12 +150,12 @@ class LoggingConfig(Settings):
 class FaultToleranceConfig(Settings):
     """Kept for its name: a resume is always exact."""
 
-    save_sampler_state: bool | None = elsewhere(_ALWAYS)
-    save_dataset_state: bool | None = elsewhere(_ALWAYS)
-    verify_deterministic_resume: bool | None = elsewhere(
+    save_sampler_state: bool | None = replaced(_ALWAYS)
+    save_dataset_state: bool | None = replaced(_ALWAYS)
+    verify_deterministic_resume: bool | None = replaced(
         "a resume is exact, and says so if the loader has changed"
     )
-    checkpoint_timeout_sec: float | None = elsewhere(
+    checkpoint_timeout_sec: float | None = replaced(
         "preemption.max_checkpoint_sec is the limit after a signal"
     )
 
@@ -194,9 +194,9 @@ class GenericTrainerConfig(Settings):
     """Profile a few steps, into the run's directory."""
     dry_run: bool = False
     """Run one batch of everything, to see whether it works."""
-    ddp: None = elsewhere("start the script with torchrun and pass GenericTrainer(..., strategy=...)")
-    warm_start: None = elsewhere("hookline.load_weights(model, path) before the trainer is made")
-    experiment_config: None = elsewhere("the HParams hook writes a run's settings to its log")
+    ddp: None = replaced("start the script with torchrun and pass GenericTrainer(..., strategy=...)")
+    warm_start: None = replaced("hookline.load_weights(model, path) before the trainer is made")
+    experiment_config: None = replaced("the HParams hook writes a run's settings to its log")
 
     @property
     def debug(self) -> bool:
@@ -208,7 +208,7 @@ class GenericTrainerConfig(Settings):
         self.debug_mode = debug
 
 
-# ---- From the framework's configuration to what `hookline.Trainer` is given
+# ---- From the framework's configuration to the options of `hookline.Trainer`
 
 
 log = logging.getLogger("hookline")
@@ -225,7 +225,7 @@ def checked(config: Any) -> GenericTrainerConfig:
             f"GenericTrainer takes a GenericTrainerConfig or a HooksConfig first, not "
             f"{type(config).__name__}."
         )
-    refuse_what_is_elsewhere(config)
+    refuse_replaced(config)
     return config
 
 
@@ -245,7 +245,7 @@ def options_of(config: GenericTrainerConfig) -> dict[str, Any]:
         "fast_dev_run": config.dry_run,
         "num_sanity_val_steps": 0,
         "enable_progress_bar": False,
-        "checkpoint": False,  # `CheckpointConfig` says what is saved
+        "checkpoint": False,  # `CheckpointConfig` adds the hooks that save
         "logger": loggers_of(config.logging, config.experiment_name),
     }
     by_steps = validation.frequency in (
@@ -255,7 +255,7 @@ def options_of(config: GenericTrainerConfig) -> dict[str, Any]:
     if by_steps != (validation.every_n_steps is not None):
         raise OptionError(
             f"validation: frequency={validation.frequency} with every_n_steps={validation.every_n_steps}: "
-            "EVERY_N_STEPS needs every_n_steps, and nothing else takes it."
+            "EVERY_N_STEPS needs every_n_steps, and PER_EPOCH does not take it."
         )
     if validation.every_n_steps is not None:
         options["val_check_interval"] = validation.every_n_steps * performance.gradient_accumulation_steps
@@ -270,7 +270,7 @@ def loggers_of(config: LoggingConfig, experiment: str) -> list[Logger]:
             "logging: logger_type='composite' needs composite_loggers, such as ['console', 'tensorboard']."
         )
     if config.logger_type != "composite" and config.composite_loggers is not None:
-        raise OptionError("logging: composite_loggers would do nothing; it needs logger_type='composite'.")
+        raise OptionError("logging: composite_loggers has no effect without logger_type='composite'.")
     kinds = [*kinds, *(kind for kind in ("wandb", "tensorboard", "csv") if getattr(config, f"use_{kind}"))]
     for kind in kinds:
         if kind not in LOGGERS or kind == "composite":
@@ -328,7 +328,7 @@ def hooks_of(config: GenericTrainerConfig) -> list[Any]:
     if config.log_loss_every_n_steps is not None:
         hooks.append(
             FunctionHook(
-                _say_loss, ["on_step_end"], When(every=f"{config.log_loss_every_n_steps} steps"), "loss_line"
+                _log_loss, ["on_step_end"], When(every=f"{config.log_loss_every_n_steps} steps"), "loss_line"
             )
         )
     if config.preemption.requeue_job:
@@ -397,7 +397,7 @@ def _requeued_after(number: int) -> str:
     known = {getattr(signal, each): each for each in ("SIGUSR1", "SIGTERM") if hasattr(signal, each)}
     if number not in known:
         raise OptionError(
-            f"preemption: signal={number!r}, allowed: {', '.join(known.values())}, which a run listens to.",
+            f"preemption: signal={number!r}, allowed: {', '.join(known.values())}, which a run handles.",
             option="signal",
             value=number,
             allowed=tuple(known),
@@ -410,5 +410,5 @@ def _named(name: str, hook: Any) -> Any:
     return hook
 
 
-def _say_loss(step: int, loss: float) -> None:
+def _log_loss(step: int, loss: float) -> None:
     log.info("step %d: loss %.4f", step, loss)

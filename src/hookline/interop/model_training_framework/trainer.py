@@ -34,7 +34,7 @@ from hookline.run.record import read_record
 from hookline.training.trainer import Trainer
 from hookline.util.errors import CheckpointError, OptionError
 
-# ---- The step functions that a `GenericTrainer` is given, as the steps of a run
+# ---- The step functions of a `GenericTrainer` as the steps of a run
 
 
 FORM = "(trainer, batch, batch_idx, dataloader_idx, dataloader_name)"
@@ -50,7 +50,7 @@ def check_step(what: str, function: Any) -> None:
     except TypeError as error:
         name = getattr(function, "__name__", type(function).__name__)
         raise OptionError(f"{what}({name}): it is called with {FORM}, which does not fit: {error}.") from None
-    except ValueError:  # it does not tell
+    except ValueError:  # its signature is not known
         return
 
 
@@ -76,15 +76,15 @@ class StepFunctions(PlainSteps):
         self, batch: Any, batch_idx: int, dataloader_idx: int = 0, dataloader_name: str = ""
     ) -> Any:
         """Call the function of `set_training_step`."""
-        return self._called(self.train, batch, batch_idx, dataloader_idx, dataloader_name)
+        return self._call(self.train, batch, batch_idx, dataloader_idx, dataloader_name)
 
     def validation_step(
         self, batch: Any, batch_idx: int, dataloader_idx: int = 0, dataloader_name: str = ""
     ) -> Any:
         """Call the function of `set_validation_step`."""
-        return self._called(self.validate, batch, batch_idx, dataloader_idx, dataloader_name)
+        return self._call(self.validate, batch, batch_idx, dataloader_idx, dataloader_name)
 
-    def _called(
+    def _call(
         self, function: Any, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_name: str
     ) -> Any:
         trainer = self.trainer
@@ -135,7 +135,7 @@ class GenericTrainer(Trainer):
         for each in self._optimizers:
             if not isinstance(each, Optimizer):
                 raise OptionError(
-                    f"optimizers: {type(each).__name__} is no torch.optim.Optimizer; pass a list of them."
+                    f"optimizers: {type(each).__name__} is not a torch.optim.Optimizer; pass a list of them."
                 )
         self._schedulers = [] if schedulers is None else _several(schedulers, "schedulers")
         more = options.pop("hooks", ())
@@ -197,7 +197,7 @@ class GenericTrainer(Trainer):
             raise OptionError("fit() needs a step: call trainer.set_training_step(function) before.")
         if val is not None and self._validation_step is None:
             raise OptionError(
-                "There are val_loaders, but no step for them: call trainer.set_validation_step(function) "
+                "fit() got val_loaders, but no step for them: call trainer.set_validation_step(function) "
                 "before."
             )
         if not isinstance(max_epochs, int) or isinstance(max_epochs, bool) or max_epochs < 1:
@@ -208,19 +208,21 @@ class GenericTrainer(Trainer):
             self.options.val_aggregation = aggregation_of(config.validation, list(val))
         weights, trained = config.loss_weights_per_loader, config.per_loader_optimizer_id
         mixture = mixture_of(config.train_loader_config, list(train), weights, trained)
-        asked = mixture if len(train) > 1 or mixture != Mixture() else None
+        given = mixture if len(train) > 1 or mixture != Mixture() else None
         start = "auto" if resume_from_checkpoint == "latest" else resume_from_checkpoint
-        by_itself = (
-            start is None and _resumes_by_itself(config.preemption) and self._directory.existing() is not None
+        is_automatic = (
+            start is None
+            and _resumes_automatically(config.preemption)
+            and self._directory.existing() is not None
         )
-        if start is None and not by_itself:
+        if start is None and not is_automatic:
             self._report_earlier_run()
         try:
-            return super().fit(self._net, train, val, mixture=asked, resume="auto" if by_itself else start)
+            return super().fit(self._net, train, val, mixture=given, resume="auto" if is_automatic else start)
         except CheckpointError as error:
-            if by_itself:
+            if is_automatic:
                 error.add_note(
-                    f"the run went on by itself from what is in {self.run_dir}; to begin afresh, give it "
+                    f"the run continued automatically from {self.run_dir}; to start a new run, give it "
                     "another experiment_name, or PreemptionConfig(resume_from_latest_symlink=False)"
                 )
             raise
@@ -232,10 +234,10 @@ class GenericTrainer(Trainer):
         known = self._directory.existing()
         record = read_record(known) if known is not None and self.strategy.rank == 0 else {}
         if record and known is not None and find(known)[0]:
-            said = {"training": "has not ended", "error": f"failed at step {record['step']}"}
-            ended = said.get(record["status"], f"was {record['status']} at step {record['step']}")
+            words = {"training": "has not ended", "error": f"failed at step {record['step']}"}
+            ended = words.get(record["status"], f"was {record['status']} at step {record['step']}")
             log.warning(
-                "A new run begins in %s, where an earlier one %s. To continue that one: "
+                "A new run starts in %s, where an earlier one %s. To continue that one: "
                 'fit(..., resume_from_checkpoint="latest"). To keep both, give this one another '
                 "experiment_name.",
                 known,
@@ -266,7 +268,7 @@ class BestAccuracy(Hook):
         self._trainer.best_accuracy = state["best_accuracy"]
 
 
-def _resumes_by_itself(config: PreemptionConfig) -> bool:
+def _resumes_automatically(config: PreemptionConfig) -> bool:
     """Return whether a fit without a given checkpoint continues the experiment's newest run."""
     if config.resume_from_latest_symlink is not None:
         return config.resume_from_latest_symlink

@@ -84,9 +84,11 @@ DOCUMENTED: Mapping[str, Row] = {
     "on_evaluate_begin": Row("on_validation_start", ("state",), READS, in_sanity_check=False),
     "on_evaluate_end": Row("on_validation_end", ("state",), READS, in_sanity_check=False),
 }
-# a hook that also listens to other events finds the same state and the same numbers there
-HEARD = [event for event in EVENTS if "H" in event.receivers]
-OTHERS = {name: Row(event.name, (), READS) for event in HEARD for name in (event.name, *event.spellings)}
+# other events get the same state and the same epoch numbers
+HOOK_EVENTS = [event for event in EVENTS if "H" in event.receivers]
+OTHERS = {
+    name: Row(event.name, (), READS) for event in HOOK_EVENTS for name in (event.name, *event.spellings)
+}
 
 
 class TrainingHook(DialectHook):
@@ -131,7 +133,7 @@ class HookManager:
         """Add a hook; it replaces one with the same name."""
         fresh = HookList(Plan(EVENTS), EVENTS).add(
             hook
-        )  # a wrong hook is refused before the one it replaces is gone
+        )  # reject a wrong hook before removing the one it replaces
         if fresh.name in self._hooks and fresh.name == getattr(fresh.hook, "name", ""):
             self._hooks.remove(fresh.name)
         return self._hooks.add(fresh.hook)
@@ -165,43 +167,43 @@ class HookManager:
     def __contains__(self, hook: Any) -> bool:
         return hook in self._hooks
 
-    # ---- for a loop of one's own ---------------------------------------------------------------------------
+    # ---- for your own loop ---------------------------------------------------------------------------------
 
     def on_train_begin(self, state: Any) -> None:
         """Call the hooks when training starts."""
-        self._tell("on_train_begin", state)
+        self._call("on_train_begin", state)
 
     def on_epoch_begin(self, epoch: int, state: Any) -> None:
         """Call the hooks when an epoch starts."""
-        self._tell("on_epoch_begin", epoch, state)
+        self._call("on_epoch_begin", epoch, state)
 
     def on_batch_end(self, batch_idx: Any, loss: Any, state: Any) -> None:
         """Call the hooks after each batch."""
-        self._tell("on_batch_end", batch_idx, loss, state)
+        self._call("on_batch_end", batch_idx, loss, state)
 
     def on_epoch_end(self, epoch: int, state: Any) -> None:
         """Call the hooks when an epoch ends."""
-        self._tell("on_epoch_end", epoch, state)
+        self._call("on_epoch_end", epoch, state)
 
     def on_train_end(self, state: Any) -> None:
         """Call the hooks when training is complete."""
-        self._tell("on_train_end", state)
+        self._call("on_train_end", state)
 
     def on_evaluate_begin(self, state: Any) -> None:
         """Call the hooks when an evaluation starts."""
-        self._tell("on_evaluate_begin", state)
+        self._call("on_evaluate_begin", state)
 
     def on_evaluate_end(self, state: Any) -> None:
         """Call the hooks when an evaluation is complete."""
-        self._tell("on_evaluate_end", state)
+        self._call("on_evaluate_end", state)
 
-    def _tell(self, method: str, *arguments: Any) -> None:
+    def _call(self, method: str, *arguments: Any) -> None:
         for entry in self._hooks.entries():
             if entry.enabled and entry.name != LEDGER:
                 if not isinstance(entry.hook, TrainingHook):
                     raise HookError(
-                        f"hook {entry.name!r} is no TrainingHook of this dialect, so a loop of your own "
-                        f"cannot call its {method}; trainer.train() can, and disable_hook leaves it out."
+                        f"hook {entry.name!r} is not a TrainingHook of this dialect, so your own loop cannot "
+                        f"call its {method}. Use trainer.train(), or disable_hook to skip it."
                     )
                 getattr(entry.hook, method)(*arguments)
 

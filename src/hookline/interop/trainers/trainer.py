@@ -37,7 +37,7 @@ from hookline.util.errors import OptionError
 Loss = Callable[[Any, Any], Any]
 
 
-class Measure:
+class ModelStep:
     """The step of a plain model. A batch is a dictionary of the model's arguments, (inputs, targets), or its
     one input.
     """
@@ -58,10 +58,10 @@ class Measure:
         if self.loss is not None:
             return self.loss(outputs, targets)
         own = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", outputs)
-        return own if isinstance(own, Tensor) and own.dim() == 0 else guessed(outputs, targets)
+        return own if isinstance(own, Tensor) and own.dim() == 0 else default_loss(outputs, targets)
 
 
-def guessed(outputs: Any, targets: Any) -> Tensor:
+def default_loss(outputs: Any, targets: Any) -> Tensor:
     """Return the cross entropy for integer targets, the mean squared error for others, if the shapes
     match.
     """
@@ -71,8 +71,8 @@ def guessed(outputs: Any, targets: Any) -> Tensor:
         if targets.is_floating_point() and outputs.shape == targets.shape:
             return mse_loss(outputs, targets)
     raise OptionError(
-        f"The model returns {_shape(outputs)} and no loss; with {_shape(targets)} as targets there is no "
-        "telling which is meant. Return {'loss': ...} from the model, or pass "
+        f"The model returns {_shape(outputs)} and no loss, and the targets are {_shape(targets)}, so no "
+        "loss function can be chosen. Return {'loss': ...} from the model, or pass "
         "loss=torch.nn.functional.cross_entropy (or another function of outputs and targets) to "
         "get_trainer."
     )
@@ -92,8 +92,8 @@ RENAMED = {
     "validate_every_n_epochs": "check_val_every_n_epoch",
 }
 """The options of `trainers`, and Hookline's names for them."""
-DONE_HERE = {*RENAMED.values(), "device", "strategy", "callbacks"}
-KNOWN = (*RENAMED, "val_dataloader", "loss", *(name for name in ARGUMENTS if name not in DONE_HERE))
+SET_HERE = {*RENAMED.values(), "device", "strategy", "callbacks"}
+KNOWN = (*RENAMED, "val_dataloader", "loss", *(name for name in ARGUMENTS if name not in SET_HERE))
 """The options of a trainer here: its own, and those of `hookline.Trainer` that it does not set itself."""
 
 
@@ -130,7 +130,7 @@ class BaseTrainer:
         if not settings.keys() & OLD_NAMES.keys():
             quiet["checkpoint"] = False  # `add_checkpointing` saves
         self.trainer = self.make_trainer(device, {"max_epochs": num_epochs, **quiet, **settings})
-        self._measure = Measure(loss)
+        self._step = ModelStep(loss)
         self._ledger = _Ledger(self)
         self.trainer.add_hook(self._ledger)
         self._ledger.setup(self.trainer.state)
@@ -150,7 +150,7 @@ class BaseTrainer:
         losses: list[float] = []
         self._ledger.losses = losses
         self.trainer.fit(
-            self.model, self.dataloader, self.val_dataloader, step=self._measure, optimizer=self.optimizer
+            self.model, self.dataloader, self.val_dataloader, step=self._step, optimizer=self.optimizer
         )
         live = self.trainer.state
         return {
@@ -173,7 +173,7 @@ class BaseTrainer:
             chosen = next(
                 each for each in (dataloader, self.val_dataloader, self.dataloader) if each is not None
             )
-            measured = self.trainer.validate(self.model, chosen, step=self._measure)
+            measured = self.trainer.validate(self.model, chosen, step=self._step)
         results = {name.removeprefix("val/"): value for name, value in measured.items()}
         if "loss" in results:
             results.setdefault("perplexity", perplexity_of(results["loss"]))
@@ -251,7 +251,7 @@ class _Ledger(Hook):
         owner = self.owner
         if state.stage == "fit":
             self.fitted = state
-        elif self.fitted is not None:  # an evaluation is told of the training before it
+        elif self.fitted is not None:  # an evaluation sees the counters of the training before it
             state.fill(
                 epoch=self.fitted.epoch, batch_idx=self.fitted.batch_idx, last_loss=self.fitted.last_loss
             )
@@ -273,7 +273,7 @@ def _check(trainer: BaseTrainer, model: Any, options: dict[str, Any]) -> None:
     who = type(trainer).__name__
     if isinstance(model, Module):
         raise OptionError(
-            f"{who} takes a plain nn.Module; {type(model).__name__} is a hookline.Module with steps and "
-            "optimizers of its own: hookline.Trainer().fit(model, dataloader)."
+            f"{who} takes a plain nn.Module; {type(model).__name__} is a hookline.Module with its own steps "
+            "and optimizers: use hookline.Trainer().fit(model, dataloader)."
         )
     refuse_unknown_options(who, (name for name in options if name not in OLD_NAMES), KNOWN)

@@ -103,7 +103,7 @@ def with_loss(outputs: Any, loss: Tensor) -> Any:
     return type(outputs)([loss, *outputs[1:]]) if isinstance(outputs, tuple | list) else loss
 
 
-# ---- Whether the loss that hooks are told is the one that transformers trains on
+# ---- Check that transformers trains on the loss that hooks see
 
 
 log = logging.getLogger("hookline")
@@ -114,31 +114,31 @@ class ObservedLoss:
 
     def __init__(self, line: HostedRun) -> None:
         self.line = line
-        self.is_awaited = False
+        self.awaits_backward = False
         """Whether hooks have received the loss of this batch, and it is not differentiated yet."""
-        self.is_elsewhere = False
+        self.is_replaced = False
         """Whether transformers differentiates another value than the one that the model returns."""
         self._is_compared = False
         self._sum: Any = 0.0
         """The sum of the losses of `_steps` steps, until transformers first logs its own."""
         self._steps = 0
 
-    def is_asked_for(self) -> bool:
+    def is_requested(self) -> bool:
         """Return whether a hook requests the loss or a value that depends on it."""
         plan = self.line.plan
         return plan.on_before_backward is not noop or bool(plan.wanted & {"loss", "grad_norm"})
 
     def refuse(self, why: str) -> None:
         """Raise an error if a hook requests the loss, which callbacks cannot see."""
-        if self.is_asked_for():
-            raise HookError(f"A hook asks for the loss, but {type(self.line.module).__name__} {why}.")
+        if self.is_requested():
+            raise HookError(f"A hook requests the loss, but {type(self.line.module).__name__} {why}.")
 
     def end_batch(self) -> None:
         """Check that the loss of this batch was differentiated."""
-        if self.is_awaited:
-            self.is_awaited, self.is_elsewhere = False, True
+        if self.awaits_backward:
+            self.awaits_backward, self.is_replaced = False, True
             self.refuse(
-                "returned one that was not differentiated (a compute_loss of the Trainer's own makes another)"
+                "returned one that was not differentiated (a custom compute_loss of the Trainer uses another)"
             )
             self.line.batch.forget_loss()
 
@@ -154,13 +154,13 @@ class ObservedLoss:
         if self._is_compared:
             return
         self._is_compared = True
-        if not self._steps or self.line.state.world_size > 1 or not self.is_asked_for():
+        if not self._steps or self.line.state.world_size > 1 or not self.is_requested():
             return  # what transformers logs is the mean over all ranks
         mean = float(self._sum) / self._steps
         if math.isfinite(mean) and abs(mean - loss) > 0.01 * max(abs(mean), abs(loss)) + 0.001:
             log.warning(
-                "Hooks are told a loss of %.4g, but transformers trains on %.4g: a compute_loss of the "
-                "Trainer's own makes more of the model's loss than callbacks can see.",
+                "Hooks see a loss of %.4g, but transformers trains on %.4g, because a custom compute_loss of "
+                "the Trainer changes the loss that the model returns.",
                 mean,
                 loss,
             )

@@ -42,13 +42,13 @@ def make_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
 
     def the_one(
         cls: type,
-    ) -> Any:  # transformers makes its callbacks anew to restore them: here that gives the same one
+    ) -> Any:  # transformers creates its callbacks again to restore them: return the same one
         return made[0] if made else object.__new__(cls)
 
     kind = type(
         NAME,
-        (Listening, TrainerCallback, ExportableState),
-        {"__new__": the_one, "__doc__": Listening.__doc__},
+        (HostCallback, TrainerCallback, ExportableState),
+        {"__new__": the_one, "__doc__": HostCallback.__doc__},
     )
     made.append(kind())
     made[0].open(
@@ -59,7 +59,7 @@ def make_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
     return made[0]
 
 
-class Listening:
+class HostCallback:
     """Hookline's hooks as one TrainerCallback. `line` is the object that hooks see as `trainer`.
 
     `with callback: trainer.train()` also emits on_exception, which transformers does not report to callbacks.
@@ -74,7 +74,7 @@ class Listening:
         self._control: Any = None
         self._scaler: Any = None
         self._gathering: Any = None
-        self._inside_with = self._backward_is_told = self._is_first_epoch = False
+        self._inside_with = self._has_emitted_backward = self._is_first_epoch = False
         self._forget()
         self._window = self._ranks_in_loss = 1
         self._batch_of_epoch = 0
@@ -83,7 +83,7 @@ class Listening:
         window.
         """
 
-    # ---- what a checkpoint of transformers keeps -----------------------------------------------------------
+    # ---- the state in a checkpoint of transformers ---------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """Return the hooks' state, as far as JSON can hold it."""
@@ -100,7 +100,7 @@ class Listening:
 
     # ---- from set-up to teardown ---------------------------------------------------------------------------
 
-    def __enter__(self) -> Listening:
+    def __enter__(self) -> HostCallback:
         self._inside_with = True
         return self
 
@@ -116,15 +116,15 @@ class Listening:
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Start the run."""
         line = self.line
-        if line.is_running:  # the run before has failed, and nobody said so
+        if line.is_running:  # the previous run failed without a report
             self._release()
             line.tear_down()
         if isinstance(state.stateful_callbacks.get(NAME), list):
             raise HookError(
-                "There are several callbacks of hookline.hosts.transformers, and a checkpoint of "
-                "transformers cannot tell them apart: give all hooks to one."
+                "There are several callbacks of hookline.hosts.transformers, but a checkpoint of "
+                "transformers stores only one: pass all hooks to one callback."
             )
-        self._warn_of_silence()
+        self._warn_of_missing_with()
         self._control, self._scaler = control, getattr(given["optimizer"], "scaler", None)
         self._gathering = getattr(given["optimizer"], "gradient_state", None)
         line.attach(given["model"], given["optimizer"], given["lr_scheduler"])
@@ -143,7 +143,7 @@ class Listening:
         self._forward_observer.listen(line.module)
         line.start_fit()
         line.start_training()
-        self._steer(control)
+        self._apply_stop(control)
 
     def _resume(self, state: Any) -> None:
         s = self.line.state
@@ -161,7 +161,7 @@ class Listening:
             line.stop("transformers' control.should_training_stop was set")
         line.end_training()
         line.end_fit()
-        if line.loggers and (last := line.state.log.pending):  # transformers itself logs no more
+        if line.loggers and (last := line.state.log.pending):  # transformers does not log again
             line.loggers.log_row(Metrics(last).read(), line.state.step, line.state.epoch, "step")
         self._release()
         raise_first(line.tear_down())
@@ -173,20 +173,21 @@ class Listening:
     def _forget(self) -> None:
         """Reset what belongs to the current batch, evaluation and run."""
         self._outputs: Any = None
-        self._is_heard = self._epoch_waits = self._evaluates_first = False
-        self._evaluation_is_heard = self._is_between_datasets = False
-        self._loss = ObservedLoss(self.line)
+        self._batch_is_open = self._epoch_end_is_pending = self._evaluates_first = False
+        self._evaluation_batch_is_open = self._is_between_datasets = False
+        self._observed_loss = ObservedLoss(self.line)
         self._datasets: dict[str, dict[str, float]] = {}
         """Results of an evaluation that may continue with another dataset."""
         self._last_dataset = ""
 
-    def _warn_of_silence(self) -> None:
-        deaf = sorted({each.name for each in self.line.plan.listeners("on_exception")})
-        if deaf and not self._inside_with:
+    def _warn_of_missing_with(self) -> None:
+        names = sorted({each.name for each in self.line.plan.listeners("on_exception")})
+        if names and not self._inside_with:
             log.warning(
-                "Nobody is told of an exception by transformers, but %s would like to be: write `with "
-                "callback: trainer.train()`. It also tears every hook down after a failure.",
-                ", ".join(deaf),
+                "transformers does not report exceptions to callbacks, but these hooks listen to "
+                "on_exception: %s. Write `with callback: trainer.train()`, which also tears the hooks down "
+                "after a failure.",
+                ", ".join(names),
             )
 
     # ---- training ------------------------------------------------------------------------------------------
@@ -216,15 +217,15 @@ class Listening:
         """Start a batch when the model is called in training mode, unless it is a second call in the same
         batch.
         """
-        if not self._is_heard:
-            self._is_heard, self._backward_is_told = True, False
+        if not self._batch_is_open:
+            self._batch_is_open, self._has_emitted_backward = True, False
             is_share = isinstance(batch, dict) and batch.get("num_items_in_batch") is not None
             self._share = self._share_of_window() if is_share else 1
             self._batch_of_epoch += 1
             if (signal := self.line.start_batch(batch)) is not None:
                 raise HookError(
                     f"A hook returned {signal!r} from on_train_batch_start, but {TRANSFORMERS.name} cannot "
-                    "leave a batch out; trainer.stop() ends the run after it."
+                    "skip a batch; trainer.stop() ends the run after it."
                 )
 
     def _share_of_window(self) -> int:
@@ -244,10 +245,9 @@ class Listening:
         if "outputs" in line.plan.wanted:
             self._outputs = outputs
         loss = loss_in(outputs)
-        if self._loss.is_elsewhere or loss is None or not loss.requires_grad:
-            self._loss.refuse(
-                "returned none in its outputs (a compute_loss_func of the Trainer's own keeps it from "
-                "callbacks)"
+        if self._observed_loss.is_replaced or loss is None or not loss.requires_grad:
+            self._observed_loss.refuse(
+                "returned none in its outputs (a compute_loss_func of the Trainer hides it from callbacks)"
             )
             return None
         whole = loss if self._share == 1 else loss * self._share
@@ -255,7 +255,7 @@ class Listening:
         is_new = new is not whole
         if is_new:
             loss = new if self._share == 1 else new / self._share
-        self._loss.is_awaited = True
+        self._observed_loss.awaits_backward = True
         loss.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
         return with_loss(outputs, loss) if is_new else None
 
@@ -263,32 +263,32 @@ class Listening:
         """Let hooks see the gradients when this backward ends, because transformers clips before any
         callback.
         """
-        self._loss.is_awaited = False
+        self._observed_loss.awaits_backward = False
         plan = self.line.plan
         if plan.on_before_optimizer_step is noop and "grad_norm" not in plan.wanted:
             return
         engine = torch.autograd.Variable._execution_engine
-        # twice, so that it comes after what DistributedDataParallel does at the end
+        # queued twice, so that it runs after the final callback of DistributedDataParallel
         engine.queue_callback(lambda: engine.queue_callback(self._backward_is_over))
 
     def _backward_is_over(self) -> None:
         s = self.line.state
         if self._scaler is None:
             if self._gathering is not None and self._gathering.sync_gradients:  # the last one of its window
-                self._tell_of_backward()
+                self._emit_after_backward()
                 self.line.updates.before(0)
-        elif "grad_norm" in self.line.plan.wanted:  # nobody may unscale them before transformers does
+        elif "grad_norm" in self.line.plan.wanted:  # transformers must be the first to unscale them
             norm = total_norm(s.optimizers)
             self.line.updates.set_norm(None if norm is None else norm / self._scaler.get_scale())
 
-    def _tell_of_backward(self) -> None:
-        if not self._backward_is_told:
-            self._backward_is_told = True
+    def _emit_after_backward(self) -> None:
+        if not self._has_emitted_backward:
+            self._has_emitted_backward = True
             self.line.after_backward()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Emit events that could not come before the clipping, after the window's last backward."""
-        self._tell_of_backward()
+        self._emit_after_backward()
         self.line.updates.before(0)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -299,39 +299,39 @@ class Listening:
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """End a batch that is not the last of its window."""
-        self._tell_of_backward()
+        self._emit_after_backward()
         self._end_batch(control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """End the last batch of a window."""
-        self._loss.end_step()
+        self._observed_loss.end_step()
         self._end_batch(control)
 
     def _end_batch(self, control: Any) -> None:
         outputs, self._outputs = self._outputs, None
-        self._is_heard = False
-        self._loss.end_batch()
+        self._batch_is_open = False
+        self._observed_loss.end_batch()
         self.line.end_batch(outputs)
-        self._steer(control)
+        self._apply_stop(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """End the epoch, or wait for an evaluation that is due: transformers runs it later, for hooks it
         belongs to the epoch.
         """
         self._end_evaluation(control)
-        self._epoch_waits = control.should_evaluate
-        if not self._epoch_waits:
+        self._epoch_end_is_pending = control.should_evaluate
+        if not self._epoch_end_is_pending:
             self.line.end_epoch()
-        self._steer(control)
+        self._apply_stop(control)
 
     # ---- evaluation, logging, saving -----------------------------------------------------------------------
 
     def evaluation_begins(self, batch: Any) -> None:
         """Start an evaluation batch when the model is called in eval mode, if an evaluation is due."""
-        if self._evaluation_is_heard:
+        if self._evaluation_batch_is_open:
             return  # a second call in the same batch: to generate, say
         if self._control.should_evaluate or self._evaluates_first or self._datasets:
-            self._evaluation_is_heard, self._is_between_datasets = True, False
+            self._evaluation_batch_is_open, self._is_between_datasets = True, False
             (self.line.current_pass or self.line.start_validation()).start_batch(
                 batch, dataloader_idx=len(self._datasets)
             )
@@ -344,7 +344,7 @@ class Listening:
     def on_prediction_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """End an evaluation batch."""
         outputs, self._outputs = self._outputs, None
-        self._evaluation_is_heard = False
+        self._evaluation_batch_is_open = False
         if self.line.current_pass is not None:
             self.line.current_pass.end_batch(outputs)
 
@@ -361,7 +361,7 @@ class Listening:
         self._is_between_datasets = bool(name) and name != self._last_dataset
         if (
             not self._is_between_datasets
-        ):  # else it may go on: in the first round nobody can tell which dataset is the last
+        ):  # else it may continue: in the first round the last dataset is not known
             self._end_evaluation(control)
 
     def weights_are_read(self) -> None:
@@ -378,10 +378,10 @@ class Listening:
         found = {key: value for each in measured.values() for key, value in each.items()}
         (line.current_pass or line.start_validation()).end_data(found)
         line.end_validation()
-        if self._epoch_waits:
-            self._epoch_waits = False
+        if self._epoch_end_is_pending:
+            self._epoch_end_is_pending = False
             line.end_epoch()
-        self._steer(control)
+        self._apply_stop(control)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
         """Add what hooks have logged to this row; later callbacks see what hooks change in it."""
@@ -391,7 +391,7 @@ class Listening:
         pending, s.log.pending = s.log.pending, {}
         numbers = {key: value for key, value in logs.items() if isinstance(value, int | float)}
         if "loss" in numbers:
-            self._loss.compare(numbers["loss"])
+            self._observed_loss.compare(numbers["loss"])
         ours = _as_ours(numbers)
         values: dict[str, Any] = {**numbers, **ours, **pending}
         over = "evaluation" if any(key.startswith("eval_") for key in logs) else "step"
@@ -408,7 +408,7 @@ class Listening:
         path = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         report_saved(self.line, Saved(path, "interval", state.global_step), on_error="raise")
 
-    def _steer(self, control: Any) -> None:
+    def _apply_stop(self, control: Any) -> None:
         self._control = control
         if self.line.should_stop:
             control.should_training_stop = True

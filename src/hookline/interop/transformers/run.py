@@ -46,7 +46,7 @@ class ArgsView:
         self.report_to: list[str] = []
         self.learning_rate: float | None = None
 
-    def settle(self, state: Any, validates: bool) -> None:
+    def complete(self, state: Any, validates: bool) -> None:
         """Set what is known once the run is set up."""
         self.eval_strategy = "epoch" if validates else "no"
         self.learning_rate, self.device = state.lr, state.device
@@ -58,8 +58,9 @@ class ArgsView:
             raise AttributeError(name)
         known = [each for each in vars(self) if not each.startswith("_")]
         raise HookError(
-            f"A transformers callback asks for args.{name}, which no Hookline run has.{closest(name, known)} "
-            f"There are: {', '.join(known)}. For others pass Trainer(config=TrainingArguments(...))."
+            f"A transformers callback reads args.{name}, which a Hookline run does not have."
+            f"{closest(name, known)} There are: {', '.join(known)}. "
+            "For others pass Trainer(config=TrainingArguments(...))."
         )
 
 
@@ -117,7 +118,7 @@ class SharedRun:
         self._stop: tuple[str, int] = ("", -1)
         """The class that requested the stop, and the step."""
 
-    # ---- where it is ---------------------------------------------------------------------------------------
+    # ---- progress ------------------------------------------------------------------------------------------
 
     def refresh(self, s: Any) -> None:
         """Update global_step and epoch."""
@@ -139,25 +140,25 @@ class SharedRun:
         elif self.batches is not None and state.num_train_epochs:
             state.max_steps = -(-self.batches // accumulate) * state.num_train_epochs
 
-    # ---- what is written down ------------------------------------------------------------------------------
+    # ---- logs and metrics ----------------------------------------------------------------------------------
 
-    def note_row(self, s: Any) -> None:
+    def record_row(self, s: Any) -> None:
         """Record a row of training metrics."""
         self.refresh(s)
-        self._note(logged_names(s.row.read(), self.state.epoch))
+        self._record(logged_names(s.row.read(), self.state.epoch))
 
-    def note_evaluation(self, s: Any) -> None:
+    def record_evaluation(self, s: Any) -> None:
         """Record the results of a validation."""
         self.refresh(s)
         self._evaluated_at = (s.step, s.batches_seen)
         self.metrics = eval_names(s.metrics, getattr(self.args, "_watched", ""))
-        self._note({**self.metrics, "epoch": self.state.epoch})
+        self._record({**self.metrics, "epoch": self.state.epoch})
 
-    def _note(self, logs: dict[str, Any]) -> None:
+    def _record(self, logs: dict[str, Any]) -> None:
         self.logs = logs
         self.state.log_history.append({**logs, "step": self.state.global_step})
 
-    def note_best(self, s: Any) -> None:
+    def update_best(self, s: Any) -> None:
         """Update the best metric, after all callbacks have compared with the previous one."""
         name, best = self.args.metric_for_best_model, self.state.best_metric
         value = self.metrics.get(eval_name(name)) if name else None
@@ -166,19 +167,19 @@ class SharedRun:
         ):
             self.state.best_metric, self.state.best_global_step = value, s.step
 
-    # ---- what is asked for ---------------------------------------------------------------------------------
+    # ---- the flags of control ------------------------------------------------------------------------------
 
-    def note_stop(self, who: str, step: int) -> None:
+    def record_stop(self, who: str, step: int) -> None:
         """Record which class was the first to request a stop at this step."""
         if self._stop[1] != step:
             self._stop = (who, step)
 
-    def settle_stop(self, s: Any) -> None:
+    def request_stop(self, s: Any) -> None:
         """Request the stop, if no callback has reset the flag."""
         if self.control.should_training_stop:
             s.request_stop(f"{self._stop[0]} set control.should_training_stop")
 
-    def settle(self, s: Any) -> None:
+    def apply_control(self, s: Any) -> None:
         """Do what the flags request, each once."""
         control, trainer = self.control, s.trainer
         if control.should_log:
@@ -192,7 +193,7 @@ class SharedRun:
             if self._evaluated_at != (
                 s.step,
                 s.batches_seen,
-            ):  # the epoch's own validation may have come first
+            ):  # the epoch's own validation may have run first
                 trainer.validate()
         if control.should_save:
             control.should_save = False
