@@ -12,9 +12,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hookline.engine.events import EVENTS, SIGNAL, EventTable
 from hookline.engine.listener import Listener, overrides, refuse_misspelled
 from hookline.interop.adapter import Row
-from hookline.interop.lightning.binder import BETWEEN, NAME_OF_HOOK, RETURNED, bind, noted
-from hookline.interop.lightning.hparams import brought
-from hookline.interop.lightning.loaders import asked_in_turn, given_in_turn
+from hookline.interop.lightning.binder import BETWEEN_HOOKS, NAME_OF_HOOK, RETURNED, bind, recording_name
+from hookline.interop.lightning.hparams import module_hooks
+from hookline.interop.lightning.loaders import convert_given, converting_loaders
 from hookline.interop.lightning.table import (
     DATA_ACTIONS,
     DATA_ROWS,
@@ -39,14 +39,14 @@ def steps_of(module: Any) -> LightningSteps:
     own["predict_step"] = module.predict_step
     if "configure_optimizers" in own:
         ask = module.configure_optimizers
-        own["configure_optimizers"] = functools.wraps(ask)(lambda: _in_our_forms(ask()))
+        own["configure_optimizers"] = functools.wraps(ask)(lambda: _converted(ask()))
     own |= {
-        name: asked_in_turn(own[name], name, view.of_lightning)
+        name: converting_loaders(own[name], name, view.of_lightning)
         for name in own
         if name.endswith("_dataloader")
     }
-    actions = {name: staticmethod(noted(each, name, module.__dict__)) for name, each in own.items()}
-    # a class of its own, because what a class overrides is what the loop looks at
+    actions = {name: staticmethod(recording_name(each, name, module.__dict__)) for name, each in own.items()}
+    # create a class, because the loop looks at the methods that a class overrides
     return type(type(module).__name__, (LightningSteps,), actions)(module, view)  # type: ignore[no-any-return]
 
 
@@ -66,8 +66,8 @@ def _check(module: Any) -> None:
                 )
     if "dataloader_iter" in inspect.signature(module.training_step).parameters:
         raise HookError(
-            f"{who}.training_step takes dataloader_iter, but Hookline's loop draws the batches: take batch, "
-            f"batch_idx."
+            f"{who}.training_step takes dataloader_iter, but Hookline's loop fetches the batches: take "
+            f"batch, batch_idx."
         )
 
 
@@ -94,7 +94,7 @@ class LightningSteps(Actions):
 
     def configure_hooks(self) -> Any:
         """Return the hooks of the module."""
-        return brought(self.run, self.original, self.original.configure_callbacks())
+        return module_hooks(self.run, self.original, self.original.configure_callbacks())
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
         """Return one listener for each hook that the module overrides."""
@@ -107,14 +107,12 @@ class LightningSteps(Actions):
         else:  # it stays attached after the run, as in Lightning
             self.view.attach(run.trainer, self.original, self.original.__dict__)
             self.original.trainer = self.view
-            self.original.__dict__[NAME_OF_HOOK] = BETWEEN.get(run.stage, f"{run.stage}_step")
-            run.data.given |= given_in_turn(
+            self.original.__dict__[NAME_OF_HOOK] = BETWEEN_HOOKS.get(run.stage, f"{run.stage}_step")
+            run.data.given |= convert_given(
                 run.data.given, self.view.of_lightning, run.data.mixture is not None
             )
             if run.stage == "fit" and not overrides(self, "validation_step"):
-                run.data.given[
-                    "val"
-                ] = []  # then Lightning trains without validating, whatever loaders there are
+                run.data.given["val"] = []  # as Lightning, which then ignores validation loaders
 
 
 def data_of(datamodule: Any) -> LightningData:
@@ -126,7 +124,7 @@ def data_of(datamodule: Any) -> LightningData:
         name: getattr(datamodule, name) for name in DATA_ACTIONS if _is_own(datamodule, name)
     }
     own |= {
-        name: asked_in_turn(own[name], name, view.of_lightning)
+        name: converting_loaders(own[name], name, view.of_lightning)
         for name in own
         if name.endswith("_dataloader")
     }
@@ -188,10 +186,10 @@ def _is_own(owner: Any, method: str) -> bool:
     return written is not object and (not is_lightnings(written) or ".demos." in written.__module__)
 
 
-# ---- what Lightning's modules return -----------------------------------------------------------------------
+# ---- results of configure_optimizers -----------------------------------------------------------------------
 
 
-def _in_our_forms(returned: Any) -> Any:
+def _converted(returned: Any) -> Any:
     """Convert forms that Hookline does not have: a monitor beside the scheduler, one scheduler beside a list
     of optimizers.
     """
@@ -205,7 +203,7 @@ def _in_our_forms(returned: Any) -> Any:
         schedulers = returned[1] if isinstance(returned[1], list | tuple) else [returned[1]]
         return list(returned[0]), [_schedule(each, None) for each in schedulers]
     if isinstance(returned, list | tuple):
-        return [_in_our_forms(each) if isinstance(each, dict) else each for each in returned]
+        return [_converted(each) if isinstance(each, dict) else each for each in returned]
     return returned
 
 
@@ -214,7 +212,7 @@ def _schedule(given: Any, monitor: str | None) -> Any:
     if schedule.pop("reduce_on_plateau", False) and not isinstance(schedule["scheduler"], ReduceLROnPlateau):
         raise OptionError(
             "lr_scheduler: reduce_on_plateau=True is for torch's ReduceLROnPlateau; another scheduler that "
-            "needs a metric is advanced in an override of lr_scheduler_step."
+            "needs a metric must be advanced in an override of lr_scheduler_step."
         )
     if isinstance(schedule["scheduler"], ReduceLROnPlateau) and monitor is not None:
         schedule.setdefault("monitor", monitor)

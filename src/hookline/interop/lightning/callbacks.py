@@ -20,22 +20,22 @@ from hookline.interop.lightning.trainer_parts import missing
 from hookline.interop.lightning.trainer_view import PACKAGES, TrainerView, is_lightnings, is_of_trainer
 from hookline.util.errors import HookError
 
-# ---- What a Lightning callback asks of its trainer, read from its code, so that it is refused
+# ---- The attributes that a Lightning callback uses of its trainer, read from its source
 
 
 OWN = "self.trainer"
 DEEPEST = 2
 """How deep to read functions of Lightning to which a method passes the trainer."""
-ASKS_FIRST = ("isinstance", "hasattr", "getattr", "issubclass")
+TESTS = ("isinstance", "hasattr", "getattr", "issubclass")
 """Code that calls one of these with the trainer allows for trainers without the attribute."""
 
 
-def out_of_reach(callback: Any, base: type) -> list[tuple[str, str]]:
+def missing_attributes(callback: Any, base: type) -> list[tuple[str, str]]:
     """Return attributes of the trainer that the view does not have, each with the method that uses it."""
     found: dict[str, str] = {}
     given: set[str] = set()
     for where, function in _functions(callback, base):
-        for path, is_set in _asks(function, where.rpartition(".")[2]):
+        for path, is_set in _missing_in(function, where.rpartition(".")[2]):
             found.setdefault(path, where)
             given |= {path} if is_set else set()
     package = base.__module__.removesuffix(".callbacks.callback")
@@ -81,11 +81,11 @@ def _function(value: Any) -> Any:
     return inspect.unwrap(value) if inspect.isfunction(value) else None
 
 
-def _asks(function: Any, name: str, depth: int = 0) -> Iterator[tuple[str, bool]]:
+def _missing_in(function: Any, name: str, depth: int = 0) -> Iterator[tuple[str, bool]]:
     """Yield the missing attributes, and whether the code sets them."""
     source = parsed(function)
     if source is None or not source.body:
-        return  # written at run time, or in C: then the view says so when it comes to it
+        return  # generated at run time, or in C: then the view raises an error on access
     tree = source.body[0]
     if isinstance(tree, ast.FunctionDef):
         reader = _Reader(_trainers(tree, name))
@@ -95,7 +95,7 @@ def _asks(function: Any, name: str, depth: int = 0) -> Iterator[tuple[str, bool]
         for called in reader.called if depth < DEEPEST else ():
             helper = _function(function.__globals__.get(called))
             if helper is not None and is_lightnings(helper):
-                yield from _asks(helper, called, depth + 1)
+                yield from _missing_in(helper, called, depth + 1)
 
 
 def _trainers(tree: ast.FunctionDef, method: str) -> set[str]:
@@ -140,15 +140,15 @@ class _Reader(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> None:
-        for each in node.orelse if self._asks_first(node.test) else [node.test, *node.body, *node.orelse]:
+        for each in node.orelse if self._tests_first(node.test) else [node.test, *node.body, *node.orelse]:
             self.visit(each)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        if not self._asks_first(node):
+        if not self._tests_first(node):
             self.generic_visit(node)
 
     def visit_IfExp(self, node: ast.IfExp) -> None:
-        if not self._asks_first(node.test):
+        if not self._tests_first(node.test):
             self.generic_visit(node)
 
     def visit_Try(self, node: ast.Try) -> None:
@@ -161,14 +161,14 @@ class _Reader(ast.NodeVisitor):
         ]:
             self.visit(each)
 
-    def _asks_first(self, test: ast.expr) -> bool:
+    def _tests_first(self, test: ast.expr) -> bool:
         calls = [
             each for each in ast.walk(test) if isinstance(each, ast.Call) and isinstance(each.func, ast.Name)
         ]
-        asking = [each for each in calls if each.func.id in ASKS_FIRST]  # type: ignore[attr-defined]
+        tests = [each for each in calls if each.func.id in TESTS]  # type: ignore[attr-defined]
         return any(
             isinstance(each, ast.Name) and each.id in self.trainers
-            for call in asking
+            for call in tests
             for each in ast.walk(call)
         )
 
@@ -224,10 +224,10 @@ class LightningCallback(AdoptedCallback):
     def _check(self) -> None:
         who = type(self.original).__name__
         refuse_misspelled(self.original, {name: len(row.arguments) for name, row in CALLBACK_ROWS.items()})
-        if asked := out_of_reach(self.original, self.base):
+        if asked := missing_attributes(self.original, self.base):
             paths = ", ".join(f"{path} (in {where})" for path, where in asked)
             raise HookError(
-                f"{who} cannot run in Hookline: it reaches into Lightning's own trainer for {paths}. "
+                f"{who} cannot run in Hookline: it needs attributes of Lightning's own trainer: {paths}. "
                 f"{missing(asked[0][0], owner_of(asked[0][0]))}"
             )
         for method in vars(self.base):
@@ -246,9 +246,9 @@ class LightningCallback(AdoptedCallback):
                 binding = bind(function, method, row, table, self.view, answers=False)
                 found.append(Listener("H", name, self, table[row.event], function, binding, []))
         if self.replaces:
-            tidy = self.view.remove_replaced
-            written = Binding(lambda s: tidy(s.path), ("path",))
-            found.append(Listener("H", name, self, table["on_checkpoint_save"], tidy, written, []))
+            remove_replaced = self.view.remove_replaced
+            written = Binding(lambda s: remove_replaced(s.path), ("path",))
+            found.append(Listener("H", name, self, table["on_checkpoint_save"], remove_replaced, written, []))
         return found
 
     def begin_run(self, state: Any) -> None:
@@ -257,7 +257,7 @@ class LightningCallback(AdoptedCallback):
         names = module.__dict__ if is_lightning_module(module) else {}
         proxy = shown_to_callbacks(module, self.view)
         self.view.attach(state.trainer, proxy, names)
-        if proxy is not None:  # Lightning gives every callback these two of the module
+        if proxy is not None:  # Lightning sets these two on every callback
             self.original.log, self.original.log_dict = proxy.log, proxy.log_dict
 
     def before_optimizers(self) -> None:

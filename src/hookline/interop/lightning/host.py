@@ -51,7 +51,7 @@ class HostCallback:
         )
         self._check = SanityCheck(self.line)
         self._prediction = PassEvents(self.line, PREDICTION)
-        self._logs_as_told = "log_every_n_steps" in options
+        self._has_own_log_interval = "log_every_n_steps" in options
         self._has_begun = False
         """Whether on_fit_start was emitted: Lightning's own comes before the optimizers exist."""
         self._scaler: Any = None
@@ -84,7 +84,7 @@ class HostCallback:
             trainer.max_steps,
         )
         options.check_val_every_n_epoch = trainer.check_val_every_n_epoch or 1
-        if not self._logs_as_told:
+        if not self._has_own_log_interval:
             options.log_every_n_steps = max(1, trainer.log_every_n_steps)
         self._has_begun = False
         if stage == "fit":
@@ -100,7 +100,7 @@ class HostCallback:
         line.set_device(pl_module.device, trainer.strategy.model)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        if trainer.global_step and not s.resumed:  # from a checkpoint that knows nothing of these hooks
+        if trainer.global_step and not s.resumed:  # from a checkpoint without these hooks
             s.counts.continue_at(
                 trainer.global_step // max(1, len(trainer.optimizers)), trainer.current_epoch
             )
@@ -120,7 +120,7 @@ class HostCallback:
         """Emit on_fit_start if it was not emitted, then on_train_start."""
         self._begin_fit(trainer, pl_module)
         self.line.start_training()
-        self._steer(trainer)
+        self._apply_stop(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Emit on_train_end, with the reason if Lightning was stopped."""
@@ -162,15 +162,17 @@ class HostCallback:
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Start a batch. StopIteration ends the epoch in Lightning."""
-        if not self.line.epoch_is_open:  # Lightning does not tell of an epoch that it resumes in the middle
+        if (
+            not self.line.epoch_is_open
+        ):  # Lightning does not call on_train_epoch_start when it resumes inside an epoch
             self._start_epoch(trainer, batch_idx)
         signal = self.line.start_batch(batch)
         if signal is END_EPOCH:
             raise StopIteration
         if signal is not None:
             raise HookError(
-                f"A hook returned {signal!r} from on_train_batch_start. {LIGHTNING.name} cannot leave a "
-                "batch out; it can end the epoch, by END_EPOCH."
+                f"A hook returned {signal!r} from on_train_batch_start. {LIGHTNING.name} cannot skip a "
+                "batch; it can end the epoch, by END_EPOCH."
             )
 
     def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
@@ -184,11 +186,11 @@ class HostCallback:
         windows = trainer.accumulate_grad_batches
         whole = loss if windows == 1 else loss * windows
         if self._scaler is not None:
-            whole = whole / self._scaler._scale  # the public get_scale() would wait for the device
+            whole = whole / self._scaler._scale  # the public get_scale() would synchronize the device
         if self.line.before_backward(whole) is not whole:
             raise HookError(
-                f"A hook returned another loss from on_before_backward, but {LIGHTNING.name} lets nobody "
-                f"replace it."
+                f"A hook returned another loss from on_before_backward, but {LIGHTNING.name} does not allow "
+                f"it to be replaced."
             )
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
@@ -204,9 +206,7 @@ class HostCallback:
             updates.before(index)
             updates.recomputing = self._scaler is None  # LBFGS computes the loss again inside its step
         elif self._scaler is not None:
-            updates.skip(
-                index, "no_loss"
-            )  # else the optimizer makes a step for form's sake, and that is heard
+            updates.skip(index, "no_loss")  # else the optimizer makes an empty step, which is observed
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -217,12 +217,12 @@ class HostCallback:
         if self._scaler is not None and self.line.updates.announced:
             self.line.updates.skip_missing()
         self.line.end_batch(outputs)
-        self._steer(trainer)
+        self._apply_stop(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """End the epoch with the metrics that Lightning has reduced."""
         self.line.end_epoch(trainer.callback_metrics)
-        self._steer(trainer)
+        self._apply_stop(trainer)
 
     # ---- validation, test, prediction ----------------------------------------------------------------------
 
@@ -250,7 +250,7 @@ class HostCallback:
     def _eval_end(self, trainer: Any, pl_module: Any) -> None:
         self.line.update_metrics(trainer.callback_metrics)  # what the module has logged at the very end of it
         self.line.end_validation()
-        self._steer(trainer)
+        self._apply_stop(trainer)
 
     on_validation_batch_start = on_test_batch_start = _eval_batch_start
     on_validation_batch_end = on_test_batch_end = _eval_batch_end
@@ -285,7 +285,7 @@ class HostCallback:
 
     # ---- inside --------------------------------------------------------------------------------------------
 
-    def _steer(self, trainer: Any) -> None:
+    def _apply_stop(self, trainer: Any) -> None:
         if self.line.should_stop:
             trainer.should_stop = True
 
@@ -295,7 +295,7 @@ class HostCallback:
         return current
 
     def _index(self, optimizer: Any) -> int:
-        meant = bare(optimizer)  # in manual optimization it has Lightning's coat on
+        meant = bare(optimizer)  # in manual optimization it has Lightning's wrapper
         return next(index for index, each in enumerate(self.line.state.optimizers) if each is meant)
 
 

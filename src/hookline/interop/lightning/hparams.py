@@ -101,7 +101,7 @@ def _as_dict(given: Any) -> dict[str, Any]:
 def _copied(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
-    except Exception:  # an open file, a lock: there is one of it only
+    except Exception:  # an open file or a lock cannot be copied
         return value
 
 
@@ -131,13 +131,13 @@ def _plain(hparams: Mapping[str, Any]) -> dict[str, Any]:
     return {str(name): value for name, value in hparams.items() if not cannot_keep(value)}
 
 
-# ---- What a module brings into a run
+# ---- The hooks of a module
 
 
 log = logging.getLogger("hookline")
 
 
-def brought(run: Any, module: Any, returned: Any) -> list[Any]:
+def module_hooks(run: Any, module: Any, returned: Any) -> list[Any]:
     """Return the hooks of a module; `returned` is the result of `configure_callbacks`."""
     callbacks = (
         list(returned) if isinstance(returned, list | tuple) else [returned] if returned is not None else []
@@ -147,7 +147,7 @@ def brought(run: Any, module: Any, returned: Any) -> list[Any]:
     displaced = [entry for entry in hooks.entries() if type(entry.given) in kinds]
     for entry in displaced:
         log.warning(
-            "%s.configure_callbacks brings a %s, which takes the place of hook %r in this run.",
+            "%s.configure_callbacks returns a %s, which replaces hook %r in this run.",
             type(module).__name__,
             type(entry.given).__name__,
             entry.name,
@@ -160,7 +160,7 @@ def brought(run: Any, module: Any, returned: Any) -> list[Any]:
     return [*callbacks, KeptHParams(module, data)] if has_some and not is_kept else callbacks
 
 
-def brought_by(cls: type) -> None:
+def wrap_configure_callbacks(cls: type) -> None:
     """Wrap the class's own `configure_callbacks`, if it has one, so that its hooks are added as in
     Lightning.
     """
@@ -170,6 +170,6 @@ def brought_by(cls: type) -> None:
 
     @functools.wraps(ask)
     def configure_callbacks(self: Any) -> Any:
-        return brought(self._run, self, ask(self))
+        return module_hooks(self._run, self, ask(self))
 
     cls.configure_callbacks = configure_callbacks  # type: ignore[attr-defined]

@@ -55,7 +55,7 @@ def side_by_side(given: Any) -> Any:
     return SideBySide(given) if are_loaders(given) else given
 
 
-def drawn_side_by_side(cls: type) -> None:
+def wrap_train_dataloader(cls: type) -> None:
     """Wrap a class's `train_dataloader`, so that several loaders become one."""
     ask: Callable[[Any], Any] | None = vars(cls).get("train_dataloader")
     if ask is None:
@@ -68,10 +68,10 @@ def drawn_side_by_side(cls: type) -> None:
     cls.train_dataloader = train_dataloader  # type: ignore[attr-defined]
 
 
-# ---- Several loaders as Lightning draws from them
+# ---- Loaders of the installed Lightning package
 
 
-def loaders_in_turn(given: Any, kind: str, of_lightning: Callable[[str, str], Any]) -> Any:
+def convert_loaders(given: Any, kind: str, of_lightning: Callable[[str, str], Any]) -> Any:
     """Convert the result of `train_dataloader` and so on; `kind`: 'train', 'val', 'test' or 'predict'."""
     combined = of_lightning("utilities.combined_loader", "CombinedLoader")
     if kind == "train" and isinstance(given, list | tuple | dict):
@@ -81,7 +81,7 @@ def loaders_in_turn(given: Any, kind: str, of_lightning: Callable[[str, str], An
     return given.flattened if kind != "train" and given._mode == "sequential" else CombinedBatches(given)
 
 
-def given_in_turn(
+def convert_given(
     given: Mapping[str, Any], of_lightning: Callable[[str, str], Any], mixes: bool
 ) -> dict[str, Any]:
     """Convert the loaders passed to fit and so on. A list of batches is one loader; a given mixture is
@@ -91,16 +91,16 @@ def given_in_turn(
     for kind, each in given.items():
         is_one = isinstance(each, list | tuple | dict) and not are_loaders(each)
         if not (kind == "train" and (mixes or is_one)):
-            found[kind] = loaders_in_turn(each, kind, of_lightning)
+            found[kind] = convert_loaders(each, kind, of_lightning)
     return found
 
 
-def asked_in_turn(
+def converting_loaders(
     ask: Callable[[], Any], method: str, of_lightning: Callable[[str, str], Any]
 ) -> Callable[[], Any]:
     """Return a `train_dataloader`, `val_dataloader`, ... whose result is converted for Hookline's loop."""
     kind = method.removesuffix("_dataloader")
-    return functools.wraps(ask)(lambda: loaders_in_turn(ask(), kind, of_lightning))
+    return functools.wraps(ask)(lambda: convert_loaders(ask(), kind, of_lightning))
 
 
 class CombinedBatches:
@@ -114,8 +114,7 @@ class CombinedBatches:
             yield batch
 
     def __len__(self) -> int:
-        # its own length exists only once it is iterated over, and beginning anew in the middle of an epoch
-        # would lose its place
+        # its own length exists only after iter(), and calling that inside an epoch would restart it
         combined = self.combined
         mode = sys.modules[type(combined).__module__]._SUPPORTED_MODES[combined._mode]
         return len(mode["iterator"](combined.flattened, combined.limits))

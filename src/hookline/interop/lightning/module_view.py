@@ -41,7 +41,7 @@ class ModuleProxy:
         if name in MODULE_ACTIONS and not overrides(self._module, name):
             return types.MethodType(
                 getattr(self._base, name), self
-            )  # how Lightning finds out that nobody has overridden it
+            )  # Lightning checks by this that it is not overridden
         return getattr(self._module, name)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -13,8 +13,8 @@ from torch.nn import Parameter
 
 from hookline.engine.foreign import RunAware
 from hookline.interop.adapter import DialectHook, Row, adapt_methods
-from hookline.interop.lightning.hparams import HyperParameters, brought, brought_by
-from hookline.interop.lightning.loaders import drawn_side_by_side
+from hookline.interop.lightning.hparams import HyperParameters, module_hooks, wrap_configure_callbacks
+from hookline.interop.lightning.loaders import wrap_train_dataloader
 from hookline.interop.lightning.names import Reduction, epoch_of, log_as_lightning, log_value
 from hookline.interop.lightning.table import CALLBACK_ROWS, DATA_ROWS, MODULE_ROWS, refuse_lightning_1
 from hookline.run.module import DataModule, Module
@@ -43,8 +43,8 @@ class LightningModule(HyperParameters, Module):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         adapt_methods(cls, {**MODULE_ROWS, **OF_2019})
-        drawn_side_by_side(cls)
-        brought_by(cls)
+        wrap_train_dataloader(cls)
+        wrap_configure_callbacks(cls)
 
     def _attach(self, run: Any) -> None:
         if run is not None:
@@ -55,7 +55,7 @@ class LightningModule(HyperParameters, Module):
         """Return the callbacks of `configure_callbacks`, and a hook for the hyper-parameters if there are
         any.
         """
-        return brought(self._run, self, None)
+        return module_hooks(self._run, self, None)
 
     def log(  # type: ignore[override]
         self,
@@ -150,7 +150,7 @@ class LightningDataModule(HyperParameters, DataModule):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         adapt_methods(cls, DATA_ROWS)
-        drawn_side_by_side(cls)
+        wrap_train_dataloader(cls)
 
 
 class Callback(RunAware, DialectHook):
@@ -166,7 +166,7 @@ class Callback(RunAware, DialectHook):
 
     def begin_run(self, state: Any) -> None:
         """Store the trainer of the run, for `log`."""
-        self.__dict__["_door"] = Uncopied(state.trainer)
+        self.__dict__["_trainer_ref"] = Uncopied(state.trainer)
 
     @property
     def state_key(self) -> str:
@@ -175,10 +175,12 @@ class Callback(RunAware, DialectHook):
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Log a number, with the arguments of the module's `log`."""
-        door: Uncopied | None = self.__dict__.get("_door")
-        run = getattr(door.value, "_run", None) if door is not None else None
+        reference: Uncopied | None = self.__dict__.get("_trainer_ref")
+        run = getattr(reference.value, "_run", None) if reference is not None else None
         if run is None:
-            raise HookError(f"{type(self).__name__}.log({name!r}, ...) works only while a trainer runs it.")
+            raise HookError(
+                f"{type(self).__name__}.log({name!r}, ...) works only while a trainer runs the callback."
+            )
         log_as_lightning(run, name, value, args, options)
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:

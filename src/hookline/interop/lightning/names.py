@@ -33,7 +33,7 @@ class MetricTensors(dict[str, Tensor]):
             self[name] = value
 
     def __deepcopy__(self, memo: Any) -> dict[str, Tensor]:
-        return {name: value.clone() for name, value in self.items()}  # a copy is the copier's own
+        return {name: value.clone() for name, value in self.items()}  # a copy does not change the run
 
     def __reduce__(self) -> Any:
         return dict, (dict(self),)
@@ -53,7 +53,7 @@ def epoch_of(state: Any) -> int:
 
 
 def directory_of(trainer: Any) -> Path:
-    """Return the run's directory. Outside of fit it is not created by asking for it."""
+    """Return the run's directory. Outside of fit it is not created by tests for it."""
     return trainer.run_dir if trainer.state.stage == "fit" else trainer._directory.intended()  # type: ignore[no-any-return]
 
 
@@ -62,7 +62,7 @@ class LightningNames:
 
     _own: Any
 
-    # ---- how far it is -------------------------------------------------------------------------------------
+    # ---- progress ------------------------------------------------------------------------------------------
 
     @property
     def current_epoch(self) -> int:
@@ -138,7 +138,7 @@ class LightningNames:
         """Return whether a signal or Ctrl-C has ended the run."""
         return self._own.status in ("interrupted", "preempted")
 
-    # ---- what it was told ----------------------------------------------------------------------------------
+    # ---- options -------------------------------------------------------------------------------------------
 
     max_epochs = _option("max_epochs", "Epochs to train; None or -1: no limit.")
     max_steps = _option("max_steps", "Updates to make; -1: no limit.")
@@ -209,18 +209,18 @@ class LightningNames:
         run = self._own._last
         return str(run.resume.path) if run is not None and run.resume.path is not None else None
 
-    # ---- who takes part ------------------------------------------------------------------------------------
+    # ---- hooks, module and data ----------------------------------------------------------------------------
 
     @property
     def callbacks(self) -> list[Any]:
         """Return the hooks as they were passed; after a run those that took part in it, with its module's."""
-        brought = (
+        module_hooks = (
             [entry.given for entry in self._own._last.participants.module_hooks]
             if self._own._last is not None
             else []
         )
-        kinds = {type(each) for each in brought}
-        return [*(each for each in self._own.hooks if type(each) not in kinds), *brought]
+        kinds = {type(each) for each in module_hooks}
+        return [*(each for each in self._own.hooks if type(each) not in kinds), *module_hooks]
 
     @property
     def checkpoint_callbacks(self) -> list[Any]:
@@ -421,7 +421,7 @@ def log_value(
         log.pending.pop(with_ending(name, "_step"), None)
 
 
-PLACES = (
+LOG_ARGUMENTS = (
     "prog_bar",
     "logger",
     "on_step",
@@ -436,19 +436,27 @@ PLACES = (
     "rank_zero_only",
 )
 """The arguments of Lightning's `log` after the name and the value, in their order."""
-MEANT = {"prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "add_dataloader_idx", "batch_size"}
+USED_LOG_ARGUMENTS = {
+    "prog_bar",
+    "logger",
+    "on_step",
+    "on_epoch",
+    "reduce_fx",
+    "add_dataloader_idx",
+    "batch_size",
+}
 """Those that have an effect here; metrics are reduced over ranks without an option."""
 
 
 def log_as_lightning(run: Any, name: str, value: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
     """Log one value, with any arguments of Lightning's `log`."""
-    given = {**dict(zip(PLACES, args, strict=False)), **options}
-    if unknown := [each for each in given if each not in PLACES]:
+    given = {**dict(zip(LOG_ARGUMENTS, args, strict=False)), **options}
+    if unknown := [each for each in given if each not in LOG_ARGUMENTS]:
         raise OptionError(
-            f"log({name!r}, {unknown[0]}=...): there is no such option.{closest(unknown[0], PLACES)} "
-            f"There are: {', '.join(PLACES)}."
+            f"log({name!r}, {unknown[0]}=...): is not an option of log.{closest(unknown[0], LOG_ARGUMENTS)} "
+            f"There are: {', '.join(LOG_ARGUMENTS)}."
         )
-    log_value(run, name, value, **{key: each for key, each in given.items() if key in MEANT})
+    log_value(run, name, value, **{key: each for key, each in given.items() if key in USED_LOG_ARGUMENTS})
 
 
 def reduction(name: str, asked: Reduction) -> str:

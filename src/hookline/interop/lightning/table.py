@@ -133,7 +133,7 @@ MAPPING: dict[str, str] = {
 """Events of Hookline, and Lightning's names; an event that is not here is Hookline's own."""
 
 
-# ---- What Lightning 1 called and Lightning 2 refuses
+# ---- Hooks and arguments of Lightning 1
 
 
 RENAMED = {
@@ -142,11 +142,11 @@ RENAMED = {
     "test_epoch_end": "on_test_epoch_end",
 }
 """Hooks of Lightning 1 that got the outputs of all batches, and their replacements."""
-GONE = {
+REMOVED_ARGUMENTS = {
     "optimizer_idx": "there is one training_step for all optimizers. Take batch, batch_idx, set "
     "automatic_optimization = False "
     "and step each of self.optimizers() yourself",
-    "hiddens": "batches are not split in time. Take batch, batch_idx, and keep what goes on to the next "
+    "hiddens": "batches are not split in time. Take batch, batch_idx, and keep state for the next "
     "batch on the module",
 }
 """Arguments of a `training_step` of Lightning 1, and the alternatives."""
@@ -158,11 +158,12 @@ def refuse_lightning_1(module: Any) -> None:
     for method, instead in RENAMED.items():
         if hasattr(module, method):
             raise HookError(
-                f"{who}.{method} is a hook of Lightning 1, which nobody calls any more. Keep what you need "
-                f"of the steps in a list on the module, and work on it in {instead}."
+                f"{who}.{method} is a hook of Lightning 1 and would not be called. Collect the outputs of "
+                f"the steps in a list on the module, and use it in {instead}."
             )
     for argument in inspect.signature(module.training_step).parameters:
-        if argument in GONE:
+        if argument in REMOVED_ARGUMENTS:
             raise HookError(
-                f"{who}.training_step takes {argument}, an argument of Lightning 1: {GONE[argument]}."
+                f"{who}.training_step takes {argument}, an argument of Lightning 1: "
+                f"{REMOVED_ARGUMENTS[argument]}."
             )

@@ -17,18 +17,18 @@ from hookline.util.errors import OptionError
 DEVICES = {"auto": "auto", "cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "mps": "mps"}
 """Lightning's accelerators, and Hookline's devices."""
 
-WITHOUT_MEANING: dict[str, tuple[Any, str]] = {
+NO_EFFECT: dict[str, tuple[Any, str]] = {
     "enable_model_summary": (None, ""),
     "inference_mode": (None, ""),
     "benchmark": (None, ""),
     "use_distributed_sampler": (None, ""),
-    "num_nodes": (1, "start it with torchrun"),
+    "num_nodes": (1, "start the script with torchrun"),
     "profiler": (None, "add the hook hookline.hooks.Profiler"),
     "detect_anomaly": (False, "use torch.autograd.set_detect_anomaly"),
-    "barebones": (False, "Hookline is lean by itself"),
+    "barebones": (False, "Hookline has no such overhead"),
     "plugins": (None, "pass strategy= or precision="),
     "sync_batchnorm": (False, "convert the module before fit"),
-    "reload_dataloaders_every_n_epochs": (0, "return a loader whose dataset changes"),
+    "reload_dataloaders_every_n_epochs": (0, "return a loader with a dataset that changes"),
     "model_registry": (None, ""),
 }
 """Options of Lightning without an effect here: the neutral value, and the alternative to another value."""
@@ -68,12 +68,12 @@ class Trainer(NamedTrainer):
         check_choice("accelerator", accelerator, DEVICES)
         if devices not in ("auto", 1, "1", [0]):
             raise OptionError(
-                f"devices={devices!r}: a process of Hookline has one device; several are started with "
+                f"devices={devices!r}: a process of Hookline has one device; start several processes with "
                 f"torchrun.",
                 option="devices",
                 value=devices,
             )
-        for name, (nothing, instead) in WITHOUT_MEANING.items():
+        for name, (nothing, instead) in NO_EFFECT.items():
             given = options.pop(name, nothing)
             if given not in (nothing, None) and instead:
                 raise OptionError(
@@ -91,7 +91,7 @@ class Trainer(NamedTrainer):
         if enable_checkpointing and not self.checkpoint_callbacks:
             self.add_hook(hook_class("model_checkpoint")())
 
-    # ---- the verbs -----------------------------------------------------------------------------------------
+    # ---- stages --------------------------------------------------------------------------------------------
 
     def fit(  # type: ignore[override]
         self,
@@ -105,7 +105,7 @@ class Trainer(NamedTrainer):
         """Train. ckpt_path: a checkpoint, 'last' or 'best'. Further arguments are those of
         `hookline.Trainer.fit`.
         """
-        train, datamodule = self._told(side_by_side(train_dataloaders), datamodule)
+        train, datamodule = self._loaders_and_data(side_by_side(train_dataloaders), datamodule)
         resume = "auto" if ckpt_path == "last" else ckpt_path
         return super().fit(
             model, train, val_dataloaders, datamodule=datamodule, **{"resume": resume, **options}
@@ -125,11 +125,11 @@ class Trainer(NamedTrainer):
         """
         if self._run is not None:
             return super().validate()
-        loaders, datamodule = self._told(dataloaders, datamodule)
+        loaders, datamodule = self._loaders_and_data(dataloaders, datamodule)
         measured = super().validate(
             model, loaders, datamodule=datamodule, checkpoint=_chosen(ckpt_path), **options
         )
-        return self._told_apart("val", measured, verbose)
+        return self._by_loader("val", measured, verbose)
 
     def test(  # type: ignore[override]
         self,
@@ -141,11 +141,11 @@ class Trainer(NamedTrainer):
         **options: Any,
     ) -> Any:
         """Measure on the test data; return a list with a dictionary for each loader."""
-        loaders, datamodule = self._told(dataloaders, datamodule)
+        loaders, datamodule = self._loaders_and_data(dataloaders, datamodule)
         measured = super().test(
             model, loaders, datamodule=datamodule, checkpoint=_chosen(ckpt_path), **options
         )
-        return self._told_apart("test", measured, verbose)
+        return self._by_loader("test", measured, verbose)
 
     def predict(  # type: ignore[override]
         self,
@@ -156,13 +156,13 @@ class Trainer(NamedTrainer):
         ckpt_path: str | Path | None = None,
     ) -> list[Any]:
         """Return the results of `predict_step`."""
-        loaders, datamodule = self._told(dataloaders, datamodule)
+        loaders, datamodule = self._loaders_and_data(dataloaders, datamodule)
         keep = True if return_predictions is None else return_predictions
         return super().predict(
             model, loaders, datamodule=datamodule, return_predictions=keep, checkpoint=_chosen(ckpt_path)
         )
 
-    def _told(self, loaders: Any, datamodule: Any) -> tuple[Any, Any]:
+    def _loaders_and_data(self, loaders: Any, datamodule: Any) -> tuple[Any, Any]:
         """Return the loaders and the data module, which may be passed in the loaders' position, and set its
         trainer.
         """
@@ -172,7 +172,7 @@ class Trainer(NamedTrainer):
             datamodule.trainer = self
         return loaders, datamodule
 
-    def _told_apart(self, kind: str, measured: Metrics, verbose: bool) -> list[dict[str, float]]:
+    def _by_loader(self, kind: str, measured: Metrics, verbose: bool) -> list[dict[str, float]]:
         """Return a dictionary for each loader, with its own metrics and those that belong to no loader."""
         results = dict(measured.read())
         if not results and not self.num_batches(kind):

@@ -43,7 +43,7 @@ def missing(path: str, owner: type) -> NotInView:
     )
     asked = path.rpartition(".")[2].partition(" ")[0]
     return NotInView(
-        f"{path} is not among what Hookline's trainer shows to Lightning's hooks.{closest(asked, has)} "
+        f"Hookline's trainer has no {path} for Lightning's hooks.{closest(asked, has)} "
         f"There are: {', '.join(has)}."
     )
 
@@ -209,7 +209,7 @@ class StrategyView(Part):
     ) -> Any:
         """Update the weights, with the events around it."""
         handle = next(each for each in self._own._last.manual.optimizers if each.optimizer is optimizer)
-        is_none = getattr(closure, "__name__", "") == "do_nothing_closure"  # Lightning's word for it
+        is_none = getattr(closure, "__name__", "") == "do_nothing_closure"  # Lightning's name for no closure
         return handle.step(None if is_none else closure, **kwargs)
 
 
@@ -313,7 +313,7 @@ class Connector(Part):
         return None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name != "_current_fx":  # Lightning's log notes here who has logged last
+        if name != "_current_fx":  # Lightning's log stores the last hook here
             super().__setattr__(name, value)
 
 
@@ -367,7 +367,7 @@ class Results(Part):
         run = self._own._last
         if (
             fx == "training_step" and run.state.log.mode == "eval"
-        ):  # one of Hookline's hooks, in a validation: its mean counts
+        ):  # a hook of Hookline logs in a validation: use the mean
             on_step, on_epoch = on_step and on_epoch, True
         log_value(
             run,

@@ -47,9 +47,9 @@ class Experiment:
         if hasattr(client, name):
             return getattr(client, name)
         whose = (
-            f"{type(client).__name__} has it not"
+            f"{type(client).__name__} does not have it"
             if client is not None
-            else "none of the loggers has a client of its own"
+            else "no logger has a client of its own"
         )
         raise _not_there(f"trainer.logger.experiment.{name}", whose, type(self._loggers))
 
@@ -64,7 +64,7 @@ class LoggerView:
 
     def __getattr__(self, name: str) -> Any:
         """Raise an error that lists the attributes there are."""
-        raise _not_there(f"trainer.logger.{name}", "Hookline's loggers have it not", type(self))
+        raise _not_there(f"trainer.logger.{name}", "Hookline's loggers do not have it", type(self))
 
     @property
     def experiment(self) -> Experiment:
@@ -129,7 +129,7 @@ def _not_there(path: str, why: str, owner: type) -> NotInView:
     has = [name for name in dir(owner) if not name.startswith("_")]
     return NotInView(
         f"{path}: {why}.{closest(path.rpartition('.')[2], has)} There are: {', '.join(has)}. "
-        "For one logger's own interface take it from hookline.Trainer(logger=...)."
+        "For a logger's own interface use the object passed as hookline.Trainer(logger=...)."
     )
 
 
@@ -141,7 +141,7 @@ def is_lightnings(what: Any, name: str = "") -> bool:
     return what.__module__.partition(".")[0] in PACKAGES and name in ("", what.__name__)
 
 
-OF_USERS = "_of_lightning_users"
+USER_ATTRIBUTES = "_of_lightning_users"
 """The attribute of a Hookline trainer that stores what callbacks set on theirs."""
 
 
@@ -217,7 +217,7 @@ class TrainerView(LightningNames):
         """Return a part or an attribute that a user has set; raise an error for other names."""
         if name in self.PARTS:
             return self.__dict__["_parts"][name]
-        kept: dict[str, Any] = getattr(self._trainer, OF_USERS, {})
+        kept: dict[str, Any] = getattr(self._trainer, USER_ATTRIBUTES, {})
         if name in kept:
             return kept[name]
         raise missing(f"trainer.{name}", type(self))
@@ -228,11 +228,11 @@ class TrainerView(LightningNames):
             setter(self, value)
         elif hasattr(type(self), name) or is_of_trainer(self._package, name):
             raise missing(f"trainer.{name} = ...", type(self))
-        else:  # the user's own: all callbacks and the module find it there, as in Lightning
-            vars(self._own).setdefault(OF_USERS, {})[name] = value
+        else:  # the user's own: all callbacks and the module can read it, as in Lightning
+            vars(self._own).setdefault(USER_ATTRIBUTES, {})[name] = value
 
     def __deepcopy__(self, memo: Any) -> None:
-        return None  # copies of a module do not take the run along
+        return None  # copies of a module do not copy the run
 
     def __reduce__(self) -> Any:
         return type(None), ()
@@ -241,7 +241,7 @@ class TrainerView(LightningNames):
         """Return an object of the package, which is imported already: its enumerations, its wrappers."""
         return getattr(sys.modules[f"{self._package}.{module}"], name)
 
-    # ---- where the run is ----------------------------------------------------------------------------------
+    # ---- progress ------------------------------------------------------------------------------------------
 
     @property
     def should_stop(self) -> bool:
@@ -252,7 +252,7 @@ class TrainerView(LightningNames):
     def should_stop(self, stop: bool) -> None:
         if stop:
             who = self._own.state.module if self._caller is None else self._caller
-            self._own.stop(f"{type(who).__name__} has set trainer.should_stop")
+            self._own.stop(f"{type(who).__name__} set trainer.should_stop")
 
     @property
     def global_step(self) -> int:
@@ -276,7 +276,7 @@ class TrainerView(LightningNames):
         run = self._own._run
         return bool(run is not None and run.signals.number)
 
-    # ---- who takes part ------------------------------------------------------------------------------------
+    # ---- model, optimizers, loggers ------------------------------------------------------------------------
 
     @property
     def model(self) -> Any:
@@ -373,7 +373,7 @@ class TrainerView(LightningNames):
         if self.is_global_zero and ("://" in str(path) or Path(path).exists()):
             self._own.remove_checkpoint(path)
 
-    # ---- going on by hand ----------------------------------------------------------------------------------
+    # ---- validation by hand --------------------------------------------------------------------------------
 
     def validate(self, *args: Any, **kwargs: Any) -> list[dict[str, float]]:
         """Validate inside the run, where Hookline allows it: at the end of a batch, step or epoch."""
