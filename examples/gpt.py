@@ -1,8 +1,7 @@
-"""Train a small GPT, character by character, on the texts behind Python's `help()`, and see what its hooks
-do.
+"""Train a small GPT, character by character, on the texts of Python's `help()`, and see what its hooks do.
 
 About a minute on two CPU cores: `python3 dev.py demo`, or `hookline fit examples/gpt.toml --datamodule.steps
-100` for a first look. The configuration beside this file says which of these classes a run is made of.
+100` for a first look. The configuration beside this file says which of these classes a run uses.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ ALPHABET = sorted(set(TEXT))
 
 
 class Block(nn.Module):
-    """Each character gathers what it needs from those before it, then works on it by itself."""
+    """Attention over the characters so far, then an MLP for each character."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +43,7 @@ class Block(nn.Module):
 
 
 class GPT(Module):
-    """Predicts the next character. A `hookline.Module` is a model together with how it is trained."""
+    """Predicts the next character. A `hookline.Module` is a model together with its training."""
 
     def __init__(self, characters: int = len(ALPHABET)) -> None:
         super().__init__()
@@ -82,7 +81,7 @@ class GPT(Module):
 
     @torch.no_grad()
     def write(self, text: Tensor, length: int, temperature: float = 0.8) -> Tensor:
-        """Go on with a text of shape (1, n)."""
+        """Continue a text of shape (1, n)."""
         for _ in range(length):
             logits = self(text[:, -CONTEXT:])[:, -1] / temperature
             text = torch.cat([text, torch.multinomial(logits.softmax(-1), 1)], dim=1)
@@ -113,8 +112,8 @@ class Text(DataModule):
 
 
 class WatchGradients(Hook):
-    """Logs the gradient norm and says which layer leads. Methods name events, their parameters the facts they
-    want.
+    """Logs the gradient norm and prints the layer with the largest one. Methods name events, parameters name
+    facts.
     """
 
     leader = ""
@@ -130,7 +129,7 @@ class WatchGradients(Hook):
 
 
 class Report(Hook):
-    """Says how the run begins, how validation goes, and what came of it: a sample and the loss."""
+    """Prints the start of the run, its validations, and its result: a sample and the loss."""
 
     def on_fit_start(self, trainer: Trainer, module: GPT) -> None:
         parameters = sum(p.numel() for p in module.parameters())

@@ -1,5 +1,4 @@
-"""The command line. What is heavy is imported by the command that needs it, so that `--help`
-answers at once.
+"""The command line. Heavy modules are imported by the command that needs them, so that `--help` is fast.
 
 May import: util, engine, loggers, run, checkpoint, reliability, tracing, control, training, config, report,
 watch.
@@ -69,7 +68,7 @@ OVERRIDES = """Any key of the configuration can be set here, after the file:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is returned."""
+    """Run one command and return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _command(given)
@@ -145,10 +144,10 @@ def _command(given: list[str]) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Wrong options end with a hint about where a key of the configuration belongs."""
+    """A parser whose errors say where a key of the configuration belongs."""
 
     def error(self, message: str) -> Any:
-        """As argparse, with the hint."""
+        """Report an error as argparse does, with the hint."""
         unknown = message.partition("unrecognized arguments: ")[2].split()
         for each in unknown[:1]:
             from hookline.config.sections import option_names
@@ -160,7 +159,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
+    """Return a parser with all commands and their options."""
     parser = _Parser(
         "hookline",
         description="Train PyTorch models with every moment of the training open to hooks.",
@@ -308,7 +307,7 @@ def _checkpoint_commands(command: Any, group: Any) -> None:
 
 
 def _report(error: Exception, given: list[str]) -> int:
-    """Say what went wrong: errors about a configuration in words, others as Python does."""
+    """Print an error: messages of Hookline as text, others with a traceback; return the exit code."""
     from hookline.config.problems import ConfigError
     from hookline.util.errors import HooklineError, OptionError
     from hookline.util.text import printable_lines

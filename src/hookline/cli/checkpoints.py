@@ -1,6 +1,4 @@
-"""`checkpoint show | verify | export`: what a checkpoint or a run's directory holds, whether it is whole, its
-weights alone.
-"""
+"""`checkpoint show | verify | export`: describe and verify checkpoints, or export their weights."""
 
 from __future__ import annotations
 
@@ -27,31 +25,31 @@ from hookline.util.text import holds_secret, printable, redact
 from hookline.util.urls import below, is_url, open_url
 
 KEPT = ("id", "status", "reason", "step", "epochs", "limits", "noted_at")
-"""What `show` says about the run; run.json has more."""
+"""The keys of run.json that `show` prints."""
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Carry out one of them."""
+    """Run one of the three commands."""
     return {"show": _show, "verify": _verify, "export": _export}[chosen.action](chosen)
 
 
 @dataclass(slots=True)
 class Listed:
-    """A checkpoint by its path or URL, with its manifest or what is wrong with it."""
+    """A checkpoint by its path or URL, with its manifest or its problem."""
 
     place: Path | str
     manifest: dict[str, Any] | None = None
     problem: str = ""
     extra: list[str] = field(default_factory=list)
-    """Files and folders of others that lie in it, once it was looked at."""
+    """Files and folders in it that are not Hookline's, once it was verified."""
 
     @property
     def name(self) -> str:
-        """What to call it; secrets are left out."""
+        """Return the path or URL without secrets."""
         return redact(self.place) if isinstance(self.place, str) else str(self.place)
 
     def verify(self) -> None:
-        """Look at all of its files."""
+        """Verify all of its files."""
         if not self.problem:
             try:
                 files.verify(self.place)
@@ -61,7 +59,9 @@ class Listed:
 
 
 def find_checkpoints(path: str) -> tuple[list[Listed], bool]:
-    """A checkpoint, or all below a directory or URL, the newest first; and whether the path itself is one."""
+    """Return a checkpoint, or all below a directory or URL, the newest first; and whether the path itself is
+    one.
+    """
     if is_url(path):
         found = newest_first(
             [_at_url(each) for each in remote.list_urls(path)], lambda each: each.manifest or {}
@@ -186,7 +186,9 @@ def _show(chosen: argparse.Namespace) -> int:
 
 
 def _printable(value: Any) -> Any:
-    """Every text in it without control characters: whoever wrote a manifest may have put some into it."""
+    """Return the value with control characters removed from every text, because a manifest may contain
+    some.
+    """
     if isinstance(value, dict):
         return {_printable(key): _printable(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -218,8 +220,8 @@ def _hooks_in(structure: dict[str, Any]) -> list[str]:
 
 
 def _look_inside(listed: Listed) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """How its contents are laid out, and its weights by name: read from the small files and the head of the
-    large one.
+    """Return the structure of the contents, and the weights by name, from the small files and the header of
+    the large one.
     """
     assert listed.manifest is not None
     text = _piece(listed, "state.json", listed.manifest["files"]["state.json"]["bytes"] + 1)
@@ -261,7 +263,7 @@ def _look_inside(listed: Listed) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def _piece(listed: Listed, name: str, size: int) -> bytes:
-    """The first bytes of a file."""
+    """Return the first bytes of a file."""
     url = listed.place if isinstance(listed.place, str) else ""
     try:
         if isinstance(listed.place, str):
@@ -312,8 +314,8 @@ def _describe_text(data: dict[str, Any]) -> str:
 
 
 def _table_data(found: list[Listed], path: str) -> dict[str, Any]:
-    """Every checkpoint of a run, and which of them a resume would take. At a URL only manifests are looked
-    at.
+    """Return every checkpoint of a run, and which of them a resume would use. At a URL only manifests are
+    read.
     """
     is_remote = is_url(path)
     record = {} if is_remote else read_record(Path(path))

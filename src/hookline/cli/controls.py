@@ -1,4 +1,4 @@
-"""`hookline control`: ask a running job for something."""
+"""`hookline control`: send a request to a running job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hookline.util.errors import OptionError, closest
 
 LONGEST_WAIT = 3600.0
 LONGEST_NAME = 60
-"""Characters of a hook's name in the table."""
+"""The most characters of a hook's name in the table."""
 ACTIONS: dict[str, tuple[str, ...]] = {
     "status": (),
     "enable": ("hook",),
@@ -24,11 +24,11 @@ ACTIONS: dict[str, tuple[str, ...]] = {
     "attach": ("file",),
     "detach": ("hook",),
 }
-"""What can be asked for, and what each needs to know."""
+"""The actions, and the arguments of each."""
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Ask, and say what came of it."""
+    """Send the request and print the answer."""
     if not 0 <= chosen.wait <= LONGEST_WAIT:
         raise OptionError(f"--wait {chosen.wait:g} must be a number of seconds from 0 to {LONGEST_WAIT:g}.")
     answer = ask(chosen.run_dir, chosen.action, patience=chosen.wait, **_given(chosen))
@@ -75,7 +75,7 @@ def _given(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def _in_a_cell(name: str) -> str:
-    """A program may call its hooks what it likes; a table needs lines that are whole."""
+    """Return a hook's name without line breaks, shortened to fit a table cell."""
     shown = name if name.isprintable() else repr(name)
     return shown if len(shown) <= LONGEST_NAME else f"{shown[: LONGEST_NAME - 1]}…"
 

@@ -1,6 +1,4 @@
-"""`explain`: the lifecycle of a run before it runs, beside what a trace tells of it, or two
-of them compared.
-"""
+"""`explain`: the lifecycle of a run before it runs, compared with a trace, or two of them compared."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from hookline.util.text import printable_lines
 
 
 def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
-    """Show what was asked for."""
+    """Print the requested explanation."""
     if chosen.diff:
         if chosen.config or chosen.trace:
             raise ConfigError("explain --diff takes two configurations and nothing else.")
@@ -77,8 +75,8 @@ def _diff(chosen: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _settings(chosen: argparse.Namespace, overrides: list[str]) -> list[str]:
-    """What is set differently, key by key: a plan does not show how often a hook that counts by itself acts,
-    or its budget.
+    """Return the settings that differ, key by key: a plan does not show intervals and budgets inside a
+    hook.
     """
     from hookline.config import load_config
 

@@ -1,6 +1,4 @@
-"""`hooks`, `events` and `schema`: what there is, as text or for programs. Torch is imported only to describe
-a hook.
-"""
+"""`hooks`, `events` and `schema`: lists, as text or JSON. Torch is imported only to describe a hook."""
 
 from __future__ import annotations
 
@@ -40,8 +38,8 @@ def show(chosen: argparse.Namespace) -> int:
 
 
 def listed_hook(name: str) -> dict[str, Any]:
-    """A hook without importing it: its doc is read from the source of built-ins, others say which package
-    offers them.
+    """Return a hook's entry without importing it: the doc comes from the source, or names the package that
+    offers it.
     """
     path = offered_hooks()[name]
     if name not in BUILTIN_HOOKS:
@@ -73,7 +71,7 @@ def listed_hook(name: str) -> dict[str, Any]:
 
 
 def hook_data(name: str) -> dict[str, Any]:
-    """A hook with its parameters and the events it listens to."""
+    """Return a hook with its parameters and its events."""
     from hookline.config.classes import annotation
     from hookline.config.problems import plain, spelled
     from hookline.engine.listener import event_methods
@@ -113,7 +111,7 @@ def _own_doc(cls: Any) -> str:
 
 
 def event_data(event: Event) -> dict[str, Any]:
-    """A row of the table."""
+    """Return a row of the event table."""
     return {
         "name": event.name,
         "doc": event.doc,
@@ -162,7 +160,7 @@ def _hook_text(data: dict[str, Any]) -> str:
 
 
 def _parameter(about: dict[str, Any]) -> str:
-    """`a whole number (default: 3)`; nothing is what Python calls None, and YAML null."""
+    """Return `a whole number (default: 3)`; "nothing" is Python's None and YAML's null."""
     words = about["type"].replace("nothing (null)", "nothing")
     if about["name"].startswith("*"):
         return str(words)

@@ -1,4 +1,4 @@
-"""`fit`, `validate`, `test` and `predict`: from a configuration to a run, and what is said about it."""
+"""`fit`, `validate`, `test` and `predict`: run a configuration and print the result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOTHING = object()
 
 
 def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
-    """Carry out one verb."""
+    """Run one stage."""
     if chosen.command == "fit" and chosen.fresh:
         if any(each.startswith("--checkpoint=") for each in overrides):
             raise ConfigError(
@@ -66,7 +66,9 @@ def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _of_all_ranks(predictions: list[Any], ranks: Any) -> list[Any]:
-    """Everyone's, in the order of the data: each rank has had every so-many-th batch."""
+    """Return the predictions of all ranks in the order of the data: the batches are dealt to ranks in
+    turn.
+    """
     from hookline.loggers.jsonl import jsonable
 
     shares = ranks.gather(jsonable(predictions))
@@ -94,14 +96,14 @@ def _execute(verb: str, trainer: Any, parts: Parts) -> Any:
 
 
 class SavedPath(Hook):
-    """Remembers the newest checkpoint, to tell the user how to go on."""
+    """Remembers the newest checkpoint, for the command that continues the run."""
 
     name = "cli_saved_path"
     tier = "builtin"
     path: Path | None = None
 
     def on_checkpoint_save(self, path: Path) -> None:
-        """A checkpoint is durable."""
+        """Remember the path."""
         self.path = path
 
 
@@ -154,9 +156,7 @@ def _model_line(trainer: Any) -> str:
 
 
 def _on_disk(chosen: argparse.Namespace, trainer: Any, saved: SavedPath) -> dict[str, Any]:
-    """Return the newest checkpoint of a fit, its step, and whether it is the state that the fit has ended
-    with.
-    """
+    """Return the newest checkpoint of a fit, its step, and whether it has the last state of the fit."""
     run = trainer._fitted
     if chosen.command != "fit" or run is None:
         return {"checkpoint": None}
@@ -178,7 +178,7 @@ def _of_step(told: dict[str, Any]) -> str:
 
 
 def _again(chosen: argparse.Namespace, overrides: list[str], trainer: Any, path: Path | str) -> str:
-    """The command that goes on from a checkpoint."""
+    """Return the command that continues from a checkpoint."""
     from hookline.config.problems import Override, has_secret
 
     again = []
@@ -203,9 +203,7 @@ def _again(chosen: argparse.Namespace, overrides: list[str], trainer: Any, path:
 
 
 def _to_fill_in(command: str) -> str:
-    """Return what the user has to do before the command works: values that look like secrets
-    are not shown.
-    """
+    """Return a hint to fill in values of the command that look like secrets and are hidden."""
     hidden = [word.removesuffix("=...") for word in shlex.split(command) if word.endswith("=...")]
     return (
         f" (fill in the hidden {'value' if len(hidden) == 1 else 'values'} of {', '.join(hidden)})"
@@ -230,7 +228,7 @@ def _last_words(error: BaseException) -> Any:
 def _say_how_to_resume(
     error: Exception, chosen: argparse.Namespace, overrides: list[str], trainer: Any
 ) -> None:
-    """The last words of a failed run end with a command instead of a call."""
+    """Replace the call in the last note of a failed run by a command."""
     words = _last_words(error)
     if words is not None:
         notes = error.__notes__
@@ -238,7 +236,7 @@ def _say_how_to_resume(
 
 
 def _write(predictions: Any, path: Path) -> Path:
-    """One line per batch, or per batch of each loader."""
+    """Write one line per batch, or per batch of each loader."""
     from hookline.loggers.jsonl import jsonable
 
     with path.open("w", encoding="utf-8") as file:

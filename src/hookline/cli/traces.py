@@ -1,4 +1,4 @@
-"""`trace` and `replay`: what a recorded run holds, several ranks in one file, and a run played to a hook."""
+"""`trace` and `replay`: describe traces, merge those of several ranks, and replay a run to a hook."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hookline.util.text import printable
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Carry out one command."""
+    """Run one of the two commands."""
     return _replay(chosen) if chosen.command == "replay" else _trace(chosen)
 
 
@@ -97,7 +97,9 @@ def _replay(chosen: argparse.Namespace) -> int:
 
 
 def _hook(chosen: argparse.Namespace) -> Any:
-    """The hook by name or class path, with its arguments; modules in the current folder can be named."""
+    """Return the hook by name or class path, with its arguments; modules in the current folder can be
+    named.
+    """
     source = Source({}, name="the command line")
     arguments: dict[str, Any] = {}
     for each in chosen.set:

@@ -1,4 +1,4 @@
-"""Drive a hook without writing a trainer: one event, or a whole tiny run."""
+"""Test a hook without writing a trainer: with one event, or with a whole tiny run."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from hookline.util.errors import HookError, closest
 
 COUNTERS = ("step", "epoch", "batch_idx", "batches_seen", "samples_seen", "tokens_seen")
 _COUNTED: dict[int, dict[str, list[dict[str, Any]]]] = {}
-"""How far the filters of each hook have counted, by the identity of the hook and the event, as long as the
-hook lives.
+"""The counters of each hook's filters, by the identity of the hook and the event, as long as the hook
+exists.
 """
 
 
@@ -85,7 +85,7 @@ def _given(row: Event, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _state(given: dict[str, Any], row: Event) -> Any:
-    """A state in which the facts given are read, wherever a listener of this event would look for them."""
+    """Return a state with the given facts, at the attributes that a listener of this event reads."""
     epochs_seen = given.get("epoch", 0) + (row.name == "on_train_epoch_end")
     values: dict[str, Any] = {"device": torch.device("cpu"), "epochs_seen": epochs_seen, "own": {}}
     for name, value in given.items():
@@ -145,7 +145,7 @@ def _example(listener: Listener, names: list[str]) -> str:
 
 
 def _is_there(name: str, row: Event, state: Any) -> bool:
-    """Whether a fact has a value that means something before a run."""
+    """Return whether a fact has a meaningful value before a run."""
     fact = EVENTS.fact(name, row)
     if fact is None or name == "config":
         return True
@@ -155,7 +155,7 @@ def _is_there(name: str, row: Event, state: Any) -> bool:
 
 
 def _counted(hook: Any) -> dict[str, list[dict[str, Any]]]:
-    """What is remembered of a hook: it is forgotten with the hook."""
+    """Return the filter counters of a hook; they are dropped with the hook."""
     if id(hook) not in _COUNTED:
         with contextlib.suppress(TypeError):  # one that cannot be referred to weakly begins anew each time
             weakref.finalize(hook, _COUNTED.pop, id(hook), None)
@@ -183,13 +183,13 @@ def _by_name(listener: Listener, state: Any, given: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A tiny run that is over: its trainer, and everything that was called in it."""
+    """A finished tiny run: its trainer, and all recorded calls."""
 
     trainer: Trainer
     calls: list[Call]
 
     def events(self, hook: str | None = None) -> list[str]:
-        """The names of the events that were heard, by everyone or by one hook."""
+        """Return the names of the emitted events, of all listeners or of one hook."""
         return [
             call.event for call in self.calls if hook is None or (call.receiver == "H" and call.name == hook)
         ]
@@ -198,7 +198,7 @@ class Played:
 def play(
     *hooks: Any, module: Any = None, train: Any = None, val: Any = None, **options: Unpack[OptionArguments]
 ) -> Played:
-    """A real run of a tiny model with these hooks, recorded. Options are the trainer's; `val` is off unless
+    """Run a tiny model with these hooks and record the calls. Options are the trainer's; `val` is off unless
     given.
 
     It lasts one epoch of four batches, or as long as max_epochs, max_steps or max_time say.
