@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from hookline import DataModule, Hook, Metrics, Module, Trainer, every
 
 CONTEXT, BATCH, WIDTH, HEADS, LAYERS = 64, 16, 128, 4, 4
-# topics quote each other; validation must not ask for what was trained on
+# topics quote each other: drop repeated paragraphs, so that validation text is not in the training text
 TEXT = "\n\n".join(dict.fromkeys("\n\n".join(topics.values()).split("\n\n")))
 ALPHABET = sorted(set(TEXT))
 
@@ -36,10 +36,10 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         split = self.attention(self.norm1(x)).unflatten(-1, (3, HEADS, -1))
         query, key, value = split.permute(2, 0, 3, 1, 4)  # each: batch, head, position, channel
-        gathered = scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.merge(gathered.transpose(1, 2).flatten(-2))
-        worked_on: Tensor = self.mlp(self.norm2(x))
-        return x + worked_on
+        attended = scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.merge(attended.transpose(1, 2).flatten(-2))
+        transformed: Tensor = self.mlp(self.norm2(x))
+        return x + transformed
 
 
 class GPT(Module):
@@ -70,7 +70,7 @@ class GPT(Module):
         steps: float = self.trainer.estimated_stepping_batches
         warmup = max(1.0, steps / 10)
 
-        def factor(step: int) -> float:  # a straight line up, then a cosine down to a tenth
+        def factor(step: int) -> float:  # linear warmup, then cosine decay to a tenth
             decay = max(0.0, step - warmup) / max(1.0, steps - warmup)
             return min((step + 1) / warmup, 0.55 + 0.45 * math.cos(math.pi * decay))
 

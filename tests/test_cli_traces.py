@@ -186,7 +186,7 @@ def test_replay_plays_the_run_to_a_hook_and_says_what_it_would_have_done(
 ) -> None:
     text = said(capsys, "replay", "run/trace.json", "trace_parts:Look", "--set", "above=6")
     assert text.splitlines()[:2] == ["step 7 loss True", "step 8 loss True"]
-    assert "hook 'look' has heard a run of 8 steps" in text and "on_step_end: 8 calls" in text
+    assert "hook 'look' replayed a run of 8 steps" in text and "on_step_end: 8 calls" in text
     found = json.loads(
         said(capsys, "replay", "run/trace.json", "trace_parts.Look", "--set", "above=100", "--json")
     )

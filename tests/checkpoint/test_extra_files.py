@@ -242,7 +242,9 @@ def test_what_only_looks_like_a_removed_checkpoint_is_left_alone(tmp_path: Path)
 def test_verify_and_show_name_them(capsys: pytest.CaptureFixture[str]) -> None:
     train(Exports())
     assert main(["checkpoint", "verify", "run/checkpoints/last"]) == 0
-    assert capsys.readouterr().out == "whole  run/checkpoints/last (not ours, left alone: hf, notes.txt)\n"
+    assert (
+        capsys.readouterr().out == "whole  run/checkpoints/last (not of Hookline, ignored: hf, notes.txt)\n"
+    )
     assert main(["checkpoint", "verify", "run/checkpoints/last", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["extra"] == ["hf", "notes.txt"]
     assert main(["checkpoint", "show", "run/checkpoints/last"]) == 0

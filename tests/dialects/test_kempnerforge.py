@@ -482,7 +482,7 @@ def test_a_runner_refuses_events_that_only_a_trainer_has() -> None:
         def on_after_backward(self) -> None: ...
 
     with pytest.raises(
-        HookError, match=r"Grads.on_after_backward would never be called: HookRunner has on_train_begin"
+        HookError, match=r"Grads.on_after_backward would never be called: HookRunner calls on_train_begin"
     ):
         HookRunner([Grads()])
 
@@ -493,7 +493,7 @@ def test_a_method_that_takes_too_much_is_refused_before_the_first_step() -> None
 
     with pytest.raises(
         HookError,
-        match=r"Greedy.on_step_end is called with \(ctx\), which it cannot take: missing .* 'extra'",
+        match=r"Greedy.on_step_end is called with \(ctx\), which it does not accept: missing .* 'extra'",
     ):
         HookRunner([Greedy()])
     with pytest.raises(HookError, match=r"Greedy.on_step_end asks for 'extra'"):
@@ -518,7 +518,7 @@ def test_a_runner_refuses_swapped_parameters_which_a_trainer_gets_right() -> Non
 def test_a_runner_takes_instances_of_training_hooks_only() -> None:
     with pytest.raises(HookError, match=r"Pass Heard\(\)"):
         HookRunner([Heard])  # type: ignore[list-item]
-    with pytest.raises(HookError, match=r"hooks of another kind belong into hookline.Trainer"):
+    with pytest.raises(HookError, match=r"pass hooks of another kind to hookline.Trainer"):
         HookRunner([Hook()])  # type: ignore[list-item]
 
 

@@ -1268,7 +1268,7 @@ def test_a_preempted_run_that_was_told_to_goes_on_where_it_was_and_a_finished_on
     assert batches_seen == [0, 1, 2, 3, 0, 1, 2, 3]
     with pytest.raises(CheckpointError) as failure:
         make(config, model=nn.Linear(4, 2)).fit([batches(4)], max_epochs=2)
-    assert "to begin afresh, give it another experiment_name" in failure.value.__notes__[-1]
+    assert "to start a new run, give it another experiment_name" in failure.value.__notes__[-1]
     anew = make(GenericTrainerConfig(preemption=PreemptionConfig(resume_from_latest_symlink=False)))
     anew.fit([batches(1)], max_epochs=1)
     assert anew.global_step == 1

@@ -77,7 +77,7 @@ def find_checkpoints(path: str) -> tuple[list[Listed], bool]:
             [each.name for each in folder.parent.iterdir() if each.is_dir()] if folder.parent.is_dir() else []
         )
         there = f" {folder.parent} has: {', '.join(sorted(beside)[:20])}." if beside else ""
-        kind = "is a file, and a checkpoint is a directory" if folder.exists() else "does not exist"
+        kind = "is a file, but a checkpoint is a directory" if folder.exists() else "does not exist"
         raise CheckpointError(f"{folder} {kind}.{closest(folder.name, beside)}{there}")
     whole, broken = find(folder)
     listed = [
@@ -104,7 +104,7 @@ def _at_url(url: str) -> Listed:
 
 
 def _verify(chosen: argparse.Namespace) -> int:
-    looked_at: list[Listed] = []
+    checked: list[Listed] = []
     for path in chosen.paths:
         try:
             found, _ = find_checkpoints(path)
@@ -112,7 +112,7 @@ def _verify(chosen: argparse.Namespace) -> int:
             found = [Listed(path if is_url(path) else Path(path), None, str(error))]
         for each in found:
             each.verify()
-        looked_at += found
+        checked += found
     if chosen.json:
         print(
             json.dumps(
@@ -123,15 +123,15 @@ def _verify(chosen: argparse.Namespace) -> int:
                         "problem": each.problem or None,
                         "extra": each.extra,
                     }
-                    for each in looked_at
+                    for each in checked
                 ]
             )
         )
     else:
-        for each in looked_at:
-            others = f" (not ours, left alone: {', '.join(each.extra)})" if each.extra else ""
+        for each in checked:
+            others = f" (not of Hookline, ignored: {', '.join(each.extra)})" if each.extra else ""
             print(printable(f"wrong  {each.problem}" if each.problem else f"whole  {each.name}{others}"))
-    return FAILED if any(each.problem for each in looked_at) else OK
+    return FAILED if any(each.problem for each in checked) else OK
 
 
 def _export(chosen: argparse.Namespace) -> int:
@@ -235,14 +235,14 @@ def _look_inside(listed: Listed) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         module = structure["module"]
         file = "model.safetensors"
         if length > min(LONGEST_HEADER, listed.manifest["files"][file]["bytes"]):
-            raise ValueError("its head is longer than the file, or than any that can be read")
+            raise ValueError("its header is longer than the file, or than the limit")
         head = parse_json(_piece(listed, file, 8 + length)[8:])
         types = {short: str(dtype).removeprefix("torch.") for dtype, short in NAMES.items()}
         tensors = []
         for name, packed in (module["value"] if TAG in module else module).items():
             if not isinstance(packed, dict) or packed.get(TAG) not in ("tensor", "sharded"):
                 continue
-            if packed[TAG] == "sharded":  # in pieces in the files of several ranks
+            if packed[TAG] == "sharded":  # split over the files of several ranks
                 own = packed["key"].removeprefix("module.")
                 stored, entry = listed.manifest["shared"].get(own, own), packed
             else:
@@ -273,7 +273,7 @@ def _piece(listed: Listed, name: str, size: int) -> bytes:
             return file.read(size)
     except FileNotFoundError:
         raise CheckpointError(f"The checkpoint {listed.name} is damaged: {name} is missing.") from None
-    except Exception as error:  # every file system has errors of its own
+    except Exception as error:  # every file system has its own errors
         why = redact(f"{type(error).__name__}: {error}", url)
         cause = None if holds_secret(error, url) else error
         raise CheckpointError(f"The checkpoint {listed.name} cannot be read: {name}: {why}") from cause
@@ -304,7 +304,7 @@ def _describe_text(data: dict[str, Any]) -> str:
         ("world size", str(data["world_size"])),
         ("written by", versions),
         ("files", f"{sizes}; {_size(data['bytes'])} in all"),
-        ("not ours", ", ".join(data["extra"])),
+        ("other files", ", ".join(data["extra"])),
     ]
     lines = [data["path"], *(f"  {label:<12}{text}" for label, text in rows if text)]
     named = data.get("tensors_by_name", [])

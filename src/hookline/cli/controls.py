@@ -41,7 +41,7 @@ def run(chosen: argparse.Namespace) -> int:
             chosen.action, "it has not been done"
         )
         print(
-            f"{chosen.action}: asked for; {what} within {chosen.wait:g} s, and will be after the next step."
+            f"{chosen.action}: requested; {what} within {chosen.wait:g} s, and will be after the next step."
         )
     elif "said" in answer:
         print(f"{chosen.action}: {answer['said']}")
@@ -55,7 +55,7 @@ def _given(chosen: argparse.Namespace) -> dict[str, Any]:
     action, words = chosen.action, list(chosen.words)
     if action not in ACTIONS:
         raise OptionError(
-            f"A job cannot be asked for {action!r}.{closest(action, ACTIONS)} It can: {', '.join(ACTIONS)}."
+            f"{action!r} is not an action.{closest(action, ACTIONS)} Actions: {', '.join(ACTIONS)}."
         )
     names = ACTIONS[action]
     if "interval" in names:  # `every NAME 200 steps` needs no quotes
@@ -64,7 +64,7 @@ def _given(chosen: argparse.Namespace) -> dict[str, Any]:
         needed = " ".join(each.upper() for each in names) or "nothing more"
         raise OptionError(f"{action} takes {needed}; got {' '.join(chosen.words) or 'nothing'}.")
     if chosen.name is not None and action != "attach":
-        raise OptionError(f"--name names a hook that is attached; {action} has no use for it.")
+        raise OptionError(f"--name is the name of an attached hook; {action} does not take it.")
     given: dict[str, Any] = dict(zip(names, words, strict=True))
     if action == "attach":
         given |= {
@@ -93,11 +93,11 @@ def _table(answer: dict[str, Any]) -> list[str]:
                 f"{each['share']:.2%}",
             )
         )
-    wide = [max(len(row[place]) for row in rows) for place in range(6)]
+    wide = [max(len(row[column]) for row in rows) for column in range(6)]
     lines = [
         "  ".join(
-            cell.rjust(width) if place > 2 else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, wide, strict=True))
+            cell.rjust(width) if column > 2 else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, wide, strict=True))
         ).rstrip()
         for row in rows
     ]

@@ -20,7 +20,7 @@ def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
             raise ConfigError("explain --diff takes two configurations and nothing else.")
         return _diff(chosen, overrides)
     if chosen.trace:
-        return _happened(chosen, overrides)
+        return _compare_with_trace(chosen, overrides)
     if not chosen.config:
         raise ConfigError("explain needs a configuration, --from TRACE, or --diff CONFIG CONFIG.")
     explanation = _planned(chosen.config, chosen, overrides)
@@ -40,18 +40,20 @@ def _planned(config: str, chosen: argparse.Namespace, overrides: list[str], verb
     return explanation
 
 
-def _happened(chosen: argparse.Namespace, overrides: list[str]) -> int:
+def _compare_with_trace(chosen: argparse.Namespace, overrides: list[str]) -> int:
     from hookline.tracing.reader import of_first_rank, read_trace
     from hookline.tracing.report import beside, count
 
-    told = count(of_first_rank(read_trace(chosen.trace)))
+    recorded = count(of_first_rank(read_trace(chosen.trace)))
     planned: list[dict[str, Any]] | None = None
     if chosen.config:
-        rows = _planned(chosen.config, chosen, overrides, told.verb).data()
+        rows = _planned(chosen.config, chosen, overrides, recorded.verb).data()
         planned = [row for row in rows if row["listeners"]]
-    explanation, different = beside(told, planned)
+    explanation, different = beside(recorded, planned)
     if chosen.json:
-        print(json.dumps({"events": told.events, "listeners": explanation.data(), "differences": different}))
+        print(
+            json.dumps({"events": recorded.events, "listeners": explanation.data(), "differences": different})
+        )
         return OK
     print(printable_lines(explanation.text(everything=chosen.all)))
     _list("Everything was as planned.", "Not as planned:", different)

@@ -92,8 +92,8 @@ def hook_data(name: str) -> dict[str, Any]:
             }
         )
     bare = object.__new__(cls)
-    heard = {event.name for _, heard in event_methods(bare, "H", EVENTS, check=False) for event in heard}
-    events = [event.name for event in EVENTS if event.name in heard]
+    names = {event.name for _, events in event_methods(bare, "H", EVENTS, check=False) for event in events}
+    events = [event.name for event in EVENTS if event.name in names]
     doc = "\n\n".join(each for each in (inspect.getdoc(cls), _own_doc(cls)) if each)
     path = offered_hooks()[name].replace(":", ".")
     return {
@@ -147,13 +147,13 @@ def _hook_text(data: dict[str, Any]) -> str:
     rows = [(f"  {each['name']}", _parameter(each)) for each in data["parameters"]]
     needed = [f"{each['name']} = ...  # {each['type']}" for each in data["parameters"] if each["required"]]
     use = "\n".join([f"[hooks.{data['name']}]", f'class_path = "{data["name"]}"', *needed])
-    heard = textwrap.wrap(f"Listens to {', '.join(data['events']) or 'nothing'}.", _width())
+    listens = textwrap.wrap(f"Listens to {', '.join(data['events']) or 'nothing'}.", _width())
     return "\n\n".join(
         [
             f"{data['name']} ({data['class_path']})",
             data["doc"],
             f"Parameters:\n{_table(rows) or '  none'}",
-            "\n".join(heard),
+            "\n".join(listens),
             f"In a configuration:\n{textwrap.indent(use, '  ')}",
         ]
     )
@@ -172,14 +172,13 @@ def _event_text(data: dict[str, Any]) -> str:
     returned = {
         "nothing": "ignored",
         "signal": " or ".join(data["signals"]),
-        "replace": "takes the place of the fact",
-        "value": "what the run goes on with",
+        "replace": "replaces the fact",
+        "value": "used by the run",
     }[data["returns"]]
     parts = [
         f"{data['name']}: {data['doc']}",
-        f"Heard by: {', '.join(data['heard_by'])}. In: {', '.join(data['verbs'])}.",
-        "Facts:\n"
-        + (_table([(f"  {name}", doc) for name, doc in data["facts"].items()]) or "  none of its own"),
+        f"Received by: {', '.join(data['heard_by'])}. In: {', '.join(data['verbs'])}.",
+        "Facts:\n" + (_table([(f"  {name}", doc) for name, doc in data["facts"].items()]) or "  none"),
         f"A returned value: {returned}.",
     ]
     if data["spellings"]:

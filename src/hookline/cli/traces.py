@@ -50,15 +50,15 @@ def _trace(chosen: argparse.Namespace) -> int:
 
 def _about(path: Path) -> dict[str, Any]:
     header = next(read_trace(path))["args"]
-    told = count(read_trace(path))
+    counts = count(read_trace(path))
     return {
         "trace": str(path),
         "stage": header["stage"],
         "rank": header["rank"],
         "world_size": header["world_size"],
-        "step": max(told.last_step.values(), default=0),
-        "events": sum(told.events.values()),
-        "calls": sum(each.calls for each in told.heard.values()),
+        "step": max(counts.last_step.values(), default=0),
+        "events": sum(counts.events.values()),
+        "calls": sum(each.calls for each in counts.heard.values()),
     }
 
 
@@ -80,7 +80,7 @@ def _replay(chosen: argparse.Namespace) -> int:
             )
         )
         return OK
-    print(f"hook {done.hook!r} has heard a run of {done.steps} steps, {done.events} events:")
+    print(f"hook {done.hook!r} replayed a run of {done.steps} steps, {done.events} events:")
     for row in done.cost:
         print(
             f"  {row.event}: {row.calls} calls, {duration(row.mean)} each, the longest {duration(row.worst)}"
@@ -88,7 +88,7 @@ def _replay(chosen: argparse.Namespace) -> int:
     if done.asked:
         print(
             "\n".join(
-                ["In a run it would have asked for:", *(f"  {printable(each)}" for each in done.asked[:20])]
+                ["In a run it would have requested:", *(f"  {printable(each)}" for each in done.asked[:20])]
             )
         )
         if len(done.asked) > 20:

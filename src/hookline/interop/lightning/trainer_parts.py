@@ -43,7 +43,7 @@ def missing(path: str, owner: type) -> NotInView:
     )
     asked = path.rpartition(".")[2].partition(" ")[0]
     return NotInView(
-        f"Hookline's trainer has no {path} for Lightning's hooks.{closest(asked, has)} "
+        f"{path} is not available to Lightning's hooks in Hookline.{closest(asked, has)} "
         f"There are: {', '.join(has)}."
     )
 
