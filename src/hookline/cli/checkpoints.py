@@ -17,6 +17,7 @@ from hookline.checkpoint.export import export_weights
 from hookline.checkpoint.format import TAG
 from hookline.checkpoint.tensors import LONGEST_HEADER, NAMES
 from hookline.cli.codes import FAILED, OK
+from hookline.cli.summaries import size
 from hookline.report.runs import in_words, standing_of
 from hookline.run.record import read_record, unsaved_end
 from hookline.util.errors import CheckpointError, OptionError, closest
@@ -165,7 +166,7 @@ def _export(chosen: argparse.Namespace) -> int:
             "hook": f", those of {done.hook} where it has them",
         }[kind]
         print(
-            f"wrote {out} ({_size(written)}): {len(sizes)} tensors, {sum(sizes):,} numbers, from "
+            f"wrote {out} ({size(written)}): {len(sizes)} tensors, {sum(sizes):,} numbers, from "
             f"{done.where} (step {done.step}){of_hook}"
         )
     return OK
@@ -282,7 +283,7 @@ def _piece(listed: Listed, name: str, size: int) -> bytes:
 def _describe_text(data: dict[str, Any]) -> str:
     monitor = data["monitor"]
     versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
-    sizes = ", ".join(f"{name} {_size(each['bytes'])}" for name, each in data["files"].items())
+    sizes = ", ".join(f"{name} {size(each['bytes'])}" for name, each in data["files"].items())
     tied = (
         f"; tied: {', '.join(f'{name} = {first}' for name, first in data['shared'].items())}"
         if data["shared"]
@@ -303,7 +304,7 @@ def _describe_text(data: dict[str, Any]) -> str:
         ("hooks", ", ".join(data["hooks"])),
         ("world size", str(data["world_size"])),
         ("written by", versions),
-        ("files", f"{sizes}; {_size(data['bytes'])} in all"),
+        ("files", f"{sizes}; {size(data['bytes'])} in all"),
         ("other files", ", ".join(data["extra"])),
     ]
     lines = [data["path"], *(f"  {label:<12}{text}" for label, text in rows if text)]
@@ -387,7 +388,7 @@ def _table_text(data: dict[str, Any]) -> str:
                     str(each["epoch"]),
                     each["reason"],
                     _score(each["monitor"]),
-                    _size(each["bytes"]),
+                    size(each["bytes"]),
                     _time(each["saved_at"]),
                     state + resume,
                 )
@@ -411,13 +412,6 @@ def _table_text(data: dict[str, Any]) -> str:
 
 def _bytes(facts: dict[str, Any]) -> int:
     return sum(each["bytes"] for each in facts["files"].values())
-
-
-def _size(count: int) -> str:
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} B"
 
 
 def _time(saved_at: str) -> str:

@@ -74,7 +74,7 @@ class Line(HostedRun):
             self.start_fit()
             self.start_training()
         except BaseException as error:
-            self._abandon(error)
+            self._fail_and_tear_down(error)
             raise
         return self
 
@@ -84,18 +84,18 @@ class Line(HostedRun):
         if isinstance(error, StopTraining):  # the loop may raise it, as a hook may
             self.stop(error.reason)
         elif error is not None:
-            self._abandon(error)
+            self._fail_and_tear_down(error)
             return False
         try:
             self.end_training()
             self.end_fit()
         except BaseException as failure:
-            self._abandon(failure)
+            self._fail_and_tear_down(failure)
             raise
         raise_first(self.tear_down())
         return True
 
-    def _abandon(self, error: BaseException) -> None:
+    def _fail_and_tear_down(self, error: BaseException) -> None:
         self.fail(error)
         note_later(error, self.tear_down())
 

@@ -106,10 +106,8 @@ class Trainer(NamedTrainer):
         `hookline.Trainer.fit`.
         """
         train, datamodule = self._loaders_and_data(side_by_side(train_dataloaders), datamodule)
-        resume = "auto" if ckpt_path == "last" else ckpt_path
-        return super().fit(
-            model, train, val_dataloaders, datamodule=datamodule, **{"resume": resume, **options}
-        )
+        options.setdefault("resume", _chosen(ckpt_path))
+        return super().fit(model, train, val_dataloaders, datamodule=datamodule, **options)
 
     def validate(  # type: ignore[override]
         self,

@@ -27,7 +27,7 @@ class Settings:
 
 
 def replaced(instead: str) -> Any:
-    """Return a field that must keep its default; a user who sets it is told the alternative."""
+    """Return a field that must keep its default; the error for any other value names the alternative."""
     return field(default=None, metadata={"instead": instead})
 
 
