@@ -139,7 +139,7 @@ def test_filters_hold_a_call_back_as_in_a_run() -> None:
 def test_a_filter_that_counts_needs_its_count() -> None:
     with pytest.raises(
         HookError,
-        match=r"Halve.on_step_end is called every 100 steps: give step to fire\(hook, 'step_end', "
+        match=r"Halve.on_step_end is called every 100 steps: pass step to fire\(hook, 'step_end', "
         r"step=...\), or filters=False",
     ):
         fire(Halve(), "step_end", loss=3.0, optimizers=[])
