@@ -377,7 +377,7 @@ BY_EVERY_CALL = {
 }
 LARGER = {
     "hookline.run.options.Options": "the one declaration of all options",
-    "hookline.run.options.OptionArguments": "the same options as arguments",
+    "hookline.run._arguments.OptionArguments": "the same options as arguments",
     "hookline.interop.model_training_framework.settings.LoggingConfig": "mirrors the schema of another package",
 }
 """Classes that may have more fields, and why."""
