@@ -96,7 +96,7 @@ def drivers_of(stage: str) -> dict[str, Any]:
 def contenders(section: Section, wanted: list[str]) -> list[tuple[Case, str]]:
     """Return the cases of a section, each with a driver that runs it."""
     named = [(case, driver) for case in (*section.controls, *section.cases) for driver in case.drivers]
-    more = [(section.cases[0], driver) for driver in peers.OTHERS] if section.failure_monitor else []
+    more = [(section.cases[0], driver) for driver in peers.OTHERS] if section.peers else []
     known = drivers_of(section.stage)
     return [(case, driver) for case, driver in named + more if driver in wanted and driver in known]
 
