@@ -99,7 +99,7 @@ def test_averaged_weights_are_those_of_one_process(found: Found, name: str) -> N
     [
         ("ddp", "DistributedDataParallel", "AdamW"),
         ("accelerate", "DistributedDataParallel", "AcceleratedOptimizer"),
-        ("fsdp", "FSDPShell", "AdamW"),
+        ("fsdp", "FSDPStepModule", "AdamW"),
     ],
 )
 def test_hooks_see_what_the_strategy_prepared(found: Found, name: str, wrapper: str, optimizer: str) -> None:
