@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.metadata
 import importlib.util
 import inspect
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.engine.registry import GROUP, offered_hooks
-from hookline.util.errors import closest
+from hookline.util.errors import HooklineError, closest
 
 ALWAYS = ("hookline", "torch.nn", "torch.optim")
 """Where classes may come from, if they are of the kind that their place takes."""
@@ -30,11 +31,13 @@ LIBRARIES = frozenset(
         "dill",
         "fsspec",
         "joblib",
+        "jsonargparse",
         "keras",
         "lightning",
         "numpy",
         "pandas",
         "pip",
+        "pkg_resources",
         "pytorch_lightning",
         "scipy",
         "setuptools",
@@ -167,22 +170,42 @@ class Permissions:
 
         Where a parameter takes anything, only a trusted program's class paths are made into objects.
         """
-        from jsonargparse import _common, set_parsing_settings
+        from jsonargparse import set_parsing_settings
 
-        before = dict(_common.parsing_settings)
-        try:
+        with _settings_restored():
             if not self.trusted:
                 allowed = [*self.prefixes, *(each for each in self._beside() if not self._shadow(each))]
                 set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=allowed)
             set_parsing_settings(instantiate_subclass_spec_in_any=self.trusted)
             yield
-        finally:
-            _common.parsing_settings.update(before)  # there is no public way to take a policy back
 
     def open_folder(self) -> None:
         """Modules beside the file can be imported, as beside a script."""
         if self.folder is not None and str(self.folder) not in sys.path:
             sys.path.insert(0, str(self.folder))
+
+
+@contextlib.contextmanager
+def _settings_restored() -> Iterator[None]:
+    """Restore jsonargparse's settings at the end of a block.
+
+    This is the only use of a private name of jsonargparse: its settings belong to the process,
+    `set_parsing_settings` only adds to the lists, and no public function reads or resets them. Without it, a
+    configuration would widen what the next one may import.
+    """
+    try:
+        settings = importlib.import_module("jsonargparse._common").parsing_settings
+        before = dict(settings)
+    except (ImportError, AttributeError, TypeError):
+        version = importlib.metadata.version("jsonargparse")
+        raise HooklineError(
+            f"Hookline cannot restrict imports with jsonargparse {version}, because its settings have moved. "
+            "Install jsonargparse 4.53."
+        ) from None
+    try:
+        yield
+    finally:
+        settings.update(before)
 
 
 def _is_below(path: str, prefixes: Iterable[str]) -> bool:
@@ -196,12 +219,10 @@ def why_not_own(path: str) -> str:
     Python's own modules, and packages from an index, hold classes and functions that write files and run
     code. Only the person at the command line can allow them.
     """
-    from jsonargparse import _common
-
     top = path.partition(".")[0]
     if _is_below(path, ALWAYS):
         return ""
-    if top in sys.stdlib_module_names or _is_below(path, _common.default_import_path_denylist):
+    if top in sys.stdlib_module_names:
         return "is part of Python and can run commands or write files"
     if top in LIBRARIES:
         return "is a library that can run code or write files"
