@@ -513,7 +513,7 @@ def test_what_happens_when_a_hook_fails_is_decided_by_its_switches(
         ({"hook_classes": [3]}, "hook_classes=3 must be a list of class paths as text"),
         (
             {"hook_classes": ["a.B"], "hook_configs": {"a.C": {}}},
-            "'a.C' is none of hook_classes. Did you mean 'a.B'",
+            "'a.C' is not in hook_classes. Did you mean 'a.B'",
         ),
         ({"lr_monitor_config": 3}, "lr_monitor_config=3 must be a table"),
     ],

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
+import inspect
 import math
 import os
 import re
@@ -19,7 +21,7 @@ import typing
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from hookline.engine.filters import SECONDS, parse_interval
 from hookline.util.errors import HookError, OptionError, closest
@@ -29,6 +31,7 @@ LARGEST_SEED = 2**64 - 1
 LONGEST_NAME = 255
 """Bytes in the name of a file or directory, on nearly every file system."""
 
+Init = TypeVar("Init", bound=Callable[..., None])
 Rule = Callable[[str, Any], Any]
 """A check of an option's value: returns the value to keep, or raises OptionError."""
 
@@ -64,6 +67,8 @@ def rule_of(kind: Any) -> Rule | None:
         return next((each for each in kind.__metadata__ if callable(each)), None) or rule_of(members[0])
     if origin in (typing.Union, types.UnionType):
         rules = [rule for each in members if each is not bool and (rule := rule_of(each)) is not None]
+        if set(members) == {bool, type(None)}:
+            rules = [check_bool]
         classes = tuple(each for each in members if isinstance(each, type))
         literals = [
             value for each in members if typing.get_origin(each) is Literal for value in typing.get_args(each)
@@ -80,6 +85,35 @@ def check_fields(made: Any) -> None:
     for each in fields(made):
         if (rule := rule_of(each.type)) is not None:
             object.__setattr__(made, each.name, checked(each.name, rule, getattr(made, each.name)))
+
+
+def checked_parameters(init: Init) -> Init:
+    """Check the arguments of an `__init__` by the rules of its annotations and pass on what they return.
+
+    Annotations are resolved at the first call. Defaults are not checked. Not for arguments that are secrets:
+    a traceback that shows variables would show them.
+    """
+    owner = init.__qualname__.split(".")[-2]
+
+    @functools.cache
+    def read() -> tuple[inspect.Signature, dict[str, Rule]]:
+        hints = typing.get_type_hints(init, include_extras=True)
+        rules = {name: rule for name, hint in hints.items() if (rule := rule_of(hint)) is not None}
+        return inspect.signature(init), rules
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        signature, rules = read()
+        try:
+            bound = signature.bind(self, *args, **kwargs)
+        except TypeError:  # Python's own error names the class and all that is missing
+            return init(self, *args, **kwargs)
+        for name, rule in rules.items():
+            if name in bound.arguments:
+                bound.arguments[name] = rule(f"{owner}: {name}", bound.arguments[name])
+        return init(*bound.args, **bound.kwargs)
+
+    return typing.cast("Init", __init__)
 
 
 def checked(name: str, rule: Rule, value: Any) -> Any:
@@ -107,16 +141,75 @@ class AtLeast:
         return value
 
 
-class Above:
-    """A number above a limit. otherwise: what else is allowed."""
+class Count(AtLeast):
+    """A whole number from `least` on that fits a machine integer, such as the length of a queue."""
 
-    def __init__(self, limit: float, otherwise: str = "") -> None:
-        self.limit, self.wanted = limit, f"a number above {limit:g}{otherwise}"
+    def __call__(self, name: str, value: Any) -> int:
+        """Return the value, or raise."""
+        if isinstance(value, int) and value >= sys.maxsize:
+            raise refused(name, value, f"{self.wanted} to {sys.maxsize - 1}")
+        return super().__call__(name, value)
+
+
+class Number:
+    """A finite number within limits."""
+
+    def __init__(self, least: float = -math.inf, most: float = math.inf) -> None:
+        self.least, self.most = least, most
+        limits = f" from {least:g}" * (least > -math.inf) + f" to {most:g}" * (most < math.inf)
+        self.wanted = f"a number{limits}"
+        self.schema = {"minimum": least} if least > -math.inf else {}
+        self.schema |= {"maximum": most} if most < math.inf else {}
+
+    def __call__(self, name: str, value: Any) -> float:
+        """Return the value, or raise."""
+        if not is_number(value) or not math.isfinite(value) or not self.least <= value <= self.most:
+            raise refused(name, value, self.wanted)
+        return value  # type: ignore[no-any-return]
+
+
+class Timeout(Number):
+    """Seconds that a thread can wait."""
+
+    def __init__(self, least: float = 0.0) -> None:
+        super().__init__(least, threading.TIMEOUT_MAX)
+
+
+class OneOf:
+    """One of these texts, where the type should also admit a variable of type `str`."""
+
+    def __init__(self, *allowed: str) -> None:
+        self.allowed, self.schema = allowed, {"enum": list(allowed)}
+
+    def __call__(self, name: str, value: Any) -> str:
+        """Return the value, or raise."""
+        return check_choice(name, value, self.allowed)  # type: ignore[no-any-return]
+
+
+class Several:
+    """Some of the allowed names, given as one text or a list, kept as a tuple."""
+
+    def __init__(self, allowed: Iterable[str]) -> None:
+        self.allowed = tuple(allowed)
+
+    def __call__(self, name: str, value: Any) -> tuple[str, ...]:
+        """Return the names, or raise."""
+        names = members(name, value, f"these: {', '.join(self.allowed)}")
+        for each in names:
+            check_choice(name, each, self.allowed)
+        return names
+
+
+class Above:
+    """A number above a limit, up to `most`. otherwise: what else is allowed."""
+
+    def __init__(self, limit: float, otherwise: str = "", most: float = math.inf) -> None:
+        self.limit, self.most, self.wanted = limit, most, f"a number above {limit:g}{otherwise}"
         self.schema = {"exclusiveMinimum": limit}
 
     def __call__(self, name: str, value: Any) -> float:
         """Return the value, or raise."""
-        if not (is_number(value) and value > self.limit):
+        if not (is_number(value) and self.limit < value <= self.most):
             raise refused(name, value, self.wanted)
         return value  # type: ignore[no-any-return]
 
@@ -214,25 +307,6 @@ def check_choice(name: str, value: Any, allowed: Iterable[Any], more: str = "") 
             allowed=known,
         )
     return value
-
-
-def check_whole(name: str, value: Any, least: int) -> None:
-    """A whole number from `least` on, as far as a machine counts."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < sys.maxsize:
-        most = f" to {sys.maxsize - 1}" if isinstance(value, int) and value >= sys.maxsize else ""
-        raise refused(name, value, f"a whole number from {least}{most}")
-
-
-def check_number(name: str, value: Any, least: float = -math.inf, most: float = math.inf) -> None:
-    """A finite number within limits."""
-    if not is_number(value) or not math.isfinite(value) or not least <= value <= most:
-        limits = f" from {least:g}" * (least > -math.inf) + f" to {most:g}" * (most < math.inf)
-        raise refused(name, value, f"a number{limits}")
-
-
-def check_timeout(name: str, seconds: Any, least: float = 0.0) -> None:
-    """Seconds that a thread can wait."""
-    check_number(name, seconds, least, threading.TIMEOUT_MAX)
 
 
 def check_seed(name: str, seed: Any) -> int:
@@ -363,13 +437,14 @@ def check_place(name: str, path: Path) -> None:
         ) from None
 
 
-def check_file(name: str, path: Any) -> None:
+def check_file(name: str, path: Any) -> Any:
     """The path of a file that a run writes."""
     check_path(name, path, "the path of a file")
     if ".." in Path(path).parts or not Path(path).name:
         raise refused(
             name, path, "the path of a file, without '..'; a relative one is below the run's directory"
         )
+    return path
 
 
 PRECISIONS = {

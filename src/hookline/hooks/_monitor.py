@@ -6,14 +6,15 @@ import difflib
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from hookline.engine.checks import check_bool, check_choice, check_number, refused
+from hookline.engine.checks import Number, OneOf, check_bool, refused
 from hookline.util.errors import OptionError, closest
 
 log = logging.getLogger("hookline")
 
-MODES = ("min", "max")
+MODES = OneOf("min", "max")
+Mode = Annotated[str, MODES]
 NEARLY_THE_SAME = 0.85
 """From this similarity on, a name that is missing is taken for a misspelt one already in the sanity check."""
 COUNTERS = ("epoch", "step")
@@ -31,8 +32,8 @@ class Monitored:
     ) -> None:
         if not isinstance(monitor, str) or not monitor.strip() or not monitor.isprintable():
             raise refused(f"{who}: monitor", monitor, "the name of a metric, such as 'val/loss'")
-        check_choice(f"{who}: mode", mode, MODES)
-        check_number(f"{who}: min_delta", min_delta, least=0.0)
+        MODES(f"{who}: mode", mode)
+        Number(0.0)(f"{who}: min_delta", min_delta)
         check_bool(f"{who}: strict", strict)
         # other capitals are no slip: a metric of the user's may be 'val/Loss'
         if strict and (meant := misspelt(monitor, LOSSES)) and meant != monitor.lower():

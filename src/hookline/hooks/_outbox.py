@@ -16,7 +16,7 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
-from hookline.engine.checks import check_timeout, check_whole
+from hookline.engine.checks import Count, Timeout
 from hookline.util.errors import HookError, OptionError
 
 log = logging.getLogger("hookline")
@@ -58,8 +58,8 @@ class Outbox:
     def __init__(self, who: str, address: Secret, timeout: float = 10.0, size: int = 32) -> None:
         if address.problem:
             raise OptionError(f"{who}: {address.problem}")
-        check_timeout(f"{who}: timeout", timeout, least=0.001)
-        check_whole(f"{who}: queue_size", size, least=1)
+        Timeout(0.001)(f"{who}: timeout", timeout)
+        Count(1)(f"{who}: queue_size", size)
         if importlib.util.find_spec("httpx") is None:
             raise HookError(f"{who} needs the package httpx: pip install 'hookline[webhook]'.")
         self._address, self._who, self._timeout, self._size = address, who, float(timeout), size

@@ -6,13 +6,13 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hookline.engine.checks import check_bool, check_choice, check_whole, members, refused
+from hookline.engine.checks import Above, Count, Several, checked_parameters, members
 from hookline.engine.hook import Hook
 from hookline.hooks._patterns import as_patterns, choose
 from hookline.hooks._statistics import between_graphs, plain
@@ -40,14 +40,15 @@ class ActivationMonitor(Hook):
 
     tier = "builtin"
 
+    @checked_parameters
     def __init__(
         self,
         modules: str | Iterable[str] = "*",
-        every: int = 100,
-        statistics: str | Iterable[str] = ("mean", "std", "absmax", "zeros"),
+        every: Annotated[int, Count(1)] = 100,
+        statistics: Annotated[str | Iterable[str], Several(STATISTICS)] = ("mean", "std", "absmax", "zeros"),
         capture: bool = False,
-        max_mb: float = 256.0,
-        keep: int = 1,
+        max_mb: Annotated[float, Above(0)] = 256.0,
+        keep: Annotated[int, Count(1)] = 1,
         name: str | None = None,
     ) -> None:
         """What to look at, and how often.
@@ -63,16 +64,7 @@ class ActivationMonitor(Hook):
         self.modules = as_patterns(
             "ActivationMonitor: modules", list(members("ActivationMonitor: modules", modules, "names"))
         )
-        self.statistics = members(
-            "ActivationMonitor: statistics", statistics, f"these: {', '.join(STATISTICS)}"
-        )
-        for each in self.statistics:
-            check_choice("ActivationMonitor: statistics", each, STATISTICS)
-        for what, value in (("every", every), ("keep", keep)):
-            check_whole(f"ActivationMonitor: {what}", value, 1)
-        if not isinstance(max_mb, int | float) or isinstance(max_mb, bool) or not max_mb > 0:
-            raise refused("ActivationMonitor: max_mb", max_mb, "a number above 0")
-        check_bool("ActivationMonitor: capture", capture)
+        self.statistics = tuple(statistics)
         self.every, self.capture, self.max_mb = every, capture, max_mb
         self.captured: deque[tuple[int, dict[str, Tensor]]] = deque(maxlen=keep)
         """Pairs of a step and its activations by name, on the CPU, the newest last."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from typing import Annotated, Any
 
-from hookline.engine.checks import check_bool, check_whole
+from hookline.engine.checks import Count, checked_parameters
 from hookline.engine.hook import Hook
 
 
@@ -21,13 +21,13 @@ class ConsoleLog(Hook):
     ranks = "zero"
     on_error = "warn"
 
-    def __init__(self, log_every_n_batches: int | None = 10, perplexity: bool = True) -> None:
+    @checked_parameters
+    def __init__(
+        self, log_every_n_batches: Annotated[int, Count(1)] | None = 10, perplexity: bool = True
+    ) -> None:
         """`log_every_n_batches`: None leaves the batch lines out. `perplexity`: the exponential of the loss,
         beside it.
         """
-        if log_every_n_batches is not None:
-            check_whole("ConsoleLog: log_every_n_batches", log_every_n_batches, least=1)
-        check_bool("ConsoleLog: perplexity", perplexity)
         self.log_every_n_batches = log_every_n_batches
         self.perplexity = perplexity
         self._every: float = log_every_n_batches or math.inf

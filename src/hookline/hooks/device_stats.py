@@ -6,11 +6,11 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
-from hookline.engine.checks import check_bool, check_whole
+from hookline.engine.checks import Count, checked_parameters
 from hookline.engine.hook import Hook
 
 GB = 1e9
@@ -26,10 +26,9 @@ class DeviceStats(Hook):
     tier = "builtin"
     on_error = "disable"
 
-    def __init__(self, every: int = 50, cpu: bool = True) -> None:
+    @checked_parameters
+    def __init__(self, every: Annotated[int, Count(1)] = 50, cpu: bool = True) -> None:
         """`every`: steps between two reports. `cpu=False`: only the accelerator."""
-        check_whole("DeviceStats: every", every, least=1)
-        check_bool("DeviceStats: cpu", cpu)
         self.every = every
         self.cpu = cpu
         self._meter = CPUMeter()

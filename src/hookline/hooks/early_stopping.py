@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any
+from typing import Annotated, Any
 
-from hookline.engine.checks import check_bool, check_number, check_whole
+from hookline.engine.checks import Count, Number, checked_parameters
 from hookline.engine.hook import Hook
-from hookline.hooks._monitor import Monitored, no_validation_in
+from hookline.hooks._monitor import Mode, Monitored, no_validation_in
 from hookline.util.errors import OptionError
 
 log = logging.getLogger("hookline")
@@ -24,17 +24,18 @@ class EarlyStopping(Hook):
 
     tier = "monitor"
 
+    @checked_parameters
     def __init__(
         self,
         monitor: str = "val/loss",
-        patience: int = 3,
-        mode: str = "min",
+        patience: Annotated[int, Count(0)] = 3,
+        mode: Mode = "min",
         min_delta: float = 0.0,
         check_on_train_epoch_end: bool | None = None,
         strict: bool = True,
         verbose: bool = False,
-        stopping_threshold: float | None = None,
-        divergence_threshold: float | None = None,
+        stopping_threshold: Annotated[float, Number()] | None = None,
+        divergence_threshold: Annotated[float, Number()] | None = None,
         check_finite: bool = True,
         name: str | None = None,
     ) -> None:
@@ -51,17 +52,6 @@ class EarlyStopping(Hook):
         """
         super().__init__(name)
         self.watch = Monitored("EarlyStopping", monitor, mode, min_delta, strict)
-        check_whole("EarlyStopping: patience", patience, 0)
-        for key, threshold in (
-            ("stopping_threshold", stopping_threshold),
-            ("divergence_threshold", divergence_threshold),
-        ):
-            if threshold is not None:
-                check_number(f"EarlyStopping: {key}", threshold)
-        if check_on_train_epoch_end is not None:
-            check_bool("EarlyStopping: check_on_train_epoch_end", check_on_train_epoch_end)
-        check_bool("EarlyStopping: verbose", verbose)
-        check_bool("EarlyStopping: check_finite", check_finite)
         self.patience, self.verbose, self.check_finite = patience, verbose, check_finite
         self.check_on_train_epoch_end = check_on_train_epoch_end
         self.needs_metrics = (monitor,) if strict else ()

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hookline.engine.checks import check_bool, refused
+from hookline.engine.checks import checked_parameters, refused
 from hookline.engine.filters import UNITS
 from hookline.engine.hook import Hook
 from hookline.hooks._patterns import listed
@@ -31,6 +31,7 @@ class FreezeSchedule(Hook):
 
     tier = "builtin"
 
+    @checked_parameters
     def __init__(
         self, schedule: Mapping[str, str], batchnorm_eval: bool = False, name: str | None = None
     ) -> None:
@@ -52,7 +53,6 @@ class FreezeSchedule(Hook):
                     f"FreezeSchedule: {pattern!r}: {moment!r} must say steps or epochs, such as '3 epochs'."
                 )
             self.moments[pattern] = parse_moment(moment, f"FreezeSchedule: {pattern!r}")
-        check_bool("FreezeSchedule: batchnorm_eval", batchnorm_eval)
         self.batchnorm_eval = batchnorm_eval
         self._frozen: dict[Moments, dict[str, nn.Parameter]] = {}
         """What waits for the same moments, together: a batch asks once for all of it."""

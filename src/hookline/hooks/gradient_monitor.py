@@ -8,14 +8,14 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookline.distributed.sharded_norms import gather_rows, shards_of
-from hookline.engine.checks import check_bool, check_choice, check_whole, members, refused
+from hookline.engine.checks import Count, checked_parameters, members, refused
 from hookline.engine.hook import Hook
 from hookline.hooks._figures import heat_map, need_matplotlib, save
 from hookline.hooks._patterns import as_patterns, choose, is_match, listed
@@ -154,7 +154,6 @@ class History:
 
 
 log = logging.getLogger("hookline")
-GROUPS = ("layer", "parameter")
 
 
 class GradientMonitor(Hook):
@@ -169,9 +168,10 @@ class GradientMonitor(Hook):
 
     tier = "builtin"
 
+    @checked_parameters
     def __init__(
         self,
-        log_frequency: int = 100,
+        log_frequency: Annotated[int, Count(1)] = 100,
         log_histogram: bool = False,
         log_norm: bool = True,
         param_filter: str | Sequence[str] | None = None,
@@ -180,9 +180,9 @@ class GradientMonitor(Hook):
         vanishing: float = 1e-7,
         exploding: float = 1e3,
         heatmap: bool = False,
-        group: str = "layer",
-        samples: int = 2048,
-        history: int = 512,
+        group: Literal["layer", "parameter"] = "layer",
+        samples: Annotated[int, Count(16)] = 2048,
+        history: Annotated[int, Count(2)] = 512,
         name: str | None = None,
     ) -> None:
         """What to look at, and how often.
@@ -199,20 +199,6 @@ class GradientMonitor(Hook):
         at whole. history: reports kept for the picture; of longer runs every second, fourth, ... report.
         """
         super().__init__(name)
-        for what, value, least in (
-            ("log_frequency", log_frequency, 1),
-            ("samples", samples, 16),
-            ("history", history, 2),
-        ):
-            check_whole(f"GradientMonitor: {what}", value, least)
-        for what, flag in (
-            ("log_histogram", log_histogram),
-            ("log_norm", log_norm),
-            ("update_ratio", update_ratio),
-            ("heatmap", heatmap),
-        ):
-            check_bool(f"GradientMonitor: {what}", flag)
-        check_choice("GradientMonitor: group", group, GROUPS)
         if not all(_is_number(each) for each in (vanishing, exploding)) or not 0 <= vanishing < exploding:
             raise OptionError(
                 f"GradientMonitor: vanishing={vanishing!r}, exploding={exploding!r}: "

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-import math
 import socket
 import statistics
+import sys
 import time
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from hookline.engine.checks import check_choice, check_whole, parse_time, refused
+from hookline.engine.checks import Above, Count, Duration, checked_parameters
 from hookline.engine.hook import Hook
 from hookline.util.errors import OptionError, PeerError
 
-ACTIONS = ("warn", "raise")
 PAUSE = 0.005
 """Seconds between two looks at whether everybody has answered."""
 NOISE = 0.002
@@ -32,27 +31,19 @@ class HealthCheck(Hook):
 
     tier = "builtin"
 
+    @checked_parameters
     def __init__(
         self,
-        every_n_steps: int = 100,
+        every_n_steps: Annotated[int, Count(1)] = 100,
         patience: str | float | timedelta = "1 minute",
-        slower: float = 1.5,
-        action: str = "warn",
+        slower: Annotated[float, Above(1, most=sys.float_info.max)] = 1.5,
+        action: Literal["warn", "raise"] = "warn",
     ) -> None:
         """`patience`: how long a rank may keep silent, and then as long again. `action`: then only warn, or
         end the run ('raise'). `slower`: how many times the middle rank's time is slow.
         """
-        check_whole("HealthCheck: every_n_steps", every_n_steps, 1)
-        if isinstance(slower, bool) or not isinstance(slower, int | float) or not 1 < slower < math.inf:
-            raise refused("HealthCheck: slower", slower, "a number above 1")
-        check_choice("HealthCheck: action", action, ACTIONS)
-        seconds = parse_time(patience, "HealthCheck: patience")
-        if seconds is None:
-            raise OptionError(
-                "HealthCheck: patience=None: a time is needed, such as '1 minute'.", option="patience"
-            )
         self.every_n_steps = every_n_steps
-        self.patience = seconds
+        self.patience = Duration()("HealthCheck: patience", patience)
         self.slower = float(slower)
         self.action = action
         self.seconds: list[float] = []

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.engine.checks import check_bool, check_number, refused
+from hookline.engine.checks import Number, checked_parameters, refused
 from hookline.engine.filters import UNITS
 from hookline.engine.hook import Hook
 from hookline.hooks._schedules import facts_asked, parse_moment
@@ -44,6 +44,7 @@ class LossSchedule(Hook):
 
     tier = "builtin"
 
+    @checked_parameters
     def __init__(
         self,
         terms: Mapping[str, Callable[..., Any]] | None = None,
@@ -77,7 +78,6 @@ class LossSchedule(Hook):
                 )
         if not self.terms and replace is None and weight == 1.0:
             raise OptionError("LossSchedule: nothing to do: pass terms, replace or weight.")
-        check_bool("LossSchedule: log", log)
         self.log = log
         self._terms = {key: _Asking(function, f"the term {key!r}") for key, function in self.terms.items()}
         self._weights = {
@@ -161,10 +161,10 @@ class _Weight:
             self.function = _Asking(given, what)
         elif isinstance(given, Mapping):
             for value in given.values():
-                check_number(f"LossSchedule: {what}", value)
+                Number()(f"LossSchedule: {what}", value)
             self.moments = _in_order(given, what)
         else:
-            check_number(f"LossSchedule: {what}", given)
+            Number()(f"LossSchedule: {what}", given)
             self.number = float(given)
 
     def at(self, state: Any) -> float:

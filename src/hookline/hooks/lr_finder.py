@@ -9,14 +9,14 @@ import logging
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from hookline.data.seeding import isolated_rng, rng_state, set_rng_state
-from hookline.engine.checks import check_bool, check_whole, refused
+from hookline.engine.checks import Above, Count, Number, checked_parameters
 from hookline.engine.hook import Hook
 from hookline.hooks._figures import lr_curve, need_matplotlib, save
 from hookline.util.errors import HookError, OptionError
@@ -38,12 +38,13 @@ class LRFinder(Hook):
 
     tier = "builtin"
 
+    @checked_parameters
     def __init__(
         self,
-        min_lr: float = 1e-7,
-        max_lr: float = 1.0,
-        steps: int = 100,
-        divergence: float = 4.0,
+        min_lr: Annotated[float, Number()] = 1e-7,
+        max_lr: Annotated[float, Number()] = 1.0,
+        steps: Annotated[int, Count(10)] = 100,
+        divergence: Annotated[float, Above(1)] = 4.0,
         plot: bool = True,
         name: str | None = None,
     ) -> None:
@@ -55,23 +56,13 @@ class LRFinder(Hook):
         times what it fell. plot: draw `lr_finder.png` in the run's directory.
         """
         super().__init__(name)
-        if (
-            not all(
-                isinstance(each, int | float) and not isinstance(each, bool)
-                for each in (min_lr, max_lr, divergence)
-            )
-            or not 0 < min_lr < max_lr < math.inf
-        ):
+        if not 0 < min_lr < max_lr:
             raise OptionError(
                 f"LRFinder: min_lr={min_lr!r}, max_lr={max_lr!r}: two numbers above 0, the first below the "
                 f"second.",
                 option="min_lr",
                 value=min_lr,
             )
-        check_whole("LRFinder: steps", steps, 10)
-        if not divergence > 1:
-            raise refused("LRFinder: divergence", divergence, "above 1")
-        check_bool("LRFinder: plot", plot)
         self.min_lr, self.max_lr, self.steps, self.divergence, self.plot = (
             min_lr,
             max_lr,

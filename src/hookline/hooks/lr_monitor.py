@@ -5,14 +5,12 @@ metrics.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
-from hookline.engine.checks import check_bool, check_choice
+from hookline.engine.checks import checked_parameters
 from hookline.engine.hook import Hook
-
-FREQUENCIES = ("epoch", "step")
 
 
 class LRMonitor(Hook):
@@ -25,17 +23,18 @@ class LRMonitor(Hook):
     tier = "builtin"
     on_error = "warn"
 
+    @checked_parameters
     def __init__(
-        self, log_momentum: bool = False, log_weight_decay: bool = False, frequency: str = "epoch"
+        self,
+        log_momentum: bool = False,
+        log_weight_decay: bool = False,
+        frequency: Literal["epoch", "step"] = "epoch",
     ) -> None:
         """`log_momentum`: also `...-momentum` (the first beta of Adam and its kin) and `...-beta2`.
 
         `frequency`: 'epoch', or 'step' for every step whose metrics are logged
         (`Trainer(log_every_n_steps=...)`).
         """
-        check_bool("LRMonitor: log_momentum", log_momentum)
-        check_bool("LRMonitor: log_weight_decay", log_weight_decay)
-        check_choice("LRMonitor: frequency", frequency, FREQUENCIES)
         self.log_momentum = log_momentum
         self.log_weight_decay = log_weight_decay
         self.frequency = frequency

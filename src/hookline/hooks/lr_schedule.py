@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hookline.engine.checks import check_choice, check_number, check_whole, refused
+from hookline.engine.checks import Count, Number, check_choice, checked_parameters, refused
 from hookline.engine.hook import Hook
 from hookline.hooks._schedules import facts_asked
 from hookline.util.errors import HookError, OptionError, closest, described
@@ -89,13 +89,14 @@ class LRSchedule(Hook):
 
     tier = "builtin"
 
+    @checked_parameters
     def __init__(
         self,
         schedule: Callable[..., float] | str = "cosine",
-        total: int | None = None,
-        warmup: int = 0,
-        min_lr_ratio: float = 0.0,
-        interval: str = "step",
+        total: Annotated[int, Count(1)] | None = None,
+        warmup: Annotated[int, Count(0)] = 0,
+        min_lr_ratio: Annotated[float, Number(0.0, 1.0)] = 0.0,
+        interval: Literal["step", "epoch"] = "step",
         name: str | None = None,
         **options: Any,
     ) -> None:
@@ -109,15 +110,10 @@ class LRSchedule(Hook):
         `decay_fraction` of 'wsd'.
         """
         super().__init__(name)
-        check_choice("LRSchedule: interval", interval, ("step", "epoch"))
-        if total is not None:
-            check_whole("LRSchedule: total", total, 1)
-        check_whole("LRSchedule: warmup", warmup, 0)
         if total is not None and warmup >= total:
             raise OptionError(
                 f"LRSchedule: warmup={warmup} leaves nothing of total={total}.", option="warmup", value=warmup
             )
-        check_number("LRSchedule: min_lr_ratio", min_lr_ratio, 0.0, 1.0)
         self.schedule, self.total, self.warmup, self.min_lr_ratio, self.interval = (
             schedule,
             total,

@@ -8,13 +8,13 @@ import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from hookline.engine.checks import check_bool, check_path, check_whole, longest_name, parse_time
+from hookline.engine.checks import Count, Duration, OnDisk, checked_parameters, longest_name
 from hookline.engine.filters import When
 from hookline.engine.hook import Hook
 from hookline.hooks._file_name import WHO, FileName, _raw
-from hookline.hooks._monitor import Monitored, no_validation_in
+from hookline.hooks._monitor import Mode, Monitored, no_validation_in
 from hookline.util.errors import HookError, OptionError
 from hookline.util.urls import below, check_url, is_url, shown, split_query
 
@@ -48,20 +48,21 @@ class ModelCheckpoint(Hook):
 
     tier = "monitor"
 
+    @checked_parameters
     def __init__(
         self,
         monitor: str | None = None,
-        mode: str = "min",
-        save_top_k: int = 1,
+        mode: Mode = "min",
+        save_top_k: Annotated[int, Count(-1)] = 1,
         save_last: bool = False,
         filename: str | None = None,
         auto_insert_metric_name: bool = True,
-        every_n_train_steps: int | None = None,
-        every_n_epochs: int | None = None,
-        train_time_interval: str | float | datetime.timedelta | None = None,
+        every_n_train_steps: Annotated[int, Count(0)] | None = None,
+        every_n_epochs: Annotated[int, Count(0)] | None = None,
+        train_time_interval: Annotated[str | float | datetime.timedelta, Duration()] | None = None,
         save_on_train_epoch_end: bool | None = None,
         save_on_exception: bool = False,
-        dirpath: str | Path | None = None,
+        dirpath: Annotated[str | Path, OnDisk()] | None = None,
         strict: bool = True,
         restore_best: bool = False,
         name: str | None = None,
@@ -86,13 +87,6 @@ class ModelCheckpoint(Hook):
             Monitored(WHO, monitor, mode, strict=strict) if monitor is not None else Monitored(WHO, "-", mode)
         )
         self.monitor, self.mode = monitor, mode
-        check_whole(f"{WHO}: save_top_k", save_top_k, -1)
-        flags = {"save_last": save_last, "save_on_exception": save_on_exception, "restore_best": restore_best}
-        flags["auto_insert_metric_name"] = auto_insert_metric_name
-        if save_on_train_epoch_end is not None:
-            flags["save_on_train_epoch_end"] = save_on_train_epoch_end
-        for key, flag in flags.items():
-            check_bool(f"{WHO}: {key}", flag)
         self.save_top_k, self.save_last, self.save_on_exception = save_top_k, save_last, save_on_exception
         self.save_on_train_epoch_end = save_on_train_epoch_end
         self.restore_best = restore_best
@@ -104,8 +98,6 @@ class ModelCheckpoint(Hook):
                 value=True,
             )
         self.filename = FileName("{epoch}-{step}" if filename is None else filename, auto_insert_metric_name)
-        if dirpath is not None:
-            check_path(f"{WHO}: dirpath", dirpath)
         self.url = check_url(str(dirpath).rstrip("/"), f"{WHO}: dirpath") if is_url(dirpath) else ""
         self.dirpath = _inside(Path("checkpoints" if dirpath is None or self.url else dirpath))
         self.every_n_epochs = self._triggers(every_n_train_steps, every_n_epochs, train_time_interval)
@@ -115,14 +107,14 @@ class ModelCheckpoint(Hook):
         )
         self._begin()
 
-    def _triggers(self, steps: int | None, epochs: int | None, time: Any) -> int:
+    def _triggers(self, steps: int | None, epochs: int | None, seconds: Any) -> int:
         """Listen where it is needed only: a step costs nothing if nothing goes by steps."""
         given = [
             key
             for key, value in (
                 ("every_n_train_steps", steps),
                 ("every_n_epochs", epochs),
-                ("train_time_interval", time),
+                ("train_time_interval", seconds),
             )
             if value
         ]
@@ -131,11 +123,7 @@ class ModelCheckpoint(Hook):
                 f"{WHO}: {' and '.join(given)} cannot be combined; add a second ModelCheckpoint for the "
                 f"other."
             )
-        for key, value in (("every_n_train_steps", steps), ("every_n_epochs", epochs)):
-            if value is not None:
-                check_whole(f"{WHO}: {key}", value, 0)
-        if time is not None:
-            seconds = parse_time(time, f"{WHO}: train_time_interval")
+        if seconds is not None:
             self._listen(
                 "on_step_end", When(every=f"{seconds:.6f} seconds")(functools.partial(self._after_steps))
             )

@@ -8,14 +8,14 @@ import logging
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hookline.distributed.sharded_norms import held
-from hookline.engine.checks import check_bool, check_choice, check_whole, members
+from hookline.engine.checks import Count, Several, checked_parameters
 from hookline.engine.hook import Hook
 from hookline.hooks._patterns import listed
 from hookline.hooks._statistics import between_graphs, norms
@@ -35,12 +35,13 @@ class NaNGuard(Hook):
 
     tier = "builtin"
 
+    @checked_parameters
     def __init__(
         self,
         break_on_nan: bool = True,
         log_shapes: bool = False,
-        check: str | Iterable[str] = ("loss", "gradients"),
-        every: int = 1,
+        check: Annotated[str | Iterable[str], Several(CHECKS)] = ("loss", "gradients"),
+        every: Annotated[int, Count(1)] = 1,
         name: str | None = None,
     ) -> None:
         """What to look at.
@@ -53,12 +54,7 @@ class NaNGuard(Hook):
         every: check every so many batches (updates, for gradients and parameters).
         """
         super().__init__(name)
-        check_bool("NaNGuard: break_on_nan", break_on_nan)
-        check_bool("NaNGuard: log_shapes", log_shapes)
-        checks = members("NaNGuard: check", check, f"these: {', '.join(CHECKS)}")
-        for each in checks:
-            check_choice("NaNGuard: check", each, CHECKS)
-        self.check = frozenset(checks)
+        self.check = frozenset(check)
         if not self.check:
             raise OptionError(
                 f"NaNGuard: check is empty; choose from: {', '.join(CHECKS)}.",
@@ -66,7 +62,6 @@ class NaNGuard(Hook):
                 value=check,
                 allowed=tuple(CHECKS),
             )
-        check_whole("NaNGuard: every", every, 1)
         self.break_on_nan, self.log_shapes, self.every = break_on_nan, log_shapes, every
         self.found = 0
         """How often something was not finite."""

@@ -6,26 +6,26 @@ import logging
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from hookline.engine.checks import check_bool, check_choice, check_whole, members
+from hookline.engine.checks import Count, Several, checked_parameters
 from hookline.engine.hook import Hook
 
 log = logging.getLogger("hookline")
 ACTIVITIES = {
     each.name.lower(): each for each in (ProfilerActivity.CPU, ProfilerActivity.CUDA, ProfilerActivity.XPU)
 }
-ORDERS = (
+Order = Literal[
     "cpu_time_total",
     "self_cpu_time_total",
     "device_time_total",
     "self_device_time_total",
     "cpu_memory_usage",
     "count",
-)
+]
 
 
 class Profiler(Hook):
@@ -40,18 +40,19 @@ class Profiler(Hook):
     on_error = "disable"
     ranks = "zero"
 
+    @checked_parameters
     def __init__(
         self,
-        wait: int = 5,
-        warmup: int = 2,
-        active: int = 3,
-        repeat: int = 1,
-        activities: Iterable[str] | None = None,
+        wait: Annotated[int, Count(0)] = 5,
+        warmup: Annotated[int, Count(0)] = 2,
+        active: Annotated[int, Count(1)] = 3,
+        repeat: Annotated[int, Count(1)] = 1,
+        activities: Annotated[Iterable[str], Several(ACTIVITIES)] | None = None,
         record_shapes: bool = False,
         profile_memory: bool = False,
         with_stack: bool = False,
-        top: int = 25,
-        sort_by: str | None = None,
+        top: Annotated[int, Count(1)] = 25,
+        sort_by: Order | None = None,
         name: str | None = None,
     ) -> None:
         """When to record, and what.
@@ -65,26 +66,7 @@ class Profiler(Hook):
         the CPU.
         """
         super().__init__(name)
-        for what, value, least in (
-            ("wait", wait, 0),
-            ("warmup", warmup, 0),
-            ("active", active, 1),
-            ("repeat", repeat, 1),
-            ("top", top, 1),
-        ):
-            check_whole(f"Profiler: {what}", value, least)
-        for what, flag in (
-            ("record_shapes", record_shapes),
-            ("profile_memory", profile_memory),
-            ("with_stack", with_stack),
-        ):
-            check_bool(f"Profiler: {what}", flag)
-        if sort_by is not None:
-            check_choice("Profiler: sort_by", sort_by, ORDERS)
-        wanted = f"these: {', '.join(ACTIVITIES)}"
-        self.activities = None if activities is None else members("Profiler: activities", activities, wanted)
-        for each in self.activities or ():
-            check_choice("Profiler: activities", each, ACTIVITIES)
+        self.activities = None if activities is None else tuple(activities)
         self.wait, self.warmup, self.active, self.repeat, self.top, self.sort_by = (
             wait,
             warmup,

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from typing import Annotated, Any
 
-from hookline.engine.checks import check_number
+from hookline.engine.checks import Number, checked_parameters
 from hookline.engine.hook import Hook
 from hookline.hooks._screens import Bar, Screen, choose_screen
 
@@ -26,12 +26,13 @@ class ProgressBar(Hook):
     only_one = "progress bar"
     """A second one is refused when it is added."""
 
-    def __init__(self, refresh: float = 0.25, plain_every: float = 5.0) -> None:
+    @checked_parameters
+    def __init__(
+        self, refresh: Annotated[float, Number(0.0)] = 0.25, plain_every: Annotated[float, Number(0.0)] = 5.0
+    ) -> None:
         """`refresh`: seconds between two drawings. `plain_every`: seconds between two lines
         off a terminal.
         """
-        check_number("ProgressBar: refresh", refresh, least=0.0)
-        check_number("ProgressBar: plain_every", plain_every, least=0.0)
         self.refresh = refresh
         self.plain_every = plain_every
         self._next = math.inf

@@ -6,9 +6,9 @@ import logging
 import os
 import signal
 import subprocess
-from typing import Any
+from typing import Annotated, Any
 
-from hookline.engine.checks import check_choice, check_timeout
+from hookline.engine.checks import Timeout, check_choice, checked_parameters
 from hookline.engine.hook import Hook
 
 log = logging.getLogger("hookline")
@@ -27,13 +27,15 @@ class SlurmRequeue(Hook):
     ranks = "zero"
     on_error = "warn"
 
-    def __init__(self, on: str = "SIGUSR1", timeout: float = 30.0, name: str | None = None) -> None:
+    @checked_parameters
+    def __init__(
+        self, on: str = "SIGUSR1", timeout: Annotated[float, Timeout()] = 30.0, name: str | None = None
+    ) -> None:
         """on: the signal to requeue after; SIGTERM is also what `scancel` sends. timeout: seconds for
         `scontrol` to answer.
         """
         super().__init__(name)
         check_choice("SlurmRequeue: on", on, [each for each in SIGNALS if hasattr(signal, each)])
-        check_timeout("SlurmRequeue: timeout", timeout)
         self.on, self.timeout = on, timeout
 
     def on_train_end(self, state: Any) -> None:

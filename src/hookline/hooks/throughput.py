@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from hookline.data.batch import first_array
-from hookline.engine.checks import check_bool, check_number, check_whole
+from hookline.engine.checks import Count, Number, checked_parameters
 from hookline.engine.hook import Hook
 from hookline.util.errors import OptionError
 
@@ -36,13 +36,14 @@ class Throughput(Hook):
     tier = "builtin"
     on_error = "warn"
 
+    @checked_parameters
     def __init__(
         self,
-        every: int = 50,
-        window: int = 10,
-        flops_per_sample: float | None = None,
-        flops_per_token: float | None = None,
-        peak_flops: float | None = None,
+        every: Annotated[int, Count(1)] = 50,
+        window: Annotated[int, Count(1)] = 10,
+        flops_per_sample: Annotated[float, Number(1.0)] | None = None,
+        flops_per_token: Annotated[float, Number(1.0)] | None = None,
+        peak_flops: Annotated[float, Number(1.0)] | None = None,
         tokens: bool | None = None,
     ) -> None:
         """Report every so many steps, over the last `window` reports.
@@ -51,16 +52,6 @@ class Throughput(Hook):
         transformer: about 6 per parameter and token). `peak_flops`: what the device could do per second.
         `tokens`: whether to log tokens; by default if a batch holds whole numbers, as token ids are.
         """
-        check_whole("Throughput: every", every, least=1)
-        check_whole("Throughput: window", window, least=1)
-        given = {
-            "flops_per_sample": flops_per_sample,
-            "flops_per_token": flops_per_token,
-            "peak_flops": peak_flops,
-        }
-        for name, number in given.items():
-            if number is not None:
-                check_number(f"Throughput: {name}", number, least=1.0)
         if flops_per_sample is not None and flops_per_token is not None:
             raise OptionError(
                 "Throughput: flops_per_sample and flops_per_token are two ways to say one thing; give one "
@@ -68,8 +59,6 @@ class Throughput(Hook):
             )
         if peak_flops is not None and flops_per_sample is None and flops_per_token is None:
             raise OptionError("Throughput: peak_flops needs flops_per_sample or flops_per_token beside it.")
-        if tokens is not None:
-            check_bool("Throughput: tokens", tokens)
         self.every = every
         self.flops_per_sample, self.flops_per_token, self.peak_flops = (
             flops_per_sample,

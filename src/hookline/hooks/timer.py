@@ -6,13 +6,12 @@ import datetime
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
-from hookline.engine.checks import check_bool, check_choice, parse_time
+from hookline.engine.checks import check_choice, checked_parameters, parse_time
 from hookline.engine.hook import Hook
 from hookline.util.errors import OptionError
 
-INTERVALS = ("step", "epoch")
 STAGES = ("train", "validate", "sanity_check", "test", "predict")
 log = logging.getLogger("hookline")
 
@@ -25,10 +24,11 @@ class Timer(Hook):
 
     tier = "builtin"
 
+    @checked_parameters
     def __init__(
         self,
         duration: str | float | datetime.timedelta | Mapping[str, float] | None = None,
-        interval: str = "step",
+        interval: Literal["step", "epoch"] = "step",
         verbose: bool = True,
     ) -> None:
         """`duration`: seconds, '2 hours', 'DD:HH:MM:SS', a timedelta or its arguments as a mapping; None only
@@ -36,8 +36,6 @@ class Timer(Hook):
 
         `interval`: look at the clock after every batch ('step') or only when an epoch is over ('epoch').
         """
-        check_choice("Timer: interval", interval, INTERVALS)
-        check_bool("Timer: verbose", verbose)
         self.duration = _seconds(duration)
         self.interval = interval
         self.verbose = verbose

@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from hookline.engine.checks import check_timeout, check_whole, members, refused
+from hookline.engine.checks import Count, Several, Timeout, checked_parameters, refused
 from hookline.engine.hook import Hook
-from hookline.util.errors import HookError, OptionError, closest
+from hookline.util.errors import HookError, OptionError
 from hookline.util.text import printable, redact
 from hookline.util.urls import (
     MANIFEST,
@@ -46,14 +46,15 @@ class UploadCheckpoint(Hook):
     tier = "builtin"
     ranks = "zero"
 
+    @checked_parameters
     def __init__(
         self,
         url: str,
-        keep: int | None = None,
-        reasons: tuple[str, ...] | None = None,
-        max_waiting: int = 2,
-        attempts: int = 3,
-        timeout: float = 600.0,
+        keep: Annotated[int, Count(1)] | None = None,
+        reasons: Annotated[tuple[str, ...], Several(REASONS)] | None = None,
+        max_waiting: Annotated[int, Count(1)] = 2,
+        attempts: Annotated[int, Count(1)] = 3,
+        timeout: Annotated[float, Timeout()] = 600.0,
         storage_options: Mapping[str, Any] | None = None,
         name: str | None = None,
     ) -> None:
@@ -71,24 +72,6 @@ class UploadCheckpoint(Hook):
                 "UploadCheckpoint: url", url, "a URL, such as 's3://bucket/folder' or 'file:///backup'"
             )
         check_url(url, "UploadCheckpoint: url")
-        if keep is not None:
-            check_whole("UploadCheckpoint: keep", keep, 1)
-        check_whole("UploadCheckpoint: max_waiting", max_waiting, 1)
-        check_whole("UploadCheckpoint: attempts", attempts, 1)
-        check_timeout("UploadCheckpoint: timeout", timeout)
-        for each in (
-            members("UploadCheckpoint: reasons", reasons, f"these: {', '.join(REASONS)}")
-            if reasons is not None
-            else ()
-        ):
-            if each not in tuple(REASONS):
-                raise OptionError(
-                    f"UploadCheckpoint: reasons has {each!r}, allowed: {', '.join(REASONS)}."
-                    f"{closest(str(each), REASONS)}",
-                    option="reasons",
-                    value=each,
-                    allowed=tuple(REASONS),
-                )
         if not isinstance(storage_options or {}, Mapping) or not all(
             isinstance(name, str) for name in storage_options or ()
         ):

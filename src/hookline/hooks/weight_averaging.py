@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
-from hookline.engine.checks import check_bool, check_choice, check_number
+from hookline.engine.checks import Number, checked_parameters
 from hookline.engine.filters import When
 from hookline.engine.hook import Hook
 from hookline.util.errors import OptionError
-
-KINDS = ("ema", "swa")
-BUFFERS = ("keep", "average")
 
 
 class WeightAveraging(Hook):
@@ -29,13 +26,14 @@ class WeightAveraging(Hook):
 
     tier = "builtin"
 
+    @checked_parameters
     def __init__(
         self,
-        kind: str = "ema",
-        decay: float = 0.999,
+        kind: Literal["ema", "swa"] = "ema",
+        decay: Annotated[float, Number(0.0, 1.0)] = 0.999,
         start: int | str | None = None,
         every: int | str = 1,
-        buffers: str = "keep",
+        buffers: Literal["keep", "average"] = "keep",
         use_for_evaluation: bool = True,
         swap_at_end: bool = False,
         name: str | None = None,
@@ -49,11 +47,6 @@ class WeightAveraging(Hook):
         the module when the run is over.
         """
         super().__init__(name)
-        check_choice("WeightAveraging: kind", kind, KINDS)
-        check_choice("WeightAveraging: buffers", buffers, BUFFERS)
-        check_number("WeightAveraging: decay", decay, 0.0, 1.0)
-        check_bool("WeightAveraging: use_for_evaluation", use_for_evaluation)
-        check_bool("WeightAveraging: swap_at_end", swap_at_end)
         self.kind, self.decay, self.buffers = kind, decay, buffers
         self.use_for_evaluation, self.swap_at_end = use_for_evaluation, swap_at_end
         self._mix: Any = get_ema_multi_avg_fn(decay) if kind == "ema" else get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]
