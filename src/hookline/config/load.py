@@ -165,7 +165,7 @@ class Config:
         import torch  # noqa: F401 - needed from here on, and not for reading a configuration
 
         from hookline.config import sections as trainer_section
-        from hookline.config.sections import read_optimizer
+        from hookline.config.optimizer import read_optimizer
         from hookline.run.module import Module
 
         source, permissions = self.source, self.permissions

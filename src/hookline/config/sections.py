@@ -5,13 +5,10 @@ optimizer.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import fields, make_dataclass
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from hookline.config.classes import ConfigKey, Part, check, make, read_part, resolve
 from hookline.config.files import Source, named
@@ -87,8 +84,6 @@ def _strategy(source: Source, given: Any, permissions: Permissions) -> Any:
 
 def read_module(source: Source, permissions: Permissions) -> Any:
     """Make the module."""
-    from torch import nn
-
     if source.values.get("module") is None:
         raise source.wrong(
             "module",
@@ -134,7 +129,6 @@ def read_function(source: Source, key: str, permissions: Permissions) -> Any:
     given = source.values.get(key)
     if given is None:
         return None
-    from torch import nn
 
     place = ConfigKey(f"a {key} function", (nn.Module,), home="torch.nn.functional")
     part = read_part(source, key, given, place)
@@ -169,88 +163,3 @@ def _object(source: Source, key: str, given: Any, place: ConfigKey, permissions:
     part = read_part(source, key, given, place)
     cls = resolve(source, part, place, permissions)
     return make(source, part, cls, check(source, part, cls, place, permissions))
-
-
-# ---- optimizer and learning-rate schedule ------------------------------------------------------------------
-
-
-OPTIMIZER = ConfigKey("an optimizer", (Optimizer,), home="torch.optim", skip=frozenset({"params"}))
-WHEN = ("interval", "frequency", "monitor", "strict", "name")
-SCHEDULER = ConfigKey(
-    "a learning-rate scheduler",
-    (LRScheduler,),
-    home="torch.optim.lr_scheduler",
-    settings=WHEN,
-    skip=frozenset({"optimizer"}),
-)
-
-
-@dataclass(slots=True)
-class OptimizerSettings:
-    """Makes the optimizer and its schedule when the parameters are known."""
-
-    optimizer: type[Optimizer]
-    arguments: dict[str, Any]
-    scheduler: Any = None
-    scheduler_arguments: dict[str, Any] = field(default_factory=dict)
-    when: dict[str, Any] = field(default_factory=dict)
-    module: nn.Module | None = None
-
-    def __call__(self, params: Iterable[nn.Parameter]) -> Any:
-        """Return the optimizer and its schedule in the form of `configure_optimizers`."""
-        optimizer = self.optimizer(params, **self.arguments)
-        if self.scheduler is None:
-            return optimizer
-        schedule = {"scheduler": self.scheduler(optimizer, **self.scheduler_arguments), **self.when}
-        return {"optimizer": optimizer, "lr_scheduler": schedule}
-
-    def configure_optimizers(self) -> Any:
-        """Replace the method of a `hookline.Module`."""
-        assert self.module is not None
-        return self(p for p in self.module.parameters() if p.requires_grad)
-
-
-def read_optimizer(source: Source, permissions: Permissions) -> OptimizerSettings | None:
-    """Read `optimizer` and `lr_scheduler`, and try both on a small parameter."""
-    values = source.values
-    if values.get("optimizer") is None:
-        if values.get("lr_scheduler") is not None:
-            raise source.wrong(
-                "lr_scheduler",
-                "this needs an optimizer beside it; without one the module's own "
-                "configure_optimizers decides.",
-                values["lr_scheduler"],
-            )
-        return None
-    part = read_part(source, "optimizer", values["optimizer"], OPTIMIZER)
-    cls = resolve(source, part, OPTIMIZER, permissions)
-    settings = OptimizerSettings(cls, check(source, part, cls, OPTIMIZER, permissions))
-    _try(source, part, lambda: settings([nn.Parameter(_zeros())]))
-    if values.get("lr_scheduler") is None:
-        return settings
-    part = read_part(source, "lr_scheduler", values["lr_scheduler"], SCHEDULER)
-    for name in WHEN:
-        if name in part.init_args:
-            settings.when[name] = plain(part.init_args.pop(name))
-    settings.scheduler = resolve(source, part, SCHEDULER, permissions)
-    settings.scheduler_arguments = check(source, part, settings.scheduler, SCHEDULER, permissions)
-    from hookline.run.optimizers import parse
-
-    _try(source, part, lambda: parse(settings([nn.Parameter(_zeros())]), "lr_scheduler"))
-    return settings
-
-
-def _zeros() -> Any:
-    import torch
-
-    return torch.zeros(2, 2)  # Muon requires two dimensions
-
-
-def _try(source: Source, part: Part, call: Any) -> None:
-    import warnings
-
-    from hookline.config.classes import make
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a scheduler warns about an optimizer that has made no step yet
-        make(source, part, lambda **_: call(), {})
