@@ -108,7 +108,7 @@ def test_the_documented_spellings_of_events_are_accepted(event, spellings):
 
 def test_an_unknown_event_is_an_error_with_the_closest_name():
     with pytest.raises(
-        HookError, match=r"'on_train_bach_end' is no event .* Did you mean 'on_train_batch_end'"
+        HookError, match=r"'on_train_bach_end' is not an event .* Did you mean 'on_train_batch_end'"
     ):
         EVENTS.named("on_train_bach_end")
 

@@ -56,7 +56,7 @@ def words_of(tree: ast.AST) -> set[str]:
     return texts | names | {each.attr for each in nodes if isinstance(each, ast.Attribute)}
 
 
-def hands_on(function: Any, method: str) -> bool:
+def passes_arguments_on(function: Any, method: str) -> bool:
     """Return whether a function calls something with `*` or `**` and mentions the method:
     `super().on_step_end(*args)`.
 
