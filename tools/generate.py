@@ -12,6 +12,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import architecture
 import arguments
 from conformance import page as conformance
 
@@ -147,6 +148,8 @@ def main() -> int:
         ROOT / "src/hookline/run/_arguments.py": arguments.typed(),
         ROOT / "docs/options.md": arguments.page(),
         ROOT / "docs/training.md": arguments.overview(),
+        architecture.GUIDE: architecture.page(),
+        ROOT / "docs/images/architecture.svg": architecture.picture(),
     }
     stale = [path for path, text in targets.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv:

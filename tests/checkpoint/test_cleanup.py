@@ -109,7 +109,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 import torch
-from hookline.checkpoint import writing
+from hookline.checkpoint import writer
 from hookline.checkpoint.files import write
 path, nth, how = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 contents = lambda step: {"module": {"w": torch.ones(3)}, "counters": {"step": step}}
@@ -125,7 +125,7 @@ def dying(real):
     return call
 for name in ("fsync", "rename", "mkdir", "unlink", "rmdir"):
     setattr(os, name, dying(getattr(os, name)))
-writing.exchange = dying(writing.exchange) if how == "exchange" else lambda aside, path: False
+writer.exchange = dying(writer.exchange) if how == "exchange" else lambda aside, path: False
 write(contents(2), path)
 """
 

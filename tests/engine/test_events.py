@@ -30,7 +30,7 @@ from hookline.engine.plan import Plan
 from hookline.run.state import State
 
 ROOT = Path(__file__).resolve().parents[2]
-LOOPS = ROOT / "src" / "hookline" / "training"
+EMITTERS = [ROOT / "src" / "hookline" / name for name in ("training", "run")]
 
 
 # ---- the rows ----------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def test_an_unknown_event_is_an_error_with_the_closest_name():
 def emitted() -> set[str]:
     """Names of plan slots that the loops fetch, unless only to compare them."""
     names: set[str] = set()
-    for path in sorted(LOOPS.rglob("*.py")):
+    for path in (path for folder in EMITTERS for path in sorted(folder.rglob("*.py"))):
         tree = ast.parse(path.read_text())
         compared = {
             id(side)

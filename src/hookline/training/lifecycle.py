@@ -370,9 +370,9 @@ class RunParticipants(LateHooks[Run]):
     def leave(self) -> None:
         """Let everyone go."""
         run, hooks = self.run, self.run.state.hooks
-        if hooks.guests is self:  # a run, not a look at its plan
+        if hooks.observer is self:  # a run, not a look at its plan
             note_ending(run)
-        hooks.guests, hooks.dismiss = None, hooks.disable
+        hooks.observer, hooks.dismiss = None, hooks.disable
         run.plan.agree_on_wants(None)
         for handle in self.handles:
             run.participants.module_hooks.append(handle.entry)
