@@ -70,7 +70,7 @@ def test_a_listener_is_shown_with_all_that_is_known_about_it():
 def test_the_text_says_the_same():
     text = str(quiet(hooks=[Watch()]).explain())
     line = next(line for line in text.splitlines() if "on_step_end (" in line)
-    for part in ("watch", "test_explain.py:", "asks step, loss", "every 10 steps", "user hook"):
+    for part in ("watch", "test_explain.py:", "requests step, loss", "every 10 steps", "user hook"):
         assert part in line
     assert text.splitlines()[0] == "trainer.fit()"
     assert "each epoch" in text and "each batch" in text
