@@ -78,9 +78,9 @@ def check_fields(made: Any) -> None:
     """Check the fields of a dataclass by the rules of their annotations, and keep the values that the rules
     return.
     """
-    for each in fields(made):
-        if (rule := rule_of(each.type)) is not None:
-            object.__setattr__(made, each.name, checked(each.name, rule, getattr(made, each.name)))
+    for field in fields(made):
+        if (rule := rule_of(field.type)) is not None:
+            object.__setattr__(made, field.name, checked(field.name, rule, getattr(made, field.name)))
 
 
 def checked(name: str, rule: Rule, value: Any) -> Any:
@@ -244,7 +244,7 @@ def check_seed(name: str, seed: Any) -> int:
         raise refused(
             name,
             seed,
-            f"a whole number from 0 to {LARGEST_SEED} (2**64 - 1), which is what torch takes; numpy is "
+            f"a whole number from 0 to {LARGEST_SEED} (2**64 - 1), the range of torch.manual_seed; NumPy is "
             "seeded with its lower 32 bits",
         )
     return seed
@@ -311,15 +311,15 @@ def check_path(name: str, path: Any, wanted: str = "a path") -> None:
         )
     if "\0" in str(text):
         raise OptionError(
-            f"{name}={path!r} must be {wanted}; it has a NUL character, which no file system takes.",
+            f"{name}={path!r} must be {wanted}; it has a NUL character, which file systems do not allow.",
             option=_bare(name),
             value=path,
             allowed=wanted,
         )
-    for each in Path(os.fsdecode(text)).parts:
-        if len(os.fsencode(each)) > LONGEST_NAME:
+    for part in Path(os.fsdecode(text)).parts:
+        if len(os.fsencode(part)) > LONGEST_NAME:
             raise OptionError(
-                f"{name}={str(path)[:60] + '...'!r}: {each[:20] + '...'!r} has {len(os.fsencode(each))} "
+                f"{name}={str(path)[:60] + '...'!r}: {part[:20] + '...'!r} has {len(os.fsencode(part))} "
                 f"bytes, and a name may have {LONGEST_NAME}.",
                 option=_bare(name),
                 value=path,
@@ -329,7 +329,7 @@ def check_path(name: str, path: Any, wanted: str = "a path") -> None:
 
 def _nearest(path: Path) -> Path:
     """Return the path, or its nearest parent that exists."""
-    # not Path.exists, which raises for a path that is too long or behind a directory without permission
+    # Path.exists raises for a path that is too long or below a directory without permission
     return next(each for each in (path, *path.parents) if os.path.exists(each))
 
 
@@ -338,7 +338,7 @@ def longest_name(path: Path) -> int:
     there = _nearest(path.absolute())
     try:
         return os.pathconf(there, "PC_NAME_MAX")
-    except (AttributeError, OSError, ValueError):  # a system that does not tell
+    except (AttributeError, OSError, ValueError):  # the system does not report it
         return LONGEST_NAME
 
 

@@ -107,10 +107,10 @@ def cost_table(rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0)
         for row in shown
     ]
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    together = sum(row.seconds for row in rows) - counted_twice
-    part = f", {together / seconds:.1%}" if seconds else ""
+    total = sum(row.seconds for row in rows) - counted_twice
+    share = f", {total / seconds:.1%}" if seconds else ""
     lines = [
-        f"Hooks took {duration(together)} of {duration(seconds)} of training{part}, validation and saving "
+        f"Hooks took {duration(total)} of {duration(seconds)} of training{share}, validation and saving "
         f"included:"
     ]
     for line in cells:
@@ -121,7 +121,7 @@ def cost_table(rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0)
         lines.append("  " + "  ".join(parts).rstrip())
     if rest := rows[SHOWN:]:
         lines.append(
-            f"  and {len(rest)} more, {duration(sum(row.seconds for row in rest))} together: "
+            f"  and {len(rest)} more, {duration(sum(row.seconds for row in rest))} in total: "
             f"trainer.hooks.cost()"
         )
     lines += [
@@ -156,7 +156,7 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
 
 
-# ---- What a hook may cost, and what happens beyond it
+# ---- budgets -----------------------------------------------------------------------------------------------
 
 
 OVER_BUDGET = ("warn", "throttle", "disable")
@@ -191,7 +191,7 @@ class Budget:
         self.share, self.each = parse_budget(text, name)
         self.clock = clock
         self.began = 0
-        self.told = False
+        self.has_logged = False
         self.allowances: list[Allowance] = []
 
     def allow(self, event: Event, account: Account) -> Allowance | None:
@@ -204,7 +204,7 @@ class Budget:
 
     def begin(self) -> None:
         """Start when a run begins, or when the hook joins one."""
-        self.began, self.told = self.clock(), False
+        self.began, self.has_logged = self.clock(), False
 
     @property
     def spent(self) -> int:
@@ -223,14 +223,14 @@ class Budget:
             self.clock() - self.began < WARM_UP if self.share is not None else allowance.calls < FIRST_CALLS
         )
 
-    def tell(self, allowance: Allowance) -> None:
+    def log_once(self, allowance: Allowance) -> None:
         """Log once what the hook costs, its budget, and the consequence."""
-        if self.told:
+        if self.has_logged:
             return
-        self.told = True
+        self.has_logged = True
         done = {
             "warn": "over_budget='throttle' would call it less often, 'disable' switch it off",
-            "throttle": "some of its calls are left out from now on",
+            "throttle": "some of its calls are skipped from now on",
             "disable": "it is switched off",
         }[self.over]
         log.warning(
@@ -254,16 +254,16 @@ class Allowance:
         "account",
         "budget",
         "event",
+        "is_resting",
         "left_out",
         "limit",
-        "resting",
     )
 
     def __init__(self, budget: Budget, event: Event, account: Account) -> None:
         self.budget, self.event, self.account = budget, event, account
         self.limit = 0.0
         """The account's total at which to check the budget again."""
-        self.resting = False
+        self.is_resting = False
         self.left_out = 0
         """Calls that were skipped to stay within the budget."""
         self._calls_before = self._spent_before = 0
@@ -272,7 +272,7 @@ class Allowance:
         """Start when training begins, or the hook joins or is switched on again. Earlier costs do not
         count.
         """
-        self.limit, self.resting, self.left_out = 0.0, False, 0
+        self.limit, self.is_resting, self.left_out = 0.0, False, 0
         self._calls_before, self._spent_before = self.account.calls, self.account.total
         self.budget.begin()
 
@@ -293,30 +293,30 @@ class Allowance:
         def watched(s: Any) -> Any:
             try:
                 return call(s)
-            finally:  # one that fails and is passed over has cost its time too
+            finally:  # a call that fails has taken its time too
                 if account.total >= self.limit:
-                    self.look()
+                    self.check()
 
         if self.budget.over != "throttle" or self.event.inside not in OFTEN:
             return watched
 
         def throttled(s: Any) -> Any:
-            if self.resting and self.must_rest():
+            if self.is_resting and self.must_rest():
                 return None
             return watched(s)
 
         return throttled
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check the budget, and act if it is exceeded."""
         room = self.budget.room(self)
         if room >= 0 or self.budget.is_early(self):
             shared = len(self.budget.allowances) if self.budget.share is not None else 1
             self.limit = self.account.total + max(room / shared, 1.0)
             return
-        self.budget.tell(self)
+        self.budget.log_once(self)
         if self.budget.over == "throttle":
-            self.resting = True
+            self.is_resting = True
             return
         self.limit = math.inf
         if self.budget.over == "disable":
@@ -327,7 +327,7 @@ class Allowance:
         self.left_out += 1
         if self.budget.room(self) < 0:
             return True
-        self.resting = False
+        self.is_resting = False
         self.left_out -= 1
         return False
 

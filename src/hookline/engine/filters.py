@@ -122,7 +122,7 @@ class _Every:
             self.passed = (self.passed or 0) + 1
             return self.passed % self.n == 0
         reached: int = self.count(s) // self.n
-        if self.passed is None:  # a hook added in the middle of a run
+        if self.passed is None:  # the hook was added during a run
             self.passed = reached
         if reached > self.passed:
             self.passed = reached
@@ -212,7 +212,7 @@ class _Bound:
         if self.unit == "call":
             self.calls += 1
             return (self.calls > self.limit) is self.after
-        if self.started is None:  # a hook added in the middle of a run
+        if self.started is None:  # the hook was added during a run
             self.started = s.clock()
         return (s.clock() - self.started >= self.limit) is self.after
 
@@ -237,7 +237,7 @@ class _When(_Stateless):
 
     def ready(self, s: Any) -> bool:
         outer = s.running
-        s.running = (self, outer)  # it may hang like a hook, and the watchdog says that it is the predicate
+        s.running = (self, outer)  # if it hangs, the watchdog names the predicate
         try:
             return bool(self.bound(s))
         finally:
@@ -258,7 +258,7 @@ class When:
         when: Callable[..., Any] | None = None,
     ) -> None:
         self.every, self.once, self.after, self.before, self.when = every, once, after, before, when
-        self.filters()  # a wrong interval is an error here, where it was written
+        self.filters()  # raise for a wrong interval here, where the user wrote it
         if when is not None and not callable(when):
             raise HookError(
                 f"when={when!r} must be a function of facts, such as `when=lambda step: step > 5`."

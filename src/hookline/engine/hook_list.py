@@ -53,11 +53,8 @@ class Entry:
 class Handle:
     """Returned by every registration. `remove()` undoes it; a `with` block removes the hook at its end."""
 
-    __slots__ = (
-        "_below",
-        "_hooks",
-        "entry",
-    )  # so that a filter above `@trainer.on`, which would be lost, is an error
+    # slots: a filter above `@trainer.on` would be lost; without a `__dict__` to set it in, it raises
+    __slots__ = ("_below", "_hooks", "entry")
 
     def __init__(self, hooks: HookList, entry: Entry, below: Handle | None = None) -> None:
         self._hooks = hooks
@@ -172,7 +169,7 @@ class HookList:
         head = "no hooks" if not count else "1 hook:" if count == 1 else f"{count} hooks:"
         return "\n".join([head, *map(_line, self._entries.values())])
 
-    # ---- looking -------------------------------------------------------------------------------------------
+    # ---- lookup --------------------------------------------------------------------------------------------
 
     def list_hooks(self) -> list[str]:
         """Return the names of the hooks that are switched on."""
@@ -242,7 +239,7 @@ class HookList:
         """Raise if the name is not an event of hooks."""
         self._table.named(name)
 
-    # ---- changing ------------------------------------------------------------------------------------------
+    # ---- changes -------------------------------------------------------------------------------------------
 
     def add(self, hook: Any, name: str | None = None) -> Handle:
         """Register a hook: an instance, a class, or a function marked with `@on`."""
@@ -255,7 +252,7 @@ class HookList:
             return self._replace(earlier, hook, name)
         if not isinstance(hook, FunctionHook) and hook in self:
             raise HookError(
-                f"This {type(hook).__name__} is registered already; one instance can be added only once."
+                f"This {type(hook).__name__} is already registered; an instance can be added only once."
             )
         self._refuse_second(hook)
         entry = Entry(self._name(hook, name), hook, [])
@@ -273,10 +270,10 @@ class HookList:
         for entry in self._entries.values() if word else ():
             if getattr(entry.hook, "only_one", "") == word:
                 raise HookError(
-                    f"There would be two {word}s: the hook {entry.name!r} is one. Take it out with "
-                    f"remove_hook({entry.name!r}), or leave this {type(hook).__name__} out. The trainer "
-                    "adds a progress bar of its own unless it is made with enable_progress_bar=False, or "
-                    "with one among its hooks."
+                    f"A trainer can have one {word}, and the hook {entry.name!r} is one. Remove it with "
+                    f"remove_hook({entry.name!r}), or do not add this {type(hook).__name__}. The trainer "
+                    "adds a progress bar unless it is created with enable_progress_bar=False or with a "
+                    "progress bar among its hooks."
                 )
 
     def _earlier(self, hook: Any) -> list[Entry]:
@@ -289,7 +286,7 @@ class HookList:
 
     def _replace(self, earlier: list[Entry], hook: Any, name: str | None) -> Handle:
         names = ", ".join(each.name for each in earlier)
-        log.debug("%s was defined once more, and is registered in place of: %s", hook, names)
+        log.debug("%s was defined again and replaces: %s", hook, names)
         put_back = self.set_aside(earlier)
         try:
             return self.add(hook, name)
@@ -307,7 +304,7 @@ class HookList:
                 self._forget(entry)
                 self.observer.on_hook_removed(entry)
                 raise
-        if entry.enabled and self._entries.get(entry.name) is entry:  # its own set-up may have sent it away
+        if entry.enabled and self._entries.get(entry.name) is entry:  # its own `setup` may have removed it
             self._plan.add(here)
             if not self.is_here(entry):
                 self._plan.count_elsewhere(entry.listeners)
@@ -345,7 +342,7 @@ class HookList:
 
         The returned function puts them back in their positions, unless their names are in use by then.
         """
-        places = self.entries()
+        before = self.entries()
         for entry in entries:
             self.discard(entry)
 
@@ -353,7 +350,7 @@ class HookList:
             known = self._entries
             back = {each.name: each for each in entries if each.name not in known}
             here = known | back
-            self._entries = {each.name: each for each in places if here.get(each.name) is each} | known
+            self._entries = {each.name: each for each in before if here.get(each.name) is each} | known
             for entry in back.values():
                 self._ids[id(entry.given)] += 1
                 self._spent_by_removed -= entry.spent
@@ -386,7 +383,7 @@ class HookList:
             self.disable(listener.name)
             self.dismiss(listener.name)
 
-    # ---- making --------------------------------------------------------------------------------------------
+    # ---- creation of listeners -----------------------------------------------------------------------------
 
     def is_here(self, entry: Entry) -> bool:
         """Return whether the hook runs on this process's rank."""
@@ -435,15 +432,14 @@ class HookList:
 
     def _name(self, hook: Any, asked: str | None) -> str:
         explicit = asked or (getattr(hook, "name", "") if not isinstance(hook, FunctionHook) else "")
-        is_theirs = (
-            isinstance(hook, Adapter) and not asked and explicit in self._entries
-        )  # a callback's `name` may mean anything
+        # the `name` of another package's callback may mean anything
+        is_theirs = isinstance(hook, Adapter) and not asked and explicit in self._entries
         if is_theirs or (explicit and not isinstance(explicit, str)):
             explicit = ""
         if explicit and explicit in self._entries:
             raise HookError(
-                f"There is a hook named {explicit!r} already ({type(self[explicit]).__name__}). "
-                "Give this one another name, or remove the other first."
+                f"A hook named {explicit!r} exists ({type(self[explicit]).__name__}). "
+                "Give this hook another name, or remove the other one first."
             )
         if explicit:
             return explicit
@@ -482,10 +478,10 @@ class FunctionRegistration:
 def _line(entry: Entry) -> str:
     """Return one line on a hook: its name, its type, and its events with their filters."""
     kind = "function" if isinstance(entry.hook, FunctionHook) else type(entry.given).__name__
-    heard = [" ".join([each.event.name, *(x.text for x in each.filters)]) for each in entry.listeners]
+    events = [" ".join([each.event.name, *(x.text for x in each.filters)]) for each in entry.listeners]
     return (
         f"  {entry.name} ({kind}{'' if entry.enabled else ', switched off'}): "
-        f"{', '.join(heard) or 'no events'}"
+        f"{', '.join(events) or 'no events'}"
     )
 
 
@@ -494,7 +490,7 @@ def _instance_of(cls: type) -> Any:
         return cls()
     except TypeError as error:
         raise HookError(
-            f"{cls.__name__} was passed as a class and cannot be made without arguments ({error}). "
+            f"{cls.__name__} was passed as a class and cannot be created without arguments ({error}). "
             f"Pass an instance: {cls.__name__}(...)."
         ) from None
 
