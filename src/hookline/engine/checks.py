@@ -342,7 +342,7 @@ def longest_name(path: Path) -> int:
         return LONGEST_NAME
 
 
-def check_place(name: str, path: Path) -> None:
+def check_writable_directory(name: str, path: Path) -> None:
     """Refuse a directory that cannot be created or written to, before training begins.
 
     A temporary directory is created and removed, because permissions alone do not decide it.

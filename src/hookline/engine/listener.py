@@ -62,11 +62,11 @@ class Listener:
         return self.receiver, self.name
 
     @property
-    def place(self) -> tuple[int, int, int]:
+    def sort_key(self) -> tuple[int, int, int]:
         """Return the key that sorts the listeners of its event."""
-        return self.place_at(self.event)
+        return self.sort_key_at(self.event)
 
-    def place_at(self, event: Event) -> tuple[int, int, int]:
+    def sort_key_at(self, event: Event) -> tuple[int, int, int]:
         """Return the key that sorts it at an event: the row's order of receivers, then `order`, then
         registration.
         """

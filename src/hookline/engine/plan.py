@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from hookline.engine.binding import Caller
 from hookline.engine.events import Event, EventTable
 from hookline.engine.listener import Listener
-from hookline.engine.slots import blame, isolated_slot, make_slot, no_signal_here
+from hookline.engine.slots import add_failure_note, isolated_slot, make_slot, no_signal_here
 from hookline.util.errors import StopTraining, closest
 
 Trace = Callable[[Listener, Caller], Caller]
@@ -87,7 +87,7 @@ class Plan:
             return self._actions[event][0]
         if event not in self._sorted:
             # a new list each time: an event that is being delivered keeps the list that it started with
-            self._sorted[event] = sorted(self._listeners.get(event, ()), key=lambda each: each.place)
+            self._sorted[event] = sorted(self._listeners.get(event, ()), key=lambda each: each.sort_key)
         return self._sorted[event]
 
     def __contains__(self, listener: Listener) -> bool:
@@ -252,7 +252,7 @@ class Plan:
         has_setup = {listener.key for _, listener in pairs}
         setup = self.table["setup"]
         only_teardown = [(noop, each) for each in self.listeners("teardown") if each.key not in has_setup]
-        turns = sorted([*pairs, *only_teardown], key=lambda turn: turn[1].place_at(setup))
+        turns = sorted([*pairs, *only_teardown], key=lambda turn: turn[1].sort_key_at(setup))
 
         def set_up(s: Any) -> None:
             outer = s.running
@@ -268,7 +268,7 @@ class Plan:
                     except StopTraining as stop:
                         s.request_stop(stop.reason)
                     except BaseException as error:
-                        blame(error, listener, s)
+                        add_failure_note(error, listener, s)
                         raise
             finally:
                 s.running = outer

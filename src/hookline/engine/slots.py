@@ -167,7 +167,7 @@ def isolated_slot(pairs: list[tuple[Caller, Listener]], only: set[tuple[str, str
                 call(s)
             except BaseException as error:
                 if not isinstance(error, StopTraining):
-                    blame(error, listener, s)
+                    add_failure_note(error, listener, s)
                     failures.append(error)
         s.running = outer
         return failures
@@ -268,21 +268,23 @@ def _failed(s: Any, error: BaseException, listener: Listener) -> bool:
     if isinstance(error, StopTraining):
         s.request_stop(error.reason)
         return False
-    blame(error, listener, s)
+    add_failure_note(error, listener, s)
     return True
 
 
 @dataclass(frozen=True, slots=True)
-class Blame:
+class FailureSource:
     """The participant that raised an exception, and the event at which it did."""
 
-    who: str
+    name: str
     event: str
 
 
-def blame(error: BaseException, listener: Listener, s: Any) -> None:
+def add_failure_note(error: BaseException, listener: Listener, s: Any) -> None:
     """Add to an exception which listener failed, where it is defined, and the position of the run."""
-    accuse(error, Blame(listener.label, listener.event.name), f"({listener.origin}) at {s.position}")
+    record_failure(
+        error, FailureSource(listener.label, listener.event.name), f"({listener.origin}) at {s.position}"
+    )
     if (
         isinstance(error, AttributeError)
         and listener.receiver == "H"
@@ -292,12 +294,12 @@ def blame(error: BaseException, listener: Listener, s: Any) -> None:
             error.add_note(hint)
 
 
-def accuse(error: BaseException, who: Blame, where: str) -> None:
+def record_failure(error: BaseException, source: FailureSource, where: str) -> None:
     """Add a note to an exception, and record the innermost source of the failure."""
-    error.add_note(f"raised by {who.who} in {who.event} {where}")
-    if blamed(error) is None:  # of nested events, keep the innermost
+    error.add_note(f"raised by {source.name} in {source.event} {where}")
+    if failure_source(error) is None:  # of nested events, keep the innermost
         with contextlib.suppress(AttributeError):  # an exception with slots
-            error.__hookline_blame__ = who  # type: ignore[attr-defined]
+            error.__hookline_failure_source__ = source  # type: ignore[attr-defined]
 
 
 def _attribute_hints(name: str, event: Event) -> Iterator[str]:
@@ -310,6 +312,6 @@ def _attribute_hints(name: str, event: Event) -> Iterator[str]:
         yield f"A hook requests it as a parameter: `def {event.name}(self, {name}): ...`."
 
 
-def blamed(error: BaseException) -> Blame | None:
+def failure_source(error: BaseException) -> FailureSource | None:
     """Return the source of an exception, or None if no participant raised it."""
-    return getattr(error, "__hookline_blame__", None)
+    return getattr(error, "__hookline_failure_source__", None)

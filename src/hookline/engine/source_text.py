@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 
-def asked_of(
+def attributes_read(
     owners: tuple[str, ...], hook: Any, is_base: Callable[[type], bool]
 ) -> Iterator[tuple[str, str]]:
     """Yield the attributes that the hook's methods read from these owners (`trainer`, `self.model`), each
