@@ -1,4 +1,4 @@
-"""The page: one file with its styles, its scripts and its data inside. It asks the network for nothing."""
+"""The report page: one file with its styles, scripts and data inside. It loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ STYLES = ("uplot.min.css", "page.css")
 SCRIPTS = ("uplot.min.js", "building.js", "updating.js", "charts.js", "heat.js", "tables.js", "page.js")
 """In this order, as one script; uPlot is third-party code, see uplot.LICENSE."""
 LIVE_SCRIPTS = (*SCRIPTS[:-1], "live.js", SCRIPTS[-1])
-"""Of a page that is served, and goes on asking the server that it came from."""
+"""The scripts of a served page, which receives updates from its server."""
 
 
 def write_report(run_dirs: Sequence[Path | str], out: Path | str | None = None) -> tuple[Path, list[RunData]]:
-    """Write the page about these runs, by default `report.html` in the run's directory, or here if there are
-    several.
+    """Write the page about these runs, by default `report.html` in the run's directory, or here for several
+    runs.
     """
     paths = [Path(each) for each in run_dirs]
     if not paths:
@@ -43,12 +43,12 @@ def write_report(run_dirs: Sequence[Path | str], out: Path | str | None = None) 
 
 
 def render(runs: list[RunData]) -> str:
-    """The text of a page that stands for itself."""
+    """Return the text of a self-contained page."""
     return fill(embed(page_data(runs)), names(runs), SCRIPTS)
 
 
 def fill(data: str, titles: list[str], scripts: tuple[str, ...], more_policy: str = "") -> str:
-    """A page that shows this data, which `embed` has made."""
+    """Return a page that shows this data, which comes from `embed`."""
     style, script = _joined(STYLES), _joined(scripts)
     policy = (
         f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
@@ -64,7 +64,7 @@ def fill(data: str, titles: list[str], scripts: tuple[str, ...], more_policy: st
 
 
 def embed(data: Any) -> str:
-    """JSON that can stand inside a script element: nothing in it can end the element or begin markup."""
+    """Return JSON for a script element: nothing in it can end the element or start markup."""
     try:
         text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     except ValueError:  # NaN, in a log that somebody else wrote
@@ -78,7 +78,7 @@ def _joined(parts: tuple[str, ...]) -> str:
 
 
 def _hash(text: str) -> str:
-    """By which a browser knows the one script, or style, that may run."""
+    """Return the hash by which a browser recognises the one script or style that may run."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 

@@ -1,6 +1,4 @@
-"""What happened to a run besides its metrics: checkpoints, hangs, failures, values that were not finite, and
-how it ended.
-"""
+"""The events of a run besides its metrics: checkpoints, hangs, failures, non-finite values, and its end."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from hookline.report.reader import LAST_STEP, Event, RunData, failure_kind
 from hookline.run.state import progress
 
 SILENT = 600.0
-"""Seconds without a record after which a run that says it trains is doubted."""
+"""Seconds without a record after which a run that trains by its record counts as silent."""
 LONGEST_LINE = 1_000_000
 HANG = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (.*)")
 SERIOUS = ("exception", "failure", "failed", "error", "hang", "not finite", "damaged")
@@ -37,12 +35,12 @@ NOTABLE = (
 
 
 def level(kind: str) -> str:
-    """How an event is drawn."""
+    """Return how an event is drawn."""
     return "bad" if kind in SERIOUS else "warn" if kind in NOTABLE else "info"
 
 
 def all_events(run: RunData) -> list[Event]:
-    """Everything that happened, in order of time; what has no time comes where its step is."""
+    """Return all events in order of time; an event without a time comes where its step is."""
     found = [
         *run.events,
         *_checkpoints(run),
@@ -59,7 +57,7 @@ def all_events(run: RunData) -> list[Event]:
 
 
 def status(run: RunData, now: float) -> tuple[str, str]:
-    """In words, and as good, bad, warn or info."""
+    """Return the status in words, and as good, bad, warn or info."""
     said = how_it_ended(run)["status"]
     if said:
         return said, "good" if said == "completed" else "warn" if said in NOTABLE else "bad"
@@ -85,8 +83,9 @@ def status(run: RunData, now: float) -> tuple[str, str]:
 
 
 def how_it_ended(run: RunData) -> dict[str, Any]:
-    """Return status, reason, step, epochs and time: by run.json, or by the log, which has failures too. No
-    status: it trains.
+    """Return status, reason, step, epochs and time from run.json, or from the log, which also has failures.
+
+    An empty status: the run is training.
     """
     record = run.record
     said, at = str(record.get("status", "")), timestamp(record.get("noted_at"))
@@ -121,7 +120,7 @@ def how_it_ended(run: RunData) -> dict[str, Any]:
 
 
 def _epochs_at_end(run: RunData) -> int | None:
-    """Completed epochs; logs of older versions say only in which epoch a run ended."""
+    """Return the completed epochs. Logs of older versions only have the epoch in which a run ended."""
     known, last = whole(run.ending.get("epochs")), whole(run.ending.get("epoch"))
     if known is not None or last is None or run.epochs.complete is not None:
         return known
@@ -131,8 +130,7 @@ def _epochs_at_end(run: RunData) -> int | None:
 def time_spent(run: RunData) -> tuple[float | None, float | None]:
     """Return when the run began, and the seconds of its sessions without the pauses between them.
 
-    By its log; by its record if there is no log, or if the log begins with an earlier run in the same
-    directory.
+    They come from the log; from the record if there is no log, or if the log begins with an earlier run.
     """
     sessions = run.record.get("sessions")
     known = [each for each in sessions if isinstance(each, dict)] if isinstance(sessions, list) else []
@@ -151,20 +149,20 @@ def time_spent(run: RunData) -> tuple[float | None, float | None]:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a run is."""
+    """The progress of a run."""
 
     step: int
     epochs: int | None
-    """Those that are completed; None if the log does not say it."""
+    """Completed epochs; None if the log does not have them."""
     is_inside: bool
-    """Whether it is in the middle of the next one."""
+    """Whether it is within the next epoch."""
 
     def __str__(self) -> str:
         return progress(self.step, self.epochs, is_inside=self.is_inside)
 
 
 def position(run: RunData) -> Position:
-    """Where a run is, or was when it ended."""
+    """Return the position of a run, now or at its end."""
     end = how_it_ended(run)
     step = run.last_step if end["step"] is None else end["step"]
     epochs = run.epochs.complete if end["epochs"] is None else end["epochs"]
@@ -181,7 +179,7 @@ def position(run: RunData) -> Position:
 
 
 def duration(seconds: float) -> str:
-    """`3 h 20 min`: two units are enough."""
+    """Format seconds with at most two units: `3 h 20 min`."""
     left, parts = round(seconds), list[str]()
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         if left >= size or (unit == "s" and not parts):
@@ -191,12 +189,12 @@ def duration(seconds: float) -> str:
 
 
 def whole(value: Any) -> int | None:
-    """A step, if it is one."""
+    """Return the value if it is a valid step, else None."""
     return value if type(value) is int and abs(value) < LAST_STEP else None
 
 
 def timestamp(text: Any) -> float | None:
-    """Seconds since 1970 of a time in ISO format."""
+    """Return the seconds since 1970 of a time in ISO format."""
     try:
         return datetime.fromisoformat(str(text)).timestamp()
     except (ValueError, OverflowError, OSError):
@@ -204,7 +202,7 @@ def timestamp(text: Any) -> float | None:
 
 
 def score(manifest: dict[str, Any]) -> str:
-    """What a checkpoint was kept for, in words."""
+    """Return the metric and value for which a checkpoint was kept, as text."""
     monitor = manifest.get("monitor")
     if not isinstance(monitor, dict):
         return ""
@@ -239,9 +237,7 @@ def _hangs(run: RunData) -> Iterator[Event]:
 
 
 def _of_json_log(run: RunData) -> Iterator[Event]:
-    """The hook JSONLog writes failures and endings into files of its own; one line in a great many is looked
-    at.
-    """
+    """Yield failures and endings from the files of the hook JSONLog, without parsing other lines."""
     for path in sorted(run.path.glob("logs/*.jsonl")):
         for line in _lines(path):
             if not line.startswith((b'{"type": "exception"', b'{"type": "train_end"')):
@@ -260,7 +256,9 @@ def _of_json_log(run: RunData) -> Iterator[Event]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Of a file that may be gone or no file at all: reading a pipe would wait for ever."""
+    """Yield the lines of a file that may be missing. A path that is not a regular file is skipped, because
+    reading a pipe would block.
+    """
     try:
         if path.is_file():
             with path.open("rb") as file:
@@ -271,7 +269,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _not_finite(run: RunData) -> Iterator[Event]:
-    """The first time for every metric; for many layers at the same step once."""
+    """Yield the first non-finite value of every metric; one event for many layers at the same step."""
     of_layers: dict[tuple[str, int | None], list[str]] = {}
     for name, event in run.not_finite.items():
         if (layer := layer_of(name)) is None:

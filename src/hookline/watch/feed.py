@@ -1,5 +1,5 @@
-"""What a live page shows, kept fresh while somebody looks: the run's files, and what the running job says of
-itself.
+"""The data of a live page, updated while a browser shows it: the run's files and the status of the running
+job.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from hookline.report.page import LIVE_SCRIPTS, embed, fill
 from hookline.util.errors import HooklineError
 
 EVERY = 1.0
-"""Seconds between two looks. Looking may take a tenth of the time at most: a huge run is looked at less
+"""Seconds between two updates. Updates may take a tenth of the time at most, so a huge run is updated less
 often.
 """
 STATUS_TIMEOUT = 2.0
-"""Seconds that a job has to say how it is."""
+"""Seconds that a job has to report its status."""
 DOUBT = 30.0
-"""Seconds after which even a run that has written nothing is told anew: it may have been silent for too long.
-"""
+"""Seconds after which the page is updated even if the run has written nothing, because it may be stalled."""
 VOLATILE = ("made",)
-"""What is new every time and worth nothing by itself."""
+"""Parts that differ every time and do not count as a change."""
 
 
 class Feed:
-    """The newest state of every part of the page, each with the number of the change that brought it."""
+    """The newest state of every part of the page, each with the number of its last change."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -40,7 +39,7 @@ class Feed:
         self._looking = threading.Lock()
         self._number = 0
         self._parts: dict[str, str] = {}
-        """As JSON, because that is compared and sent."""
+        """As JSON, which is compared and sent."""
         self._changed: dict[str, int] = {}
         self._watchers = 0
         self._ended = False
@@ -51,7 +50,7 @@ class Feed:
     # ---- keeping it fresh ----------------------------------------------------------------------------------
 
     def keep_fresh(self) -> None:
-        """Until `end` is called: look while there are watchers, sleep while there are none."""
+        """Update while there are viewers, and sleep while there are none, until `end` is called."""
         pause = EVERY
         while True:
             with self._news:
@@ -65,8 +64,8 @@ class Feed:
                 self._news.wait_for(lambda: self._ended, timeout=pause)
 
     def look(self) -> None:
-        """See what is new. Whatever goes wrong is said on the page: one that stands still
-        must not look live.
+        """Update all parts. Show a failure on the page, because a page that is not updated must not look
+        live.
         """
         with self._looking:
             try:
@@ -88,7 +87,7 @@ class Feed:
                 )
 
     def _written(self, has_changed: bool) -> dict[str, Any]:
-        """What the run's files tell, if that is anything new."""
+        """Return the data of the run's files, or an empty dictionary if they have not changed."""
         try:
             is_new = self._run.refresh()
         except (OSError, HooklineError):
@@ -117,7 +116,7 @@ class Feed:
             self._news.notify_all()
 
     def end(self) -> None:
-        """Let everyone who waits go."""
+        """Release all waiting threads."""
         with self._news:
             self._ended = True
             self._news.notify_all()
@@ -125,28 +124,28 @@ class Feed:
     # ---- looking at it -------------------------------------------------------------------------------------
 
     def page(self) -> str:
-        """The page as it is now."""
+        """Return the current page."""
         self.look()
         with self._news:
             parts = {**self._parts, "live": embed(f"{self._born}-{self._number}")}
         return fill(_object(parts), names([self._run.run]), LIVE_SCRIPTS, "; connect-src 'self'")
 
     def join(self) -> None:
-        """Somebody looks."""
+        """Add a viewer."""
         with self._news:
             self._watchers += 1
             self._news.notify_all()
 
     def leave(self) -> None:
-        """Somebody looks no longer."""
+        """Remove a viewer."""
         with self._news:
             self._watchers -= 1
 
     def wait(self, since: str, seconds: float) -> tuple[str, str] | None:
-        """What has changed since then, as (name of this state, JSON); empty JSON if nothing has within so
-        many seconds.
+        """Return the changes since a state as (name of the new state, JSON); the JSON is empty if the time
+        runs out.
 
-        None if the server ends. A state that this server did not name is one before all.
+        Return None if the server ends. An unknown state counts as the first one.
         """
         born, _, text = since.partition("-")
         known = int(text) if born == self._born and text.isdecimal() else 0
@@ -159,5 +158,5 @@ class Feed:
 
 
 def _object(parts: dict[str, str]) -> str:
-    """One JSON object from the texts of its parts, whose names are ours."""
+    """Return one JSON object from the texts of its parts, whose names are ours."""
     return "{" + ",".join(f'"{key}":{text}' for key, text in parts.items()) + "}"

@@ -22,7 +22,7 @@ HOME = "127.0.0.1"
 OWN_NAMES = (HOME, "localhost")
 LONGEST_REQUEST = 10_000
 KEEP_ALIVE = 15.0
-"""Seconds after which something is sent in any case, so that a browser that has gone is noticed."""
+"""Seconds after which something is always sent, so that a closed browser is detected."""
 ASKED = {
     "enable": ("hook",),
     "disable": ("hook",),
@@ -48,7 +48,7 @@ HEADERS = {
 
 
 class Refusal(Exception):
-    """Why somebody does not get what they asked for."""
+    """A refused request, with its HTTP status code and the reason."""
 
     def __init__(self, code: int, why: str) -> None:
         super().__init__(why)
@@ -62,11 +62,11 @@ class Watch:
         self.run_dir = run_dir
         self.feed = Feed(run_dir)
         self.token: str = secrets.token_urlsafe(32)
-        """Opens the page once; the browser that used it has the cookie from then on, and knows the room."""
+        """Opens the page once; the browser that used it then has the cookie and knows the secret path."""
         self.cookie = secrets.token_urlsafe(32)
         self.room = f"/{secrets.token_urlsafe(16)}/"
-        """Where everything is. Cookies know no ports: a browser hands them to every server of this machine,
-        unless they are for a path, and none of those servers can guess this one.
+        """The secret path of all pages. Cookies do not depend on the port: a browser sends them to every
+        server of this machine unless they have a path, and the other servers cannot guess this one.
         """
         self._using_token = threading.Lock()
         try:
@@ -80,16 +80,16 @@ class Watch:
 
     @property
     def url(self) -> str:
-        """Where the page is, for the first visit."""
+        """Return the address of the page for the first visit."""
         return f"http://{HOME}:{self.port}/?token={self.token}"
 
     @property
     def cookie_name(self) -> str:
-        """Two of these servers must not take each other's."""
+        """Return a name with the port, so that two of these servers do not share a cookie."""
         return f"hookline-{self.port}"
 
     def serve(self) -> None:
-        """Answer until `close` is called from another thread, or Ctrl-C."""
+        """Serve until `close` is called from another thread, or Ctrl-C."""
         fresh = threading.Thread(target=self.feed.keep_fresh, name="hookline watch", daemon=True)
         fresh.start()
         try:
@@ -105,7 +105,7 @@ class Watch:
         self._server.shutdown()
 
     def use(self, token: str) -> bool:
-        """Whether this token opens the page; it does so once."""
+        """Return whether this token opens the page; it does so once."""
         with self._using_token:
             fits = bool(self.token) and hmac.compare_digest(token.encode(), self.token.encode())
             if fits:
@@ -113,7 +113,7 @@ class Watch:
             return fits
 
     def knows(self, cookie: str) -> bool:
-        """Whether a browser has been let in before."""
+        """Return whether this cookie was issued by this server."""
         return hmac.compare_digest(cookie.encode(), self.cookie.encode())
 
 
@@ -123,7 +123,7 @@ class _Server(ThreadingHTTPServer):
     watch: Watch
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle is nothing to talk about."""
+        """Ignore a browser that closes the connection."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -133,12 +133,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     @property
     def watch(self) -> Watch:
-        """Whose server this is."""
+        """Return the `Watch` of this server."""
         assert isinstance(self.server, _Server)
         return self.server.watch
 
     def do_GET(self) -> None:
-        """The page, and what is pushed to it."""
+        """Send the page or its updates."""
         with self._refusing():
             self._check_host()
             asked = urlsplit(self.path)
@@ -156,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
                 raise Refusal(404, NOTHING)
 
     def do_POST(self) -> None:
-        """What the page asks the job for."""
+        """Run a command of the page."""
         with self._refusing():
             self._check_host()
             if self.headers.get("Origin") != f"http://{self.headers.get('Host')}":
@@ -169,12 +169,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, "application/json", json.dumps(answer).encode())
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing: the first address has the token in it."""
+        """Log nothing, because the first address contains the token."""
 
     # ---- who may -------------------------------------------------------------------------------------------
 
     def _check_host(self) -> None:
-        """A name of somebody else's that leads to this machine must not make their page ours."""
+        """Refuse another host name, because a foreign name that resolves to this machine would open our page
+        to a foreign page.
+        """
         try:
             host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
         except ValueError:
@@ -183,7 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refusal(403, "This server has another name.")
 
     def _place(self, path: str) -> str:
-        """What is asked for, of somebody who has been let in."""
+        """Return the requested resource; refuse a browser without the secret path and the cookie."""
         watch = self.watch
         if path == "/":
             raise Refusal(403, ONCE)
@@ -199,7 +201,9 @@ class _Handler(BaseHTTPRequestHandler):
         return path.removeprefix(watch.room)
 
     def _check_same_page(self) -> None:
-        """Browsers say where a request comes from; whoever says nothing is no browser, and has the cookie."""
+        """Refuse requests from other pages. Browsers send the header; another client with the cookie may
+        leave it out.
+        """
         if self.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
             raise Refusal(403, "Only the page itself can ask for this.")
 
