@@ -13,9 +13,8 @@ Part = tuple[str, Any, float]
 """One rank's part of a value: its reduction, its total so far (None: no value), and the weight of the
 total.
 """
-FOLD_AFTER = (
-    256  # values kept one by one before they are folded into one: bounds memory, spreads the kernels' cost
-)
+FOLD_AFTER = 256
+"""Values that are kept before they are reduced to one, to bound memory and spread the kernels' cost."""
 
 
 class Accumulator:

@@ -192,7 +192,7 @@ class MetricLog:
             try:
                 number = value.item()
                 value = number if type(number) is float else float(number)
-            except (RuntimeError, TypeError):  # not one number: that raises what the user can act on
+            except (RuntimeError, TypeError):  # not a single number: `_scalar` raises an error for the user
                 value = self._scalar(name, value)
         elif type(value) is Tensor and not value.ndim:
             value = value.detach()
@@ -340,10 +340,8 @@ class MetricLog:
         self._by_loader["train"] = {
             name: Accumulator.from_state(each) for name, each in state["by_loader"].items()
         }
-        self.pending, self._reductions = (
-            dict(state["pending"]),
-            dict(state.get("reductions", {})),
-        )  # older ones have none
+        self.pending = dict(state["pending"])
+        self._reductions = dict(state.get("reductions", {}))  # older checkpoints have none
         for name, (on_step, prog_bar, epoch) in state["keys"].items():
             key = self._keys["train"][name] = _Key(name, on_step, epoch is not None, prog_bar, "mean")
             key.epoch = Accumulator.from_state(epoch) if epoch else None
@@ -377,7 +375,7 @@ class MetricLog:
             done = self.settle(pool(parts | dict.fromkeys(objects, OBJECT)))
             done |= _computed_by_all(done, objects, pool)
         for name, each in objects.items():
-            each.reset()  # only now: one object may have been logged under two names
+            each.reset()  # after all are computed: one object may have been logged under two names
             del self._objects[mode, name]
         for name, key in self._keys[mode].items():
             if key.epoch_name in done and key.epoch is not None:

@@ -153,7 +153,7 @@ def _events(runs: list[RunData], notes: list[str]) -> list[dict[str, Any]]:
     ]
     if len(found) <= MOST_EVENTS:
         return found
-    # what went wrong stays; of the rest the newest
+    # keep failures first, then the newest of the others
     levels = ("bad", "warn", "info")
     keep = sorted(range(len(found)), key=lambda index: (levels.index(str(found[index]["level"])), -index))
     notes.append(f"{len(found) - MOST_EVENTS} events of {len(found)} are not shown.")

@@ -111,7 +111,7 @@ def _stage(name: str) -> int:
 
 def _natural(name: str) -> list[Any]:
     """Return a sort key that compares numbers in a name as numbers: 2 before 10."""
-    parts = re.split(r"([0-9]+)", name)  # at odd places the numbers, of any length
+    parts = re.split(r"([0-9]+)", name)  # the numbers, of any length, are at odd indices
     return [
         (len(part.lstrip("0")), part.lstrip("0")) if index % 2 else part for index, part in enumerate(parts)
     ]
@@ -182,9 +182,8 @@ def newest(run: RunData) -> list[dict[str, Any]]:
     for name in HEADLINES:
         known = [each for each in (f"{name}{EPOCH}", name) if each in found]
         if known:
-            chosen = max(
-                known, key=lambda each: found[each].steps[-1]
-            )  # of equals the first, which is the mean
+            # of equals the first, which is the mean
+            chosen = max(known, key=lambda each: found[each].steps[-1])
             row = _extremes(found[chosen])
             rows.append({"name": chosen, "last": row["last"], "min": row.get("min")})
     return rows
@@ -224,10 +223,10 @@ def heat_maps(runs: list[RunData]) -> list[dict[str, Any]]:
 def _heat_map(key: tuple[int, str, str], layers: dict[str, Series], most: int) -> dict[str, Any]:
     shown = list(layers)[:MOST_ROWS]
     arrays = [layers[name].arrays() for name in shown]
-    firsts, place = columns(np.concatenate([steps for steps, _ in arrays]), most)
+    firsts, column = columns(np.concatenate([steps for steps, _ in arrays]), most)
     values, done = [], 0
     for steps, row in arrays:
-        found = strongest(place[done : done + steps.size], row, firsts.size)
+        found = strongest(column[done : done + steps.size], row, firsts.size)
         done += steps.size
         values.append([_cell(each) for each in found.tolist()])
     return {
@@ -255,7 +254,7 @@ def _digits(values: Floats) -> int:
     low, high = float(values.min()), float(values.max())
     spread, size = high - low, max(abs(low), abs(high))
     if not spread or not math.isfinite(spread):
-        return MOST_DIGITS  # a constant is short already, or exact
+        return MOST_DIGITS  # a constant is short or exact
     return min(MOST_DIGITS, 6 + max(0, math.ceil(math.log10(size / spread))))
 
 

@@ -34,16 +34,14 @@ def min_max(steps: Floats, values: Floats, most: int) -> tuple[Floats, Floats, F
     width = (steps[-1] - steps[0]) / buckets
     if width > 0:
         bucket = np.minimum(((steps - steps[0]) / width).astype(np.int64), buckets - 1)
-    else:  # everything under one step
+    else:  # all values have the same step
         bucket = np.zeros(steps.size, dtype=np.int64)
     starts = np.flatnonzero(np.diff(bucket, prepend=-1))
     by_value = np.lexsort((values, bucket))  # within each bucket from the lowest to the highest
     ends = np.append(starts[1:], steps.size) - 1
     chosen = np.unique(np.concatenate(([0, steps.size - 1], by_value[starts], by_value[ends])))
     means = np.add.reduceat(values, starts) / (ends - starts + 1)
-    which = (
-        np.cumsum(np.diff(bucket, prepend=-1) != 0) - 1
-    )  # buckets may be empty, so they are counted as they come
+    which = np.cumsum(np.diff(bucket, prepend=-1) != 0) - 1  # empty buckets are not counted
     return steps[chosen], values[chosen], means[which[chosen]]
 
 
@@ -51,9 +49,9 @@ def columns(steps: Floats, most: int) -> tuple[Floats, NDArray[np.int64]]:
     """Group steps into at most `most` columns; return the first step of each column, and the column of every
     step.
     """
-    distinct, place = np.unique(steps, return_inverse=True)
+    distinct, index = np.unique(steps, return_inverse=True)
     per_column = -(-distinct.size // most)
-    return distinct[::per_column], place.reshape(-1).astype(np.int64) // max(1, per_column)
+    return distinct[::per_column], index.reshape(-1).astype(np.int64) // max(1, per_column)
 
 
 def strongest(column: NDArray[np.int64], values: Floats, count: int) -> Floats:

@@ -62,7 +62,7 @@ class FollowedRun:
             file.seek(self._end)
             for line in lines_of(file):
                 if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
-                    break  # it is being written right now
+                    break  # the line is still being written
                 if line.startswith(RESUME):
                     return False
                 self._end += len(line)

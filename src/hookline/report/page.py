@@ -35,7 +35,7 @@ def write_report(run_dirs: Sequence[Path | str], out: Path | str | None = None) 
     if len({path.resolve() for path in paths}) < len(paths):
         raise OptionError(f"A run is named twice: {', '.join(str(path) for path in paths)}.")
     target = Path(out) if out is not None else (paths[0] if len(paths) == 1 else Path()) / "report.html"
-    if target.suffix.lower() not in (".html", ".htm"):  # a slip must not cost a log
+    if target.suffix.lower() not in (".html", ".htm"):  # a typing error must not overwrite a log
         raise OptionError(f"--out {target} must end with .html.")
     runs = [read_run(path) for path in paths]
     _write(target, render(runs))
@@ -57,9 +57,8 @@ def fill(data: str, titles: list[str], scripts: tuple[str, ...], more_policy: st
     title = " · ".join(titles[:3]) + (" …" if len(titles) > 3 else "")
     filled = {"policy": policy, "title": html.escape(title), "style": style, "script": script, "data": data}
     text = (PARTS / "page.html").read_text(encoding="utf-8")
-    pieces = text.split(
-        "%%"
-    )  # at odd places the names of what comes in; filled once, so data cannot name anything
+    # the pieces at odd indices are names of fields; they are filled in once, so data cannot name a field
+    pieces = text.split("%%")
     return "".join(filled[piece] if index % 2 else piece for index, piece in enumerate(pieces))
 
 
@@ -67,7 +66,7 @@ def embed(data: Any) -> str:
     """Return JSON for a script element: nothing in it can end the element or start markup."""
     try:
         text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    except ValueError:  # NaN, in a log that somebody else wrote
+    except ValueError:  # NaN, in a log that another program wrote
         text = json.dumps(jsonable(data), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -83,12 +82,11 @@ def _hash(text: str) -> str:
 
 
 def _write(target: Path, text: str) -> None:
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        aside.write_text(
-            text, encoding="utf-8", errors="replace", newline="\n"
-        )  # names of files may be no Unicode
-        aside.replace(target)
+        # "replace", because file names may not be valid Unicode
+        temporary.write_text(text, encoding="utf-8", errors="replace", newline="\n")
+        temporary.replace(target)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise OptionError(f"{target} could not be written: {error.strerror or error}") from error

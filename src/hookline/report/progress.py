@@ -147,7 +147,7 @@ def _progress(name: str, over: str, series: Series, mode: str | None) -> Progres
     finite = np.isfinite(values)
     lowest = highest = None
     if finite.any():
-        # of equal values the first: where it was reached
+        # of equal values the first one, where the value was reached
         lowest, highest = (
             Point(float(values[at]), int(steps[at]))
             for at in (
@@ -184,7 +184,7 @@ def trend_of(values: Any, direction: str | None) -> str:
     if len(finite) < SHORTEST:
         return "too short"
     part = finite[-max(SHORTEST, len(finite) // 3) :]
-    part = part / (np.abs(part).max() or 1.0)  # or squares of large values would overflow
+    part = part / (np.abs(part).max() or 1.0)  # otherwise squares of large values would overflow
     early, late = part[: len(part) // 2], part[len(part) // 2 :]
     change = float(late.mean() - early.mean())
     noise = math.sqrt(float(early.var(ddof=1)) / len(early) + float(late.var(ddof=1)) / len(late))
@@ -251,7 +251,7 @@ def best_of(run: RunData, metric: str | None = None) -> Best | None:
     recorded = _recorded(run)
     chosen = [metric] if metric is not None else [*modes_of(run), *sorted(usable, key=_preference)]
     for name in chosen:
-        # of one name, the mean of an epoch says more than the value of a single step
+        # prefer the mean of an epoch to the value of a single step
         each = usable.get(f"{name}{EPOCH}") or usable.get(name)
         if each is not None and each.best is not None and each.direction is not None:
             return Best(each.name, each.best.value, each.direction, each.best.step)

@@ -188,10 +188,10 @@ def read_logged(path: Path, until: int | None = None) -> RunData:
                 _take_time(run, record)
         if foreign and not run.records:
             raise OptionError(
-                f'{log} holds {foreign} lines of JSON, but none that Hookline wrote: those have a "type".'
+                f'{log} has {foreign} lines of JSON, but none of Hookline\'s records, which have a "type".'
             )
         if not run.records and until is None and _has_lines(log):
-            raise OptionError(f"{log} is no log of Hookline: it holds no line of JSON.")
+            raise OptionError(f"{log} is not a log of Hookline: it has no line of JSON.")
     run.settle()
     return run
 
@@ -219,7 +219,7 @@ def check_run_dir(path: Path) -> None:
             str(each.parent) for pattern in (f"*/{LOG}", f"*/*/{LOG}") for each in path.glob(pattern)
         )
         hint = f" There are runs below it: {', '.join(below[-5:])}." if below else ""
-        raise OptionError(f"{path} is no directory of a run: it has neither {LOG} nor {RECORD}.{hint}")
+        raise OptionError(f"{path} is not the directory of a run: it has neither {LOG} nor {RECORD}.{hint}")
 
 
 # ---- one record --------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def take(run: RunData, record: dict[str, Any]) -> bool:
         _TAKERS[kind](run, record, step)
     elif kind == "histogram":
         run.unshown["histograms"] = run.unshown.get("histograms", 0) + 1
-    else:  # whatever else happened: records of control, skips, failures, and what later versions write
+    else:  # an unknown record, such as one of a later version
         add_event(run, Event(kind, _spelled(record), run.times.ended, step))
     return True
 
@@ -274,7 +274,7 @@ def _take_metrics(run: RunData, record: dict[str, Any], step: int) -> None:
         run.epochs.newest = epoch
     if not isinstance(metrics, dict):
         return
-    over = record.get("over") or ("step" if "lr" in metrics else "")  # logs of older versions do not say it
+    over = record.get("over") or ("step" if "lr" in metrics else "")  # logs of older versions have no "over"
     kept = run.own if over == "step" else run.between
     if over == "epoch" and run.epochs.newest is not None:
         run.epochs.complete, run.epochs.at = run.epochs.newest + 1, step
@@ -313,7 +313,7 @@ def _take_image(run: RunData, record: dict[str, Any], step: int | None) -> None:
 
 
 def _take_params(run: RunData, record: dict[str, Any], step: int | None) -> None:
-    run.started, run.ending, run.failed = run.times.ended, {}, {}  # a job begins with them
+    run.started, run.ending, run.failed = run.times.ended, {}, {}  # the first record of a job
     params = record.get("params")
     if isinstance(params, dict):
         run.params.update(params)
@@ -324,7 +324,7 @@ def _take_resume(run: RunData, record: dict[str, Any], step: int | None) -> None
     marked = record.get("superseded")
     count = marked.get("records", 0) if isinstance(marked, dict) else 0
     if isinstance(marked, dict) and "checkpoint" not in record and run.times.ended is not None:
-        # all records before are of an earlier run; those that hold until here are of the set-up of this one
+        # all superseded records are of an earlier run; the others before this one are of this run's set-up
         run.times.began = run.times.ended if run.times.holds_since is None else run.times.holds_since
         run.times.spent = max(0.0, run.times.ended - run.times.began)
     run.superseded += count if isinstance(count, int) else 0
@@ -332,7 +332,7 @@ def _take_resume(run: RunData, record: dict[str, Any], step: int | None) -> None
     text = (
         f"from {record['checkpoint']}{gone}"
         if "checkpoint" in record
-        else f"anew; {count} records are of an earlier run"
+        else f"from the beginning; {count} records are of an earlier run"
     )
     add_event(run, Event("resume", text, run.times.ended, step))
 
@@ -422,9 +422,9 @@ def add_event(run: RunData, event: Event) -> None:
 
 def _spelled(record: dict[str, Any]) -> str:
     """Return a record of an unknown kind as one line."""
-    told = [
+    parts = [
         f"{key} {value}"
         for key, value in record.items()
         if key not in ("type", "time", "step", "epoch") and value not in (None, "", {}, [])
     ]
-    return ", ".join(told)
+    return ", ".join(parts)

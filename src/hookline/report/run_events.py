@@ -73,8 +73,7 @@ def status(run: RunData, now: float) -> tuple[str, str]:
         return ("training" if is_known or answers else "running, or just ended"), "info"
     if answers:
         return f"training, silent for {duration(quiet)}", "warn"
-    # without run.json, which older versions wrote with the first checkpoint, nothing tells an ending from a
-    # kill
+    # Without run.json, which older versions wrote with the first checkpoint, an end looks like a kill.
     return (
         (f"unfinished, silent for {duration(quiet)}", "warn")
         if is_known
@@ -89,8 +88,8 @@ def how_it_ended(run: RunData) -> dict[str, Any]:
     """
     record = run.record
     said, at = str(record.get("status", "")), timestamp(record.get("noted_at"))
-    # of older versions: a resumed run's record was that of the job before, until its first checkpoint; noted
-    # in whole seconds
+    # In older versions a resumed run kept the record of the previous job until its first checkpoint. Its time
+    # has whole seconds.
     is_older = at is not None and run.started is not None and at + 1 < run.started
     if said not in ("", "training") and not is_older:
         if at is not None and run.times.ended is not None and 0 <= run.times.ended - at < 1:
@@ -135,9 +134,8 @@ def time_spent(run: RunData) -> tuple[float | None, float | None]:
     sessions = run.record.get("sessions")
     known = [each for each in sessions if isinstance(each, dict)] if isinstance(sessions, list) else []
     started = timestamp(known[0].get("started_at")) if known and not known[0].get("resumed_from") else None
-    if run.times.began is not None and (
-        started is None or run.times.began >= started - 1
-    ):  # the record has whole seconds
+    # the record has whole seconds
+    if run.times.began is not None and (started is None or run.times.began >= started - 1):
         return run.times.began, run.times.spent
     spans = [
         (timestamp(each.get("started_at")), timestamp(each.get("ended_at") or run.record.get("noted_at")))
@@ -167,10 +165,8 @@ def position(run: RunData) -> Position:
     step = run.last_step if end["step"] is None else end["step"]
     epochs = run.epochs.complete if end["epochs"] is None else end["epochs"]
     if epochs is None and not end["status"] and run.epochs.newest is not None:
-        epochs = (
-            run.epochs.newest
-        )  # no epoch has ended yet, or the log is of an older version: those before this one have
-    of_rows = run.epochs.complete or 0  # the last of them may be that of an epoch that was broken off
+        epochs = run.epochs.newest  # no row of an epoch's means yet: the epochs before this one are complete
+    of_rows = run.epochs.complete or 0  # the last row may be of an epoch that was interrupted
     return Position(
         step,
         epochs,
@@ -231,9 +227,8 @@ def _hangs(run: RunData) -> Iterator[Event]:
     for line in _lines(run.path / "hangs.log"):
         if match := HANG.match(line.decode("utf-8", "replace")):
             step = re.search(r"\bstep (\d{1,15})\b", match[2])
-            yield Event(
-                "hang", match[2], timestamp(match[1]), int(step[1]) if step else None
-            )  # a local time, as written
+            # the file has local times
+            yield Event("hang", match[2], timestamp(match[1]), int(step[1]) if step else None)
 
 
 def _of_json_log(run: RunData) -> Iterator[Event]:
@@ -288,7 +283,7 @@ def _not_finite(run: RunData) -> Iterator[Event]:
 def _ending(run: RunData) -> Iterator[Event]:
     end = how_it_ended(run)
     said, reason = end["status"], end["reason"]
-    # what has failed is told by the log, and better
+    # the log has the failure already, with more detail
     if said and not (said in ("failed", "pruned") and end["step"] in [step for step, _ in run.failures]):
         kind = {"completed": "end", "stopped": "stop", "failed": "failure"}.get(said, said)
         yield Event(kind, f"{said}: {reason}" if reason else said, end["time"], end["step"])

@@ -96,9 +96,7 @@ def list_runs(folder: Path | str | None = None, now: float | None = None) -> Lis
             [each.name for each in where.parent.iterdir() if each.is_dir()] if where.parent.is_dir() else []
         )
         kind = "is a file" if where.exists() else "does not exist"
-        raise OptionError(
-            f"{where} {kind}; give a directory that runs were written to.{closest(where.name, near)}"
-        )
+        raise OptionError(f"{where} {kind}; pass a directory that contains runs.{closest(where.name, near)}")
     listing, now = Listing(where), time.time() if now is None else now
     for path in _run_dirs(where, listing.problems):
         try:
@@ -110,10 +108,10 @@ def list_runs(folder: Path | str | None = None, now: float | None = None) -> Lis
 
 
 def _run_dirs(folder: Path, problems: list[str]) -> Iterator[Path]:
-    def note(error: OSError) -> None:
+    def record(error: OSError) -> None:
         problems.append(f"{error.filename}: {error.strerror or error}")
 
-    for number, (parent, names, files) in enumerate(os.walk(folder, onerror=note)):
+    for number, (parent, names, files) in enumerate(os.walk(folder, onerror=record)):
         if number == MOST_FOLDERS:
             problems.append(f"{folder} has more than {MOST_FOLDERS:,} folders; the rest is not searched")
             return
@@ -218,7 +216,7 @@ def standing(run: RunData, now: float, alive: bool | None = None) -> tuple[str, 
     directory.
     """
     said = how_it_ended(run)["status"]
-    if alive:  # also where an earlier session has ended
+    if alive:  # even if an earlier session has ended
         return "running", True
     if said:
         return said, True
@@ -228,8 +226,8 @@ def standing(run: RunData, now: float, alive: bool | None = None) -> tuple[str, 
         answers = is_answered(run.path)
         if answers is not None:
             return ("running", True) if answers else ("killed", False)
-        heard = max(run.times.ended or 0.0, timestamp(run.record.get("noted_at")) or 0.0)
-        return ("running", False) if now - heard < SILENT else ("killed", False)
+        last_sign = max(run.times.ended or 0.0, timestamp(run.record.get("noted_at")) or 0.0)
+        return ("running", False) if now - last_sign < SILENT else ("killed", False)
     return ("running" if alive else "killed"), True
 
 

@@ -140,8 +140,8 @@ def settings_of(run: RunData) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in known.items():
         if value is not None:
-            # a log of an older version may have secrets; of data there are numbers only, and a loader may be
-            # called "tokens"
+            # A log of an older version may have secrets. The data section has only numbers, and a loader may
+            # be called "tokens".
             flat |= _flat(value if name == "data" else mask(value), name)
     twice = {f"config.{key}" for key in flat if key.startswith("trainer.")}
     return {

@@ -135,7 +135,7 @@ class TraceReader:
             path not in files or files[path].st_ino != known or files[path].st_size < at
             for path, (known, at) in self._read.items()
         ):
-            self._read, self._shifts, self._data = {}, {}, TraceData()  # written anew
+            self._read, self._shifts, self._data = {}, {}, TraceData()  # a file was rewritten
         self._data.unread = len(found) - len(first)
         grown = False
         for path, about in files.items():

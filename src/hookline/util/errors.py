@@ -168,7 +168,7 @@ def _of_shape(shape: Any) -> str:
     return str(tuple(shape)) if isinstance(shape, Iterable) else str(shape)
 
 
-# ---- Whether a name is another one mistyped
+# ---- misspelled names --------------------------------------------------------------------------------------
 
 
 LONG_WORD = 6
@@ -224,6 +224,6 @@ def _is_slip(word: str, meant: str) -> bool:
         return False
     is_doubled = at > 0 and longer[at] == longer[at - 1]
     is_inside = 0 < at < len(longer) - 1
-    if longer is word:  # `prepared_data` and `eval_dataloader` have a letter more at the end
+    if longer is word:  # an additional letter at the end, as in `prepared_data`, is not a typing error
         return is_doubled or (is_inside and len(meant) >= LONG_WORD)
     return is_doubled or len(meant) >= LONG_WORD or (is_inside and len(meant) >= 4)

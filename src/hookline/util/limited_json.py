@@ -29,7 +29,7 @@ def read_within(path: Path, most: int) -> bytes:
     """Return the bytes of a file; raise if there are more than `most`."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size > most:
-            raise TooLarge(f"it is larger than {most // 2**20} MB, which no such file is")
+            raise TooLarge(f"it is larger than {most // 2**20} MB, the limit for such a file")
         return file.read()
 
 
@@ -61,7 +61,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(table) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(
-            f"the key {next(name for name in names if names.count(name) > 1)[:80]!r} is there twice"
+            f"the key {next(name for name in names if names.count(name) > 1)[:80]!r} appears twice"
         )
     return table
 

@@ -25,14 +25,14 @@ def close_in_children(*handles: Any) -> None:
     A copy in a child, such as a loader's worker, keeps a connection open and a lock held after this process
     has released it.
     """
-    for each in handles:
-        _private.add(each)
+    for handle in handles:
+        _private.add(handle)
 
 
 def _close_copies() -> None:
-    for each in list(_private):
+    for handle in list(_private):
         with contextlib.suppress(OSError):
-            each.close()
+            handle.close()
     _private.clear()
 
 
@@ -62,7 +62,7 @@ def join(thread: threading.Thread, seconds: float, lost: str = "") -> bool:
     if ends(thread, seconds):
         return True
     log.warning(
-        "The thread %r did not end within %g s and is left behind%s.",
+        "The thread %r did not end within %g s and is abandoned%s.",
         thread.name,
         seconds,
         f": {lost}" if lost else "",

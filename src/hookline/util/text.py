@@ -29,7 +29,7 @@ def redact(text: object, url: str = "") -> str:
 
 def _shown(word: str) -> str:
     protocol, found, rest = word.partition("://")
-    if not found:  # `requests` puts a path without its host into its errors
+    if not found:  # errors of `requests` have a path without its host
         path, _, query = word.partition("?")
         return f"{path}?..." if "=" in query else word
     rest = rest[len(credentials(rest)) :]
@@ -74,16 +74,16 @@ def holds_secret(error: BaseException, url: str = "") -> bool:
     not be shown as a cause.
     """
     seen: list[BaseException] = []
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        each = waiting.pop()
-        if each is not None and not any(each is known for known in seen):
-            seen.append(each)
-            waiting += [each.__cause__, each.__context__]
-    said = [
+    remaining: list[BaseException | None] = [error]
+    while remaining:
+        cause = remaining.pop()
+        if cause is not None and not any(cause is known for known in seen):
+            seen.append(cause)
+            remaining += [cause.__cause__, cause.__context__]
+    texts = [
         text for each in seen for text in (str(each), repr(each), *map(str, getattr(each, "__notes__", ())))
     ]
-    return any(redact(text, url) != text for text in said)
+    return any(redact(text, url) != text for text in texts)
 
 
 def printable(text: object) -> str:
@@ -103,7 +103,7 @@ def printable_lines(text: object) -> str:
     return "\n".join("\t".join(map(printable, line.split("\t"))) for line in str(text).split("\n"))
 
 
-# ---- Settings and command lines without their secrets
+# ---- settings and command lines without secrets ------------------------------------------------------------
 
 
 HIDDEN = "(not shown)"
@@ -149,7 +149,7 @@ def mask_text(text: str, most: int = LONGEST_TEXT) -> str:
     known tokens.
     """
     said = text
-    if len(text) > 4 * most:  # not in the middle of a word, which may be half of a secret
+    if len(text) > 4 * most:  # cut between words, because half of a secret would not be recognised
         said = text[: 4 * most].rpartition(" ")[0] or text[:1]
     said = _TOKENS.sub("...", _PAIR.sub(_hide_pair, _WEB.sub(_host_only, redact(said))))
     return (

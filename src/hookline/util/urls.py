@@ -55,7 +55,7 @@ def check_url(url: str, what: str = "") -> str:
     if protocol not in (*PROTOCOLS, *_testing):
         raise OptionError(
             f"{named}the protocol of {redact(url)!r} is not allowed.{closest(protocol.lower(), PROTOCOLS)} "
-            f"Allowed are {', '.join(PROTOCOLS)}. Anything else: copy the folder to a disk first."
+            f"Allowed are {', '.join(PROTOCOLS)}. For any other protocol, copy the folder to a disk first."
         )
     return url
 
@@ -66,7 +66,7 @@ def as_url(path: Path | str) -> str | None:
         return check_url(path) if "://" in path else None
     if BROKEN_URL.match(path.as_posix()):
         text = redact(path.as_posix().replace(":/", "://", 1)).replace("://", ":/")
-        raise CheckpointError(f"{text} was a URL before it was made a Path: pass it as text.")
+        raise CheckpointError(f"{text} is a URL that was converted to a Path; pass it as text.")
     return None
 
 
@@ -86,8 +86,7 @@ def open_url(url: str, options: Mapping[str, Any] | None = None) -> tuple[Any, s
     try:
         import fsspec  # type: ignore[import-untyped]
 
-        # not fsspec.core.url_to_fs: that follows chains, and an option named "protocol" would replace the one
-        # checked here
+        # fsspec.core.url_to_fs would follow chains, and let an option "protocol" replace the checked one
         kind = fsspec.get_filesystem_class(url.partition("://")[0])
     except ImportError as error:  # fsspec names the package that a protocol needs
         raise ImportError(f"{error}. fsspec itself comes with `pip install 'hookline[upload]'`.") from None
@@ -102,11 +101,11 @@ def below(folder: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}{mark}{query}"
 
 
-def beside(place: str, name: str) -> str:
+def beside(url: str, name: str) -> str:
     """Return the URL of a file next to another one. The query, which may contain slashes, stays at its
     end.
     """
-    path, mark, query = split_query(place)
+    path, mark, query = split_query(url)
     return below(f"{path.rstrip('/').rpartition('/')[0]}{mark}{query}", name)
 
 
@@ -124,23 +123,19 @@ def put_folder(fs: Any, folder: Path, target: str) -> None:
     fs.invalidate_cache()
     manifest = folder / MANIFEST
     files = sorted((each for each in folder.rglob("*") if each.is_file()), key=lambda each: each == manifest)
-    places = {each: below(target, each.relative_to(folder).as_posix()) for each in files}
+    targets = {each: below(target, each.relative_to(folder).as_posix()) for each in files}
     if fs.exists(below(target, MANIFEST)):
-        for old in set(fs.find(target)) - {fs._strip_protocol(each) for each in places.values()}:
+        for old in set(fs.find(target)) - {fs._strip_protocol(each) for each in targets.values()}:
             if not is_ours(old[len(target.rstrip("/")) + 1 :]):
-                fs.rm_file(
-                    old
-                    # while the manifest still says that this is a checkpoint, so that a second try gets here
-                    # again
-                )
-        fs.rm_file(below(target, MANIFEST))  # from here on until the end it is no checkpoint
-    for each, remote in places.items():
+                fs.rm_file(old)  # before the manifest goes, so that a second attempt gets here again
+        fs.rm_file(below(target, MANIFEST))  # from here to the end, the folder is not a checkpoint
+    for each, remote in targets.items():
         if each == manifest:
             _remove_unlisted(fs, target, {one.name for one in files})
         fs.makedirs(remote.rpartition("/")[0], exist_ok=True)
         fs.put_file(str(each), remote)
         if fs.size(remote) != each.stat().st_size:
-            raise OSError(f"{each.name} did not arrive whole")
+            raise OSError(f"{each.name} was not copied completely")
 
 
 def _remove_unlisted(fs: Any, target: str, names: set[str]) -> None:

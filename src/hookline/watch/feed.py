@@ -34,56 +34,51 @@ class Feed:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._run = FollowedRun(run_dir)
-        self._born = secrets.token_hex(4)
-        self._news = threading.Condition()
-        self._looking = threading.Lock()
+        self._server_id = secrets.token_hex(4)
+        self._changes = threading.Condition()
+        self._updating = threading.Lock()
         self._number = 0
         self._parts: dict[str, str] = {}
         """As JSON, which is compared and sent."""
         self._changed: dict[str, int] = {}
         self._watchers = 0
         self._ended = False
-        self._told_at = time.monotonic()
+        self._updated_at = time.monotonic()
         self._was_running: bool | None = None
-        self._take({**page_data([self._run.run]), "stuck": ""})
+        self._store({**page_data([self._run.run]), "stuck": ""})
 
-    # ---- keeping it fresh ----------------------------------------------------------------------------------
+    # ---- updates -------------------------------------------------------------------------------------------
 
     def keep_fresh(self) -> None:
         """Update while there are viewers, and sleep while there are none, until `end` is called."""
         pause = EVERY
         while True:
-            with self._news:
-                self._news.wait_for(lambda: self._watchers or self._ended)
+            with self._changes:
+                self._changes.wait_for(lambda: self._watchers or self._ended)
                 if self._ended:
                     return
             began = time.monotonic()
-            self.look()
+            self.update()
             pause = max(EVERY, 9 * (time.monotonic() - began))
-            with self._news:
-                self._news.wait_for(lambda: self._ended, timeout=pause)
+            with self._changes:
+                self._changes.wait_for(lambda: self._ended, timeout=pause)
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Update all parts. Show a failure on the page, because a page that is not updated must not look
         live.
         """
-        with self._looking:
+        with self._updating:
             try:
                 job = self._job()
-                has_changed = self._was_running not in (
-                    None,
-                    job["running"],
-                )  # a job that was killed writes nothing about it
+                # a job that was killed does not write that it ended
+                has_changed = self._was_running not in (None, job["running"])
                 self._was_running = job["running"]
-                self._take({"job": job})
-                self._take({**self._written(has_changed), "stuck": ""})
+                self._store({"job": job})
+                self._store({**self._written(has_changed), "stuck": ""})
             except Exception as error:
-                self._told_at = -DOUBT  # at the next look all of it again
-                self._take(
-                    {
-                        "stuck": f"What the run has written since cannot be read ({type(error).__name__}: "
-                        f"{error})."
-                    }
+                self._updated_at = -DOUBT  # read everything again at the next update
+                self._store(
+                    {"stuck": f"The run's new records cannot be read ({type(error).__name__}: {error})."}
                 )
 
     def _written(self, has_changed: bool) -> dict[str, Any]:
@@ -91,11 +86,11 @@ class Feed:
         try:
             is_new = self._run.refresh()
         except (OSError, HooklineError):
-            return {}  # the directory is gone, or somebody is moving it: what is known is still true
+            return {}  # the directory was removed or is being moved: keep the known data
         now = time.monotonic()
-        if not is_new and not has_changed and now - self._told_at < DOUBT:
+        if not is_new and not has_changed and now - self._updated_at < DOUBT:
             return {}
-        self._told_at = now
+        self._updated_at = now
         return page_data([self._run.run])
 
     def _job(self) -> dict[str, Any]:
@@ -104,8 +99,8 @@ class Feed:
         except HooklineError as error:
             return {"running": False, "why": str(error)}
 
-    def _take(self, data: dict[str, Any]) -> None:
-        with self._news:
+    def _store(self, data: dict[str, Any]) -> None:
+        with self._changes:
             texts = {key: embed(value) for key, value in data.items()}
             new = {key: text for key, text in texts.items() if self._parts.get(key) != text}
             if new.keys() <= set(VOLATILE):
@@ -113,32 +108,32 @@ class Feed:
             self._number += 1
             self._parts |= new
             self._changed |= dict.fromkeys(new, self._number)
-            self._news.notify_all()
+            self._changes.notify_all()
 
     def end(self) -> None:
         """Release all waiting threads."""
-        with self._news:
+        with self._changes:
             self._ended = True
-            self._news.notify_all()
+            self._changes.notify_all()
 
-    # ---- looking at it -------------------------------------------------------------------------------------
+    # ---- viewers -------------------------------------------------------------------------------------------
 
     def page(self) -> str:
         """Return the current page."""
-        self.look()
-        with self._news:
-            parts = {**self._parts, "live": embed(f"{self._born}-{self._number}")}
+        self.update()
+        with self._changes:
+            parts = {**self._parts, "live": embed(f"{self._server_id}-{self._number}")}
         return fill(_object(parts), names([self._run.run]), LIVE_SCRIPTS, "; connect-src 'self'")
 
     def join(self) -> None:
         """Add a viewer."""
-        with self._news:
+        with self._changes:
             self._watchers += 1
-            self._news.notify_all()
+            self._changes.notify_all()
 
     def leave(self) -> None:
         """Remove a viewer."""
-        with self._news:
+        with self._changes:
             self._watchers -= 1
 
     def wait(self, since: str, seconds: float) -> tuple[str, str] | None:
@@ -147,14 +142,14 @@ class Feed:
 
         Return None if the server ends. An unknown state counts as the first one.
         """
-        born, _, text = since.partition("-")
-        known = int(text) if born == self._born and text.isdecimal() else 0
-        with self._news:
-            self._news.wait_for(lambda: self._number > known or self._ended, timeout=seconds)
+        server_id, _, text = since.partition("-")
+        known = int(text) if server_id == self._server_id and text.isdecimal() else 0
+        with self._changes:
+            self._changes.wait_for(lambda: self._number > known or self._ended, timeout=seconds)
             if self._ended:
                 return None
             new = {key: self._parts[key] for key, number in self._changed.items() if number > known}
-            return f"{self._born}-{self._number}", _object(new) if new else ""
+            return f"{self._server_id}-{self._number}", _object(new) if new else ""
 
 
 def _object(parts: dict[str, str]) -> str:

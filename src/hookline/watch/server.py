@@ -23,7 +23,7 @@ OWN_NAMES = (HOME, "localhost")
 LONGEST_REQUEST = 10_000
 KEEP_ALIVE = 15.0
 """Seconds after which something is always sent, so that a closed browser is detected."""
-ASKED = {
+COMMANDS = {
     "enable": ("hook",),
     "disable": ("hook",),
     "every": ("hook", "interval"),
@@ -32,10 +32,10 @@ ASKED = {
     "attach": ("file", "name"),
     "detach": ("hook",),
 }
-NOTHING = "There is nothing here."
+NOTHING = "This page does not exist."
 ONCE = (
-    "Open the address that hookline watch has printed. It works once: from then on the page is where that "
-    "browser was sent. Start hookline watch again for another address."
+    "Open the address that hookline watch printed. It works once: the browser that opened it was sent to "
+    "another address. Start hookline watch again for a new one."
 )
 HEADERS = {
     "Cache-Control": "no-store",
@@ -141,15 +141,15 @@ class _Handler(BaseHTTPRequestHandler):
         """Send the page or its updates."""
         with self._refusing():
             self._check_host()
-            asked = urlsplit(self.path)
-            query = parse_qs(asked.query)
-            if asked.path == "/" and "token" in query:
-                self._let_in(query["token"][0])
+            request = urlsplit(self.path)
+            query = parse_qs(request.query)
+            if request.path == "/" and "token" in query:
+                self._accept(query["token"][0])
                 return
-            place = self._place(asked.path)
-            if place == "":
+            resource = self._resource(request.path)
+            if resource == "":
                 self._send(200, "text/html; charset=utf-8", self.watch.feed.page().encode("utf-8", "replace"))
-            elif place == "feed":
+            elif resource == "feed":
                 self._check_same_page()
                 self._push(self.headers.get("Last-Event-ID") or query.get("from", [""])[0])
             else:
@@ -160,10 +160,10 @@ class _Handler(BaseHTTPRequestHandler):
         with self._refusing():
             self._check_host()
             if self.headers.get("Origin") != f"http://{self.headers.get('Host')}":
-                raise Refusal(403, "Only the page itself can ask for this.")
-            place = self._place(self.path)
+                raise Refusal(403, "Only the page itself may send this request.")
+            resource = self._resource(self.path)
             self._check_same_page()
-            if place != "control":
+            if resource != "control":
                 raise Refusal(404, NOTHING)
             answer = self._control(self._body())
             self._send(200, "application/json", json.dumps(answer).encode())
@@ -171,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing, because the first address contains the token."""
 
-    # ---- who may -------------------------------------------------------------------------------------------
+    # ---- access --------------------------------------------------------------------------------------------
 
     def _check_host(self) -> None:
         """Refuse another host name, because a foreign name that resolves to this machine would open our page
@@ -182,9 +182,9 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             host = None
         if host not in OWN_NAMES:
-            raise Refusal(403, "This server has another name.")
+            raise Refusal(403, "The host name of this request is not allowed.")
 
-    def _place(self, path: str) -> str:
+    def _resource(self, path: str) -> str:
         """Return the requested resource; refuse a browser without the secret path and the cookie."""
         watch = self.watch
         if path == "/":
@@ -205,29 +205,29 @@ class _Handler(BaseHTTPRequestHandler):
         leave it out.
         """
         if self.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
-            raise Refusal(403, "Only the page itself can ask for this.")
+            raise Refusal(403, "Only the page itself may send this request.")
 
-    def _let_in(self, token: str) -> None:
+    def _accept(self, token: str) -> None:
         watch = self.watch
         if not watch.use(token):
             raise Refusal(403, ONCE)
         cookie = f"{watch.cookie_name}={watch.cookie}; Path={watch.room}; HttpOnly; SameSite=Strict"
         self._send(303, "text/plain", b"", {"Location": watch.room, "Set-Cookie": cookie})
 
-    # ---- what they get -------------------------------------------------------------------------------------
+    # ---- answers -------------------------------------------------------------------------------------------
 
     def _push(self, since: str) -> None:
         feed = self.watch.feed
         self._begin(200, "text/event-stream", {})
         feed.join()
         try:
-            while (news := feed.wait(since, KEEP_ALIVE)) is not None:
-                since, body = news
-                text = f"id: {since}\nevent: update\ndata: {body}\n\n" if body else ": still here\n\n"
+            while (changes := feed.wait(since, KEEP_ALIVE)) is not None:
+                since, body = changes
+                text = f"id: {since}\nevent: update\ndata: {body}\n\n" if body else ": keep alive\n\n"
                 self.wfile.write(text.encode())
                 self.wfile.flush()
         except OSError:
-            pass  # the browser has gone
+            pass  # the browser closed the connection
         finally:
             feed.leave()
 
@@ -238,24 +238,24 @@ class _Handler(BaseHTTPRequestHandler):
             or not length.isdecimal()
             or int(length) > LONGEST_REQUEST
         ):
-            raise Refusal(400, "A request is a short JSON object.")
-        asked: Any = None
+            raise Refusal(400, "A request must be a short JSON object.")
+        request: Any = None
         with contextlib.suppress(ValueError, RecursionError):
-            asked = json.loads(self.rfile.read(int(length)))
+            request = json.loads(self.rfile.read(int(length)))
         if (
-            not isinstance(asked, dict)
-            or not isinstance(asked.get("command"), str)
-            or asked["command"] not in ASKED
+            not isinstance(request, dict)
+            or not isinstance(request.get("command"), str)
+            or request["command"] not in COMMANDS
         ):
-            raise Refusal(400, f"A request has a command: {', '.join(ASKED)}.")
-        return {key: asked[key] for key in ("command", *ASKED[asked["command"]]) if key in asked}
+            raise Refusal(400, f"A request must have a command: {', '.join(COMMANDS)}.")
+        return {key: request[key] for key in ("command", *COMMANDS[request["command"]]) if key in request}
 
-    def _control(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _control(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
-            answer = ask(self.watch.run_dir, **asked)
+            answer = ask(self.watch.run_dir, **request)
         except HooklineError as error:
             return {"error": str(error)}
-        threading.Thread(target=self.watch.feed.look, daemon=True).start()  # the page sees it at once
+        threading.Thread(target=self.watch.feed.update, daemon=True).start()  # the page sees it at once
         return answer
 
     @contextlib.contextmanager
@@ -265,12 +265,12 @@ class _Handler(BaseHTTPRequestHandler):
         except Refusal as refusal:
             self._send(refusal.code, "text/plain; charset=utf-8", str(refusal).encode())
         except OSError:
-            pass  # the browser has gone
-        except Exception as error:  # an answer that is empty would tell nobody what is wrong
+            pass  # the browser closed the connection
+        except Exception as error:  # an empty answer would not show what is wrong
             self._send(
                 500,
                 "text/plain; charset=utf-8",
-                f"A mistake of Hookline's: {type(error).__name__}: {error}".encode(),
+                f"An error in Hookline: {type(error).__name__}: {error}".encode(),
             )
 
     def _begin(self, code: int, kind: str, more: dict[str, str]) -> None:
