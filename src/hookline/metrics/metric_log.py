@@ -279,7 +279,7 @@ class MetricLog:
             parts[name if plain is None else f"{name}{KNOWN_AS}{plain}"] = part
         return parts
 
-    def settle(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def store_reduced(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Store the values of all ranks as the newest ones, and return them by their names in the row."""
         row = {}
         for name, value in values.items():
@@ -372,7 +372,7 @@ class MetricLog:
                 key.epoch_name: f"{key.epoch_name}{KNOWN_AS}{name}" for name, key in self._keys[mode].items()
             }
             parts = {known_as.get(name, name): each.part() for name, each in sums.items()}
-            done = self.settle(pool(parts | dict.fromkeys(objects, OBJECT)))
+            done = self.store_reduced(pool(parts | dict.fromkeys(objects, OBJECT)))
             done |= _computed_by_all(done, objects, pool)
         for name, each in objects.items():
             each.reset()  # after all are computed: one object may have been logged under two names

@@ -47,7 +47,7 @@ def layer_of(name: str) -> tuple[str, str, str] | None:
     return None
 
 
-def place_of(name: str) -> tuple[str, str]:
+def section_of(name: str) -> tuple[str, str]:
     """Return the section of a metric, and the chart that it shares with others."""
     name = name.removesuffix(EPOCH)
     first, slash, rest = name.partition("/")
@@ -74,7 +74,7 @@ def sections(runs: list[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
     for number, run in enumerate(runs):
         for name, series in shown(run).items():
             if layer_of(name) is None:
-                charts.setdefault(place_of(name), []).append((number, name, series))
+                charts.setdefault(section_of(name), []).append((number, name, series))
     ordered = sorted(charts, key=_rank)
     count = sum(len(each) for each in charts.values())
     most = max(PER_SERIES[0], min(PER_SERIES[1], POINTS // max(1, min(count, MOST_SERIES))))
@@ -140,9 +140,9 @@ def summary(runs: list[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
     names, left_out = names[:MOST_SERIES], names[MOST_SERIES:]
     names.sort(
         key=lambda name: (
-            SECTIONS.index(place_of(name)[0]),
+            SECTIONS.index(section_of(name)[0]),
             "loss" not in name,
-            _natural(place_of(name)[1]),
+            _natural(section_of(name)[1]),
             _stage(name),
             _natural(name),
         )

@@ -30,10 +30,10 @@ class FollowedRun:
         seen, traced = self._look(), self._traces.refresh()
         if seen == self._seen and not traced:
             return False
-        if not self._goes_on() or not self._grow():
+        if not self._is_continued() or not self._grow():
             self._begin()
             return True
-        self.run.settle()
+        self.run.name_curves()
         self._read_beside(seen)
         return True
 
@@ -50,7 +50,7 @@ class FollowedRun:
         self.run.trace = self._traces.data()
         self._seen = seen
 
-    def _goes_on(self) -> bool:
+    def _is_continued(self) -> bool:
         """Return whether the log has only grown: the bytes before the new lines are unchanged, and each line
         has its time.
         """

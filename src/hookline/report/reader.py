@@ -152,7 +152,7 @@ class RunData:
     trace: TraceData | None = None
     """When its hooks were called, if the run was traced."""
 
-    def settle(self) -> None:
+    def name_curves(self) -> None:
         """Name the curves from all values read so far.
 
         The mean of an epoch is logged under the name and step of the last batch's value; in one curve it
@@ -192,7 +192,7 @@ def read_logged(path: Path, until: int | None = None) -> RunData:
             )
         if not run.records and until is None and _has_lines(log):
             raise OptionError(f"{log} is not a log of Hookline: it has no line of JSON.")
-    run.settle()
+    run.name_curves()
     return run
 
 

@@ -177,7 +177,7 @@ def _read_log(run: RunData) -> tuple[bool, str]:
     if log.stat().st_size > LOG_BYTES:
         for record in tail(log):
             take(run, record)
-        run.settle()
+        run.name_curves()
         return True, ""
     try:
         read = read_logged(run.path)
