@@ -246,7 +246,7 @@ def test_the_limits_of_json() -> None:
     assert parse_json(kit.dump(kit.nested(400)).encode())
     for text, why in (
         (b"NaN", "NaN is not JSON"),
-        (b'{"a": 1, "a": 1}', "'a' is there twice"),
+        (b'{"a": 1, "a": 1}', "'a' appears twice"),
         (kit.dump(kit.nested(600)).encode(), "500 levels|too deeply"),
         (b"[" * 10**6, "too deeply"),
         (b"\xff", "decode"),

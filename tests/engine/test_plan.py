@@ -305,7 +305,7 @@ def test_a_signal_that_would_be_lost_is_an_error(event):
     trainer = quiet(log_every_n_steps=1)
     trainer.on(event, name="lost")(lambda: SKIP_BATCH)
     with pytest.raises(
-        HookError, match=f"hook 'lost' returned SKIP_BATCH from {event}, where it has no effect"
+        HookError, match=f"hook 'lost' returned SKIP_BATCH from {event}, where a signal has no effect"
     ):
         trainer.fit(Net(), batches(1), batches(1))
 

@@ -1,5 +1,4 @@
-"""Checks of options: what a value must be, said in the same words for the trainer, hooks, loggers and
-strategies.
+"""Checks of options, with the same wording for the trainer, hooks, loggers and strategies.
 
 `name` is the option, which may have its owner in front: `"EarlyStopping: patience"`.
 """
@@ -27,7 +26,7 @@ from hookline.engine.filters import SECONDS, parse_interval
 from hookline.util.errors import HookError, OptionError, closest
 
 LARGEST_SEED = 2**64 - 1
-"""What torch.manual_seed takes."""
+"""The largest seed of torch.manual_seed."""
 LONGEST_NAME = 255
 """Bytes in the name of a file or directory, on nearly every file system."""
 
@@ -44,7 +43,7 @@ def refused(name: str, value: Any, allowed: str, more: str = "") -> OptionError:
 
 
 def _bare(name: str) -> str:
-    """The option without its owner."""
+    """Return the option without its owner."""
     return name.rpartition(": ")[2]
 
 
@@ -52,10 +51,10 @@ def _bare(name: str) -> str:
 
 
 def rule_of(kind: Any) -> Rule | None:
-    """Return the check that an annotation declares, or None if it declares none.
+    """Return the check that an annotation declares, or None.
 
-    `bool` and `Literal` are checks by themselves, `Annotated[type, rule]` has its rule. In a union, values of
-    its plain classes and literals are accepted, and all others are for the member that has a rule:
+    `bool` and `Literal` are checks by themselves; `Annotated[type, rule]` has its rule. A union accepts
+    values of its plain classes and literals, and checks all others by the member that has a rule:
     `Annotated[int, AtLeast(1)] | None`.
     """
     origin, members = typing.get_origin(kind), typing.get_args(kind)
@@ -81,10 +80,12 @@ def rule_of(kind: Any) -> Rule | None:
 
 
 def check_fields(made: Any) -> None:
-    """Check the fields of a dataclass by the rules of their annotations, and keep what the rules return."""
-    for each in fields(made):
-        if (rule := rule_of(each.type)) is not None:
-            object.__setattr__(made, each.name, checked(each.name, rule, getattr(made, each.name)))
+    """Check the fields of a dataclass by the rules of their annotations, and keep the values that the rules
+    return.
+    """
+    for field in fields(made):
+        if (rule := rule_of(field.type)) is not None:
+            object.__setattr__(made, field.name, checked(field.name, rule, getattr(made, field.name)))
 
 
 def checked_parameters(init: Init) -> Init:
@@ -117,7 +118,7 @@ def checked_parameters(init: Init) -> Init:
 
 
 def checked(name: str, rule: Rule, value: Any) -> Any:
-    """Return what a rule makes of a value. An error about a key of a table carries the whole path to it."""
+    """Return a value after its rule. An error about a key of a table gets the full path of the key."""
     try:
         return rule(name, value)
     except OptionError as error:
@@ -127,7 +128,7 @@ def checked(name: str, rule: Rule, value: Any) -> Any:
 
 
 class AtLeast:
-    """A whole number from `least` on. wanted: what to ask for, in other words."""
+    """A whole number of at least `least`. wanted: other words for the allowed values."""
 
     def __init__(self, least: int, wanted: str = "") -> None:
         self.least = least
@@ -215,7 +216,7 @@ class Above:
 
 
 class Portion:
-    """A number of batches, or a fraction of them. zero: whether none is allowed, too."""
+    """A number of batches, or a fraction of them. zero: whether 0 is allowed."""
 
     def __init__(self, zero: bool = True) -> None:
         self.zero, self.schema = zero, {"minimum" if zero else "exclusiveMinimum": 0}
@@ -248,7 +249,7 @@ class Duration:
 
 
 class Function:
-    """Something that can be called."""
+    """A callable."""
 
     def __init__(self, wanted: str) -> None:
         self.wanted = wanted
@@ -289,14 +290,16 @@ class OnDisk:
 
 
 def check_bool(name: str, value: Any) -> bool:
-    """Only True and False: the text 'false' would count as true."""
+    """Return the value if it is True or False. Other types are refused, because the text 'false' would count
+    as true.
+    """
     if not isinstance(value, bool):
         raise refused(name, value, "True or False")
     return value
 
 
 def check_choice(name: str, value: Any, allowed: Iterable[Any], more: str = "") -> Any:
-    """One of these values."""
+    """Return the value if it is one of the allowed values."""
     known = tuple(allowed)
     if value not in known:
         near = closest(str(value), [each for each in known if isinstance(each, str)])
@@ -310,19 +313,19 @@ def check_choice(name: str, value: Any, allowed: Iterable[Any], more: str = "") 
 
 
 def check_seed(name: str, seed: Any) -> int:
-    """A seed that Python, numpy and torch take."""
+    """Return the seed if Python, NumPy and torch accept it."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:
         raise refused(
             name,
             seed,
-            f"a whole number from 0 to {LARGEST_SEED} (2**64 - 1), which is what torch takes; numpy is "
+            f"a whole number from 0 to {LARGEST_SEED} (2**64 - 1), the range of torch.manual_seed; NumPy is "
             "seeded with its lower 32 bits",
         )
     return seed
 
 
 def members(name: str, given: Any, of: str) -> tuple[Any, ...]:
-    """What was given as one text or as a list; anything that is neither is refused."""
+    """Return a tuple of one string or of the items of a list; refuse anything else."""
     if isinstance(given, str):
         return (given,)
     if not isinstance(given, Iterable) or isinstance(given, bytes):
@@ -331,7 +334,7 @@ def members(name: str, given: Any, of: str) -> tuple[Any, ...]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a number, which True is not."""
+    """Return whether the value is a number; True and False are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -341,7 +344,7 @@ def is_number(value: Any) -> bool:
 def parse_time(
     given: str | float | datetime.timedelta | None, name: str = "max_time", hint: str = ""
 ) -> float | None:
-    """Seconds from a number, a timedelta, 'DD:HH:MM:SS' or '2 hours'."""
+    """Return the seconds of a number, a timedelta, 'DD:HH:MM:SS' or '2 hours'."""
     if given is None:
         return None
     seconds = 0.0
@@ -372,7 +375,7 @@ def _no_time(name: str, given: Any, hint: str) -> OptionError:
 
 
 def check_path(name: str, path: Any, wanted: str = "a path") -> None:
-    """Text or a Path that can name something on a disk."""
+    """Raise unless the value is text or a Path that can name a file."""
     if not isinstance(path, str | os.PathLike) or not (text := os.fspath(path)) or not str(text).strip():
         raise OptionError(
             f"{name}={path!r} must be {wanted}{', and is empty' if isinstance(path, str) else ''}.",
@@ -382,15 +385,15 @@ def check_path(name: str, path: Any, wanted: str = "a path") -> None:
         )
     if "\0" in str(text):
         raise OptionError(
-            f"{name}={path!r} must be {wanted}; it has a NUL character, which no file system takes.",
+            f"{name}={path!r} must be {wanted}; it has a NUL character, which file systems do not allow.",
             option=_bare(name),
             value=path,
             allowed=wanted,
         )
-    for each in Path(os.fsdecode(text)).parts:
-        if len(os.fsencode(each)) > LONGEST_NAME:
+    for part in Path(os.fsdecode(text)).parts:
+        if len(os.fsencode(part)) > LONGEST_NAME:
             raise OptionError(
-                f"{name}={str(path)[:60] + '...'!r}: {each[:20] + '...'!r} has {len(os.fsencode(each))} "
+                f"{name}={str(path)[:60] + '...'!r}: {part[:20] + '...'!r} has {len(os.fsencode(part))} "
                 f"bytes, and a name may have {LONGEST_NAME}.",
                 option=_bare(name),
                 value=path,
@@ -399,24 +402,24 @@ def check_path(name: str, path: Any, wanted: str = "a path") -> None:
 
 
 def _nearest(path: Path) -> Path:
-    """Return the path, or the nearest one above it that exists."""
-    # not Path.exists, which raises for a path that is too long or behind a directory without permission
+    """Return the path, or its nearest parent that exists."""
+    # Path.exists raises for a path that is too long or below a directory without permission
     return next(each for each in (path, *path.parents) if os.path.exists(each))
 
 
 def longest_name(path: Path) -> int:
-    """Bytes that a name may have in this directory, or in the nearest one above it that exists."""
+    """Return the most bytes of a file name in this directory, or in its nearest parent that exists."""
     there = _nearest(path.absolute())
     try:
         return os.pathconf(there, "PC_NAME_MAX")
-    except (AttributeError, OSError, ValueError):  # a system that does not tell
+    except (AttributeError, OSError, ValueError):  # the system does not report it
         return LONGEST_NAME
 
 
-def check_place(name: str, path: Path) -> None:
-    """Refuse a directory that cannot be made or written to, before anything is trained for it.
+def check_writable_directory(name: str, path: Path) -> None:
+    """Refuse a directory that cannot be created or written to, before training begins.
 
-    A directory of that name is made beside it and removed again, because permissions alone do not tell.
+    A temporary directory is created and removed, because permissions alone do not decide it.
     """
     whole = path.absolute()
     there = _nearest(whole)
@@ -458,7 +461,7 @@ PRECISIONS = {
 
 
 def parse_precision(precision: str | int) -> str:
-    """32, 'bf16-mixed' or '16-mixed'."""
+    """Return '32', 'bf16-mixed' or '16-mixed' for any accepted spelling."""
     name = PRECISIONS.get(str(precision))
     if name is None:
         plain = re.sub(

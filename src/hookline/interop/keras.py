@@ -15,7 +15,7 @@ from torch import nn
 from hookline.engine.binding import Binding, Caller
 from hookline.engine.events import EventTable
 from hookline.engine.listener import Listener, refuse_misspelled
-from hookline.engine.source_text import asked_of
+from hookline.engine.source_text import attributes_read
 from hookline.interop.adapter import AdoptedCallback
 from hookline.util.errors import HookError
 
@@ -208,7 +208,7 @@ class KerasCallback(AdoptedCallback):
         it.
         """
         keras_only = set(dir(sys.modules["keras"].Model)) - set(dir(nn.Module)) - set(dir(ModelView))
-        for attribute, where in asked_of(("self.model",), self.original, lambda cls: cls is self.base):
+        for attribute, where in attributes_read(("self.model",), self.original, lambda cls: cls is self.base):
             if attribute in keras_only:
                 yield attribute, where
         for cls in type(self.original).__mro__:

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from hookline.engine.foreign import HookAdapter, RunAware
 from hookline.engine.hook_list import Entry
-from hookline.engine.slots import blame
+from hookline.engine.slots import add_failure_note
 from hookline.run.parts import EmittingRun
 from hookline.training import run_events
 from hookline.training.restore import restore_hook
@@ -115,7 +115,7 @@ def _teardown_removed(run: EmittingRun, entries: list[Entry]) -> list[BaseExcept
                 except StopTraining as stop:
                     run.state.request_stop(stop.reason)
                 except BaseException as error:
-                    blame(error, listener, run.state)
+                    add_failure_note(error, listener, run.state)
                     failures.append(error)
     return failures
 

@@ -21,7 +21,7 @@ from hookline.data.seeding import rng_state
 from hookline.engine.events import Event
 from hookline.engine.hook_list import Entry
 from hookline.engine.init_arguments import init_arguments
-from hookline.engine.slots import Blame, accuse
+from hookline.engine.slots import FailureSource, record_failure
 from hookline.metrics.metric_log import Metrics
 from hookline.run.commands import handles_command
 from hookline.run.optimizers import bare
@@ -294,8 +294,10 @@ def naming(entry: Entry, method: str, s: State) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        accuse(
-            error, Blame(f"hook {entry.name!r}", method), f"({type(entry.given).__name__}) at {s.position}"
+        record_failure(
+            error,
+            FailureSource(f"hook {entry.name!r}", method),
+            f"({type(entry.given).__name__}) at {s.position}",
         )
         raise
 

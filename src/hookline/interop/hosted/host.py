@@ -10,7 +10,7 @@ from hookline.engine.events import EVENTS, Event
 from hookline.engine.hook import Hook
 from hookline.engine.hook_list import Entry, HookList
 from hookline.engine.listener import Listener
-from hookline.engine.source_text import asked_of
+from hookline.engine.source_text import attributes_read
 from hookline.util.errors import HookError, closest
 
 TRAINERS = ("trainer", "state.trainer")
@@ -79,7 +79,7 @@ class HostedHooks(HookList):
         for listener in listeners:
             self._refuse(who, listener)
         for attribute, where in (
-            asked_of(TRAINERS, entry.hook, _is_ours) if isinstance(entry.hook, Hook) else ()
+            attributes_read(TRAINERS, entry.hook, _is_ours) if isinstance(entry.hook, Hook) else ()
         ):
             if attribute not in self._offered:
                 raise HookError(
