@@ -57,7 +57,7 @@ def test_ranks_that_do_not_come_are_named_in_the_error() -> None:
     store.set("hookline/arrived/2", "a process that is dead")
     with pytest.raises(
         dist.DistStoreError,
-        match=r"Not all of the job's 3 processes have come in time \(0.1 s\): ranks 1, 2 did not",
+        match=r"Not all of the job's 3 processes have arrived in time \(0.1 s\): ranks 1, 2 did not",
     ):
         fresh_store(store, 0, 3, timedelta(seconds=0.1))
     with pytest.raises(dist.DistStoreError, match="rank 0 did not"):

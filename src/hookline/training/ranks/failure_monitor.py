@@ -26,7 +26,7 @@ from typing import Any
 
 from torch import distributed as dist
 
-from hookline.distributed.comm import LONGEST, assemble
+from hookline.distributed.comm import MAX_MESSAGE, assemble
 from hookline.reliability.signals import Signals
 from hookline.reliability.stacks import stack_of, waits_for_ranks
 from hookline.run.run import Run
@@ -298,7 +298,7 @@ class RankMonitor:
             where = next(
                 iter(getattr(error, "__notes__", [])), ""
             )  # the hook and event, or the position of the run
-            self.post(f"{type(error).__name__}: {str(error)[:LONGEST]} ({where}).")
+            self.post(f"{type(error).__name__}: {str(error)[:MAX_MESSAGE]} ({where}).")
         elif self.failure.rank != self.run.strategy.rank and not isinstance(error, PeerError):
             error.add_note(f"{self.failure} This rank could not go on without it.")
 
