@@ -15,7 +15,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from hookline import Hook, Preempted
-from hookline.distributed.comm import Ranks, who_has_ended
+from hookline.distributed.comm import Ranks, describe_ended_ranks
 from hookline.distributed.launch import fresh_store
 
 PATIENCE = timedelta(seconds=60)
@@ -88,11 +88,13 @@ def test_a_process_that_ends_after_a_signal_does_not_pass_for_one_that_was_done(
     try:
         with pytest.raises(Preempted):
             quiet(strategy="single", hooks=[Signalled()]).fit(Net(), batches(2))
-        assert who_has_ended(1) == ""
-        Ranks().tell_end(None)
-        assert who_has_ended(1) == "Processes of this job have ended: rank 0 after SIGTERM."
-        Ranks().tell_end(ValueError("of its own"))
-        assert who_has_ended(1) == "Processes of this job have ended: rank 0 by ValueError: of its own."
+        assert describe_ended_ranks(1) == ""
+        Ranks().report_end(None)
+        assert describe_ended_ranks(1) == "Processes of this job have ended: rank 0 after SIGTERM."
+        Ranks().report_end(ValueError("of its own"))
+        assert (
+            describe_ended_ranks(1) == "Processes of this job have ended: rank 0 by ValueError: of its own."
+        )
     finally:
         dist.destroy_process_group()
 

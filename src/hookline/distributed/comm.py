@@ -118,7 +118,7 @@ class Ranks:
         c10d: Any = dist.distributed_c10d
         return c10d.PrefixStore(f"hookline/{name}", c10d._get_default_store().clone())
 
-    def tell_end(self, error: BaseException | None) -> None:
+    def report_end(self, error: BaseException | None) -> None:
         """Record in the store how this process ends, so that ranks that wait for it can report it.
 
         error: the uncaught exception, if there is one.
@@ -131,7 +131,7 @@ class Ranks:
             store.set(str(self.rank), how)
             store.set(ANY_ENDED, "")
 
-    def remember_failure(self, text: str) -> None:
+    def record_failure(self, text: str) -> None:
         """Record that a run failed on this rank, so that the next run can explain why ranks differ."""
         with contextlib.suppress(RuntimeError, dist.DistError):
             _message_store(STARTS).set("failure", f"rank {self.rank} ({text.rstrip('.')})")
@@ -191,12 +191,12 @@ def _explain_lost_connection(error: RuntimeError, world_size: int) -> None:
     """Add a note to a gloo error: which ranks have ended, and how."""
     if "gloo" in str(error):
         error.add_note(
-            who_has_ended(world_size)
+            describe_ended_ranks(world_size)
             or "Processes of this job have ended; the logs of the other ranks show which."
         )
 
 
-def who_has_ended(world_size: int) -> str:
+def describe_ended_ranks(world_size: int) -> str:
     """Return a sentence that lists the ranks that have ended, and how; empty if none is known."""
     ended = []
     with contextlib.suppress(RuntimeError, dist.DistError):
@@ -215,7 +215,7 @@ def who_has_ended(world_size: int) -> str:
     return f"Processes of this job have ended: {'; '.join(ended)}.{hint}" if ended else ""
 
 
-def assemble(store: Any, where: str, world_size: int, look: Callable[[], None]) -> None:
+def wait_for_all_ranks(store: Any, where: str, world_size: int, look: Callable[[], None]) -> None:
     """Wait without a timeout until all ranks have arrived. Meanwhile call `look`, which may raise."""
     store.add(where, 1)
     pause = PAUSE

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hookline.distributed.base import StepModule, refuse_sharded
-from hookline.distributed.process_group import ManyRanks
+from hookline.distributed.process_group import MultiRankStrategy
 from hookline.util.errors import OptionError
 
 UNUSED = "Expected to have finished reduction"
@@ -26,7 +26,7 @@ BUFFERS = next(
 is_trained = operator.attrgetter("requires_grad")
 
 
-class DDP(ManyRanks):
+class DDP(MultiRankStrategy):
     """Each rank trains on its own batches with a copy of the model; all copies stay equal."""
 
     def __init__(

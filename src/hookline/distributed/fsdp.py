@@ -13,7 +13,7 @@ from torch import nn
 
 from hookline.distributed.base import StepModule, keep_step_module, step_module_of
 from hookline.distributed.comm import listed
-from hookline.distributed.process_group import ManyRanks
+from hookline.distributed.process_group import MultiRankStrategy
 from hookline.engine.checks import refused
 from hookline.util.errors import OptionError, closest
 
@@ -22,7 +22,7 @@ Choice = str | type[nn.Module] | Callable[[str, nn.Module], bool]
 """Chooses modules by a name pattern (`layers.*`), a class name, a class, or a function of name and module."""
 
 
-class FSDP(ManyRanks):
+class FSDP(MultiRankStrategy):
     """Shards parameters, gradients and optimizer state; a layer is gathered only while it computes."""
 
     restore_after_setup = True

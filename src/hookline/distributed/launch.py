@@ -32,7 +32,7 @@ class RankInfo:
     local_world_size: int = 1
     launcher: str = ""
     """'torchrun', 'SLURM', 'the user' (the process group existed already), or empty."""
-    meet_at: str = ""
+    rendezvous_address: str = ""
     """Address and port of the rendezvous, if the launcher did not put them into the environment."""
 
     @property
@@ -74,9 +74,9 @@ def find_rank(environment: Mapping[str, str] | None = None) -> RankInfo:
     return RankInfo()
 
 
-def tell_as_torchrun(info: RankInfo) -> None:
+def set_torchrun_environment(info: RankInfo) -> None:
     """Set torchrun's environment variables, for libraries that read them (Accelerate, datasets)."""
-    host, _, port = info.meet_at.rpartition(":")
+    host, _, port = info.rendezvous_address.rpartition(":")
     for name, value in (
         ("MASTER_ADDR", host),
         ("MASTER_PORT", port),

@@ -14,7 +14,13 @@ from torch import distributed as dist
 
 from hookline.distributed.base import Strategy
 from hookline.distributed.comm import Ranks, gloo_group
-from hookline.distributed.launch import RankInfo, find_rank, fresh_store, pick_device, tell_as_torchrun
+from hookline.distributed.launch import (
+    RankInfo,
+    find_rank,
+    fresh_store,
+    pick_device,
+    set_torchrun_environment,
+)
 from hookline.engine.checks import refused
 from hookline.util.errors import OptionError
 
@@ -22,7 +28,7 @@ BACKENDS = {"cuda": "nccl", "xpu": "xccl", "hpu": "hccl", "npu": "hccl"}
 """The backend of the model's collectives, by device type; other devices use gloo."""
 
 
-class ManyRanks(Strategy):
+class MultiRankStrategy(Strategy):
     """A strategy for several processes. With one process it does not communicate."""
 
     sync_buffers: bool = True
@@ -121,8 +127,8 @@ def join_group(device: torch.device, info: RankInfo, timeout: float) -> None:
     backend = BACKENDS.get(device.type, "gloo")
     if backend != "gloo":
         backend = f"cpu:gloo,{device.type}:{backend}"
-    if info.meet_at:
-        tell_as_torchrun(info)
+    if info.rendezvous_address:
+        set_torchrun_environment(info)
     limit = datetime.timedelta(seconds=timeout)
     c10d: Any = dist.distributed_c10d
     store, rank, world_size = next(c10d.rendezvous("env://", info.rank, info.world_size, timeout=limit))
@@ -139,7 +145,7 @@ def _leave_group() -> None:
 
 def _report_end(ranks: Ranks) -> None:
     if dist.is_initialized():
-        ranks.tell_end(getattr(sys, "last_value", None))  # the uncaught exception, if there is one
+        ranks.report_end(getattr(sys, "last_value", None))  # the uncaught exception, if there is one
 
 
 _CONTROL: dict[int, Any] = {}

@@ -26,7 +26,7 @@ from typing import Any
 
 from torch import distributed as dist
 
-from hookline.distributed.comm import MAX_MESSAGE, assemble
+from hookline.distributed.comm import MAX_MESSAGE, wait_for_all_ranks
 from hookline.reliability.signals import Signals
 from hookline.reliability.stacks import stack_of, waits_for_ranks
 from hookline.run.run import Run
@@ -307,7 +307,7 @@ class RankMonitor:
         rank = self.run.strategy.rank
         if failed and self.failure is None:
             self.failure = Failure(rank, text)
-            self.run.strategy.ranks.remember_failure(text)
+            self.run.strategy.ranks.record_failure(text)
             self._deadline = self._deadline or time.monotonic() + OWN_TIMEOUT
         self._write(self._store, {"rank": rank, "text": text, "failed": failed})
 
@@ -322,9 +322,9 @@ class RankMonitor:
         except (RuntimeError, dist.DistError) as error:
             log.warning("The other ranks could not be told (%s): %s", str(error).partition("\n")[0], note)
 
-    def assemble(self, where: str) -> None:
+    def wait_for_all_ranks(self, where: str) -> None:
         """Wait until all ranks have come here, however long one takes; not for one that has failed."""
-        assemble(self._store, where, self.run.strategy.world_size, self.raise_failure)
+        wait_for_all_ranks(self._store, where, self.run.strategy.world_size, self.raise_failure)
 
     def raise_failure(self) -> None:
         """End what this rank is doing, if another one has failed and this one is not ending yet."""
