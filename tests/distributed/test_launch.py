@@ -66,7 +66,7 @@ def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
 
 
 def test_variables_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(OptionError, match="RANK='one', which is no whole number"):
+    with pytest.raises(OptionError, match="RANK='one', which is not a whole number"):
         find_rank({"RANK": "one", "WORLD_SIZE": "2"})
     with pytest.raises(OptionError, match="rank 2 of 2 processes"):
         find_rank({"RANK": "2", "WORLD_SIZE": "2"})

@@ -58,7 +58,7 @@ def _about(path: Path) -> dict[str, Any]:
         "world_size": header["world_size"],
         "step": max(told.last_step.values(), default=0),
         "events": sum(told.events.values()),
-        "calls": sum(each.calls for each in told.heard.values()),
+        "calls": sum(each.calls for each in told.calls.values()),
     }
 
 
