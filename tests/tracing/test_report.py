@@ -36,8 +36,8 @@ def test_a_hook_that_was_switched_off_is_named_with_where():
     )
     trainer.fit(Net(), batches(5), batches(1))
     assert different() == [
-        "hook watch was called in on_train_batch_end 2 of 5 times: the last at step 2, then it was switched off, removed or held "
-x
+        "hook watch was called in on_train_batch_end 2 of 5 times: the last at step 2, then it was switched off, removed or "
+        "skipped because of its budget",
         "hook watch was called in on_step_end 1 of 5 times: the last at step 1, then it was switched off, removed or "
         "skipped because of its budget",
     ]
@@ -64,9 +64,7 @@ def test_a_hook_that_came_later_is_named():
     trainer.fit(Net(), batches(4), batches(1))
     found = different()
     assert len(found) == 2
-    assert found[0].startswith(
-        "hook watch was called in on_step_end but was not planned: called 3 times, "
-    )
+    assert found[0].startswith("hook watch was called in on_step_end but was not planned: called 3 times, ")
     assert found[0].endswith("from step 2 on")
 
 
@@ -133,7 +131,9 @@ def test_an_order_that_was_not_planned_is_named():
     for row in seen.rows:
         if row["event"] == "on_step_end":
             row["listeners"].reverse()
-    assert differences(seen.rows, seen) == ["on_step_end called watch → second, but the plan is second → watch"]
+    assert differences(seen.rows, seen) == [
+        "on_step_end called watch → second, but the plan is second → watch"
+    ]
 
 
 def test_another_plan_than_the_runs_own_can_be_compared():
