@@ -255,7 +255,7 @@ class Answer:
         self._work = work
 
     @property
-    def has_come(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether the result is complete, so that reading it does not wait."""
         return self._work is None or self._work.is_completed()
 

@@ -109,7 +109,7 @@ class HostedRankSync:
                 else f" (asked for by rank {', '.join(map(str, reasons))})"
             )
             self.stop = True
-            s.ending.settle_stop(f"{first}{who}")
+            s.ending.set_stop(f"{first}{who}")
 
     # ---- what hooks return ---------------------------------------------------------------------------------
 

@@ -286,7 +286,7 @@ class RankMonitor:
 
     # ---- this rank fails -----------------------------------------------------------------------------------
 
-    def tell(self, error: BaseException) -> None:
+    def report(self, error: BaseException) -> None:
         """This rank has failed: let the others know, or find out that it is their failure
         that has come here.
         """
