@@ -105,7 +105,7 @@ def test_a_trace_is_written_into_the_runs_directory() -> None:
 
 def test_explain_shows_what_happened_beside_what_was_planned(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "explain", "--from", "run/trace.json")
-    assert "on_step_end · came 8 times" in text
+    assert "on_step_end · happened 8 times" in text
     assert "hook leaves: Leaves.on_step_end" in text and "called 3 times" in text
     assert (
         "hook leaves was called in on_step_end 3 of 8 times: the last at step 3"
@@ -159,10 +159,10 @@ def test_it_names_settings_that_no_listener_shows_and_no_secret(capsys: pytest.C
             ["explain", "run.toml", "--diff", "run.toml", "other.toml"],
             "takes two configurations and nothing else",
         ),
-        (["explain", "--from", "run.toml"], "run.toml is no trace that Hookline has written"),
+        (["explain", "--from", "run.toml"], "run.toml is not a trace of Hookline"),
         (["explain", "--from", "run"], "run is a directory; name a trace. There are: run/trace.json"),
         (["trace", "run/trac.json"], "There is no trace run/trac.json. Did you mean 'trace.json'?"),
-        (["trace", "run/trace.json", "--out", "run.toml"], "run.toml exists and is no trace"),
+        (["trace", "run/trace.json", "--out", "run.toml"], "run.toml exists and is not a trace"),
         (
             ["replay", "run/trace.json", "trace_parts:Loook"],
             "trace_parts has no 'Loook'. Did you mean 'Look'?",
@@ -194,7 +194,7 @@ def test_replay_plays_the_run_to_a_hook_and_says_what_it_would_have_done(
 
 
 def test_replay_names_the_facts_that_were_not_recorded(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "asks for facts that were not recorded: 'module' in on_step_end" in said(
+    assert "requests facts that were not recorded: 'module' in on_step_end" in said(
         capsys, "replay", "run/trace.json", "trace_parts:Wants", code=1
     )
 

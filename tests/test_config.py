@@ -552,7 +552,7 @@ BAD: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "trainer.precision",
         ("Did you mean 'bf16-mixed'?",),
     ),
-    "unknown device": (BASIC + 'device = "gpuu"\n', "trainer.device", ("is no device",)),
+    "unknown device": (BASIC + 'device = "gpuu"\n', "trainer.device", ("is not a device",)),
     "unknown strategy": (BASIC + 'strategy = "sinle"\n', "trainer.strategy", ("Did you mean 'single'?",)),
     "unknown accumulation": (
         BASIC + 'accumulate_by = "token"\n',

@@ -262,7 +262,7 @@ def test_a_line_takes_its_place_from_the_launcher_as_the_trainer_does(
     assert (s.rank, s.local_rank, s.world_size) == (3, 1, 4)
     monkeypatch.setenv("RANK", "abc")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(hookline.OptionError, match="RANK='abc', which is no whole number"):
+    with pytest.raises(hookline.OptionError, match="RANK='abc', which is not a whole number"):
         Line(*net_and_sgd())
 
 

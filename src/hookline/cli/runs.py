@@ -222,9 +222,9 @@ def _launcher(world_size: int) -> list[str]:
 
 
 def _last_words(error: BaseException) -> Any:
-    from hookline.reliability.summary import last_words
+    from hookline.reliability.summary import end_summary
 
-    return last_words(error)
+    return end_summary(error)
 
 
 def _add_resume_command(

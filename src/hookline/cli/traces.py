@@ -58,7 +58,7 @@ def _about(path: Path) -> dict[str, Any]:
         "world_size": header["world_size"],
         "step": max(counts.last_step.values(), default=0),
         "events": sum(counts.events.values()),
-        "calls": sum(each.calls for each in counts.heard.values()),
+        "calls": sum(each.calls for each in counts.calls.values()),
     }
 
 

@@ -8,8 +8,6 @@ import inspect
 from dataclasses import fields, make_dataclass
 from typing import Any
 
-from torch import nn
-
 from hookline.config.classes import ConfigKey, Part, check, make, read_part, resolve
 from hookline.config.files import Source, named
 from hookline.config.permissions import Permissions
@@ -84,6 +82,8 @@ def _strategy(source: Source, given: Any, permissions: Permissions) -> Any:
 
 def read_module(source: Source, permissions: Permissions) -> Any:
     """Make the module."""
+    from torch import nn
+
     if source.values.get("module") is None:
         raise source.wrong(
             "module",
@@ -126,6 +126,8 @@ def read_loggers(source: Source, permissions: Permissions) -> Any:
 
 def read_function(source: Source, key: str, permissions: Permissions) -> Any:
     """Return a function by its dotted name, or an instance of a loss class."""
+    from torch import nn
+
     given = source.values.get(key)
     if given is None:
         return None

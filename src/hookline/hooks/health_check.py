@@ -112,7 +112,7 @@ class HealthCheck(Hook):
     def _wait(self, answer: Any, step: int) -> None:
         """Until all have answered; those that do not are named each time the patience is at its end."""
         began, due = time.monotonic(), self.patience
-        while not answer.has_come:
+        while not answer.is_ready:
             waited = time.monotonic() - began
             if waited >= due:
                 due += self.patience

@@ -122,7 +122,7 @@ class Boundary:
         if self.run.participants.commands.waiting:
             run_commands(self.run, self.run.participants.commands.left())
 
-    def settle(self) -> None:
+    def sync_point(self) -> None:
         """Do the same between epochs, and at the beginning and the end of training."""
         self.after_batch()
 

@@ -55,7 +55,7 @@ class Step(Protocol):
         """Update on what an accumulation window has when it ends early."""
         ...
 
-    def settle_failed_batch(self) -> None:
+    def count_failed_batch(self) -> None:
         """Before a save after a failure: count a batch whose update was made."""
         ...
 
@@ -82,7 +82,7 @@ class GradientSync(Protocol):
         """Return the loss that this rank differentiates."""
         ...
 
-    def settle(self) -> float:
+    def finish_window(self) -> float:
         """Return what the gradients are multiplied by."""
         ...
 
@@ -97,7 +97,7 @@ class FailureMonitor(Protocol):
     failure: Any
     nested: Any
 
-    def tell(self, error: BaseException) -> None:
+    def report(self, error: BaseException) -> None:
         """Report this rank's failure."""
         ...
 
@@ -109,7 +109,7 @@ class FailureMonitor(Protocol):
         """Ask the other ranks for a validation."""
         ...
 
-    def assemble(self, where: str) -> None:
+    def wait_for_all_ranks(self, where: str) -> None:
         """Wait for all ranks."""
         ...
 

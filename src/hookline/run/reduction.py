@@ -127,7 +127,9 @@ class Rows:
             for step, epoch, parts in taken
         ]
 
-    def settle(self, kind: str, values: Mapping[str, Any], step: int) -> tuple[dict[str, Any], list[Late]]:
+    def reduce_rows(
+        self, kind: str, values: Mapping[str, Any], step: int
+    ) -> tuple[dict[str, Any], list[Late]]:
         """A row over all ranks, and those that were waiting before it, with the step and epoch each belongs
         to.
         """
@@ -191,7 +193,7 @@ class RankRows(MetricRows):
 
     def reduce(self, values: dict[str, Any], kind: str = "row") -> dict[str, Any]:
         """Return a row's values over all ranks, after writing the rows that were waiting for this."""
-        row, before = self._rows.settle(kind, values, self.state.step)
+        row, before = self._rows.reduce_rows(kind, values, self.state.step)
         for step, epoch, kept in before:
             self.write(kept, "step", step, epoch)
         return row

@@ -77,12 +77,14 @@ def _make_backward(run: Run, divides: bool) -> Backward:
         return Backward(run, _scaled(run, factors))
 
     def set_aside(loss: Tensor) -> Tensor:
-        router.spare(s.dataloader_name)
+        router.set_aside_gradients(s.dataloader_name)
         return loss
 
     factors.append(set_aside)
     return Backward(
-        run, _scaled(run, factors), (lambda: router.bring_back(s.dataloader_name, window.fed, window.weight),)
+        run,
+        _scaled(run, factors),
+        (lambda: router.restore_gradients(s.dataloader_name, window.fed, window.weight),),
     )
 
 
@@ -108,7 +110,7 @@ def _make_update(run: Run) -> Update:
         run,
         checks=tuple(checks),
         adjustments=tuple(adjustments),
-        notes=() if router is None else (lambda: router.note_update(s.optimizer_idx),),
+        notes=() if router is None else (lambda: router.count_update(s.optimizer_idx),),
         closing=() if run.traits.scaler is None else (run.traits.scaler.update,),
         signal_filters=run.boundary.signal_filters,
     )

@@ -21,15 +21,15 @@ from hookline.engine.listener import Listener, find_listeners
 from hookline.metrics.metric_log import Metrics
 from hookline.reliability.model_location import load_best
 from hookline.reliability.signals import Signals
-from hookline.reliability.summary import Recorded, dismiss_everywhere, note_ending
+from hookline.reliability.summary import Recorded, disable_on_all_ranks, log_ending
 from hookline.reliability.watchdog import Watchdog
 from hookline.run.commands import handles_command
 from hookline.run.optimizer_router import make_router
 from hookline.run.optimizers import follow_parameters, parse
 from hookline.run.parts import RunData
-from hookline.run.record import begin_record, note_end
+from hookline.run.record import begin_record, record_end
 from hookline.run.run import Run, ending
-from hookline.run.save_request import COUNTERS, SaveRequest, asked_for
+from hookline.run.save_request import COUNTERS, SaveRequest, make_save_request
 from hookline.training import run_events
 from hookline.training.actions import install_actions, settle_closures
 from hookline.training.compile import compile_model, compile_step, explain_graphs
@@ -58,7 +58,6 @@ __all__ = [
     "RunParticipants",
     "Signals",
     "Watchdog",
-    "asked_for",
     "begin",
     "choose_start",
     "controlled",
@@ -72,6 +71,7 @@ __all__ = [
     "load_best",
     "locked",
     "look_up",
+    "make_save_request",
     "monitoring_ranks",
     "run_lifecycle",
     "save",
@@ -119,7 +119,7 @@ def run_lifecycle(run: Run, body: Callable[[Run], T]) -> T:
         note_failure(run, caught)
         failures += run_events.report_failure(run)
         failures += save_after_failure(run)
-        note_end(run, run.resume.was_refused)
+        record_end(run, run.resume.was_refused)
         if strategy_is_up:
             failures += run_events.tear_down_strategy(run)
     failures += tear_down(run)
@@ -159,7 +159,7 @@ def note_failure(run: Run, error: BaseException) -> None:
     run.watch.ranks = None  # from here on nobody waits for anybody
     error.add_note(f"the run ended in {run.stage} at {s.position}")
     if run.failure_monitor is not None and not is_agreed:
-        run.failure_monitor.tell(error)
+        run.failure_monitor.report(error)
     run.saves.requests.clear()  # what was asked for before it failed may be of a state that is broken by now
 
 
@@ -191,10 +191,10 @@ def release(run: Run) -> None:
 def end_fit(run: Run) -> None:
     """The last save point, and what is still being written is waited for."""
     run_events.end_fit(run)
-    run.boundary.settle()
+    run.boundary.sync_point()
     save_due(run)
     finish_saving(run)
-    note_end(run)
+    record_end(run)
 
 
 def save_after_failure(run: Run) -> list[BaseException]:
@@ -213,7 +213,7 @@ def save_after_failure(run: Run) -> list[BaseException]:
         if keeps_failed_state(run):
             run.saves.requests.append(SaveRequest(None, "exception", is_automatic=True))
         if run.saves.requests and run.step is not None:
-            run.step.settle_failed_batch()
+            run.step.count_failed_batch()
             settle_failed_epoch(run)
         save_due(run)
         finish_saving(run)
@@ -230,7 +230,7 @@ def set_up(run: Run) -> None:
     if run.strategy.local_rank == 0:  # the others of this machine would download the same into the same place
         plan.prepare_data(s)
     if run.failure_monitor is not None:
-        run.failure_monitor.assemble("data")
+        run.failure_monitor.wait_for_all_ranks("data")
     run_events.set_up(run)
     plan.configure_model(s)
     if run.resume.path is not None and not run.strategy.restore_after_setup:
@@ -365,13 +365,13 @@ class RunParticipants(LateHooks[Run]):
             run.participants.control.open()
         super().begin()
         if run.stage == "fit" and not run.strategy.ranks.alone:
-            s.hooks.dismiss = functools.partial(dismiss_everywhere, run)
+            s.hooks.dismiss = functools.partial(disable_on_all_ranks, run)
 
     def leave(self) -> None:
         """Let everyone go."""
         run, hooks = self.run, self.run.state.hooks
         if hooks.observer is self:  # a run, not a look at its plan
-            note_ending(run)
+            log_ending(run)
         hooks.observer, hooks.dismiss = None, hooks.disable
         run.plan.agree_on_wants(None)
         for handle in self.handles:

@@ -25,7 +25,7 @@ from hookline.engine.slots import FailureSource, record_failure
 from hookline.metrics.metric_log import Metrics
 from hookline.run.commands import handles_command
 from hookline.run.optimizers import bare
-from hookline.run.record import note_saved
+from hookline.run.record import record_checkpoint
 from hookline.run.run import Run, phase
 from hookline.run.save_request import Saved, SaveRequest
 from hookline.run.state import SAVING, State
@@ -73,7 +73,7 @@ def save(run: Run, request: SaveRequest) -> None:
             shown(request.path),
         )
         return
-    run.watch.settle(with_state=True)  # what is not finite never replaces a good checkpoint
+    run.watch.check_now(with_state=True)  # what is not finite never replaces a good checkpoint
     run.rows.reduce({}, "save")  # what hooks have logged and is waiting belongs to the time before
     try:
         path = place_of(run, request)
@@ -204,7 +204,7 @@ def announce(run: Run) -> None:
             run.saves.last.note(saved)
         if saved.error is None:
             run.saves.newest, run.saves.on_disk = saved, saved.progress
-            note_saved(run, saved.path)
+            record_checkpoint(run, saved.path)
         report_saved(run, saved, run.options.saving.on_error)
 
 

@@ -503,7 +503,7 @@ class Trainer(RunView):
         """
         from hookline.training import lifecycle
 
-        request = lifecycle.asked_for(path, reason, monitor)
+        request = lifecycle.make_save_request(path, reason, monitor)
         if self._run is not None:
             if self._run.stage != "fit":
                 raise HooklineError(

@@ -110,7 +110,7 @@ class HostedRankSync:
                 else f" (requested by rank {', '.join(map(str, reasons))})"
             )
             self.stop = True
-            s.ending.settle_stop(f"{first}{who}")
+            s.ending.set_stop(f"{first}{who}")
 
     # ---- signals of hooks ----------------------------------------------------------------------------------
 

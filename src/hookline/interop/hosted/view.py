@@ -15,7 +15,7 @@ from hookline.interop.hosted.host import Host, HostedHooks
 from hookline.run.directory import RunDirectory
 from hookline.run.optimizers import Schedule
 from hookline.run.options import Options
-from hookline.run.save_request import SaveRequest, asked_for
+from hookline.run.save_request import SaveRequest, make_save_request
 from hookline.run.view import View
 from hookline.util.errors import HooklineError, OptionError, closest
 
@@ -106,7 +106,7 @@ class HostView(View):
 
         It is written after all listeners of the current step, validation or epoch have run.
         """
-        request = asked_for(path, reason, monitor)
+        request = make_save_request(path, reason, monitor)
         if self.state.module is None:
             raise HooklineError("There is nothing to save: no run has started.")
         self.save_requests.append(request)

@@ -26,7 +26,7 @@ from typing import Any
 
 from torch import distributed as dist
 
-from hookline.distributed.comm import LONGEST, assemble
+from hookline.distributed.comm import MAX_MESSAGE, wait_for_all_ranks
 from hookline.reliability.signals import Signals
 from hookline.reliability.stacks import stack_of, waits_for_ranks
 from hookline.run.run import Run
@@ -286,7 +286,7 @@ class RankMonitor:
 
     # ---- this rank fails -----------------------------------------------------------------------------------
 
-    def tell(self, error: BaseException) -> None:
+    def report(self, error: BaseException) -> None:
         """This rank has failed: let the others know, or find out that it is their failure
         that has come here.
         """
@@ -298,7 +298,7 @@ class RankMonitor:
             where = next(
                 iter(getattr(error, "__notes__", [])), ""
             )  # the hook and event, or the position of the run
-            self.post(f"{type(error).__name__}: {str(error)[:LONGEST]} ({where}).")
+            self.post(f"{type(error).__name__}: {str(error)[:MAX_MESSAGE]} ({where}).")
         elif self.failure.rank != self.run.strategy.rank and not isinstance(error, PeerError):
             error.add_note(f"{self.failure} This rank could not go on without it.")
 
@@ -307,7 +307,7 @@ class RankMonitor:
         rank = self.run.strategy.rank
         if failed and self.failure is None:
             self.failure = Failure(rank, text)
-            self.run.strategy.ranks.remember_failure(text)
+            self.run.strategy.ranks.record_failure(text)
             self._deadline = self._deadline or time.monotonic() + OWN_TIMEOUT
         self._write(self._store, {"rank": rank, "text": text, "failed": failed})
 
@@ -322,9 +322,9 @@ class RankMonitor:
         except (RuntimeError, dist.DistError) as error:
             log.warning("The other ranks could not be told (%s): %s", str(error).partition("\n")[0], note)
 
-    def assemble(self, where: str) -> None:
+    def wait_for_all_ranks(self, where: str) -> None:
         """Wait until all ranks have come here, however long one takes; not for one that has failed."""
-        assemble(self._store, where, self.run.strategy.world_size, self.raise_failure)
+        wait_for_all_ranks(self._store, where, self.run.strategy.world_size, self.raise_failure)
 
     def raise_failure(self) -> None:
         """End what this rank is doing, if another one has failed and this one is not ending yet."""

@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hookline.distributed.comm import STARTS, Ranks, listed, who_has_ended
+from hookline.distributed.comm import STARTS, Ranks, describe_ended_ranks, listed
 from hookline.distributed.launch import wait_until
 from hookline.run.run import Run
 from hookline.util.errors import HookError, HooklineError, OptionError
@@ -172,7 +172,7 @@ def wait_for(ranks: Ranks, store: Any, stage: str, keys: list[str]) -> list[str]
     def are_there() -> bool:
         if store.check(keys):
             return True
-        if ended := who_has_ended(ranks.world_size):
+        if ended := describe_ended_ranks(ranks.world_size):
             raise HooklineError(f"{stage}() takes all ranks, and some cannot come any more. {ended}")
         return False
 

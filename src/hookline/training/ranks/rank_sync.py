@@ -15,7 +15,7 @@ from typing import Any, Never
 
 from hookline.distributed.comm import Round
 from hookline.engine.listener import Listener
-from hookline.reliability.signals import heed_signal
+from hookline.reliability.signals import stop_for_signal
 from hookline.run.commands import Boundary, run_commands
 from hookline.run.run import Run
 from hookline.run.save_request import SaveRequest
@@ -99,7 +99,7 @@ class RankSync(Boundary):
             for each in mine:
                 run.saves.requests.remove(each)
 
-    def settle(self) -> None:
+    def sync_point(self) -> None:
         """Between batches: wait for all, and do at once what any of them wants."""
         if self._asked is not None:
             self._hear(self._asked.read())
@@ -169,7 +169,7 @@ class RankSync(Boundary):
         self._agree_to_stop([each["stop"] for each in everybody])
         number = max(each["signal"] for each in everybody)
         if number and not run.signals.number:
-            heed_signal(run, number)
+            stop_for_signal(run, number)
             self.stop = True
 
     def _agree_to_stop(self, reasons: list[str | None]) -> None:
@@ -180,7 +180,7 @@ class RankSync(Boundary):
             reason = reasons[asking[0]]
             if len(asking) < len(reasons):
                 reason = f"{reason} (asked for by rank {', '.join(map(str, asking))})"
-            s.ending.settle_stop(str(reason))
+            s.ending.set_stop(str(reason))
         elif asking:
             s.request_stop("")
         self.stop = s.should_stop  # a command may have asked for it too, on every rank
