@@ -14,7 +14,7 @@ from hookline.run.state import is_scalar
 from hookline.run.timer import timed
 from hookline.training.batch_events import transfer
 from hookline.training.data_pass import DataPass
-from hookline.training.pass_events import EvaluationEvents, Interlude, Names, PassEvents
+from hookline.training.pass_events import EvaluationEvents, Names, PassEvents, PausedBatch
 from hookline.util.errors import OptionError, StopTraining, closest
 
 # ---- One result from those of several evaluation loaders
@@ -76,7 +76,7 @@ def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bo
     loaders = run.data.loaders[names.kind]
     events = EvaluationEvents(run, names, several=len(loaders) > 1)
     with (
-        Interlude(s),
+        PausedBatch(s),
         torch.no_grad(),
     ):  # hooks around the batches often try out the model, and keep what comes out
         begin_pass(run, events)

@@ -49,7 +49,7 @@ def fit(run: Run) -> None:
     for each in itertools.chain(*map(resume_limits, run.data.loaders["train"])):
         log.warning(each)
     load(run, "val")
-    run.boundary.settle()
+    run.boundary.sync_point()
     if run.signals.number:
         run.saves.is_final = True  # nothing was trained, so there is nothing to save
     if is_finished(run):
@@ -78,7 +78,7 @@ def fit(run: Run) -> None:
         run.identity.record.describe(run)
     with keeping_last(run):
         start_training(run)
-        run.boundary.settle()
+        run.boundary.sync_point()
         if run.saves.requests:
             save_due(run)
         while not is_finished(run):
@@ -92,7 +92,7 @@ def fit(run: Run) -> None:
         end_training(run)
     run.rows.write_pending()
     run.rows.reduce({}, "end")
-    run.boundary.settle()
+    run.boundary.sync_point()
     save_due(run)
     finish_saving(run)
 
@@ -102,7 +102,7 @@ def train_epoch(run: Run, loader: Any) -> None:
     s, options = run.state, run.options
     before = begin_epoch(run)
     start_epoch(run, run.progress.position, loader.name)
-    run.boundary.settle()
+    run.boundary.sync_point()
 
     s.log.mode = "train"
     exhausted = False
@@ -136,7 +136,7 @@ def train_epoch(run: Run, loader: Any) -> None:
             teardown_removed(run)
         if validate_every and run.progress.position % validate_every == 0:
             validate(run)
-        run.boundary.after_batch()
+        run.boundary.poll()
         if run.saves.requests:
             save_due(run)
         if (s.should_stop or s.step == options.max_steps or options.max_time is not None) and is_finished(
@@ -152,7 +152,7 @@ def train_epoch(run: Run, loader: Any) -> None:
 
 def close_epoch(run: Run, complete: bool) -> None:
     """After the last batch: update on a window that is still open, validate if that is due, end the epoch."""
-    run.boundary.settle()
+    run.boundary.sync_point()
     if complete and not run.signals.number:
         assert run.step is not None
         run.step.close_window()  # a last window that came out short
@@ -160,7 +160,7 @@ def close_epoch(run: Run, complete: bool) -> None:
     run.state.log.mode = "now"
     if not run.signals.number and validation_closes_epoch(run, complete):
         validate(run)
-        run.boundary.settle()
+        run.boundary.sync_point()
     if (
         run.signals.number
     ):  # whoever hears of this epoch's end hears of it again after the resume, so it is saved before
@@ -219,12 +219,12 @@ def end_epoch(run: Run, complete: bool) -> None:
         advance_on_metric(run)
         run.progress.position = 0
     update_record(run)
-    run.boundary.settle()
+    run.boundary.sync_point()
     if run.saves.requests:
         save_due(run)
 
 
-def settle_failed_epoch(run: Run) -> None:
+def close_failed_epoch(run: Run) -> None:
     """An epoch that failed in its last events, before it is saved: it is complete, so a resume begins the
     next one.
     """
@@ -319,16 +319,16 @@ def validate(run: Run) -> None:
         run.progress.validated_at = (run.state.epoch, run.state.batches_seen)
         run.progress.validation_pending, run.progress.before_validation = False, {}
     if run.progress.validation_pending:
-        run.boundary.settle()  # a signal that one rank has heard
+        run.boundary.sync_point()  # a signal that one rank has heard
     if run.progress.validation_pending:
         # every rank has given it up, and hears of the signal before anything else is trained
-        run.boundary.settle()
+        run.boundary.sync_point()
 
 
 def is_finished_by_owed_validation(run: Run) -> bool:
     """Run the validation that was cut short before a resume; whether the run is finished after it."""
     validate(run)
-    run.boundary.settle()
+    run.boundary.sync_point()
     save_due(run)
     return is_finished(run)
 

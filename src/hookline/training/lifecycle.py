@@ -35,7 +35,7 @@ from hookline.training.actions import install_actions, settle_closures
 from hookline.training.compile import compile_model, compile_step, explain_graphs
 from hookline.training.evaluate import evaluate
 from hookline.training.final_checkpoint import keeps_failed_state, save_final_state
-from hookline.training.fit import fit, settle_failed_epoch
+from hookline.training.fit import close_failed_epoch, fit
 from hookline.training.loading import asked_mixture, is_off, limit_of, load, mixture_of
 from hookline.training.manual import ManualOptimizer, manual_backward, unscale_once
 from hookline.training.participants import LateHooks, raise_first, tear_down, teardown_removed
@@ -159,7 +159,7 @@ def note_failure(run: Run, error: BaseException) -> None:
     run.watch.ranks = None  # from here on nobody waits for anybody
     error.add_note(f"the run ended in {run.stage} at {s.position}")
     if run.failure_monitor is not None and not is_agreed:
-        run.failure_monitor.tell(error)
+        run.failure_monitor.report_failure(error)
     run.saves.requests.clear()  # what was asked for before it failed may be of a state that is broken by now
 
 
@@ -191,7 +191,7 @@ def release(run: Run) -> None:
 def end_fit(run: Run) -> None:
     """The last save point, and what is still being written is waited for."""
     run_events.end_fit(run)
-    run.boundary.settle()
+    run.boundary.sync_point()
     save_due(run)
     finish_saving(run)
     note_end(run)
@@ -213,8 +213,8 @@ def save_after_failure(run: Run) -> list[BaseException]:
         if keeps_failed_state(run):
             run.saves.requests.append(SaveRequest(None, "exception", is_automatic=True))
         if run.saves.requests and run.step is not None:
-            run.step.settle_failed_batch()
-            settle_failed_epoch(run)
+            run.step.close_failed_batch()
+            close_failed_epoch(run)
         save_due(run)
         finish_saving(run)
     except BaseException as failure:
@@ -370,9 +370,9 @@ class RunParticipants(LateHooks[Run]):
     def leave(self) -> None:
         """Let everyone go."""
         run, hooks = self.run, self.run.state.hooks
-        if hooks.guests is self:  # a run, not a look at its plan
+        if hooks.observer is self:  # a run, not a look at its plan
             note_ending(run)
-        hooks.guests, hooks.dismiss = None, hooks.disable
+        hooks.observer, hooks.dismiss = None, hooks.disable
         run.plan.agree_on_wants(None)
         for handle in self.handles:
             run.participants.module_hooks.append(handle.entry)

@@ -56,7 +56,7 @@ class ManualStep(TrainStep):
         for add in self.loss_sinks:
             add(loss, self.weight)
 
-    def settle_failed_batch(self) -> None:
+    def close_failed_batch(self) -> None:
         """Nothing is known about what a manual step has done before it failed."""
 
 

@@ -120,7 +120,7 @@ def _teardown_removed(run: EmittingRun, entries: list[Entry]) -> list[BaseExcept
     return failures
 
 
-def note_later(error: BaseException, failures: list[BaseException]) -> None:
+def attach_failures(error: BaseException, failures: list[BaseException]) -> None:
     """Later failures are attached to the first error, never put in its place."""
     for failure in failures:
         where = "; ".join(getattr(failure, "__notes__", []))
@@ -134,7 +134,7 @@ def raise_first(failures: list[BaseException]) -> None:
     if not failures:
         return
     error = failures.pop(0)
-    note_later(error, failures)
+    attach_failures(error, failures)
     failures.clear()
     try:
         raise error

@@ -259,7 +259,7 @@ def restore_modes(s: State) -> None:
             module.training = training
 
 
-class Interlude:
+class PausedBatch:
     """Puts back the facts of the batch that an evaluation interrupts."""
 
     FACTS = (

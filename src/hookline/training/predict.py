@@ -9,7 +9,7 @@ import torch
 from hookline.run.run import Run
 from hookline.training.batch_events import transfer
 from hookline.training.evaluate import begin_pass, make_pass
-from hookline.training.pass_events import PREDICTION, Interlude, PassEvents
+from hookline.training.pass_events import PREDICTION, PassEvents, PausedBatch
 from hookline.util.errors import StopTraining
 
 
@@ -21,7 +21,7 @@ def predict(run: Run, keep: bool = True) -> list[Any]:
     s, events = run.state, PassEvents(run, PREDICTION)
     events.collect([[] for _ in run.data.loaders["predict"]])
     with (
-        Interlude(s),
+        PausedBatch(s),
         torch.no_grad(),
     ):  # hooks around the batches often try out the model, and keep what comes out
         begin_pass(run, events)

@@ -93,7 +93,7 @@ class TrainStep(BatchEvents):
         already.
         """
 
-    def settle_failed_batch(self) -> None:
+    def close_failed_batch(self) -> None:
         """Before a save after a failure: count a batch whose update was made, else train it again after a
         resume.
         """

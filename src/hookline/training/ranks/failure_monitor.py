@@ -69,7 +69,7 @@ class Nested:
         while self._store.add(key, 0) < self.run.strategy.world_size:
             peers.raise_failure()
             if not asked and time.monotonic() - began > ASKING:
-                peers.ask_for(self.count, self.run.boundary.asks)
+                peers.ask_for_validate(self.count, self.run.boundary.polls)
                 asked = True
             if asked and self._store.check([f"{key}/past"]):
                 other = self._store.get(f"{key}/past").decode()
@@ -90,12 +90,12 @@ class Nested:
         """Answer, if this rank has gone past the place."""
         if self.count >= self._awaited:
             return
-        if self.run.boundary.asks <= self._asks and not self._waits():
+        if self.run.boundary.polls <= self._asks and not self._waits():
             self._since = None
             return
         now = time.monotonic()
         self._since = self._since or now
-        if self.run.boundary.asks > self._asks or now - self._since >= STANDING:
+        if self.run.boundary.polls > self._asks or now - self._since >= STANDING:
             self._messages.set(f"nested/{self._awaited}/past", str(self.run.strategy.rank))
             self._awaited = 0
 
@@ -286,7 +286,7 @@ class RankMonitor:
 
     # ---- this rank fails -----------------------------------------------------------------------------------
 
-    def tell(self, error: BaseException) -> None:
+    def report_failure(self, error: BaseException) -> None:
         """This rank has failed: let the others know, or find out that it is their failure
         that has come here.
         """
@@ -311,9 +311,9 @@ class RankMonitor:
             self._deadline = self._deadline or time.monotonic() + OWN_TIMEOUT
         self._write(self._store, {"rank": rank, "text": text, "failed": failed})
 
-    def ask_for(self, number: int, asks: int) -> None:
+    def ask_for_validate(self, number: int, polls: int) -> None:
         """Ask the others whether they will still call validate() for that time."""
-        self._write(self._store, {"rank": self.run.strategy.rank, "failed": False, "nested": [number, asks]})
+        self._write(self._store, {"rank": self.run.strategy.rank, "failed": False, "nested": [number, polls]})
 
     def _write(self, store: Any, note: dict[str, Any]) -> None:
         try:

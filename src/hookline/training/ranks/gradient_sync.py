@@ -87,7 +87,7 @@ class RankGradientSync:
             self._ask_early(run.window.count if loss is None else run.window.count + run.window.weight)
         return loss
 
-    def settle(self) -> float:
+    def count_losses(self) -> float:
         """What batches with a loss count in this window, as a mean over ranks, once everyone's gradients have
         come together.
         """

@@ -37,7 +37,7 @@ class RankSync(Boundary):
         """Whether a hook on some rank may end an epoch for all of them."""
         self.steers_updates = False
         """Whether a hook on some rank may skip an update for all of them."""
-        self.asks = 0
+        self.polls = 0
         """How often the ranks have met: the same number at the same place of the run."""
         self._seconds: float = self.ranks.from_zero(time.monotonic())
         self._rounds = self.ranks.rounds(6)
@@ -75,7 +75,7 @@ class RankSync(Boundary):
         """Stop because the time is over, by a clock that is the same for all ranks."""
         self.stop = True
 
-    def after_batch(self) -> None:
+    def poll(self) -> None:
         """After a batch: say what is new, hear what was new one batch ago. Nobody waits, unless there is
         something to do.
         """
@@ -99,7 +99,7 @@ class RankSync(Boundary):
             for each in mine:
                 run.saves.requests.remove(each)
 
-    def settle(self) -> None:
+    def sync_point(self) -> None:
         """Between batches: wait for all, and do at once what any of them wants."""
         if self._asked is not None:
             self._hear(self._asked.read())
@@ -110,7 +110,7 @@ class RankSync(Boundary):
 
     def _ask(self, kind: int) -> Round:
         run, s = self.run, self.run.state
-        self.asks += 1
+        self.polls += 1
         wishes = len(self._requests()) if run.saves.requests else 0
         if run.plan.asked_at is not self._told:
             wishes += 1

@@ -68,7 +68,7 @@ class RankStep(RankBatch, CountedStep):
     def count_losses(self) -> float:
         """Return what the batches of the window that had a loss count, as a mean over ranks."""
         self.totals.ask_for_loss(self.state)
-        return float(self.sync.settle())
+        return float(self.sync.count_losses())
 
     def skip_update(self, reason: str) -> None:
         """Report it, unless this rank has only skipped batches."""
