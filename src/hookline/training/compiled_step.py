@@ -20,7 +20,7 @@ from hookline.run.optimizers import bare
 from hookline.run.run import Run
 from hookline.run.state import State, detached
 from hookline.training.actions import install_action
-from hookline.training.batch_events import note_loss
+from hookline.training.batch_events import set_loss
 from hookline.training.graph_splits import (
     _dynamo,
     _has_step_hooks,
@@ -400,7 +400,7 @@ def _step_eagerly(s: State) -> None:
         return
     loss = s.last_loss
     s.optimizer.step(closure)
-    note_loss(s, loss)  # the batch's loss is the one before the update
+    set_loss(s, loss)  # the batch's loss is the one before the update
 
 
 def _trained(s: State) -> list[Tensor]:

@@ -108,7 +108,7 @@ def _make_update(run: Run) -> Update:
         run,
         checks=tuple(checks),
         adjustments=tuple(adjustments),
-        notes=() if router is None else (lambda: router.note_update(s.optimizer_idx),),
+        recorders=() if router is None else (lambda: router.note_update(s.optimizer_idx),),
         closing=() if run.traits.scaler is None else (run.traits.scaler.update,),
         signal_filters=run.boundary.signal_filters,
     )

@@ -83,9 +83,9 @@ class CountedStep(CountedBatch, AccumulatedStep):
             self.close_window()
         return None
 
-    def note_loss(self, loss: Any, weight: float) -> None:
+    def record_loss(self, loss: Any, weight: float) -> None:
         """Add the loss to the epoch's mean at what it counts."""
-        super().note_loss(loss, self.totals.learnt(self.window, weight))
+        super().record_loss(loss, self.totals.end_backward(self.window, weight))
 
     def count_losses(self) -> float:
         """Also say what each loss counts in the window's mean."""

@@ -200,7 +200,7 @@ def keeps_failed_state(run: Run) -> bool:
 
 
 @contextlib.contextmanager
-def noticing_changes(run: Run) -> Iterator[None]:
+def recording_changes(run: Run) -> Iterator[None]:
     """Count it as progress if listeners change weights or optimizer state meanwhile: averages are often
     swapped in at the end.
     """

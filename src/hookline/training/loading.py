@@ -86,7 +86,7 @@ def load(run: Run, kind: str) -> list[Loader]:
         check_aggregation(run.options.val_aggregation, [each.name for each in loaders], run.stage)
     run.data.loaders[kind] = loaders
     if kind == "train":
-        settle_training(run, loaders)
+        set_training_loader(run, loaders)
         run.data.totals = make_totals(run, share)
     return loaders
 
@@ -97,7 +97,7 @@ def share_of(run: Run, kind: str) -> Share:
     return Share(strategy.ranks, trains=kind == "train", is_sharded=strategy.shards_data)
 
 
-def settle_training(run: Run, loaders: list[Loader]) -> None:
+def set_training_loader(run: Run, loaders: list[Loader]) -> None:
     """One loader stays itself; several become one that draws from them as the mixture says."""
     if run.options.prefetch_batches:
         fetch_ahead(run, loaders)

@@ -13,7 +13,7 @@ from hookline.run.finite import all_finite
 from hookline.run.optimizers import bare, gradients, total_norm
 from hookline.run.run import Run
 from hookline.training.backward import cannot_train_on, log_numbers
-from hookline.training.batch_events import UpdateEvents, note_loss, skip_step
+from hookline.training.batch_events import UpdateEvents, set_loss, skip_step
 from hookline.training.step import TrainStep
 from hookline.training.update import overflowed
 from hookline.util.errors import SKIP_STEP, STEP_DONE, HooklineError, LossError, Signal
@@ -26,7 +26,7 @@ class ManualStep(TrainStep):
         """Also forget the last batch's loss: this one's is that of its last backward, unless the step returns
         one.
         """
-        note_loss(self.state, None)
+        set_loss(self.state, None)
         return super().start(batches_left)
 
     def learn(self) -> None:
@@ -41,11 +41,11 @@ class ManualStep(TrainStep):
             log_numbers(run, loss)
             loss = loss.get("loss")
         if isinstance(loss, Tensor):
-            note_loss(s, loss.item() if run.traits.on_cpu else loss.detach())
+            set_loss(s, loss.item() if run.traits.on_cpu else loss.detach())
         if s.current.last_loss is not None:
-            self.note_loss(s.current.last_loss)
+            self.record_loss(s.current.last_loss)
 
-    def note_loss(self, loss: Any) -> None:
+    def record_loss(self, loss: Any) -> None:
         """Leave out the loss of an update that was skipped because it is not finite."""
         run, s = self.run, self.state
         if not run.traits.skips_nonfinite:

@@ -20,7 +20,7 @@ from hookline.metrics.accumulator import Accumulator
 from hookline.run.parts import EmittingRun
 from hookline.run.rows import rescued_row
 from hookline.run.state import State, is_scalar
-from hookline.training.batch_events import note_loss, note_outputs, take_batch
+from hookline.training.batch_events import set_loss, set_outputs, take_batch
 from hookline.training.participants import teardown_removed
 
 Slot = Callable[[Plan], Caller]
@@ -126,7 +126,7 @@ class PassEvents:
         """Emit the end of the batch. outputs: what its step returned. Tear down the hooks that were removed
         meanwhile.
         """
-        note_outputs(self.state, outputs)
+        set_outputs(self.state, outputs)
         self.names.batch_end(self.plan)(self.state)
         if self.run.participants.leaving:
             teardown_removed(self.run)
@@ -176,7 +176,7 @@ class EvaluationEvents(PassEvents):
     def end_batch(self, outputs: Any) -> None:
         """Emit the end of the batch; a loss in `outputs` becomes part of `val/loss`."""
         s = self.state
-        note_loss(s, self.own.take(outputs, s.log.weight, s.current.dataloader_name))
+        set_loss(s, self.own.take(outputs, s.log.weight, s.current.dataloader_name))
         super().end_batch(outputs)
 
     def finish(self) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def restore_module(run: Run) -> None:
         restore_hook(entry, run.resume.contents, s)
 
 
-def keep_findings(run: Run) -> None:
+def keep_monitor_state(run: Run) -> None:
     """Give monitors back what they have found in the trainer's own fit, once the evaluation of a checkpoint
     is over.
     """

@@ -54,7 +54,7 @@ def choose_start(run: Run, resume: str | os.PathLike[str] | None, directory: Run
     ranks, identity = run.strategy.ranks, run.identity
     if run.options.fast_dev_run and resume in WORDS:
         resume = None  # a trial of the code: where an earlier run has ended does not matter to it
-    found = look_up(resume, directory, ranks=ranks) if resume is not None else None
+    found = find_checkpoint(resume, directory, ranks=ranks) if resume is not None else None
     if found is not None:
         run.resume.take(found.contents, found.path)
 
@@ -134,7 +134,7 @@ class Start:
     """The run it was found in, if it was searched for."""
 
 
-def look_up(
+def find_checkpoint(
     which: str | os.PathLike[str],
     directory: RunDirectory,
     within: Path | None = None,

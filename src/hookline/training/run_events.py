@@ -13,7 +13,7 @@ from typing import Any
 from hookline.run.parts import EmittingRun
 from hookline.run.rows import rescued_row
 from hookline.run.save_request import Saved
-from hookline.training.batch_events import note_outputs
+from hookline.training.batch_events import set_outputs
 
 log = logging.getLogger("hookline")
 
@@ -83,7 +83,7 @@ def tear_down_strategy(run: EmittingRun) -> list[BaseException]:
 def release(run: EmittingRun) -> None:
     """Let go of what a failed step has left: its traceback and its tensors."""
     run.state.ending.exception = None
-    note_outputs(run.state, None)
+    set_outputs(run.state, None)
 
 
 # ---- epochs ------------------------------------------------------------------------------------------------

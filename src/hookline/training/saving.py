@@ -76,7 +76,7 @@ def save(run: Run, request: SaveRequest) -> None:
     run.watch.settle(with_state=True)  # what is not finite never replaces a good checkpoint
     run.rows.reduce({}, "save")  # what hooks have logged and is waiting belongs to the time before
     try:
-        path = place_of(run, request)
+        path = path_of(run, request)
     except CheckpointError as error:
         run.saves.results.append(
             Saved("checkpoints/last", request.reason, s.step, error, run.stamp, request.is_automatic)
@@ -119,7 +119,7 @@ def save(run: Run, request: SaveRequest) -> None:
     announce(run)
 
 
-def place_of(run: Run, request: SaveRequest) -> Path | str:
+def path_of(run: Run, request: SaveRequest) -> Path | str:
     """Return where a checkpoint goes that has no path of its own. That of a signal is the run's last: one
     write, not two.
     """
@@ -316,12 +316,12 @@ during one.
 """
 
 
-def what_validation_may_change(run: Run) -> dict[str, Any]:
+def state_before_validation(run: Run) -> dict[str, Any]:
     """The state of everyone who hears it, and the random streams: a validation that is cut short must leave
     no trace.
     """
     s = run.state
-    hearers = [each for each in s.hooks.entries() if any(hears_it_begin(x.event) for x in each.listeners)]
+    hearers = [each for each in s.hooks.entries() if any(precedes_end(x.event) for x in each.listeners)]
     return {
         "hooks": frozen(states_of(hearers, s)),
         "filters": {each.name: [counts_of(x) for x in each.listeners] for each in hearers},
@@ -333,7 +333,7 @@ def what_validation_may_change(run: Run) -> dict[str, Any]:
     }
 
 
-def hears_it_begin(event: Event) -> bool:
+def precedes_end(event: Event) -> bool:
     """Whether an event of a validation comes before its end, which one that is cut short does not have."""
     return event.inside == "validation batch" or event.name in (
         "on_validation_start",

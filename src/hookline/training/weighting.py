@@ -103,7 +103,7 @@ class WeightedBatches:
         """Return no loss: a batch that counts nothing is not differentiated."""
         return self.weights.keep_gradients_clean(loss)
 
-    def learnt(self, window: Window, weight: float) -> float:
+    def end_backward(self, window: Window, weight: float) -> float:
         """Note that the backward of a batch is over. Return what its loss counts in the epoch's mean."""
         window.factors.append(self.turn.factor)
         return window.weight
@@ -151,9 +151,9 @@ class WeightedTotals(BatchTotals):
         """Return the number of tokens in this rank's batch, counted once."""
         return self.run.window.weight if self.weights.by_tokens else super().tokens_of(s)
 
-    def learnt(self, window: Window, weight: float) -> float:
+    def end_backward(self, window: Window, weight: float) -> float:
         """Note that the backward of a batch is over. Return what its loss counts in the epoch's mean."""
-        super().learnt(window, weight)
+        super().end_backward(window, weight)
         return window.weight
 
     def ask_for_loss(self, s: State) -> None:
