@@ -150,7 +150,7 @@ def window_size(run: Run, batches_left: int | None) -> int:
 
 
 class CheckedStep(AccumulatedStep):
-    """The step of nonfinite='skip': a window that is not finite makes no update and no part of the mean loss."""
+    """The step of nonfinite='skip': a window that is not finite is left out of updates and means."""
 
     def record_loss(self, loss: Any, weight: float) -> None:
         """Hold the loss back until the whole window is known to be finite."""

@@ -303,7 +303,7 @@ def check_optimizers(run: Run) -> None:
 
 
 class RunParticipants(LateHooks[Run]):
-    """The module, data module, strategy, hooks and loggers of a run, bound at its start, released at its end."""
+    """The module, data module, strategy, hooks and loggers of a run, from its start to its end."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)

@@ -40,7 +40,7 @@ def run_padding(run: Run, step: Caller) -> None:
 
 
 class PaddingBackup:
-    """A copy of what a padding batch would change: metric objects, and buffers such as those of batch norm."""
+    """A copy of what a padding batch would change: metrics, and buffers such as those of batch norm."""
 
     def __init__(self, module: nn.Module, log: MetricLog) -> None:
         self._metrics = [(each, _state(each)) for each in metric_objects(module, log)]
