@@ -223,7 +223,7 @@ def test_what_is_asked_for_before_a_save_error_stays_and_the_run_goes_on_if_told
     (tmp_path / "file").write_text("not a folder")
     trainer, _ = train(tmp_path / "a", AsksForTheImpossible(), on_save_error="warn")
     assert trainer.status == "completed"
-    assert "file/cannot be could not be written" in caplog.text and "goes on without it" in caplog.text
+    assert "file/cannot be could not be written" in caplog.text and "continues without it" in caplog.text
     with pytest.raises(CheckpointError, match="cannot be could not be written"):
         train(tmp_path / "b", AsksForTheImpossible())
     whole, broken = find(tmp_path / "b")

@@ -298,7 +298,8 @@ def load_scheduler(scheduler: Any, saved: Any) -> None:
             name for name in new if name == "optimizer" or callable(getattr(type(scheduler), str(name), None))
         ]:
             raise CheckpointError(
-                f"the state of {type(scheduler).__name__} has an entry {taken[0]!r}, not a value of it."
+                f"the state of {type(scheduler).__name__} has an entry {taken[0]!r}, which would replace a "
+                "method or the optimizer."
             )
     check_like(saved, now, type(scheduler).__name__)
     scheduler.load_state_dict(saved)
