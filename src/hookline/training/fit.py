@@ -56,11 +56,7 @@ def fit(run: Run) -> None:
     if run.signals.number:
         run.saves.is_final = True  # nothing was trained, so there is nothing to save
     if is_finished(run):
-        if not run.signals.number:
-            advice = "" if run.resume.path is None or run.resume.finished else f". {START_OVER}"
-            log.warning("Nothing to train: %s", why_finished(run) + advice)
-        if run.resume.finished:
-            restore_ending(run)
+        report_nothing_to_train(run)
         return
     if not run.module.training:
         log.warning(
@@ -96,6 +92,15 @@ def fit(run: Run) -> None:
     run.boundary.sync_point()
     save_due(run)
     finish_saving(run)
+
+
+def report_nothing_to_train(run: Run) -> None:
+    """Log why there is nothing to train. A run that had finished before keeps its status and reason."""
+    if not run.signals.number:
+        advice = "" if run.resume.path is None or run.resume.finished else f". {START_OVER}"
+        log.warning("Nothing to train: %s", why_finished(run) + advice)
+    if run.resume.finished:
+        restore_ending(run)
 
 
 def train_epoch(run: Run, loader: Any) -> None:
