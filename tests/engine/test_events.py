@@ -339,7 +339,7 @@ def test_emitting_with_the_wrong_facts_is_an_error_that_lists_them(declare):
 
 
 def test_the_loops_own_events_cannot_be_emitted_by_hand():
-    with pytest.raises(HooklineError, match="on_train_start is fired by the loops"):
+    with pytest.raises(HooklineError, match="on_train_start is emitted by the loops"):
         quiet().emit("on_train_start")
 
 

@@ -127,7 +127,7 @@ def test_a_record_without_a_checkpoint_does_not_mean_that_the_run_can_be_resumed
     assert first["status"] == "error"
     trainer = quiet(run_dir="run", logger=True)
     trainer.fit(Net(), batches(), resume="auto")
-    assert "there is no checkpoint below run, so the run begins afresh" in caplog.text
+    assert "there is no checkpoint below run, so a new run begins" in caplog.text
     assert trainer.global_step == 4 and read()["id"] != first["id"] and read()["starts"] == 1
 
 
@@ -139,7 +139,7 @@ def test_a_run_that_begins_anew_disowns_the_checkpoints_before_it(caplog: pytest
     assert read()["id"] != first
     trainer = quiet(run_dir="run")
     trainer.fit(Net(), batches(), resume="auto")
-    assert "belong to an earlier run and are left alone" in caplog.text and trainer.global_step == 4
+    assert "belong to an earlier run and are not used" in caplog.text and trainer.global_step == 4
 
 
 def test_a_run_resumed_from_checkpoints_without_a_record_is_the_same_run() -> None:

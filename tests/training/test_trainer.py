@@ -239,7 +239,7 @@ def test_emitting_with_wrong_facts_is_refused(on_generated: Any) -> None:
 
 
 def test_the_loops_own_events_cannot_be_emitted() -> None:
-    with pytest.raises(HooklineError, match="is fired by the loops"):
+    with pytest.raises(HooklineError, match="is emitted by the loops"):
         quiet().emit("train_batch_end")
 
 

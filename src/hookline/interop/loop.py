@@ -17,7 +17,7 @@ from hookline.interop.hosted.checkpoints import load
 from hookline.interop.hosted.host import RAW_LOOP, Host
 from hookline.interop.hosted.run import HostedRun
 from hookline.run.optimizers import bare
-from hookline.training.participants import note_later, raise_first
+from hookline.training.participants import attach_failures, raise_first
 from hookline.util.errors import END_EPOCH, HooklineError, LossError, StopTraining
 
 log = logging.getLogger("hookline")
@@ -97,7 +97,7 @@ class Line(HostedRun):
 
     def _fail_and_tear_down(self, error: BaseException) -> None:
         self.fail(error)
-        note_later(error, self.tear_down())
+        attach_failures(error, self.tear_down())
 
     # ---- epochs, batches, validation -----------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from hookline.metrics.accumulator import Accumulator
 from hookline.metrics.metric_log import Metrics
 from hookline.run.parts import EmittingRun
 from hookline.training.batch_events import BackwardEvents, BatchEvents
-from hookline.training.pass_events import VALIDATION, EvaluationEvents, Interlude, Names
+from hookline.training.pass_events import VALIDATION, EvaluationEvents, Names, PausedBatch
 
 OUTSIDE = -1
 """The value of `Progress.step_before_batch` outside of batches, where every update counts."""
@@ -84,7 +84,7 @@ class Pass:
         self.results: dict[str, Any] = {}
         self.host_metrics: Mapping[str, Any] = {}
         """Metrics that the host has measured itself."""
-        self._interlude = Interlude(run.state)
+        self._interlude = PausedBatch(run.state)
         self._batches = 0
         self._has_results = False
 

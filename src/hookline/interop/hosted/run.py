@@ -34,7 +34,7 @@ from hookline.run.reduction import Rows
 from hookline.run.rows import MetricRows
 from hookline.run.state import State
 from hookline.training import run_events
-from hookline.training.participants import LateHooks, note_later, tear_down, teardown_removed
+from hookline.training.participants import LateHooks, attach_failures, tear_down, teardown_removed
 from hookline.training.pass_events import VALIDATION, Names
 from hookline.util.errors import HooklineError, OptionError, Signal
 
@@ -255,7 +255,7 @@ class HostedRun(Recording):
             self.save_due(Ranks())
         except BaseException as failure:
             failures.append(failure)
-        note_later(error, failures)
+        attach_failures(error, failures)
 
     def tear_down(self) -> list[BaseException]:
         """Tear down every hook whose set-up began, once, whatever happened; return their failures."""

@@ -11,7 +11,7 @@ from hookline.interop.hosted.host import LIGHTNING
 from hookline.interop.hosted.run import HostedRun
 from hookline.loggers import Logger
 from hookline.run.optimizers import bare
-from hookline.training.participants import note_later, raise_first
+from hookline.training.participants import attach_failures, raise_first
 from hookline.training.pass_events import PREDICTION, TEST, VALIDATION, PassEvents, SanityCheck
 from hookline.training.run_events import end_as
 from hookline.util.errors import END_EPOCH, HookError
@@ -146,7 +146,7 @@ class HostCallback:
         """Emit on_exception and tear the hooks down, because Lightning does not after a failure."""
         if self.line.is_running:
             self.line.fail(exception)
-            note_later(exception, self.line.tear_down())
+            attach_failures(exception, self.line.tear_down())
 
     # ---- training ------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from hookline.metrics.metric_log import Metrics
 from hookline.run.optimizers import total_norm
 from hookline.run.rows import edit_row
 from hookline.run.save_request import Saved
-from hookline.training.participants import note_later, raise_first
+from hookline.training.participants import attach_failures, raise_first
 from hookline.training.run_events import report_saved
 from hookline.util.errors import HookError
 
@@ -111,7 +111,7 @@ class HostCallback:
         if error is not None and self.line.is_running:
             self.line.fail(error)
             self._release()
-            note_later(error, self.line.tear_down())
+            attach_failures(error, self.line.tear_down())
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Start the run."""
