@@ -62,6 +62,14 @@ another processor.
 """
 
 
+LINTS = {
+    "check": ("-m", "ruff", "check"),
+    "format": ("-m", "ruff", "format", "--check"),
+    "generated": ("tools/generate.py", "--check"),
+}
+"""What `dev.py lint` runs, and each hook of `.pre-commit-config.yaml` by its name here."""
+
+
 def python(venv: Path = VENV) -> Path:
     """An environment's Python."""
     return venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -292,11 +300,12 @@ def interop(arguments: list[str]) -> None:
 
 
 def lint(arguments: list[str]) -> None:
-    """Check style, and that generated files are up to date."""
+    """Check style, and that generated files are current; `check`, `format` or `generated` runs one part."""
     prepare("dev")
-    run(PYTHON, "-m", "ruff", "check", *arguments)
-    run(PYTHON, "-m", "ruff", "format", "--check", *arguments)
-    run(PYTHON, "tools/generate.py", "--check")
+    chosen = [arguments[0]] if arguments and arguments[0] in LINTS else [*LINTS]
+    options = arguments[1:] if len(chosen) == 1 else arguments
+    for name in chosen:
+        run(PYTHON, *LINTS[name], *(options if name != "generated" else ()))
 
 
 def types(arguments: list[str]) -> None:

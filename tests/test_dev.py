@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 import torch
+import yaml
 
 ROOT = Path(__file__).parent.parent
 
@@ -119,3 +120,22 @@ def test_other_trainers_are_timed_in_the_environment_that_has_them(
         ("bench-peers", dev.INTEROP),
         (dev.python(dev.INTEROP), "benchmarks/overhead.py", "--peers"),
     ]
+
+
+def test_each_hook_before_a_commit_is_one_of_the_lints_and_needs_no_network(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert repository["repo"] == "local"
+    hooks = repository["hooks"]
+    assert all(hook["language"] == "system" and hook["pass_filenames"] is False for hook in hooks)
+    entries = [hook["entry"].split() for hook in hooks]
+    assert [entry[:3] for entry in entries] == [["python3", "dev.py", "lint"]] * len(dev.LINTS)
+    done: list[tuple[object, ...]] = []
+    monkeypatch.setattr(dev, "prepare", lambda *extras: None)
+    monkeypatch.setattr(dev, "run", lambda *command: done.append(command))
+    for entry in entries:
+        dev.lint(entry[3:])
+    one_by_one, done[:] = list(done), []
+    dev.lint([])
+    assert one_by_one == done == [(dev.PYTHON, *command) for command in dev.LINTS.values()]
