@@ -315,6 +315,12 @@ def types(arguments: list[str]) -> None:
     run(PYTHON, "-m", "pyright", *arguments)
 
 
+def quick(arguments: list[str]) -> None:
+    """Lint, types and the tests that matter for what changed (since a revision, if given), in a minute."""
+    prepare("dev")
+    run(PYTHON, "tools/quick.py", *arguments)
+
+
 def generate(arguments: list[str]) -> None:
     """Write what is derived from the table of events."""
     prepare()
@@ -366,6 +372,7 @@ def faults(arguments: list[str]) -> None:
 EVERYTHING = (
     demo,
     test,
+    quick,
     variations,
     lint,
     types,
