@@ -321,6 +321,12 @@ def quick(arguments: list[str]) -> None:
     run(PYTHON, "tools/quick.py", *arguments)
 
 
+def mutants(arguments: list[str]) -> None:
+    """Change the engine, the step and the checkpoint writer place by place; print what no test notices."""
+    prepare("dev")
+    run(PYTHON, "tools/mutants.py", *arguments)
+
+
 def generate(arguments: list[str]) -> None:
     """Write what is derived from the table of events."""
     prepare()
@@ -373,6 +379,7 @@ EVERYTHING = (
     demo,
     test,
     quick,
+    mutants,
     variations,
     lint,
     types,

@@ -1,4 +1,4 @@
-"""The commands of dev.py and the tools behind them: skipped tests, variations, the quick check."""
+"""The commands of dev.py and the tools behind them: skipped tests, variations, the quick check, mutants."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def loaded(path: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+    sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 
@@ -52,6 +52,11 @@ def dev() -> ModuleType:
 @pytest.fixture
 def quick() -> ModuleType:
     return loaded("tools/quick.py")
+
+
+@pytest.fixture
+def mutants() -> ModuleType:
+    return loaded("tools/mutants.py")
 
 
 def test_one_line_names_what_was_skipped_and_what_it_needed(dev: ModuleType, tmp_path: Path) -> None:
@@ -274,3 +279,86 @@ def test_quick_runs_structure_tests_per_module_for_changed_modules_only(quick: M
 def test_slow_tests_and_the_structure_are_where_quick_looks_for_them(quick: ModuleType) -> None:
     assert (ROOT / quick.STRUCTURE).exists()
     assert all(any(ROOT.glob(pattern)) for pattern in quick.SLOW)
+
+
+CHANGED = """\
+def of(values: list[int], limit: int = 2) -> int | None:
+    total = 0
+    for value in values:
+        if value < limit and not total:
+            continue
+        total += value
+    print(f"{total + 1}: é", "é", total - 1)
+    return total
+"""
+
+
+def test_each_mutant_changes_one_place_and_compiles(mutants: ModuleType) -> None:
+    found = mutants.mutants("of", CHANGED)
+    shown = {tuple(mutant.shown(CHANGED).splitlines()) for mutant in found}
+    assert all(len(each) == 3 for each in shown)
+    assert {(place.rpartition(":")[2], after.strip("+ ")) for place, _, after in shown} == {
+        ("1", "def of(values: list[int], limit: int = 3) -> int | None:"),
+        ("1", "def of(values: list[int], limit: int = (1)) -> int | None:"),
+        ("2", "total = 1"),
+        ("2", "total = (-1)"),
+        ("4", "if value <= limit and not total:"),
+        ("4", "if (value < limit or not total):"),
+        ("4", "if value < limit and (total):"),
+        ("4", "if (not (value < limit and (not total))):"),
+        ("5", "break"),
+        ("6", "pass"),
+        ("7", "pass"),
+        ("7", 'print(f"{total + 1}: é", "é", (total + 1))'),
+        ("7", 'print(f"{total + 1}: é", "é", total - 2)'),
+        ("7", 'print(f"{total + 1}: é", "é", total - (0))'),
+        ("8", "return None"),
+    }
+    assert len(shown) == len(found)
+    for mutant in found:
+        compile(mutant.applied(CHANGED), "of", "exec")
+
+
+def test_mutants_that_no_test_notices_are_listed_and_the_source_stays_as_it_is(
+    mutants: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = "def weak(a):\n    return a > 1\n\n\ndef endless(n):\n    while n > 0:\n        n -= 1\n"
+    tests = "from hookline.it import endless, weak\n\ndef test():\n    assert weak(3) and not weak(0)\n    endless(1)\n"
+    (tmp_path / "src/hookline").mkdir(parents=True)
+    (tmp_path / "src/hookline/__init__.py").write_text("")
+    (tmp_path / "src/hookline/it.py").write_text(source)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test_it.py").write_text(tests)
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    monkeypatch.setattr(mutants, "TARGETS", {"it": ("tests/test_it.py",)})
+    monkeypatch.setattr(mutants, "LIMIT", (10, 5))
+    # the plugins of other packages are slow to import
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    output = tmp_path / "build" / "survivors.txt"
+    assert mutants.main(["it:2", "src/hookline/it.py:7", f"--output={output}"]) == 0
+    assert output.read_text().split("src/hookline/it.py:")[1:] == [
+        "2\n    - return a > 1\n    + return a > (0)\n",
+        "2\n    - return a > 1\n    + return a > 2\n",
+        "2\n    - return a > 1\n    + return a >= 1\n",
+        "7\n    - n -= 1\n    + n -= 2\n",
+    ]
+    # return None; n -= 2, n -= 0 and the decrement dropped, of which two never end
+    assert "it: 7 mutants" in (printed := capsys.readouterr().out)
+    assert "3 of 7 mutants were noticed (2 by the time limit), 4 survived" in printed
+    assert (tmp_path / "src/hookline/it.py").read_text() == source
+    assert not (tmp_path / "src/hookline/__pycache__").exists()
+
+
+def test_mutants_of_a_sample_are_the_same_for_the_same_seed(mutants: ModuleType) -> None:
+    source = (ROOT / mutants.SOURCE / f"{next(iter(mutants.TARGETS))}.py").read_text()
+    found = mutants.mutants("plan", source)
+    assert mutants.sample(found, 5, seed=1) == mutants.sample(found, 5, seed=1) != mutants.sample(found, 5, 2)
+    assert mutants.sample(found[:3], 5, seed=1) == found[:3]
+
+
+def test_mutants_are_made_of_modules_and_tests_that_exist(mutants: ModuleType) -> None:
+    for module, tests in mutants.TARGETS.items():
+        assert (ROOT / mutants.SOURCE / f"{module}.py").exists(), module
+        assert all((ROOT / test).exists() for test in tests), module
+    with pytest.raises(SystemExit, match="'plam' is not in the table"):
+        mutants.main(["plam"])
