@@ -38,22 +38,33 @@ FILES = (
 )
 TARGETS: dict[str, tuple[str, ...]] = {
     # the hook engine
-    "plan": ("tests/test_plan.py", "tests/test_hook.py"),
+    "plan": ("tests/test_plan.py", "tests/test_trace.py", "tests/loops/test_lifecycle.py"),
     "slots": ("tests/test_plan.py", "tests/test_hook.py", "tests/test_accounting.py"),
     "listener": ("tests/test_listener.py", "tests/test_hook.py", "tests/test_plan.py"),
     "binding": ("tests/test_binding.py", "tests/test_plan.py"),
     "filters": ("tests/test_filters.py",),
     # one batch and one update
-    "loops/step": STEP,
+    "loops/step": (
+        *STEP,
+        "tests/loops/test_finite.py",
+        "tests/loops/test_several_loaders.py::test_metrics_come_for_each_loader_and_overall",
+        "tests/loops/test_final_checkpoint.py::test_a_failed_run_leaves_its_newest_state_and_goes_on_from_it",
+    ),
     "loops/update": STEP,
     "loops/backward": (*STEP, "tests/loops/test_finite.py"),
     "loops/accumulation": (*STEP, "tests/loops/test_weighting.py"),
     # the checkpoint writer
-    "checkpoint/writing": (*FILES, "tests/checkpoint/test_extra_files.py"),
+    "checkpoint/writing": (
+        "tests/checkpoint/test_order.py",
+        *FILES,
+        "tests/checkpoint/test_failures.py",
+        "tests/checkpoint/test_extra_files.py",
+    ),
     "checkpoint/manifest": FILES,
     "checkpoint/tensors": ("tests/checkpoint/test_tensors.py", *FILES),
 }
-"""Which tests must notice a change of a module (below `src/hookline`), the fastest first."""
+"""Which tests must notice a change of a module below `src/hookline`: files or single tests, fast ones first.
+"""
 
 LIMIT = (30, 3)
 """The time limit of a mutant's tests: seconds, and how many times as long as they take without a change."""
@@ -149,7 +160,7 @@ def of_statement(node: ast.stmt) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
     match node:
         case ast.Expr(value=ast.Call()) | ast.AugAssign() | ast.Raise():
             yield node, "pass"
-        case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
+        case ast.Return(value=ast.expr() as value) if ast.unparse(value) not in ("None", "True", "False"):
             yield node, "return None"
         case ast.Break():
             yield node, "continue"
