@@ -49,6 +49,8 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "tests/loops/test_finite.py",
         "tests/loops/test_several_loaders.py::test_metrics_come_for_each_loader_and_overall",
         "tests/loops/test_final_checkpoint.py::test_a_failed_run_leaves_its_newest_state_and_goes_on_from_it",
+        "tests/loops/test_final_checkpoint.py::"
+        "test_a_failure_after_a_scheduler_has_advanced_does_not_advance_it_again",
     ),
     "loops/update": STEP,
     "loops/backward": (*STEP, "tests/loops/test_finite.py"),

@@ -17,7 +17,7 @@ from tiny import Net, batches, quiet
 from torch import Tensor
 
 from hookline import Hook, NonFiniteLoss, Trainer, load_weights
-from hookline.checkpoint.files import read_manifest
+from hookline.checkpoint.files import read, read_manifest
 from hookline.checkpoint.finding import find
 from hookline.errors import CheckpointError, Preempted
 from hookline.hooks.model_checkpoint import ModelCheckpoint
@@ -546,6 +546,26 @@ def test_a_failed_run_leaves_its_newest_state_and_goes_on_from_it(tmp_path: Path
     found, wanted = state_of(again), state_of(whole)
     assert found["counters"] == wanted["counters"]
     assert same(found["module"], wanted["module"]) and same(found["optimizers"], wanted["optimizers"])
+
+
+def test_a_failure_after_a_scheduler_has_advanced_does_not_advance_it_again(tmp_path: Path) -> None:
+    class FailsAtScheduler(Momentum):
+        has_failed = False
+
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+        def lr_scheduler_step(self, scheduler: Any) -> None:
+            scheduler.step()
+            if scheduler.last_epoch == 5 and not self.has_failed:
+                self.has_failed = True
+                raise Boom("on purpose")
+
+    fail(tmp_path, FailsAtScheduler())
+    saved = read(tmp_path / "checkpoints" / "last")
+    assert saved["counters"]["step"] == saved["schedulers"][0]["last_epoch"] == 5
 
 
 def test_a_failure_inside_an_accumulation_window_leaves_a_state_that_trains_on(tmp_path: Path) -> None:
