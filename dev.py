@@ -62,6 +62,14 @@ another processor.
 """
 
 
+LINTS = {
+    "check": ("-m", "ruff", "check"),
+    "format": ("-m", "ruff", "format", "--check"),
+    "generated": ("tools/generate.py", "--check"),
+}
+"""What `dev.py lint` runs, and each hook of `.pre-commit-config.yaml` by its name here."""
+
+
 def python(venv: Path = VENV) -> Path:
     """An environment's Python."""
     return venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -292,11 +300,12 @@ def interop(arguments: list[str]) -> None:
 
 
 def lint(arguments: list[str]) -> None:
-    """Check style, and that generated files are up to date."""
+    """Check style, and that generated files are current; `check`, `format` or `generated` runs one part."""
     prepare("dev")
-    run(PYTHON, "-m", "ruff", "check", *arguments)
-    run(PYTHON, "-m", "ruff", "format", "--check", *arguments)
-    run(PYTHON, "tools/generate.py", "--check")
+    chosen = [arguments[0]] if arguments and arguments[0] in LINTS else [*LINTS]
+    options = arguments[1:] if len(chosen) == 1 else arguments
+    for name in chosen:
+        run(PYTHON, *LINTS[name], *(options if name != "generated" else ()))
 
 
 def types(arguments: list[str]) -> None:
@@ -304,6 +313,18 @@ def types(arguments: list[str]) -> None:
     prepare("dev")
     run(PYTHON, "-m", "mypy", *arguments)
     run(PYTHON, "-m", "pyright", *arguments)
+
+
+def quick(arguments: list[str]) -> None:
+    """Lint, types and the tests that matter for what changed (since a revision, if given), in a minute."""
+    prepare("dev")
+    run(PYTHON, "tools/quick.py", *arguments)
+
+
+def mutants(arguments: list[str]) -> None:
+    """Change the engine, the step and the checkpoint writer place by place; print what no test notices."""
+    prepare("dev")
+    run(PYTHON, "tools/mutants.py", *arguments)
 
 
 def generate(arguments: list[str]) -> None:
@@ -357,6 +378,8 @@ def faults(arguments: list[str]) -> None:
 EVERYTHING = (
     demo,
     test,
+    quick,
+    mutants,
     variations,
     lint,
     types,
