@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import preloaded
 import pytest
 
 from hookline import EVENTS
@@ -97,7 +98,7 @@ def hookline(
         "PYTHONWARNINGS": "error",
     }
     command = [sys.executable, *start, *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+    return preloaded.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
 # ---- for real ----------------------------------------------------------------------------------------------------
