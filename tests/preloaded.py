@@ -322,6 +322,8 @@ if __name__ == "__main__":
     }
     ours = [each for each in sys.path[1:] if each not in before_torch]
 
+    import torch._dynamo  # noqa: F401 - every optimizer imports it
+
     gc.freeze()  # a collection in a process would copy what it visits
     here = sys.modules["__main__"]  # its names stay
     carry_out(become(serve(sys.argv[1]), ours))

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import preloaded
 import pytest
 
 from hookline import EVENTS
@@ -98,7 +97,7 @@ def hookline(
         "PYTHONWARNINGS": "error",
     }
     command = [sys.executable, *start, *map(str, arguments)]
-    return preloaded.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
 # ---- for real ----------------------------------------------------------------------------------------------------
