@@ -143,6 +143,7 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
 def run(
     command: Sequence[str | os.PathLike[str]],
     *,
+    input: str | None = None,
     capture_output: bool = False,
     timeout: float | None = None,
     check: bool = False,
@@ -151,9 +152,11 @@ def run(
     """Start it and wait for it, as `subprocess.run`."""
     if capture_output:
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    if input is not None:
+        options["stdin"] = subprocess.PIPE
     with Popen(command, **options) as process:
         try:
-            out, errors = process.communicate(timeout=timeout)
+            out, errors = process.communicate(input, timeout)
         except BaseException:
             process.kill()
             raise
