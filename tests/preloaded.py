@@ -59,8 +59,7 @@ def server(environment: Mapping[str, str] | None = None, number: int = 0) -> str
 
 @functools.cache
 def _started(before: tuple[tuple[str, str], ...], number: int) -> str:
-    folder = tempfile.TemporaryDirectory(prefix="preloaded-")
-    address = os.path.join(folder.name, "socket")
+    address = os.path.join(tempfile.mkdtemp(prefix="preloaded-"), "socket")
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -76,11 +75,7 @@ def _started(before: tuple[tuple[str, str], ...], number: int) -> str:
     assert process.stdin is not None and process.stdout is not None
     assert process.stdout.readline() == b"ready\n", "the server for preloaded processes does not start"
 
-    def stop() -> None:
-        process.communicate()  # its input ends, and so does it
-        folder.cleanup()
-
-    atexit.register(stop)
+    atexit.register(process.communicate)  # its input ends, and so does it
     return address
 
 
@@ -197,6 +192,8 @@ def serve(address: str) -> dict[str, Any]:
         while True:
             for key, _ in selector.select():
                 if key.fileobj is sys.stdin:
+                    os.unlink(address)
+                    os.rmdir(os.path.dirname(address))
                     os._exit(0)
                 elif key.fileobj is woken:
                     woken.recv(4096)
