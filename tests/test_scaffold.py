@@ -11,7 +11,6 @@ import types
 from pathlib import Path
 from typing import Any
 
-import preloaded
 import pytest
 
 from hookline import OptionError
@@ -21,7 +20,7 @@ from hookline.scaffold import PROJECT, write_project
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
-    return preloaded.run(
+    return subprocess.run(
         [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
     )
 

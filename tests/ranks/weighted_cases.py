@@ -135,7 +135,6 @@ def compare(
     """The distance to one process that trains on large batches, of weights and losses, and the numbers of steps."""
     here, there = Losses(), Losses()
     options = {"max_epochs": 2, "count_tokens": count, "log_every_n_steps": 1, **options}
-    options["checkpoint"] = {"last": False}  # what other cases save
     many, a = fit(
         strategy,
         loader(mine(turns)),
