@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import preloaded
 import pytest
 
 from hookline.cli import main
@@ -247,7 +248,7 @@ def test_an_error_of_hookline_ends_with_the_same_lines(capsys: pytest.CaptureFix
 
 
 def test_in_a_process_of_its_own_nothing_comes_after_it() -> None:
-    done = subprocess.run(
+    done = preloaded.run(
         [sys.executable, "-m", "hookline", "fit", "fails.toml", "--trainer.run_dir", "died"],
         capture_output=True,
         text=True,
@@ -264,7 +265,7 @@ def test_a_hook_that_ends_the_process_does_not_end_it_without_a_word() -> None:
     Path("quits.toml").write_text(
         Path("fails.toml").read_text().replace("trace_parts.Fails", "trace_parts.Quits")
     )
-    done = subprocess.run(
+    done = preloaded.run(
         [
             sys.executable,
             "-m",

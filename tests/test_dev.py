@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -72,6 +73,20 @@ def test_one_line_names_what_was_skipped_and_what_it_needed(dev: ModuleType, tmp
         "2 of test_two (needs an installed Chromium)."
     )
     assert dev.skipped() == "No test was skipped."
+
+
+def test_of_what_runs_at_once_all_output_is_shown_and_every_failure_named(
+    dev: ModuleType, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def python(code: str) -> Callable[[Path | None], None]:
+        return lambda log: dev.run(sys.executable, "-c", code, log=log)
+
+    dev.at_once(python("print('one')"), python("print('two')"))
+    assert [each for each in capfd.readouterr().out.splitlines() if each[0] != "$"] == ["one", "two"]
+    with pytest.raises(dev.Trouble) as failed:
+        dev.at_once(python("exit(3)"), python("print('two')"), python("print('three'); exit(4)"))
+    assert "exit code 3" in str(failed.value) and "exit code 4" in str(failed.value)
+    assert [each for each in capfd.readouterr().out.splitlines() if each[0] != "$"] == ["two", "three"]
 
 
 def test_what_is_written_into_the_checkout_is_found_and_caches_are_not(

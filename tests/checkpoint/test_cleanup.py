@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 import torch
 
@@ -141,7 +142,7 @@ def test_a_process_killed_while_it_replaces_a_checkpoint_leaves_a_whole_one(
     tmp_path: Path, how: str, nth: int
 ) -> None:
     path = tmp_path / "best"
-    code = subprocess.run([sys.executable, "-c", KILLED, str(path), str(nth), how], check=False).returncode
+    code = preloaded.run([sys.executable, "-c", KILLED, str(path), str(nth), how], check=False).returncode
     assert code == -9
     clean_up(tmp_path)
     assert read(path)["counters"]["step"] in (1, 2)

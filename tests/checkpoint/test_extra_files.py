@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import preloaded
 import pytest
 import torch
 from tiny import Net, batches, quiet
@@ -207,7 +208,7 @@ for nth in range(1, 15):
 def test_a_removal_killed_at_any_call_leaves_nothing_behind_after_the_next_start(
     extended: Path, tmp_path: Path
 ) -> None:
-    done = subprocess.run(
+    done = preloaded.run(
         [sys.executable, "-c", KILLED, str(extended), str(tmp_path / "killed")],
         check=True,
         capture_output=True,

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 import torch
 from test_budgets import per_step
@@ -787,7 +788,7 @@ def run_script(code: str) -> subprocess.CompletedProcess[str]:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([SOURCE, str(Path(__file__).parent.parent)]),
     }
-    return subprocess.run(
+    return preloaded.run(
         [sys.executable, "-c", SCRIPT + textwrap.dedent(code)],
         capture_output=True,
         text=True,

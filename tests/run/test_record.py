@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 import torch
 from tiny import Net, batches, quiet
@@ -267,7 +268,7 @@ KILLED = """
 @pytest.mark.timeout(300)
 def test_a_killed_run_is_told_from_a_running_one_and_its_session_stays() -> None:
     code = textwrap.dedent(KILLED.format(tests=str(Path(__file__).parents[1]), at=6))
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    assert preloaded.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
     assert read()["status"] == "training"
     from hookline.report.runs import list_runs
 
@@ -452,7 +453,7 @@ def test_the_resolved_configuration_of_the_command_line_is_recorded_without_secr
         "--config.width",
         "5",
     ]
-    subprocess.run([sys.executable, "-m", "hookline", *given], cwd=tmp_path, check=True)
+    preloaded.run([sys.executable, "-m", "hookline", *given], cwd=tmp_path, check=True)
     record = json.loads((tmp_path / RECORD).read_text())
     assert SECRET not in (tmp_path / RECORD).read_text()
     assert record["command"].endswith(
