@@ -29,34 +29,42 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = "src/hookline"
 SURVIVORS = ROOT / "build" / "mutants.txt"
 
-STEP = ("tests/loops/test_step.py", "tests/loops/test_feeding.py", "tests/loops/test_actions.py")
+STEP = ("tests/training/test_step.py", "tests/run/test_optimizer_router.py", "tests/training/test_actions.py")
 FILES = (
     "tests/checkpoint/test_files.py",
     "tests/checkpoint/test_format.py",
-    "tests/checkpoint/test_saves.py",
+    "tests/run/test_save_request.py",
     "tests/checkpoint/test_damage.py",
 )
 TARGETS: dict[str, tuple[str, ...]] = {
     # the hook engine
-    "plan": ("tests/test_plan.py", "tests/test_trace.py", "tests/loops/test_lifecycle.py"),
-    "slots": ("tests/test_plan.py", "tests/test_hook.py", "tests/test_accounting.py"),
-    "listener": ("tests/test_listener.py", "tests/test_hook.py", "tests/test_plan.py"),
-    "binding": ("tests/test_binding.py", "tests/test_plan.py"),
-    "filters": ("tests/test_filters.py",),
+    "engine/plan": (
+        "tests/engine/test_plan.py",
+        "tests/engine/test_recorder.py",
+        "tests/training/test_lifecycle.py",
+    ),
+    "engine/slots": ("tests/engine/test_plan.py", "tests/engine/test_hook.py", "tests/engine/test_cost.py"),
+    "engine/listener": (
+        "tests/engine/test_listener.py",
+        "tests/engine/test_hook.py",
+        "tests/engine/test_plan.py",
+    ),
+    "engine/binding": ("tests/engine/test_binding.py", "tests/engine/test_plan.py"),
+    "engine/filters": ("tests/engine/test_filters.py",),
     # one batch and one update
-    "loops/step": (
+    "training/step": (
         *STEP,
-        "tests/loops/test_finite.py",
-        "tests/loops/test_several_loaders.py::test_metrics_come_for_each_loader_and_overall",
-        "tests/loops/test_final_checkpoint.py::test_a_failed_run_leaves_its_newest_state_and_goes_on_from_it",
-        "tests/loops/test_final_checkpoint.py::"
+        "tests/run/test_finite.py",
+        "tests/training/test_several_loaders.py::test_metrics_come_for_each_loader_and_overall",
+        "tests/training/test_final_checkpoint.py::test_a_failed_run_leaves_its_newest_state_and_goes_on_from_it",
+        "tests/training/test_final_checkpoint.py::"
         "test_a_failure_after_a_scheduler_has_advanced_does_not_advance_it_again",
     ),
-    "loops/update": STEP,
-    "loops/backward": (*STEP, "tests/loops/test_finite.py"),
-    "loops/accumulation": (*STEP, "tests/loops/test_weighting.py"),
+    "training/update": STEP,
+    "training/backward": (*STEP, "tests/run/test_finite.py"),
+    "training/accumulation": (*STEP, "tests/training/test_weighting.py"),
     # the checkpoint writer
-    "checkpoint/writing": (
+    "checkpoint/writer": (
         "tests/checkpoint/test_order.py",
         *FILES,
         "tests/checkpoint/test_failures.py",

@@ -69,7 +69,7 @@ def changed(revision: str) -> list[str]:
 
 
 def module_name(path: PurePosixPath) -> str | None:
-    """`src/hookline/loops/step.py` -> `hookline.loops.step`, `tests/tiny.py` -> `tiny`."""
+    """`src/hookline/training/step.py` -> `hookline.training.step`, `tests/tiny.py` -> `tiny`."""
     for folder in ("src", "tests"):
         if path.suffix == ".py" and path.is_relative_to(folder):
             parts = path.relative_to(folder).with_suffix("").parts

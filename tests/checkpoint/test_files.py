@@ -80,7 +80,7 @@ def test_a_file_of_that_name_is_not_replaced(path: Path) -> None:
 def test_a_directory_is_kept_from_cleanup_only_while_it_is_written(path: Path) -> None:
     write(contents(), path)
     write(contents(), path)
-    assert not writing.writing
+    assert not writer.writing
 
 
 def test_writing_again_replaces_it(path: Path) -> None:

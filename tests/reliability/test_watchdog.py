@@ -759,13 +759,14 @@ def test_a_teardown_that_hangs_is_aborted_and_the_others_get_theirs(watch: Watch
 
 # ---- in a process of its own -------------------------------------------------------------------------------------
 
-SOURCE = str(Path(hookline.training.trainer.__file__).parent.parent)
+SOURCE = str(Path(hookline.__file__).parent.parent)
 SCRIPT = """
 import logging, os, signal, subprocess, sys, threading, time
 from hookline import Hook
-from hookline.training import verbs, watchdog
+from hookline.reliability import watchdog
+from hookline.training import lifecycle
 from hookline.training.lifecycle import run_lifecycle
-from loops import turned
+from training import turned
 from tiny import Net, batches
 from tiny import quiet as quiet_trainer
 
@@ -778,7 +779,7 @@ def watch(timeout, **settings):
     def watched(run, body):
         with watchdog.Watchdog(run, timeout, **settings):
             return run_lifecycle(run, body)
-    verbs.run_lifecycle = watched
+    lifecycle.run_lifecycle = watched
 """
 
 

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import HashStore
 
 from hookline import Hook, Preempted
 from hookline.distributed.comm import Ranks, describe_ended_ranks
-from hookline.distributed.launch import fresh_store
+from hookline.distributed.rendezvous import fresh_store
 
 PATIENCE = timedelta(seconds=60)
 
