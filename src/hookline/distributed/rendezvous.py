@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from torch import distributed as dist
 
 from hookline.distributed.comm import LONGEST_PAUSE, PAUSE, listed
 
+log = logging.getLogger("hookline")
 REMINDER = 30.0
 """Seconds after which a waiting rank logs which ranks are missing; the interval doubles each time."""
 
