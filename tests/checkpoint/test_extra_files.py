@@ -149,7 +149,7 @@ def test_a_directory_that_is_no_checkpoint_is_never_removed(tmp_path: Path) -> N
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "thesis.txt").write_text("mine")
     with pytest.raises(
-        CheckpointError, match="thesis is not removed: nothing in it is a file of a checkpoint"
+        CheckpointError, match="thesis was not removed: it does not contain a file of a checkpoint"
     ):
         quiet().remove_checkpoint(tmp_path / "thesis")
     assert names(tmp_path) == ["thesis"]

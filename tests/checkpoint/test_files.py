@@ -219,7 +219,8 @@ def test_a_checkpoint_from_the_future_is_refused(path: Path) -> None:
 def test_a_path_that_is_none_names_those_that_are(path: Path) -> None:
     write(contents(), path)
     with pytest.raises(
-        CheckpointError, match="step-4 is no checkpoint: it has no manifest.json. There are: step-3"
+        CheckpointError,
+        match="step-4 is not a checkpoint: it has no manifest.json. Its directory has: step-3",
     ):
         read(path.with_name("step-4"))
     with pytest.raises(CheckpointError, match="nowhere is no checkpoint"):

@@ -267,7 +267,7 @@ def test_state_too_long_to_be_read_again_is_not_written(
     monkeypatch.setattr("hookline.checkpoint.writer.STRUCTURE_BYTES", 1000)
     with pytest.raises(
         CheckpointError,
-        match=r"state\.json would have .* MB, most of them of 'hooks'.*Keep large data in tensors",
+        match=r"state\.json would have .* MB, most of it in 'hooks'.*Store large data in tensors",
     ):
         write({"hooks": {"mine": list(range(1000))}, "counters": {"step": 1}}, tmp_path / "x")
     write({"hooks": {"mine": np.arange(1000)}}, tmp_path / "x")

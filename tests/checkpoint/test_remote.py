@@ -85,7 +85,7 @@ def test_an_upload_that_breaks_off_leaves_no_checkpoint_there(
         CheckpointError, match="step-2 could not be written: ConnectionResetError: the line is dead"
     ):
         write(contents(2), f"{base}/step-2")
-    with pytest.raises(CheckpointError, match=r"step-2 is no checkpoint: it has no manifest\.json"):
+    with pytest.raises(CheckpointError, match=r"step-2 is not a checkpoint: it has no manifest\.json"):
         read(f"{base}/step-2")
     assert list_urls(base) == [f"{base}/step-1"]
 

@@ -150,9 +150,9 @@ def test_the_shortest_of_the_finite_loaders_sets_the_length_beside_an_endless_on
         ({"order": "alternating", "pattern": "web"}, "pattern='web' must be a list of names of loaders"),
         ({"order": "weighted"}, "order='weighted' needs weights"),
         ({"order": "alternating"}, "order='alternating' needs a pattern"),
-        ({"weights": {"web": 1}}, "order='round_robin' takes no weights; use order='weighted'"),
-        ({"pattern": ["web"]}, "order='round_robin' takes no pattern; use order='alternating'"),
-        ({"order": "sequential", "burst": 2}, "order='sequential' takes no burst (it is 2)"),
+        ({"weights": {"web": 1}}, "order='round_robin' does not use weights; use order='weighted'"),
+        ({"pattern": ["web"]}, "order='round_robin' does not use a pattern; use order='alternating'"),
+        ({"order": "sequential", "burst": 2}, "order='sequential' does not use burst (it is 2)"),
         (
             {"order": "random", "weights": {"web": -1, "code": 1}},
             "the weight of 'web' is -1.0; it must be 0 or more",
@@ -165,15 +165,15 @@ def test_the_shortest_of_the_finite_loaders_sets_the_length_beside_an_endless_on
         ),
         (
             {"order": "weighted", "weights": {"web": 1, "cod": 1, "code": 1}},
-            "weights names 'cod', and there is no such loader. Did you mean 'code'?",
+            "weights names 'cod', which is not a loader. Did you mean 'code'?",
         ),
         (
             {"order": "weighted", "weights": {"web": 1}},
-            "weights says nothing about the loader 'code'; give it a weight, or 0",
+            "weights has no entry for the loader 'code'; give it a weight, or 0",
         ),
         (
             {"order": "alternating", "pattern": ["web", "wbe"]},
-            "pattern names 'wbe', and there is no such loader. Did you mean 'web'? Loaders: web, code.",
+            "pattern names 'wbe', which is not a loader. Did you mean 'web'? Loaders: web, code.",
         ),
     ],
 )
@@ -207,9 +207,9 @@ def test_a_sequence_must_get_past_every_loader() -> None:
 
 def test_everything_wrong_is_said_at_once() -> None:
     text = refused("weighted", {"wbe": 1}, lengths={"web": None, "code": 0})
-    assert "5 things are wrong" in text
+    assert "5 problems" in text
     assert text.count("\n  - ") == 5
-    assert "2 things are wrong" in refused("sorted", burst=-1)
+    assert "2 problems" in refused("sorted", burst=-1)
 
 
 def test_what_may_not_be_meant_is_reported_not_refused() -> None:
@@ -217,9 +217,9 @@ def test_what_may_not_be_meant_is_reported_not_refused() -> None:
     names = list(lengths)
     assert check(Mixture("weighted", {"web": 0.9, "code": 0.1}), names, lengths) == []
     (never,) = check(Mixture("weighted", {"web": 0.999, "code": 0.001}, epoch_length=20), names, lengths)
-    assert "draws nothing from 'code'" in never
+    assert "contains no batch of 'code'" in never
     (never,) = check(Mixture("sequential", epoch_length="min"), names, lengths)
-    assert "draws nothing from 'code'" in never
+    assert "contains no batch of 'code'" in never
     (shorter,) = check(Mixture(epoch_length=500, when_exhausted="end"), names, lengths)
     assert "200 batches, not 500" in shorter
     (moot,) = check(Mixture("weighted", {"web": 0.9, "code": 0.1}, when_exhausted="end"), names, lengths)

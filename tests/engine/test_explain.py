@@ -336,7 +336,7 @@ ROWS = TensorDataset(torch.zeros(4, 4), torch.zeros(4, 2))
         (Counted(), "by its own state, which is saved with the run"),
         (
             map(tuple, batches(2)),
-            "as an iterable, with random streams of its own; a resume reads the epoch again",
+            "as an iterable, with separate random streams; a resume reads the epoch again",
         ),
     ],
     ids=["list", "in memory", "direct", "workers", "single samples", "state", "iterable"],

@@ -83,7 +83,7 @@ def test_an_argument_that_must_be_given_and_cannot_be_kept_is_named(caplog: pyte
     with pytest.raises(
         OptionError,
         match=r"backbone \(a torch.nn.modules.linear.Linear, which a checkpoint cannot hold\). "
-        r"Pass it \(load_from_checkpoint\(path, backbone=...\)\)\.$",
+        r"Pass them \(load_from_checkpoint\(path, backbone=...\)\)\.$",
     ):
         Backbone.load_from_checkpoint(path)
     assert isinstance(Backbone.load_from_checkpoint(path, backbone=nn.Linear(4, 4)).body, nn.Linear)
@@ -196,8 +196,8 @@ def test_arguments_can_be_left_out(caplog: pytest.LogCaptureFixture) -> None:
     caplog.clear()
     assert Wide.load_from_checkpoint(path).width == 3
     assert (
-        "Wide was made with extra=a torch.nn.modules.activation.ReLU, which a checkpoint cannot hold: now it has its default. "
-        "To make it as it was: load_from_checkpoint(path, extra=...)" in caplog.text
+        "Wide was created with extra=a torch.nn.modules.activation.ReLU, which a checkpoint cannot hold: the default is used instead. "
+        "To set it: load_from_checkpoint(path, extra=...)" in caplog.text
     )
     caplog.clear()
     Wide.load_from_checkpoint(path, extra=nn.ReLU())

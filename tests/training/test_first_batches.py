@@ -211,7 +211,7 @@ def test_a_loader_that_was_changed_on_purpose_is_not_expected_to_deliver_the_sam
 ) -> None:
     fit(DataLoader(Samples(), 3), Saves(2))
     fit(other(), resume="c2")
-    assert "when the checkpoint was made" in caplog.text and DIFFERENT not in caplog.text
+    assert "when the checkpoint was saved" in caplog.text and DIFFERENT not in caplog.text
 
 
 def test_a_batch_that_was_never_fetched_is_written_down_by_the_resumed_run(

@@ -181,7 +181,7 @@ def test_best_is_found_by_the_scores_in_the_manifests(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"nothing.* is no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"nothing.* is not a checkpoint"):
         quiet().fit(Net(), batches(2), resume=tmp_path / "nothing")
     with pytest.raises(OptionError, match="Did you mean 'auto'"):
         quiet().fit(Net(), batches(2), resume="aut")

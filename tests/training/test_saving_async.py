@@ -137,7 +137,7 @@ def test_checkpoints_at_a_url(tmp_path: Path) -> None:
 def test_a_run_on_a_disk_that_hangs_ends_and_names_what_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, on_save_error: str
 ) -> None:
-    monkeypatch.setattr(writer, "FLUSHING", 0.2)
+    monkeypatch.setattr(writer, "FLUSH_TIMEOUT", 0.2)
     answers, flush = threading.Event(), os.fsync
 
     def hang(handle: int) -> None:

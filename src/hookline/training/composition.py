@@ -69,8 +69,8 @@ def _make_backward(run: Run, divides: bool) -> Backward:
     if divides:
         factors.append(lambda loss: loss if window.size == 1 else loss / window.size)
     if run.data.totals is not None:
-        turn = run.data.totals.turn
-        factors.append(lambda loss: loss if turn.factor == 1.0 else loss * turn.factor)
+        rank_batch = run.data.totals.rank_batch
+        factors.append(lambda loss: loss if rank_batch.factor == 1.0 else loss * rank_batch.factor)
     if weights is not None:
         factors.append(lambda loss: loss * weights.get(s.dataloader_name, 1.0))
     if router is None:

@@ -53,7 +53,7 @@ class FirstBatches:
         """Record or compare the batch that was just fetched."""
         run, s = self.run, self.run.state
         loader = next((each for each in run.data.loaders["train"] if each.name == s.dataloader_name), None)
-        if loader is None or loader.share.turn.is_padding:
+        if loader is None or loader.sharding.rank_batch.is_padding:
             return
         places, expected = self.waiting.pop(loader.name, None), self.expected.pop(loader.name, None)
         if places is not None:

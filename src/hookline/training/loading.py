@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookline.data.batch import move
 from hookline.data.loaders import Loader, make_loaders
-from hookline.data.sharding import Share
+from hookline.data.sharding import RankSharding
 from hookline.engine.listener import overrides
 from hookline.run.module import PlainSteps
 from hookline.run.run import Run
@@ -58,8 +58,8 @@ def load(run: Run, kind: str) -> list[Loader]:
         given = ask(run.state)
         if kind == "val" and isinstance(given, list | tuple) and not given:
             given = None  # val_dataloader returned an empty list: there is no validation data
-    share = share_of(run, kind)
-    loaders = make_loaders(given, limit, kind, share)
+    sharding = sharding_of(run, kind)
+    loaders = make_loaders(given, limit, kind, sharding)
     if kind == "val":
         empty = [each.name for each in loaders if each.length == 0 and limit != 0]
         loaders = [each for each in loaders if each.length != 0]
@@ -83,14 +83,14 @@ def load(run: Run, kind: str) -> list[Loader]:
     run.data.loaders[kind] = loaders
     if kind == "train":
         set_training_loader(run, loaders)
-        run.data.totals = make_totals(run, share)
+        run.data.totals = make_totals(run, sharding)
     return loaders
 
 
-def share_of(run: Run, kind: str) -> Share:
+def sharding_of(run: Run, kind: str) -> RankSharding:
     """Return this rank's share of the data; on one process all of it."""
     strategy = run.strategy
-    return Share(strategy.ranks, trains=kind == "train", is_sharded=strategy.shards_data)
+    return RankSharding(strategy.ranks, trains=kind == "train", is_sharded=strategy.shards_data)
 
 
 def set_training_loader(run: Run, loaders: list[Loader]) -> None:
@@ -172,7 +172,7 @@ def estimated_steps(run: Run) -> float:
 def _frozen(loader: Loader) -> Loader:
     """Return a loader of this rank's first batches, so that every epoch overfits on the same ones."""
     batches = list(itertools.islice(loader.batches(), loader.length))
-    return Loader(loader.name, batches, len(batches), share=replace(loader.share, is_sharded=False))
+    return Loader(loader.name, batches, len(batches), sharding=replace(loader.sharding, is_sharded=False))
 
 
 def _check(run: Run, kind: str, loaders: list[Loader]) -> None:

@@ -201,6 +201,6 @@ class Closure:
         loss = torch.as_tensor(run.state.current.last_loss)
         if run.gradient_sync is None:
             return loss
-        weight: float = run.data.totals.turn.factor * run.window.correction
+        weight: float = run.data.totals.rank_batch.factor * run.window.correction
         reduced: Tensor = run.strategy.reduce(loss * weight)
         return reduced

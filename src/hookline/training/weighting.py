@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.data.sharding import RankBatch, Share
+from hookline.data.sharding import RankBatch, RankSharding
 from hookline.run.parts import Window
 from hookline.run.run import Run
 from hookline.run.state import State
@@ -27,11 +27,11 @@ log = logging.getLogger("hookline")
 class BatchWeights:
     """Measure the weight of each batch of this process, and write it to the window."""
 
-    __slots__ = ("_ranks", "by_tokens", "count_tokens", "run", "turn")
+    __slots__ = ("_ranks", "by_tokens", "count_tokens", "rank_batch", "run")
 
-    def __init__(self, run: Run, turn: RankBatch) -> None:
+    def __init__(self, run: Run, rank_batch: RankBatch) -> None:
         self.run = run
-        self.turn = turn
+        self.rank_batch = rank_batch
         self.by_tokens = run.window.by == "tokens"
         self.count_tokens = WholeCount(run.data.count_tokens)
         self._ranks = run.strategy.ranks
@@ -43,7 +43,7 @@ class BatchWeights:
         if window.batches == 0:
             window.unit = self._next_unit(weight)
             window.correction = 1.0  # the unit includes the correction of the last window
-        self.turn.factor = weight / window.unit
+        self.rank_batch.factor = weight / window.unit
 
     def _next_unit(self, weight: int) -> float:
         """Return the unit of a new window, the same on every rank: the mean weight in the window before.
@@ -64,7 +64,7 @@ class BatchWeights:
     def keep_gradients_clean(self, loss: Tensor | None) -> Tensor | None:
         """Return the loss to differentiate for a batch of weight 0, which may be NaN: a mean of nothing."""
         run = self.run
-        if loss is None or self.turn.is_padding:
+        if loss is None or self.rank_batch.is_padding:
             return loss
         run.window.had_none = True
         # if the forward communicates, a batch without a loss here would be skipped on all ranks
@@ -78,12 +78,12 @@ class BatchWeights:
 class WeightedBatches:
     """The totals of a weighted window on one process."""
 
-    __slots__ = ("_samples", "run", "turn", "weights")
+    __slots__ = ("_samples", "rank_batch", "run", "weights")
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.turn = RankBatch()
-        self.weights = BatchWeights(run, self.turn)
+        self.rank_batch = RankBatch()
+        self.weights = BatchWeights(run, self.rank_batch)
         self._samples = 0
 
     def begin(self, s: State, weight: int) -> int:
@@ -98,7 +98,7 @@ class WeightedBatches:
 
     def end_backward(self, window: Window, weight: float) -> float:
         """Record that the backward pass is over; return the weight of the loss in the epoch's mean."""
-        window.factors.append(self.turn.factor)
+        window.factors.append(self.rank_batch.factor)
         return window.weight
 
     def count(self, s: State) -> None:
@@ -127,13 +127,13 @@ class WeightedTotals(BatchTotals):
     __slots__ = ("weights",)
     shares_rows = True
 
-    def __init__(self, run: Run, turn: RankBatch) -> None:
-        super().__init__(run, turn)
-        self.weights = BatchWeights(run, turn)
+    def __init__(self, run: Run, rank_batch: RankBatch) -> None:
+        super().__init__(run, rank_batch)
+        self.weights = BatchWeights(run, rank_batch)
 
     def begin(self, s: State, weight: int) -> int:
         """Measure the weight of this rank's batch; return its number of samples."""
-        self.weights.measure(s.current.batch, 0 if self.turn.is_padding else weight)
+        self.weights.measure(s.current.batch, 0 if self.rank_batch.is_padding else weight)
         return super().begin(s, weight)
 
     def without_weight(self, loss: Tensor | None) -> Tensor | None:
@@ -193,9 +193,9 @@ class WholeCount:
         return int(number)
 
 
-def make_totals(run: Run, share: Share) -> BatchTotals | WeightedBatches | None:
+def make_totals(run: Run, sharding: RankSharding) -> BatchTotals | WeightedBatches | None:
     """Return the totals that this run needs; None on one process with unweighted batches."""
     is_weighted = run.window.by != "batches"
-    if share.ranks.alone:
+    if sharding.ranks.alone:
         return WeightedBatches(run) if is_weighted else None
-    return WeightedTotals(run, share.turn) if is_weighted else BatchTotals(run, share.turn)
+    return WeightedTotals(run, sharding.rank_batch) if is_weighted else BatchTotals(run, sharding.rank_batch)

@@ -25,13 +25,13 @@ class BatchTotals:
     A sum over ranks starts when a batch begins and is read when it ends, so that no rank waits for it.
     """
 
-    __slots__ = ("_answer", "_backup", "_knows_samples", "_run_log", "run", "turn")
+    __slots__ = ("_answer", "_backup", "_knows_samples", "_run_log", "rank_batch", "run")
     shares_rows = False
     """Whether the loss of every row is reduced over ranks here, not only that of longer windows."""
 
-    def __init__(self, run: Run, turn: RankBatch) -> None:
+    def __init__(self, run: Run, rank_batch: RankBatch) -> None:
         self.run = run
-        self.turn = turn
+        self.rank_batch = rank_batch
         self._knows_samples = all(counts_samples(each.source) for each in run.data.loaders["train"])
         self._answer: Answer | None = None
         self._run_log: MetricLog | None = None
@@ -41,13 +41,18 @@ class BatchTotals:
 
     def begin(self, s: State, weight: int) -> int:
         """Return the weight of this rank's batch: `weight`, or 0 for a padding batch."""
-        run, turn = self.run, self.turn
-        if turn.is_padding:
+        run, rank_batch = self.run, self.rank_batch
+        if rank_batch.is_padding:
             weight = 0
             self._backup = PaddingBackup(run.module, s.log)
             self._run_log, s.log = s.log, empty_copy(s.log)
         counts_tokens = "tokens_seen" in run.plan.wanted or run.data.is_mixture
-        if counts_tokens or run.boundary.waits_for_signals or turn.samples is None or not self._knows_samples:
+        if (
+            counts_tokens
+            or run.boundary.waits_for_signals
+            or rank_batch.samples is None
+            or not self._knows_samples
+        ):
             self._answer = run.strategy.ranks.total(
                 [weight, self.tokens_of(s) if counts_tokens and weight else 0]
             )
@@ -59,7 +64,7 @@ class BatchTotals:
 
     def end_backward(self, window: Window, weight: float) -> float:
         """Record that the backward pass is over; return the weight of the loss in the epoch's mean."""
-        window.factors.append(self.turn.factor)
+        window.factors.append(self.rank_batch.factor)
         if self._backup is not None:
             self._backup.restore_buffers()
         return weight
@@ -67,7 +72,7 @@ class BatchTotals:
     def count(self, s: State) -> None:
         """Count the samples and tokens of all ranks."""
         if self._answer is None:
-            samples, tokens = self.turn.samples or 0, 0
+            samples, tokens = self.rank_batch.samples or 0, 0
         else:
             samples, tokens = self._answer.read()
             self._answer = None
@@ -112,7 +117,7 @@ class BatchTotals:
 
     def loss_weight(self, s: State) -> float:
         """Return the weight of this rank's loss in the mean over ranks, for a window of one batch."""
-        return 0.0 if self.turn.is_padding else s.log.weight
+        return 0.0 if self.rank_batch.is_padding else s.log.weight
 
     def _shares_row(self) -> bool:
         return self.shares_rows or self.run.traits.accumulate > 1

@@ -90,7 +90,7 @@ class RankPass(DataPass):
 
     def take(self, loader: Loader, measure: Callable[[], None], step: Callable[[Plan], Caller]) -> None:
         """Measure the batch. For a padding batch only run the step, and only if the forward communicates."""
-        if not loader.share.turn.is_padding:
+        if not loader.sharding.rank_batch.is_padding:
             measure()
         elif self.run.strategy.forward_communicates:
             run_padding(self.run, step(self.run.plan))
