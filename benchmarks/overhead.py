@@ -202,9 +202,7 @@ def compare(arguments: argparse.Namespace) -> None:
 
     warnings.filterwarnings("ignore")  # of other trainers, about this not being a real training
     began, rounds = time.monotonic(), arguments.rounds or (8 if arguments.quick else 60)
-    others = (
-        [] if arguments.hookline_only else peers.installed(peers.OTHERS if arguments.peers else ())
-    )
+    others = [] if arguments.hookline_only else peers.installed(peers.OTHERS if arguments.peers else ())
     wanted = ["bare", "by hand", "hookline", *others]
     results: dict[str, Any] = {"about": about(rounds, others), "rows": []}
     chosen = (
