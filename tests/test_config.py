@@ -822,7 +822,7 @@ def test_there_are_enough_bad_configurations() -> None:
         (["--trainer.max_epocs", "3"], "trainer.max_epocs", "Did you mean 'max_epochs'?"),
         (["--hooks.stp.patience", "3"], "hooks.stp", "no hook of this name"),
         (["--hooks.stop.patience", "many"], "hooks.stop.patience", "a whole number"),
-        (["--hooks.stop.patience.deep", "1"], "hooks.stop.patience", "nothing below it"),
+        (["--hooks.stop.patience.deep", "1"], "hooks.stop.patience", "no key below it"),
         (["--modle.width", "3"], "modle", "Did you mean 'module'?"),
     ],
 )

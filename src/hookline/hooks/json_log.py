@@ -1,4 +1,4 @@
-"""A run as structured records, one JSON object a line: for programs that read what happened."""
+"""Write records about a run, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hookline.util.text import redact
 class JSONLog(Hook):
     """Writes the records train_begin, batch, validation_end, epoch_end, train_end and exception.
 
-    Every line is whole and valid whatever the values are: what JSON cannot hold is written as text.
+    Every line is complete and valid JSON. Values that JSON cannot hold are written as text.
     """
 
     tier = "builtin"
@@ -30,9 +30,7 @@ class JSONLog(Hook):
         log_every_n_batches: Annotated[int, Count(1)] = 100,
         path: Annotated[str | Path, check_file] | None = None,
     ) -> None:
-        """`path`: where to write, by default `logs/training_<time>.jsonl`; a relative one is below the run's
-        directory.
-        """
+        """`path`: the file, by default `logs/training_<time>.jsonl`, relative to the run's directory."""
         self.log_every_n_batches = log_every_n_batches
         self.path = None if path is None else Path(path)
         self._file: JSONLines | None = None

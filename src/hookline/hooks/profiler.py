@@ -1,4 +1,4 @@
-"""A look at where the time goes: a trace of a few steps, and the operators that took most of it."""
+"""Profile a few steps: write a trace and a table of the most expensive operators."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ Order = Literal[
 
 
 class Profiler(Hook):
-    """Runs `torch.profiler` over a few optimizer steps and writes, for each time it was on, into `profile/`
-    of the run's directory: `trace-step-N.json` (open it in Perfetto or chrome://tracing) and
-    `operators-step-N.txt`.
+    """Runs `torch.profiler` over a few optimizer steps. Each cycle writes `trace-step-N.json` (for Perfetto
+    or chrome://tracing) and `operators-step-N.txt` into `profile/` of the run's directory.
 
-    When its last cycle is over it costs nothing any more; a run that fails leaves what was recorded so far.
+    After its last cycle it costs nothing. A run that fails keeps what was recorded so far.
     """
 
     tier = "builtin"
@@ -55,15 +54,15 @@ class Profiler(Hook):
         sort_by: Order | None = None,
         name: str | None = None,
     ) -> None:
-        """When to record, and what.
+        """Choose the steps and the details.
 
-        wait, warmup, active: optimizer steps of a cycle in which it is off, on but ignored (without that, the
-        first recorded step also holds what starting the profiler costs), and recording.
-        repeat: how many cycles.
-        activities: any of 'cpu', 'cuda', 'xpu'; by default all that are there.
-        record_shapes, profile_memory, with_stack: more detail, at a price.
-        top, sort_by: rows of the table, and the column that decides; by default time on the device, else on
-        the CPU.
+        wait, warmup, active: optimizer steps of a cycle in which it is off, on without recording (so that
+        the first recorded step does not include the start of the profiler), and recording.
+        repeat: number of cycles.
+        activities: any of 'cpu', 'cuda', 'xpu'; by default all that are available.
+        record_shapes, profile_memory, with_stack: more detail, which costs time.
+        top, sort_by: rows of the table and the column to sort by; by default time on the device, else on the
+        CPU.
         """
         super().__init__(name)
         self.activities = None if activities is None else tuple(activities)
@@ -102,7 +101,7 @@ class Profiler(Hook):
         self._profile.start()
 
     def _schedule(self) -> Any:
-        with warnings.catch_warnings():  # whoever writes warmup=0 knows that there is none
+        with warnings.catch_warnings():  # torch warns about warmup=0
             warnings.filterwarnings("ignore", "Profiler won't be using warmup", UserWarning)
             return schedule(wait=self.wait, warmup=self.warmup, active=self.active, repeat=self.repeat)
 

@@ -1,4 +1,4 @@
-"""Puts a SLURM job back into the queue when its time runs out."""
+"""Requeue a SLURM job when its time limit is near."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SIGNALS = ("SIGUSR1", "SIGTERM")
 
 
 class SlurmRequeue(Hook):
-    """Asks SLURM to start the job again once a signal has ended the run and its checkpoint is durable.
+    """Requeues the job after a signal has ended the run and its checkpoint is durable.
 
-    Submit with `sbatch --requeue --signal=USR1@120`, so that the signal comes two minutes before the time is
-    over, and train with `fit(resume="auto")` and a `run_dir`, so that the job goes on where it was. Outside
-    SLURM it does nothing.
+    Submit with `sbatch --requeue --signal=USR1@120`, so that the signal comes two minutes before the time
+    limit, and train with `fit(resume="auto")` and a `run_dir`, so that the job resumes. Outside SLURM it does
+    nothing.
     """
 
     tier = "builtin"
@@ -51,7 +51,7 @@ class SlurmRequeue(Hook):
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            log.warning("SlurmRequeue: job %s could not be put back into the queue: %s", job, error)
+            log.warning("SlurmRequeue: job %s could not be requeued: %s", job, error)
             return
         if done.returncode:
             log.warning(
@@ -62,13 +62,13 @@ class SlurmRequeue(Hook):
             )
         else:
             log.warning(
-                "SlurmRequeue: job %s is back in the queue and goes on from the checkpoint of step %d.",
+                "SlurmRequeue: job %s is requeued and continues from the checkpoint of step %d.",
                 job,
                 state.step,
             )
 
     @staticmethod
     def job_id() -> str | None:
-        """This job, or this task of a job array; None outside SLURM."""
+        """Return the id of this job, or of this task of a job array; None outside SLURM."""
         array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
         return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")

@@ -1,4 +1,4 @@
-"""A running average of the weights: used to evaluate, kept beside the weights that are trained."""
+"""Average the weights during training, and evaluate with the average."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from hookline.util.errors import OptionError
 class WeightAveraging(Hook):
     """Averages the weights while they are trained: exponentially ('ema') or evenly over all updates ('swa').
 
-    Validation, test and prediction use the average; the trained weights come back afterwards bit for bit. A
-    checkpoint holds the trained weights as the module's, the average as this hook's state, and which of them
-    evaluations use: `load_weights`, `load_from_checkpoint` and `hookline checkpoint export` take those.
+    Validation, test and prediction use the average, and restore the trained weights bit for bit. A checkpoint
+    holds the trained weights as the module's, the average as this hook's state, and which of them evaluations
+    use: `load_weights`, `load_from_checkpoint` and `hookline checkpoint export` load those.
     """
 
     tier = "builtin"
@@ -38,10 +38,10 @@ class WeightAveraging(Hook):
         swap_at_end: bool = False,
         name: str | None = None,
     ) -> None:
-        """Say how to average.
+        """Choose the kind of average and the steps.
 
-        kind: 'ema' or 'swa'. decay: how much of the average stays at each update, for 'ema'.
-        start: when to begin, such as '1000 steps' or '3 epochs'; None: at once. every: how often, such as 10
+        kind: 'ema' or 'swa'. decay: the weight of the old average at each update, for 'ema'.
+        start: when to begin, such as '1000 steps' or '3 epochs'; None: at step 0. every: interval, such as 10
         or '10 steps'. buffers: 'keep' evaluates with the newest buffers (running statistics), 'average'
         averages them too. use_for_evaluation: evaluate with the average. swap_at_end: leave the average in
         the module when the run is over.
@@ -54,11 +54,11 @@ class WeightAveraging(Hook):
         self.averages: dict[str, Tensor] = {}
         self.updates = 0
         self._stash: dict[str, Tensor] = {}
-        """The trained weights, while the average is in their place."""
+        """The trained weights, while the module has the average."""
         self._module: Any = lambda: None
-        """The module that the average is of."""
+        """The averaged module."""
         self._is_loaded = False
-        """Whether the average is from a checkpoint, and so of the module that is evaluated next."""
+        """Whether the average was loaded from a checkpoint, for the module that is evaluated next."""
 
     def setup(self, stage: str, module: Any, hooks: Any) -> None:
         others = [
@@ -93,13 +93,13 @@ class WeightAveraging(Hook):
         self.updates += 1
 
     def _tensors(self, module: Any) -> dict[str, Tensor]:
-        """What is averaged, by name."""
+        """Return the averaged tensors by name."""
         found = {name: each for name, each in module.named_parameters() if each.is_floating_point()}
         if self.buffers == "average":
             found.update((name, each) for name, each in module.named_buffers() if each.is_floating_point())
         return found
 
-    # ---- in and out ----------------------------------------------------------------------------------------
+    # ---- swapping ------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _swap_in(self, module: Any) -> None:
@@ -141,7 +141,7 @@ class WeightAveraging(Hook):
         self._swap_out()
 
     def on_exception(self) -> None:
-        self._swap_out()  # an evaluation failed in the middle
+        self._swap_out()  # an evaluation failed
 
     @torch.no_grad()
     def on_fit_end(self, module: Any) -> None:
@@ -151,8 +151,8 @@ class WeightAveraging(Hook):
             self._module, self._is_loaded = lambda: None, False  # it has the average already
 
     def weights_replaced(self, module: Any) -> None:
-        """Evaluate this module as it is from now on: it has got the weights of a checkpoint, which may be an
-        older average.
+        """Evaluate this module with its own weights: they were loaded from a checkpoint and may be an older
+        average.
         """
         if self._module() is module:
             self._module, self._is_loaded = lambda: None, False
@@ -176,5 +176,5 @@ class WeightAveraging(Hook):
 
 
 def _wide(value: Tensor) -> torch.dtype:
-    """Half precision would swallow the small steps of an average."""
+    """Return float32 for half precision, which cannot represent the small steps of an average."""
     return torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else value.dtype
