@@ -178,11 +178,7 @@ def test_outputs_are_not_there_in_manual_optimization() -> None:
         ({}, "nothing to do"),
         ({"terms": {"a": 3}}, "the term 'a' must be a function"),
         ({"weight": "x"}, "weight='x'"),
-<<<<<<< HEAD
-        ({"terms": {"a": lambda bacth: 0}}, "has no argument 'bacth'.*Did you mean 'batch'"),
-=======
         ({"terms": {"a": lambda bacth: 0}}, "has the parameter 'bacth'.*Did you mean 'batch'"),
->>>>>>> w/w5
         ({"weight": {"soon": 1.0}}, "soon"),
         ({"terms": {"aux": lambda loss: loss}, "weights": {"aus": 1.0}}, "Did you mean 'aux'"),
         ({"weight": {-1: 1.0}}, "is not a moment"),
