@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import preloaded
 import pytest
 
 from hookline.cli import main
@@ -105,7 +106,7 @@ def test_a_trace_is_written_into_the_runs_directory() -> None:
 
 def test_explain_shows_what_happened_beside_what_was_planned(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, "explain", "--from", "run/trace.json")
-    assert "on_step_end · came 8 times" in text
+    assert "on_step_end · happened 8 times" in text
     assert "hook leaves: Leaves.on_step_end" in text and "called 3 times" in text
     assert (
         "hook leaves was called in on_step_end 3 of 8 times: the last at step 3"
@@ -159,10 +160,10 @@ def test_it_names_settings_that_no_listener_shows_and_no_secret(capsys: pytest.C
             ["explain", "run.toml", "--diff", "run.toml", "other.toml"],
             "takes two configurations and nothing else",
         ),
-        (["explain", "--from", "run.toml"], "run.toml is no trace that Hookline has written"),
+        (["explain", "--from", "run.toml"], "run.toml is not a trace of Hookline"),
         (["explain", "--from", "run"], "run is a directory; name a trace. There are: run/trace.json"),
         (["trace", "run/trac.json"], "There is no trace run/trac.json. Did you mean 'trace.json'?"),
-        (["trace", "run/trace.json", "--out", "run.toml"], "run.toml exists and is no trace"),
+        (["trace", "run/trace.json", "--out", "run.toml"], "run.toml exists and is not a trace"),
         (
             ["replay", "run/trace.json", "trace_parts:Loook"],
             "trace_parts has no 'Loook'. Did you mean 'Look'?",
@@ -186,7 +187,7 @@ def test_replay_plays_the_run_to_a_hook_and_says_what_it_would_have_done(
 ) -> None:
     text = said(capsys, "replay", "run/trace.json", "trace_parts:Look", "--set", "above=6")
     assert text.splitlines()[:2] == ["step 7 loss True", "step 8 loss True"]
-    assert "hook 'look' has heard a run of 8 steps" in text and "on_step_end: 8 calls" in text
+    assert "hook 'look' replayed a run of 8 steps" in text and "on_step_end: 8 calls" in text
     found = json.loads(
         said(capsys, "replay", "run/trace.json", "trace_parts.Look", "--set", "above=100", "--json")
     )
@@ -194,7 +195,7 @@ def test_replay_plays_the_run_to_a_hook_and_says_what_it_would_have_done(
 
 
 def test_replay_names_the_facts_that_were_not_recorded(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "asks for facts that were not recorded: 'module' in on_step_end" in said(
+    assert "requests facts that were not recorded: 'module' in on_step_end" in said(
         capsys, "replay", "run/trace.json", "trace_parts:Wants", code=1
     )
 
@@ -247,7 +248,7 @@ def test_an_error_of_hookline_ends_with_the_same_lines(capsys: pytest.CaptureFix
 
 
 def test_in_a_process_of_its_own_nothing_comes_after_it() -> None:
-    done = subprocess.run(
+    done = preloaded.run(
         [sys.executable, "-m", "hookline", "fit", "fails.toml", "--trainer.run_dir", "died"],
         capture_output=True,
         text=True,
@@ -264,7 +265,7 @@ def test_a_hook_that_ends_the_process_does_not_end_it_without_a_word() -> None:
     Path("quits.toml").write_text(
         Path("fails.toml").read_text().replace("trace_parts.Fails", "trace_parts.Quits")
     )
-    done = subprocess.run(
+    done = preloaded.run(
         [
             sys.executable,
             "-m",

@@ -513,7 +513,7 @@ def test_what_happens_when_a_hook_fails_is_decided_by_its_switches(
         ({"hook_classes": [3]}, "hook_classes=3 must be a list of class paths as text"),
         (
             {"hook_classes": ["a.B"], "hook_configs": {"a.C": {}}},
-            "'a.C' is none of hook_classes. Did you mean 'a.B'",
+            "'a.C' is not in hook_classes. Did you mean 'a.B'",
         ),
         ({"lr_monitor_config": 3}, "lr_monitor_config=3 must be a table"),
     ],
@@ -552,7 +552,7 @@ BAD: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "trainer.precision",
         ("Did you mean 'bf16-mixed'?",),
     ),
-    "unknown device": (BASIC + 'device = "gpuu"\n', "trainer.device", ("is no device",)),
+    "unknown device": (BASIC + 'device = "gpuu"\n', "trainer.device", ("is not a device",)),
     "unknown strategy": (BASIC + 'strategy = "sinle"\n', "trainer.strategy", ("Did you mean 'single'?",)),
     "unknown accumulation": (
         BASIC + 'accumulate_by = "token"\n',
@@ -822,7 +822,7 @@ def test_there_are_enough_bad_configurations() -> None:
         (["--trainer.max_epocs", "3"], "trainer.max_epocs", "Did you mean 'max_epochs'?"),
         (["--hooks.stp.patience", "3"], "hooks.stp", "no hook of this name"),
         (["--hooks.stop.patience", "many"], "hooks.stop.patience", "a whole number"),
-        (["--hooks.stop.patience.deep", "1"], "hooks.stop.patience", "nothing below it"),
+        (["--hooks.stop.patience.deep", "1"], "hooks.stop.patience", "no key below it"),
         (["--modle.width", "3"], "modle", "Did you mean 'module'?"),
     ],
 )

@@ -128,7 +128,7 @@ def test_a_password_in_the_url_is_never_shown() -> None:
 
 def test_a_url_that_was_made_a_path_is_explained() -> None:
     with pytest.raises(
-        CheckpointError, match="s3:/bucket/c was a URL before it was made a Path: pass it as text"
+        CheckpointError, match="s3:/bucket/c is a URL that was converted to a Path; pass it as text"
     ):
         read(Path("s3://bucket/c"))
 

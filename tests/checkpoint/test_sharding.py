@@ -94,7 +94,9 @@ def test_pieces_that_do_not_make_whole_tensors_are_damage(mesh: Any, tmp_path: P
     manifest["files"]["rank-0.json"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     (path / "manifest.json").write_text(render({**manifest, "sha256": signature(manifest)}))
     for look in (verify, read, lambda path: load_weights(nn.Linear(1, 1), path)):
-        with pytest.raises(CheckpointError, match="sharded tensors have 10 elements, but their shards have 6"):
+        with pytest.raises(
+            CheckpointError, match="sharded tensors have 10 elements, but their shards have 6"
+        ):
             look(path)
 
 
@@ -114,7 +116,9 @@ def test_a_sum_that_was_not_added_up_and_rare_types_are_refused_by_their_place(
     partial = DTensor.from_local(torch.ones(2), mesh, [Partial()])
     with pytest.raises(CheckpointError, match=r"hooks\.mine has a partial placement"):
         write({"module": {}, "hooks": {"mine": partial}}, tmp_path / "one")
-    with pytest.raises(CheckpointError, match=r"module\.w is sharded over ranks and has dtype torch.complex64"):
+    with pytest.raises(
+        CheckpointError, match=r"module\.w is sharded over ranks and has dtype torch.complex64"
+    ):
         write({"module": {"w": spread(torch.ones(2, dtype=torch.complex64), mesh)}}, tmp_path / "one")
     assert os.listdir(tmp_path) == []
 

@@ -96,12 +96,11 @@ def test_a_run_gives_its_newest_whole_checkpoint_and_says_what_it_passed_over(
     again = Net()
     assert load_weights(again, "run").source == "run/checkpoints/old"
     assert same(weights(again), weights(net))
-    assert (
-        "skipping run/checkpoints/new: " in caplog.text and "model.safetensors has 3 bytes" in caplog.text
-    )
+    assert "skipping run/checkpoints/new: " in caplog.text and "model.safetensors has 3 bytes" in caplog.text
     Path("run/checkpoints/old/manifest.json").unlink()
     with pytest.raises(
-        CheckpointError, match=r"no complete one below it(.|\n)*no manifest(.|\n)*model.safetensors has 3 bytes"
+        CheckpointError,
+        match=r"no complete one below it(.|\n)*no manifest(.|\n)*model.safetensors has 3 bytes",
     ):
         load_weights(again, "run")
 

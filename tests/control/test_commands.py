@@ -125,8 +125,8 @@ def test_an_interval_that_would_mean_nothing_is_refused_with_the_reason() -> Non
         hooks=[EarlyStopping(monitor="train/loss"), Heartbeat(every="30 seconds"), Counts()],
     )
     texts = [str(each) for each in answers]
-    assert "nothing that comes with every batch" in texts[0]
-    assert "use such as '30 seconds'" in texts[1]
+    assert "which do not repeat with every batch" in texts[0]
+    assert "use for example '30 seconds'" in texts[1]
     assert "error" not in texts[2] and answers[2]["hook"] == "heartbeat"
     assert "unknown unit 'stps'. Did you mean 'step'?" in texts[3]
     assert "every=None" in texts[4] and "every='²'" in texts[5]
@@ -154,7 +154,7 @@ def test_a_checkpoint_that_was_asked_for_is_on_disk_when_the_answer_comes(save: 
 
 def test_a_stop_is_answered_with_the_step_that_is_on_disk() -> None:
     answers, trainer = asked(("checkpoint", {}), ("stop", {}), checkpoint=True)
-    assert trainer.status == "stopped" and trainer.state.stop_reason == "asked for by hookline control"
+    assert trainer.status == "stopped" and trainer.state.stop_reason == "requested by hookline control"
     assert answers[1]["step"] == answers[1]["saved_step"] == trainer.global_step
     assert json.loads((Path(answers[1]["path"]) / "manifest.json").read_text())["step"] == trainer.global_step
     assert (
@@ -288,7 +288,7 @@ def test_what_was_attached_can_be_detached_and_nothing_else() -> None:
         ("detach", {"hook": "probe"}),
         hooks=[Counts()],
     )
-    assert "was not attached from outside; disable switches it off. Attached: none." in str(answers[0])
+    assert "was not attached from outside; use disable to switch it off. Attached: none." in str(answers[0])
     assert "Did you mean 'probe'?" in str(answers[2]) and "There is no hook named 'probe'" in str(answers[5])
     assert answers[4] == {**answers[4], "command": "detach", "hook": "probe"}
     assert trainer.hooks.list_hooks() == ["counts", "asks"]
@@ -307,9 +307,9 @@ def heard_by_probe() -> Any:
     [
         ("probe.py:Prob", "has no hook 'Prob'. Did you mean 'Probe'?"),
         ("probe.py:Other", "Other in probe.py does not derive from hookline.Hook"),
-        ("probe.py:Needs", "cannot be made without arguments"),
+        ("probe.py:Needs", "cannot be created without arguments"),
         ("probe.py:Shy", "RuntimeError: not today"),
-        ("probe.py", "several hooks, say which: probe.py:Probe"),
+        ("probe.py", "several hooks; name one: probe.py:Probe"),
         ("prob.py:Probe", "Did you mean 'probe.py'?"),
         ("torn.py:Probe", "SyntaxError"),
         ("loud.py:Probe", "ZeroDivisionError"),
@@ -337,9 +337,9 @@ def test_a_pipe_is_not_waited_for_and_a_name_that_no_table_can_show_is_refused()
         *[("attach", {"file": "probe.py:Probe", "name": name}) for name in ("a\nb", "x" * 5000, 3)],
         ("attach", {"file": "probe.py:Wide"}),
     )
-    assert "pipe.py is no regular file" in str(answers[0])
+    assert "pipe.py is not a regular file" in str(answers[0])
     assert all(
-        "must be a text of one line, of at most 200 characters" in str(each) and len(str(each)) < 400
+        "must be one line of text with at most 200 characters" in str(each) and len(str(each)) < 400
         for each in answers[1:]
     )
     assert [type(each).__name__ for each in trainer.hooks] == ["Asks"]
@@ -350,7 +350,7 @@ def test_a_name_that_is_taken_cannot_be_given_to_a_file() -> None:
     answers, _ = asked(
         ("attach", {"file": str(Path("probe.py").resolve()) + ":Probe", "name": "counts"}), hooks=[Counts()]
     )
-    assert "no hook is called by yet" in str(answers[0])
+    assert "is the name of a hook of the program" in str(answers[0])
 
 
 def test_a_run_that_was_changed_from_outside_resumes_as_it_was_written_down() -> None:

@@ -234,7 +234,7 @@ def test_a_directory_that_is_none_is_named_with_what_may_be_meant() -> None:
         ask("file", "status")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
         other.bind(f"runs/first/{SOCKET}")
-        with pytest.raises(NotRunning, match="Below it there are: runs/first"):
+        with pytest.raises(NotRunning, match="Running jobs below it: runs/first"):
             ask("runs", "status")
 
 

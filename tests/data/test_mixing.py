@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hookline import OptionError
-from hookline.data.mixing import Mixture, cursor, describe, epoch_batches, planned, proportions, schedule
+from hookline.data.mixing import Mixture, check, describe, epoch_batches, planned, proportions, schedule
 
 Lengths = dict[str, int | None]
 
@@ -22,7 +22,7 @@ def picks(mixture: Mixture, lengths: Lengths, epoch: int = 0, position: int = 0)
 def refused(*args: Any, lengths: Lengths | None = None, names: list[str] | None = None, **kwargs: Any) -> str:
     lengths = {"web": 5, "code": 3} if lengths is None else lengths
     with pytest.raises(OptionError) as error:
-        cursor(Mixture(*args, **kwargs), names or list(lengths), lengths)
+        check(Mixture(*args, **kwargs), names or list(lengths), lengths)
     return str(error.value)
 
 
@@ -202,7 +202,7 @@ def test_an_endless_loader_needs_a_length_of_epoch_that_exists(length: Any) -> N
 def test_a_sequence_must_get_past_every_loader() -> None:
     text = refused("sequential", epoch_length=10, lengths={"web": None, "code": 3})
     assert "order='sequential' would never get past 'web'" in text
-    cursor(Mixture("sequential", epoch_length=10), ["code", "web"], {"code": 3, "web": None})
+    check(Mixture("sequential", epoch_length=10), ["code", "web"], {"code": 3, "web": None})
 
 
 def test_everything_wrong_is_said_at_once() -> None:
@@ -215,19 +215,19 @@ def test_everything_wrong_is_said_at_once() -> None:
 def test_what_may_not_be_meant_is_reported_not_refused() -> None:
     lengths: Lengths = {"web": 100, "code": 100}
     names = list(lengths)
-    assert cursor(Mixture("weighted", {"web": 0.9, "code": 0.1}), names, lengths) == []
-    (never,) = cursor(Mixture("weighted", {"web": 0.999, "code": 0.001}, epoch_length=20), names, lengths)
+    assert check(Mixture("weighted", {"web": 0.9, "code": 0.1}), names, lengths) == []
+    (never,) = check(Mixture("weighted", {"web": 0.999, "code": 0.001}, epoch_length=20), names, lengths)
     assert "contains no batch of 'code'" in never
-    (never,) = cursor(Mixture("sequential", epoch_length="min"), names, lengths)
+    (never,) = check(Mixture("sequential", epoch_length="min"), names, lengths)
     assert "contains no batch of 'code'" in never
-    (shorter,) = cursor(Mixture(epoch_length=500, when_exhausted="end"), names, lengths)
+    (shorter,) = check(Mixture(epoch_length=500, when_exhausted="end"), names, lengths)
     assert "200 batches, not 500" in shorter
-    (moot,) = cursor(Mixture("weighted", {"web": 0.9, "code": 0.1}, when_exhausted="end"), names, lengths)
+    (moot,) = check(Mixture("weighted", {"web": 0.9, "code": 0.1}, when_exhausted="end"), names, lengths)
     assert "The weights cannot be kept" in moot and "'web' 50.0% instead of 90.0%" in moot
 
 
 def test_a_weight_of_nothing_is_a_loader_left_out_on_purpose() -> None:
-    assert cursor(Mixture("weighted", {"a": 1, "b": 0}), ["a", "b"], {"a": 3, "b": 3}) == []
+    assert check(Mixture("weighted", {"a": 1, "b": 0}), ["a", "b"], {"a": 3, "b": 3}) == []
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def test_describing_and_checking_a_huge_epoch_draws_next_to_nothing() -> None:
         Mixture("sequential", epoch_length=10**13),
         Mixture("weighted", {"a": 1, "b": 1, "c": 1}),
     ):
-        cursor(mixture, list(lengths), lengths)
+        check(mixture, list(lengths), lengths)
         assert describe(mixture, lengths)
         assert sum(planned(mixture, lengths).values()) == epoch_batches(mixture, lengths)
 

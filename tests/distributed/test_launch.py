@@ -34,8 +34,8 @@ def test_torchruns_variables_say_who_it_is() -> None:
 def test_sruns_variables_say_who_it_is_and_where_to_meet() -> None:
     place = find_rank(SRUN)
     assert (place.rank, place.local_rank, place.world_size, place.local_world_size) == (5, 1, 8, 2)
-    assert place.meet_at == "gpu03:20123"
-    assert find_rank({**SRUN, "MASTER_ADDR": "head", "MASTER_PORT": "777"}).meet_at == "head:777"
+    assert place.rendezvous_address == "gpu03:20123"
+    assert find_rank({**SRUN, "MASTER_ADDR": "head", "MASTER_PORT": "777"}).rendezvous_address == "head:777"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
 
 
 def test_variables_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(OptionError, match="RANK='one', which is no whole number"):
+    with pytest.raises(OptionError, match="RANK='one', which is not a whole number"):
         find_rank({"RANK": "one", "WORLD_SIZE": "2"})
     with pytest.raises(OptionError, match="rank 2 of 2 processes"):
         find_rank({"RANK": "2", "WORLD_SIZE": "2"})

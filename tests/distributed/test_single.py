@@ -37,7 +37,7 @@ def test_auto_takes_an_accelerator_if_there_is_one() -> None:
 
 @pytest.mark.parametrize("device", ["gpu", "cpu:x", "", 1.5, None])
 def test_what_is_no_device_is_refused(device: object) -> None:
-    with pytest.raises(OptionError, match="device=.* is no device"):
+    with pytest.raises(OptionError, match="device=.* is not a device"):
         pick_device(device)
 
 

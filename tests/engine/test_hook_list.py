@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import textwrap
 from code import InteractiveInterpreter
 from typing import Any
 
+import preloaded
 import pytest
 from tiny import Net, batches, quiet
 
@@ -669,7 +669,7 @@ def test_functions_of_one_name_in_a_script_are_all_registered(tmp_path):
         "from hookline import Trainer\ntrainer = Trainer(max_epochs=1, logger=False, enable_progress_bar=False)\n"
         f"{SHOW}{SHOW}print(*trainer.hooks.list_hooks())\n"
     )
-    done = subprocess.run(
+    done = preloaded.run(
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["show", "show_2"]

@@ -241,7 +241,7 @@ def test_a_golden_trace_is_explained_and_replayed(version: str, capsys: pytest.C
     rows = [each for each in expected(version, "log")["all records"] if each.get("over") == "step"]
     assert main(["explain", "--from", str(trace)]) == 0
     batches = len(rows) + 2  # an update was skipped, and a batch failed
-    assert f"training_step · came {batches} times" in capsys.readouterr().out
+    assert f"training_step · happened {batches} times" in capsys.readouterr().out
 
     class Heard(Hook):
         def __init__(self) -> None:

@@ -201,7 +201,7 @@ def test_a_warm_up_longer_than_the_run_is_refused() -> None:
         ({"schedule": "cosin"}, "Did you mean 'cosine'"),
         ({"schedule": 3}, "schedule=3"),
         ({"warmup": -1}, "warmup=-1"),
-        ({"schedule": lambda stp: 1.0}, "asks for 'stp'.*Did you mean 'step'"),
+        ({"schedule": lambda stp: 1.0}, "has the parameter 'stp'.*Did you mean 'step'"),
         ({"total": 0}, "total=0"),
         ({"schedule": lambda step: 1.0, "warmup": 3}, "not with a function"),
         ({"min_lr_ratio": 2}, "min_lr_ratio=2"),

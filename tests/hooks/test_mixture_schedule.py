@@ -92,10 +92,10 @@ def test_a_trainer_can_be_used_again() -> None:
     [
         ({}, "must map times to weights"),
         ([1], "must map times to weights"),
-        ({"1 hour": ONLY_WEB}, "a phase: '1 hour' is no moment"),
+        ({"1 hour": ONLY_WEB}, "a phase: '1 hour' is not a moment"),
         ({-1: ONLY_WEB}, "-1 is no"),
-        ({True: ONLY_WEB}, "True is no moment"),
-        ({1.5: ONLY_WEB}, "1.5 is no moment"),
+        ({True: ONLY_WEB}, "True is not a moment"),
+        ({1.5: ONLY_WEB}, "1.5 is not a moment"),
         ({"soon": ONLY_WEB}, "soon"),
         ({"0 bananas": ONLY_WEB}, "unknown unit 'bananas'"),
         ({"5 steps": ONLY_WEB, "9 tokens": ONLY_CODE}, "choose one of them"),

@@ -13,7 +13,7 @@ import torch
 from tiny import Net, SavesFirstEpoch, batches, quiet
 
 from hookline import SKIP_STEP, CheckpointError, Hook, Trainer
-from hookline.reliability.summary import last_words
+from hookline.reliability.summary import end_summary
 from hookline.training.batch_events import FIRST_SKIPS
 
 
@@ -90,7 +90,8 @@ def test_a_failing_step_is_the_modules_and_has_no_hook_to_blame():
         logged().fit(Breaks(), batches(2))
     assert "who" not in records("failure")[0]
     assert (
-        last_words(failed.value).note() == "Failed: ValueError: no data, at epoch 0, batch 0, step 0, rank 0."
+        end_summary(failed.value).note()
+        == "Failed: ValueError: no data, at epoch 0, batch 0, step 0, rank 0."
     )
 
 
@@ -123,7 +124,7 @@ def test_what_the_last_line_says_works():
     with pytest.raises(RuntimeError) as failed:
         logged(hooks=[saves, Fails(5)], max_epochs=2).fit(Net(), batches(3))
     trainer = logged(max_epochs=2)
-    trainer.fit(Net(), batches(3), resume=last_words(failed.value).saved)
+    trainer.fit(Net(), batches(3), resume=end_summary(failed.value).saved)
     assert (trainer.status, trainer.global_step) == ("completed", 6)
 
 
@@ -170,7 +171,7 @@ def test_mistakes_before_the_run_get_no_last_words():
                 raise RuntimeError("no optimizer")
 
         quiet().fit(Forgets(), batches(1))
-    assert last_words(failed.value) is None
+    assert end_summary(failed.value) is None
 
 
 def test_a_validation_that_fails_has_none_either():
@@ -180,7 +181,7 @@ def test_a_validation_that_fails_has_none_either():
 
     with pytest.raises(ValueError, match="no data") as failed:
         quiet().validate(Breaks(), batches(1))
-    assert last_words(failed.value) is None
+    assert end_summary(failed.value) is None
 
 
 def test_a_very_long_message_is_cut():

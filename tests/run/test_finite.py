@@ -103,7 +103,7 @@ def test_the_watch_reads_nothing_where_reading_would_fail() -> None:
     watch = FiniteWatch(torch.device("meta"))
     watch.look(torch.empty((), device="meta"))
     watch.look(torch.empty((), device="meta"))
-    watch.settle()
+    watch.check_now()
 
 
 # ---- gradients and weights ---------------------------------------------------------------------------------------

@@ -78,8 +78,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"precision": 64}, "precision=64, allowed: 32"),
     ({"strategy": "singel"}, "strategy='singel', allowed: .*Did you mean 'single'"),
     ({"strategy": 5}, "strategy=5, allowed: .*or a Strategy object"),
-    ({"device": "gpu"}, "device='gpu' is no device"),
-    ({"device": 1.5}, "device=1.5 is no device"),
+    ({"device": "gpu"}, "device='gpu' is not a device"),
+    ({"device": 1.5}, "device=1.5 is not a device"),
     # time
     ({"max_time": 0}, "max_time=0: use seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta"),
     ({"max_time": -5.0}, "max_time=-5.0: use"),

@@ -15,7 +15,7 @@ def test_the_tree_shows_how_often_everything_came_and_was_called():
     explanation, different = beside(count(read_trace("trace.json")))
     lines = str(explanation).splitlines()
     assert lines[0] == "trainer.fit()"
-    at = next(n for n, line in enumerate(lines) if "on_step_end · came 6 times" in line)
+    at = next(n for n, line in enumerate(lines) if "on_step_end · happened 6 times" in line)
     assert "hook watch: Watch.on_step_end" in lines[at + 1] and "called 6 times, " in lines[at + 1]
     assert "each batch" in "\n".join(lines)
     assert different == []

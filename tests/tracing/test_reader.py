@@ -32,9 +32,9 @@ def test_a_trace_that_was_cut_off_anywhere_reads_up_to_there(left):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("", "no trace that Hookline has written"),
-        ("[{}]", "no trace that Hookline has written"),
-        ('[{"name":"hookline","ph":"M","args":{"for', "is damaged: its first line is not whole"),
+        ("", "is not a trace of Hookline"),
+        ("[{}]", "is not a trace of Hookline"),
+        ('[{"name":"hookline","ph":"M","args":{"for', "is damaged: its first line is incomplete"),
         (
             '[{"name":"hookline","ph":"M","args":{"format":99}}\n]',
             "has format 99; this version of Hookline reads format 1",
@@ -98,9 +98,9 @@ def test_ranks_of_another_machine_are_moved_to_the_time_of_day():
 def test_merging_writes_over_nothing_but_traces():
     trace_run()
     Path("notes.txt").write_text("mine")
-    with pytest.raises(OptionError, match=r"notes.txt exists and is no trace"):
+    with pytest.raises(OptionError, match=r"notes.txt exists and is not a trace"):
         merge([Path("trace.json")], Path("notes.txt"))
-    with pytest.raises(OptionError, match="is one of the traces that are put together"):
+    with pytest.raises(OptionError, match="is one of the traces to merge"):
         merge([Path("trace.json")], Path("./trace.json"))
     with pytest.raises(OptionError, match=r"There is no trace other.json"):
         merge([Path("trace.json"), Path("other.json")], Path("out.json"))

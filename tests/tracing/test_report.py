@@ -25,8 +25,8 @@ def test_a_run_as_planned_has_no_differences():
     seen = told()
     assert different() == []
     assert (seen.events["on_step_end"], seen.events["on_validation_end"]) == (6, 2)
-    assert seen.heard["hooks", "watch", "on_step_end"].calls == 6
-    assert seen.heard["module", "Listening", "training_step"].calls == 6
+    assert seen.calls["hooks", "watch", "on_step_end"].calls == 6
+    assert seen.calls["module", "Listening", "training_step"].calls == 6
 
 
 def test_a_hook_that_was_switched_off_is_named_with_where():
@@ -36,10 +36,10 @@ def test_a_hook_that_was_switched_off_is_named_with_where():
     )
     trainer.fit(Net(), batches(5), batches(1))
     assert different() == [
-        "hook watch was called in on_train_batch_end 2 of 5 times: the last at step 2, then it was switched off, removed or held "
-        "back by its budget",
-        "hook watch was called in on_step_end 1 of 5 times: the last at step 1, then it was switched off, removed or held back by "
-        "its budget",
+        "hook watch was called in on_train_batch_end 2 of 5 times: the last at step 2, then it was switched off, removed or "
+        "skipped because of its budget",
+        "hook watch was called in on_step_end 1 of 5 times: the last at step 1, then it was switched off, removed or "
+        "skipped because of its budget",
     ]
 
 
@@ -51,7 +51,7 @@ def test_a_gap_is_named_too():
     )
     trainer.fit(Net(), batches(6), batches(1))
     assert (
-        "hook watch was called in on_step_end 4 of 6 times: in between it was switched off, removed or held back by its budget"
+        "hook watch was called in on_step_end 4 of 6 times: in between it was switched off, removed or skipped because of its budget"
         in different()
     )
 
@@ -64,9 +64,7 @@ def test_a_hook_that_came_later_is_named():
     trainer.fit(Net(), batches(4), batches(1))
     found = different()
     assert len(found) == 2
-    assert found[0].startswith(
-        "hook watch was called in on_step_end and was not planned there: called 3 times, "
-    )
+    assert found[0].startswith("hook watch was called in on_step_end but was not planned: called 3 times, ")
     assert found[0].endswith("from step 2 on")
 
 
@@ -80,7 +78,7 @@ def test_a_schedule_that_never_fired_is_named_and_one_that_fired_is_as_planned()
 
     trace_run("trace.json", Rare())
     assert different() == [
-        "hook rare was never called in on_step_end, which came 6 times; it asks for every 100 steps"
+        "hook rare was never called in on_step_end, which happened 6 times; its filter is every 100 steps"
     ]
 
 
@@ -96,7 +94,7 @@ def test_an_event_that_never_came_is_named_unless_it_comes_only_if_something_is_
 
     trainer = quiet(hooks=[Waits()], trace="trace.json")
     trainer.fit(Net(), batches(1))
-    assert different() == ["on_validation_end never came: hook waits was not called there"]
+    assert different() == ["on_validation_end never happened: hook waits was not called"]
 
 
 def test_a_trace_of_a_part_of_a_run_says_nothing_about_the_rest():
@@ -133,7 +131,9 @@ def test_an_order_that_was_not_planned_is_named():
     for row in seen.rows:
         if row["event"] == "on_step_end":
             row["listeners"].reverse()
-    assert differences(seen.rows, seen) == ["on_step_end called watch → second, planned was second → watch"]
+    assert differences(seen.rows, seen) == [
+        "on_step_end called watch → second, but the plan is second → watch"
+    ]
 
 
 def test_another_plan_than_the_runs_own_can_be_compared():
@@ -141,7 +141,7 @@ def test_another_plan_than_the_runs_own_can_be_compared():
     planned = [row for row in quiet(hooks=[Watch("other")]).explain(Listening()).data() if row["listeners"]]
     found = differences(planned, told())
     assert (
-        "hook other was never called in on_step_end, which came 6 times; it was switched off, removed or not there"
+        "hook other was never called in on_step_end, which happened 6 times; it was switched off, removed or not added"
         in found
     )
     assert any(

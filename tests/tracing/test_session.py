@@ -57,7 +57,8 @@ def test_a_run_that_ends_closes_its_trace():
 def test_it_cannot_be_started_twice_or_without_a_run():
     trainer = quiet(trace="trace.json")
     with pytest.raises(
-        HooklineError, match=r"started in a run, from a hook; for a whole run there is Trainer\(trace=True\)"
+        HooklineError,
+        match=r"works only during a run, from a hook. To trace a whole run, use Trainer\(trace=True\)",
     ):
         trainer.tracing.start()
     trainer.on("train_start")(lambda: trainer.tracing.start())
@@ -91,7 +92,7 @@ def test_a_fresh_run_replaces_an_older_trace_and_a_test_goes_on_in_it():
 def test_a_file_that_is_no_trace_is_not_written_over():
     Path("notes.json").write_text(json.dumps([1]))
     with pytest.raises(
-        OptionError, match=r"trace='notes.json' exists and is no trace of Hookline; it is not written over"
+        OptionError, match=r"trace='notes.json' exists and is not a trace of Hookline; it is not overwritten"
     ):
         quiet(trace="notes.json").fit(Net(), batches(1))
     assert json.loads(Path("notes.json").read_text()) == [1]

@@ -136,7 +136,7 @@ def test_a_record_that_cannot_be_written_does_not_end_the_run(caplog: pytest.Log
     Path("run").mkdir()
     Path("run/batches").write_text("in the way")
     assert fit(batches(4), Saves(2)).status == "completed"
-    assert "What the first batch after a save was cannot be written" in caplog.text
+    assert "The fingerprint of the first batch after a save cannot be written" in caplog.text
 
 
 # ---- compared ----------------------------------------------------------------------------------------------------
@@ -193,8 +193,7 @@ def test_other_numbers_with_the_same_labels_are_said_to_be_augmentation_perhaps(
     fit(DataLoader(Augmented(), 3), Saves(2))
     fit(DataLoader(Augmented(), 3), resume="c2")
     assert (
-        "Either random augmentation is not repeated, or these are other samples with the same labels"
-        in caplog.text
+        "Either random augmentation differs, or these are other samples with the same labels" in caplog.text
     )
 
 

@@ -108,7 +108,7 @@ def test_a_save_that_fails_is_reported_and_ends_the_run_or_not_as_chosen(
     )
     trainer = fit(tmp_path / "b", AsksForTheImpossible(), listener, on_save_error="warn")
     assert trainer.status == "completed"
-    assert "goes on without it" in caplog.text
+    assert "continues without it" in caplog.text
     assert failed[0][:2] == ("cannot be", 8) and isinstance(failed[0][2], CheckpointError)
 
 

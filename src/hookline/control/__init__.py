@@ -1,4 +1,4 @@
-"""The socket of a running fit: a client in a shell or a page, and commands that all ranks carry out.
+"""The control socket of a running fit: the server, the client for shells and pages, and the commands.
 
-The socket lies in the run's directory and only the same user can open it. May import: util, engine, run.
+The socket is in the run's directory, and only the same user can open it. May import: util, engine, run.
 """

@@ -1,4 +1,4 @@
-"""The socket in a run's directory: where it is, who may use it, and paths that are too long for a socket."""
+"""The control socket in a run's directory, and the client that sends commands to a running job."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ from hookline.util.errors import HooklineError, OptionError, closest
 
 SOCKET = "control.sock"
 LONGEST_PATH = 100
-"""Bytes: Linux has room for 107 in the name of a socket, macOS for 103."""
+"""Bytes. The path of a socket may have 107 on Linux and 103 on macOS."""
 
 
 @contextlib.contextmanager
 def short_path(run_dir: Path) -> Iterator[str]:
-    """The socket's path, short enough for the system: if need be by way of the open directory, as Linux
-    allows.
-    """
+    """Yield the socket's path; if it is too long, a path through `/proc/self/fd`, which works on Linux."""
     path = run_dir / SOCKET
     if len(os.fsencode(path)) <= LONGEST_PATH:
         yield str(path)
@@ -36,18 +34,17 @@ def short_path(run_dir: Path) -> Iterator[str]:
 
 
 def listen(run_dir: Path) -> socket.socket:
-    """A socket that only this user can open; an OSError says why there can be none."""
+    """Return a listening socket that only this user can open, or raise an OSError."""
+    # in a directory that all users can write, another user could replace the socket
     if os.stat(run_dir).st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
-        raise PermissionError(
-            f"{run_dir} can be written by everybody"
-        )  # who could put a socket of their own in its place
+        raise PermissionError(f"{run_dir} is writable by all users")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with short_path(run_dir) as path:
             _remove_stale(path)
             listener.bind(path)
             os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
-        listener.listen(8)  # not before its mode is set: until now everybody was turned away
+        listener.listen(8)  # after chmod, so that no other user can connect in between
     except BaseException:
         listener.close()
         raise
@@ -55,7 +52,7 @@ def listen(run_dir: Path) -> socket.socket:
 
 
 def connect(run_dir: Path, seconds: float) -> socket.socket:
-    """A connection to the job that trains in this directory."""
+    """Connect to the job that trains in this directory."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(seconds)
     try:
@@ -70,8 +67,9 @@ def connect(run_dir: Path, seconds: float) -> socket.socket:
 
 
 def is_answered(run_dir: Path) -> bool | None:
-    """Whether a job of this user's listens here. False: one has left its socket, or is on another machine;
-    None: not known.
+    """Return whether a job of this user listens here; None if that is not known.
+
+    False: a job was killed and left its socket, or it runs on another machine.
     """
     try:
         if not stat.S_ISSOCK(os.lstat(run_dir / SOCKET).st_mode):
@@ -80,29 +78,27 @@ def is_answered(run_dir: Path) -> bool | None:
         return True
     except ConnectionRefusedError:
         return False
-    except (
-        OSError,
-        AttributeError,
-    ):  # there is none, it is another user's, or the system knows no such sockets
+    except (OSError, AttributeError):  # no socket, another user's socket, or a system without AF_UNIX
         return None
 
 
 def is_same_user(connection: socket.socket) -> bool:
-    """Whether the process at the other end runs as this user; the file's mode says so too, but a file can be
-    replaced.
+    """Return whether the process at the other end runs as this user.
+
+    The file's mode ensures it too, but a file can be replaced.
     """
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
-        return True  # no such question on this system: the file's mode alone decides
+        return True  # this system cannot say; the file's mode decides
     _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
     return bool(user == os.geteuid())
 
 
 def _remove_stale(path: str) -> None:
-    """A job that was killed has left its socket; one that answers is somebody's, and stays."""
+    """Remove the socket of a job that was killed; raise if a running job answers."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise FileExistsError(f"{SOCKET} is there and is no socket")
+            raise FileExistsError(f"{SOCKET} exists and is not a socket")
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -115,33 +111,34 @@ def _remove_stale(path: str) -> None:
     raise FileExistsError("another job is running in this directory")
 
 
-# ---- From a shell or a page to a running job
+# ---- The client
 
 
 ANSWER_TIMEOUT = 60.0
-"""Seconds to wait for an answer: a step, a validation or a save may be going on."""
+"""Seconds to wait for an answer, because a step, a validation or a save must end first."""
 LONGEST_ANSWER = 16_000_000
 
 
 class NotRunning(HooklineError):
-    """Nobody trains in this directory, or not on this machine."""
+    """No job trains in this directory on this machine."""
 
 
 class Refused(HooklineError):
-    """The job did not do what it was asked."""
+    """The job refused the command."""
 
 
 def ask(
     run_dir: Path | str, command: str, *, patience: float = ANSWER_TIMEOUT, **given: Any
 ) -> dict[str, Any]:
-    """What the job that trains in this directory answers; `Refused` if it says no, `NotRunning` if there is
-    none.
+    """Send a command to the job that trains in this directory and return its answer.
+
+    Raise `Refused` if the job refuses it, and `NotRunning` if there is no job.
     """
     path = Path(run_dir)
     check_directory(path)
     request = json.dumps({"command": command, "patience": patience, **given}) + "\n"
     try:
-        # the job answers within `patience`; only one that is stopped or swapped out does not
+        # a job answers within `patience`, unless it is suspended or swapped out
         with connect(path, patience + 10.0) as connection:
             connection.sendall(request.encode())
             line = connection.makefile("rb").readline(LONGEST_ANSWER)
@@ -149,10 +146,11 @@ def ask(
         raise NotRunning(_no_server(path, error)) from None
     except PermissionError as error:
         raise Refused(
-            f"{path / SOCKET} cannot be opened: {error.strerror or error}. Only the user who trains can."
+            f"{path / SOCKET} cannot be opened: {error.strerror or error}. Only the user who runs the job "
+            "can open it."
         ) from None
     except TimeoutError:
-        raise Refused(f"The job in {path} takes connections but does not answer.") from None
+        raise Refused(f"The job in {path} accepts connections but does not answer.") from None
     except OSError as error:
         raise NotRunning(f"The job in {path} cannot be reached: {error.strerror or error}.") from None
     if not line.endswith(b"\n"):
@@ -164,7 +162,7 @@ def ask(
 
 
 def check_directory(path: Path) -> None:
-    """Refuse what cannot be a run's directory, and say what may have been meant."""
+    """Raise if the path is not a directory, and suggest the nearest name."""
     if not path.exists():
         near = [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
         raise OptionError(f"{path} does not exist.{closest(path.name, near)}")
@@ -175,14 +173,11 @@ def check_directory(path: Path) -> None:
 def _no_server(path: Path, error: OSError) -> str:
     if isinstance(error, ConnectionRefusedError):
         return (
-            f"Nobody answers in {path}: the job was killed, or it runs on another machine. "
-            "Ask on the machine that rank zero trains on."
+            f"No job answers in {path}: it was killed, or it runs on another machine. "
+            "Run this command on the machine of rank zero."
         )
     below = sorted(
         str(each.parent) for pattern in (f"*/{SOCKET}", f"*/*/{SOCKET}") for each in path.glob(pattern)
     )
-    hint = f" Below it there are: {', '.join(below[-5:])}." if below else ""
-    return (
-        f"No job is training in {path}, or it was told not to listen (control=False): there is no "
-        f"{SOCKET}.{hint}"
-    )
+    hint = f" Running jobs below it: {', '.join(below[-5:])}." if below else ""
+    return f"No job is training in {path}, or it runs with control=False: there is no {SOCKET}.{hint}"

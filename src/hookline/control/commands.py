@@ -1,6 +1,4 @@
-"""What a running job can be asked for. Checked in the thread that listens, carried out on every rank's main
-thread.
-"""
+"""The control commands: checked in the server's thread, executed on the main thread of every rank."""
 
 from __future__ import annotations
 
@@ -28,20 +26,18 @@ from hookline.run.state import progress
 from hookline.util.errors import HookError, closest
 from hookline.util.urls import is_url, shown
 
-# ---- A hook from a file, for a job that is running
+# ---- Attach a hook from a file
 
 
 LARGEST_FILE = 1_000_000
 LONGEST_NAME = 200
 MARK = "__hookline_attached__"
-"""On a hook that was attached from outside: the file and the class that it was made of, and the name that it
-was given.
-"""
+"""The attribute of an attached hook: its file, its class and the name that was given."""
 _serial = itertools.count(1)
 
 
 def read_file(asked: str) -> dict[str, Any]:
-    """`FILE.py:Class` as plain data that every rank can make the hook of; nothing of the file is run yet."""
+    """Read `FILE.py:Class` as plain data from which every rank makes the hook. This does not run the file."""
     path, _, name = asked.rpartition(":") if ":" in asked else (asked, "", "")
     file = Path(path)
     if file.suffix != ".py" or (name and not name.isidentifier()):
@@ -49,14 +45,16 @@ def read_file(asked: str) -> dict[str, Any]:
     try:
         about = file.stat()
         if not stat.S_ISREG(about.st_mode):  # reading a pipe would wait for ever
-            raise HookError(f"attach {asked!r}: {file} is no regular file.")
+            raise HookError(f"attach {asked!r}: {file} is not a regular file.")
         if about.st_size > LARGEST_FILE:
-            raise HookError(f"attach {asked!r}: a file of {about.st_size:,} bytes is no hook.")
+            raise HookError(
+                f"attach {asked!r}: the file has {about.st_size:,} bytes; allowed: at most {LARGEST_FILE:,}."
+            )
         source = file.read_text(encoding="utf-8")
         compile(source, str(file), "exec")
     except FileNotFoundError:
         near = [each.name for each in file.parent.glob("*.py")] if file.parent.is_dir() else []
-        raise HookError(f"attach {asked!r}: there is no file {file}.{closest(file.name, near)}") from None
+        raise HookError(f"attach {asked!r}: {file} does not exist.{closest(file.name, near)}") from None
     except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:
         raise HookError(f"attach {asked!r}: {type(error).__name__}: {error}") from None
     return {
@@ -68,17 +66,17 @@ def read_file(asked: str) -> dict[str, Any]:
 
 
 def check_name(name: Any) -> None:
-    """Refuse what no table, and no command line, could show as a name."""
+    """Raise for a name that a table or a command line could not show."""
     if not isinstance(name, str) or not name.isprintable() or len(name) > LONGEST_NAME:
         shown = repr(name)
         shown = shown if len(shown) <= LONGEST_NAME else f"{shown[:LONGEST_NAME]}…"
         raise HookError(
-            f"attach: the name {shown} must be a text of one line, of at most {LONGEST_NAME} characters."
+            f"attach: the name {shown} must be one line of text with at most {LONGEST_NAME} characters."
         )
 
 
 def make_hook(about: dict[str, Any]) -> Hook:
-    """Run the file's text in a module of its own, and make the hook."""
+    """Run the file's source in a new module, and make the hook."""
     file = Path(about["file"])
     module = types.ModuleType(f"hookline_attached_{next(_serial)}_{snake_case(file.stem)}")
     module.__file__ = str(file)
@@ -102,16 +100,14 @@ def attached(hooks: HookList) -> list[Entry]:
 
 
 def replaced_by(hook: Hook, name: str | None, hooks: HookList) -> list[Entry]:
-    """Return what a hook takes the place of: the attached one of its name, or without a name that of the same
-    file and class.
-    """
+    """Return the attached hooks that this one replaces: by name if it has one, else by file and class."""
     if name:
         return [entry for entry in attached(hooks) if entry.name == name]
     return [entry for entry in attached(hooks) if getattr(entry.hook, MARK) == getattr(hook, MARK)]
 
 
 def _choose(module: types.ModuleType, file: str, wanted: str) -> type[Hook]:
-    """The class that was asked for; without a name the only hook there is."""
+    """Return the requested class; without a name, the only hook class in the module."""
     own = {
         name: each
         for name, each in vars(module).items()
@@ -122,32 +118,30 @@ def _choose(module: types.ModuleType, file: str, wanted: str) -> type[Hook]:
         raise HookError(f"{file} has no class that derives from hookline.Hook.")
     if not wanted and len(hooks) > 1:
         raise HookError(
-            f"{file} has several hooks, say which: {', '.join(f'{file}:{name}' for name in hooks)}."
+            f"{file} has several hooks; name one: {', '.join(f'{file}:{name}' for name in hooks)}."
         )
     if wanted in own and wanted not in hooks:
         raise HookError(
-            f"{wanted} in {file} does not derive from hookline.Hook. Hooks there: {', '.join(hooks)}."
+            f"{wanted} in {file} does not derive from hookline.Hook. Hooks in it: {', '.join(hooks)}."
         )
     if wanted and wanted not in hooks:
         raise HookError(
-            f"{file} has no hook {wanted!r}.{closest(wanted, hooks)} Hooks there: {', '.join(hooks)}."
+            f"{file} has no hook {wanted!r}.{closest(wanted, hooks)} Hooks in it: {', '.join(hooks)}."
         )
     return hooks[wanted or next(iter(hooks))]
 
 
-# ---- How often a hook is heard
+# ---- Change how often a hook is called
 
 
 OWN = ("every", "log_frequency")
-"""Attributes by which built-in hooks count for themselves; a hook of the user's that has one is taken by its
-word.
-"""
+"""Attributes in which a hook, built-in or the user's, keeps an interval that it counts itself."""
 REPEATED = ("batch", "window", "update")
-"""Where in the lifecycle things happen so often that an interval makes sense."""
+"""The parts of the lifecycle whose events repeat, so that an interval makes sense."""
 
 
 def interval_of(entry: Entry) -> str:
-    """`every 200 steps`, or nothing if it hears every moment."""
+    """Return the interval of a hook, such as `every 200 steps`; empty if it is always called."""
     texts = [each.text for listener in entry.listeners for each in listener.filters if _is_interval(each)]
     if texts:
         return ", ".join(dict.fromkeys(texts))
@@ -159,7 +153,7 @@ def interval_of(entry: Entry) -> str:
 
 
 def check_interval(entry: Entry, interval: int | str) -> None:
-    """Refuse what `change_interval` could not do, before anybody is told to do it."""
+    """Raise for an interval that `change_interval` could not set, before the ranks receive the command."""
     _, unit = parse_interval(interval, "every")
     if any(_is_interval(each) for listener in entry.listeners for each in listener.filters):
         return
@@ -169,21 +163,21 @@ def check_interval(entry: Entry, interval: int | str) -> None:
             right = "'30 seconds'" if in_seconds else "200, or '200 steps'"
             raise HookError(
                 f"hook {entry.name!r} counts by itself ({own}={getattr(entry.hook, own)!r}): "
-                f"every={interval!r} does not fit, use such as {right}."
+                f"every={interval!r} does not fit; use for example {right}."
             )
     elif not _repeated(entry):
-        heard = ", ".join(each.event.name for each in entry.listeners) or "nothing"
+        events = ", ".join(each.event.name for each in entry.listeners) or "no events"
         raise HookError(
-            f"hook {entry.name!r} hears {heard}: nothing that comes with every batch, so every={interval!r} "
-            "would change nothing. Use disable to switch it off."
+            f"hook {entry.name!r} listens to {events}, which do not repeat with every batch, so "
+            f"every={interval!r} would change nothing. Use disable to switch it off."
         )
 
 
 def change_interval(plan: Any, entry: Entry, interval: int | str, s: Any) -> None:
-    """Let a hook be heard every so often, counted from now.
+    """Set how often a hook is called, counted from now.
 
-    Its own intervals are replaced (`@every`, or an attribute that it counts by). A hook that has none gets
-    one at each event that comes with every batch; what it hears at starts and ends it goes on hearing.
+    It replaces the hook's own intervals (`@every`, or an attribute that it counts by). A hook without one
+    gets the interval at each event that repeats with every batch; its start and end events stay as they are.
     """
     check_interval(entry, interval)
     number, unit = parse_interval(interval, "every")
@@ -194,10 +188,10 @@ def change_interval(plan: Any, entry: Entry, interval: int | str, s: Any) -> Non
     for listener in filtered or _repeated(entry):
         kept = [each for each in listener.filters if not _is_interval(each)]
         made = When(every=interval).filters()
-        for each in made:
-            each.begin(s)
+        for new_filter in made:
+            new_filter.begin(s)
         listener.filters = [*kept, *made]
-        if listener in plan:  # one that is switched off is put together when it comes back
+        if listener in plan:  # a disabled listener is composed again when it is enabled
             plan.remove([listener])
             plan.add([listener])
 
@@ -211,7 +205,7 @@ def _repeated(entry: Entry) -> list[Listener]:
 
 
 def _own_interval(hook: Any) -> str:
-    """The name of the attribute that says how often, if it has one."""
+    """Return the name of the attribute that holds the hook's own interval; empty if it has none."""
     numbers = (name for name in OWN if type(getattr(hook, name, None)) in (int, float))
     return next(numbers, "")
 
@@ -222,21 +216,20 @@ log = logging.getLogger("hookline")
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Something that can be asked for."""
+    """A command of the control socket."""
 
     check: Callable[[Run, Plain], Plain]
-    """In the thread that listens: what all ranks need to know to do it. Refuses what cannot be done."""
+    """Runs in the server's thread: returns what all ranks need to execute it, or raises."""
     do: Callable[[Run, Plain], Plain]
-    """On the main thread of every rank, at the same step: what is answered and logged."""
+    """Runs on the main thread of every rank, at the same step: returns the answer, which is logged too."""
     answered: str = "at once"
-    """When the caller gets the answer: 'at once', when a checkpoint is 'saved', or when the run has 'ended'.
-    """
+    """When the client gets the answer: 'at once', when a checkpoint is 'saved', or the run has 'ended'."""
 
 
-# ---- switching hooks on and off ----------------------------------------------------------------------------
+# ---- enable, disable, every --------------------------------------------------------------------------------
 
 
-def _named(run: Run, asked: Plain) -> Plain:
+def _check_hook(run: Run, asked: Plain) -> Plain:
     name = _text(asked, "hook")
     run.state.hooks.entry(name)
     return {"hook": name}
@@ -257,7 +250,7 @@ def _check_every(run: Run, asked: Plain) -> Plain:
     if isinstance(interval, str) and interval.strip().isdecimal():
         interval = int(interval)
     entry = run.state.hooks.entry(_text(asked, "hook"))
-    check_interval(entry, interval)  # type: ignore[arg-type]  # it refuses whatever is no interval
+    check_interval(entry, interval)  # type: ignore[arg-type]  # it raises if this is not an interval
     return {"hook": entry.name, "interval": interval}
 
 
@@ -267,10 +260,10 @@ def _every(run: Run, asked: Plain) -> Plain:
     return {"hook": asked["hook"], "interval": asked["interval"]}
 
 
-# ---- checkpoints, stopping, a hook from a file -------------------------------------------------------------
+# ---- checkpoint, stop, attach, detach ----------------------------------------------------------------------
 
 
-def _nothing(run: Run, asked: Plain) -> Plain:
+def _check_nothing(run: Run, asked: Plain) -> Plain:
     return {}
 
 
@@ -281,7 +274,7 @@ def _checkpoint(run: Run, asked: Plain) -> Plain:
 
 
 def _stop(run: Run, asked: Plain) -> Plain:
-    run.state.request_stop("asked for by hookline control")
+    run.state.request_stop("requested by hookline control")
     return {}
 
 
@@ -292,16 +285,16 @@ def _check_file(run: Run, asked: Plain) -> Plain:
         hooks = run.state.hooks
         if name in hooks and name not in [each.name for each in attached(hooks)]:
             raise HookError(
-                f"attach: name={name!r} must be a text that no hook is called by yet, or the name of one "
-                f"that was attached before. Hooks: {', '.join(each.name for each in hooks.entries())}."
+                f"attach: name={name!r} is the name of a hook of the program. Use a new name, or that of a "
+                f"hook that was attached before. Hooks: {', '.join(each.name for each in hooks.entries())}."
             )
     return {**read_file(_text(asked, "file")), "name": name}
 
 
 def _attach(run: Run, asked: Plain) -> Plain:
-    """Add the hook on all ranks or on none, in place of what the same file was attached as before.
+    """Add the hook on all ranks or on none, because all ranks must have the same plan.
 
-    A rank that cannot make it must not leave the others with another plan.
+    It replaces the hook that was attached from the same file before.
     """
     ranks, hooks = run.strategy.ranks, run.state.hooks
     hook: Any = None
@@ -310,10 +303,10 @@ def _attach(run: Run, asked: Plain) -> Plain:
         hook = make_hook(asked)
     except (Exception, SystemExit) as error:  # a script that ends itself must not end the run
         problem = _problem(error)
-    _agree(ranks.gather(problem))
+    _raise_first(ranks.gather(problem))
     handle, earlier = None, replaced_by(hook, asked["name"], hooks)
     put_back = hooks.set_aside(earlier)
-    _tear_down_removed(run)  # before the new one is set up: both may want the same file or port
+    _tear_down_removed(run)  # before the new hook is set up, because both may need the same file or port
     try:
         handle = run.trainer.add_hook(hook, asked["name"])
     except (Exception, SystemExit) as error:
@@ -323,7 +316,7 @@ def _attach(run: Run, asked: Plain) -> Plain:
         if handle is not None:
             handle.remove()
         put_back()
-    _agree(problems)
+    _raise_first(problems)
     assert handle is not None
     return {
         "hook": handle.name,
@@ -335,11 +328,11 @@ def _attach(run: Run, asked: Plain) -> Plain:
 
 def _check_attached(run: Run, asked: Plain) -> Plain:
     name, hooks = _text(asked, "hook"), run.state.hooks
-    there = [each.name for each in attached(hooks)]
-    if hooks.entry(name).name not in there:
+    names = [each.name for each in attached(hooks)]
+    if hooks.entry(name).name not in names:
         raise HookError(
-            f"detach: {name!r} is a hook of the program, and was not attached from outside; disable "
-            f"switches it off. Attached: {', '.join(there) or 'none'}."
+            f"detach: {name!r} is a hook of the program and was not attached from outside; use disable to "
+            f"switch it off. Attached: {', '.join(names) or 'none'}."
         )
     return {"hook": name}
 
@@ -351,50 +344,48 @@ def _detach(run: Run, asked: Plain) -> Plain:
 
 
 def _tear_down_removed(run: Run) -> None:
-    """Call the teardown of hooks that were removed; what fails there is of no consequence for the run."""
+    """Call the teardown of hooks that were removed. A failure there is logged and does not end the run."""
     try:
         run.participants.teardown_removed()
     except Exception as error:
-        log.warning("a hook that was removed from outside failed in its teardown: %s", _problem(error))
+        log.warning("a hook that was detached failed in its teardown: %s", _problem(error))
 
 
 def _problem(error: BaseException) -> str:
     return str(error) if isinstance(error, HookError) else f"{type(error).__name__}: {error}"
 
 
-def _agree(problems: list[str]) -> None:
-    """The first problem that a rank has."""
+def _raise_first(problems: list[str]) -> None:
+    """Raise the first problem of any rank."""
     for rank, problem in enumerate(problems):
         if problem:
             raise HookError(f"on rank {rank}: {problem}" if len(problems) > 1 else problem)
 
 
 COMMANDS: dict[str, Command] = {
-    "enable": Command(_named, _enable),
-    "disable": Command(_named, _disable),
+    "enable": Command(_check_hook, _enable),
+    "disable": Command(_check_hook, _disable),
     "every": Command(_check_every, _every),
-    "checkpoint": Command(_nothing, _checkpoint, answered="saved"),
-    "stop": Command(_nothing, _stop, answered="ended"),
+    "checkpoint": Command(_check_nothing, _checkpoint, answered="saved"),
+    "stop": Command(_check_nothing, _stop, answered="ended"),
     "attach": Command(_check_file, _attach),
     "detach": Command(_check_attached, _detach),
 }
 
 
 def check(run: Run, asked: Plain) -> Plain:
-    """What every rank needs to know; an error that teaches if it cannot be done."""
+    """Return what every rank needs to execute the request, or raise a HookError that says why it cannot."""
     name = _text(asked, "command")
     if name not in COMMANDS:
         known = ["status", *COMMANDS]
         raise HookError(
-            f"A job cannot be asked for {name!r}.{closest(name, known)} It can: {', '.join(known)}."
+            f"{name!r} is not a control command.{closest(name, known)} Commands: {', '.join(known)}."
         )
     return {"command": name, **COMMANDS[name].check(run, asked)}
 
 
 def execute(run: Run, asked: Plain) -> Plain:
-    """Do it, here and at the same step on all ranks; what is answered. Whatever goes wrong is told, never
-    raised.
-    """
+    """Execute a command at the same step on all ranks, and return the answer. Errors go into the answer."""
     s = run.state
     done: Plain = {"command": asked["command"], "step": s.step, "epoch": s.epoch}
     try:
@@ -406,11 +397,11 @@ def execute(run: Run, asked: Plain) -> Plain:
     return done
 
 
-# ---- what is on disk ---------------------------------------------------------------------------------------
+# ---- answers that say what is saved ------------------------------------------------------------------------
 
 
 def saved_answer(done: Plain, saved: Saved) -> Plain:
-    """Return the answer to a request for a checkpoint, now that it is durable, or why it is not."""
+    """Return the answer to `checkpoint`: the path of the durable checkpoint, or the error."""
     if saved.error is not None:
         return {**done, "error": str(saved.error)}
     path = _named_path(saved.path)
@@ -418,9 +409,7 @@ def saved_answer(done: Plain, saved: Saved) -> Plain:
 
 
 def ended_answer(run: Run, done: Plain) -> Plain:
-    """Return the answer to a request to stop, now that the run is over: where it ended, and what of it is on
-    disk.
-    """
+    """Return the answer to `stop` after the run has ended: the last step, and the newest checkpoint."""
     s, saved = run.state, run.saves.newest
     is_saved = run.saves.on_disk == run.stamp
     path = saved.path if saved is not None else run.resume.path
@@ -447,24 +436,22 @@ def ended_answer(run: Run, done: Plain) -> Plain:
 
 
 def _named_path(path: Path | str) -> str:
-    """Return a checkpoint's name for another process: whole, because that may be in another directory; a URL
-    without secrets.
-    """
+    """Return an absolute path, because the client may run in another directory; a URL without secrets."""
     return shown(path) if is_url(path) else os.path.abspath(path)
 
 
-# ---- looking -----------------------------------------------------------------------------------------------
+# ---- status ------------------------------------------------------------------------------------------------
 
 
 def status(run: Run) -> Plain:
-    """Where the job is and what its hooks have cost so far; read while it trains, so numbers may be a call
-    apart.
+    """Return the progress of the job and the cost of its hooks.
+
+    It is read from another thread while the job trains, so the numbers may differ by one call.
     """
     s = run.state
     elapsed = max(1e-9, time.monotonic() - run.traits.started)
-    batches = (
-        run.progress.position if s.epoch == s.epochs_seen else 0
-    )  # an epoch that has just ended counts as a whole
+    # an epoch that has just ended counts as a whole
+    batches = run.progress.position if s.epoch == s.epochs_seen else 0
     return {
         "pid": os.getpid(),
         "status": s.status,
@@ -478,11 +465,11 @@ def status(run: Run) -> Plain:
         "world_size": s.world_size,
         "elapsed": elapsed,
         "stopping": s.should_stop,
-        "hooks": [_about(entry, elapsed) for entry in s.hooks.entries()],
+        "hooks": [_hook_status(entry, elapsed) for entry in s.hooks.entries()],
     }
 
 
-def _about(entry: Any, elapsed: float) -> Plain:
+def _hook_status(entry: Any, elapsed: float) -> Plain:
     accounts = [each.account for each in entry.listeners]
     spent = sum(each.total for each in accounts) / 1e9
     return {
@@ -502,5 +489,5 @@ def _about(entry: Any, elapsed: float) -> Plain:
 def _text(asked: Plain, key: str) -> str:
     value = asked.get(key)
     if not isinstance(value, str) or not value:
-        raise HookError(f"{asked.get('command', 'a request')} needs {key!r}, a text; got {value!r}.")
+        raise HookError(f"{asked.get('command', 'a request')} needs {key!r}, a string; got {value!r}.")
     return value

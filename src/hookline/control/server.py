@@ -1,4 +1,4 @@
-"""The thread of a running fit that listens on the socket in its directory. Until somebody asks, it sleeps."""
+"""The thread of a running fit that listens on the control socket. It sleeps until a request comes."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from hookline.util.processes import close_in_children, join
 log = logging.getLogger("hookline")
 LONGEST_REQUEST = 100_000
 IDLE = 30.0
-"""Seconds after which somebody who says nothing is hung up on."""
+"""Seconds after which a silent connection is closed."""
 LONGEST_TIMEOUT = 3600.0
 ENDING = 5.0
-"""Seconds in which the thread that listens ends when the run does."""
+"""Seconds that the listening thread may take to end when the run ends."""
 ANSWERING = 1.0
-"""Seconds in which an answer that is being sent goes out when the run ends."""
-TOO_LATE = {"error": "The run ended before it came to that."}
+"""Seconds that an answer may take to be sent when the run ends."""
+TOO_LATE = {"error": "The run ended before it carried out the command."}
 
 _answers: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}
-"""Who waits in this process for what the main thread does at the next boundary."""
+"""The queues of the threads that wait for an answer from the main thread, by the number of the request."""
 _serial = itertools.count()
 
 
 @handles_command("control")
 def do_control(run: Run, sender: int, number: str, asked: dict[str, Any]) -> None:
-    """On the main thread of every rank: do what was asked, and tell whoever waits here."""
+    """Execute a command on the main thread of every rank, and answer it on the rank that received it."""
     done = execute(run, asked)
     if run.state.rank != sender:
         return
@@ -52,16 +52,14 @@ def do_control(run: Run, sender: int, number: str, asked: dict[str, Any]) -> Non
 
 
 def _answer(number: str, answer: dict[str, Any]) -> None:
-    """Send an answer to the thread that waits for it, if it still does."""
+    """Send an answer to the thread that waits for it, if it still waits."""
     waiting = _answers.get(number)
     if waiting is not None:
         waiting.put(answer)
 
 
 class Control:
-    """Listens for the length of a fit, on rank zero. Where a socket cannot be made there is none, and the run
-    goes on.
-    """
+    """The control server of a fit, on rank zero. If the socket cannot be made, the run continues."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -69,7 +67,7 @@ class Control:
         self._waiting: set[str] = set()
         self._open: dict[threading.Thread, socket.socket] = {}
         self._deferred: dict[str, dict[str, Any]] = {}
-        """What was done and is answered later, once it is known what is on disk."""
+        """Commands that were executed and are answered later, after a checkpoint is on disk."""
         self._pid = os.getpid()
 
     def __enter__(self) -> Control:
@@ -77,7 +75,7 @@ class Control:
         return self
 
     def open(self) -> None:
-        """Listen from now on, if that is wanted and the run has a directory by now: none is made for this."""
+        """Start to listen, unless control=False or the run has no directory. It does not make one."""
         folder = self.run.directory.existing()
         if self.run.state.rank != 0 or folder is None or not self.run.options.control:
             return
@@ -97,24 +95,24 @@ class Control:
         if self._listener is None or os.getpid() != self._pid:
             return
         self._remove(self._folder / SOCKET)
-        # closing it would wake nothing as long as another process has a copy of it
+        # close() would not wake the thread while a forked process has a copy of the socket
         with contextlib.suppress(OSError):
             self._wake.shutdown(socket.SHUT_RDWR)
         if join(self._thread, ENDING):
-            for each in (self._listener, self._wake, self._woken):
-                each.close()
+            for opened in (self._listener, self._wake, self._woken):
+                opened.close()
         for number in list(self._waiting):
             _answer(number, self._last_answer(number))
         for thread, connection in list(self._open.items()):
             _hang_up(connection)
-            join(thread, ANSWERING, "whoever asked gets no answer")
+            join(thread, ANSWERING, "the client gets no answer")
 
     def defer(self, number: str, done: dict[str, Any]) -> None:
-        """Answer later: once the checkpoint is durable, or the run has ended."""
+        """Answer later: after the checkpoint is durable, or the run has ended."""
         self._deferred[number] = done
 
     def report_saved(self, saved: Saved) -> None:
-        """Answer those who have asked for a checkpoint, now that it is durable, or could not be written."""
+        """Answer the requests for a checkpoint, after it is durable or failed to be written."""
         for number, done in list(self._deferred.items()):
             if (
                 COMMANDS[done["command"]].answered == "saved"
@@ -125,16 +123,14 @@ class Control:
                 _answer(number, saved_answer(done, saved))
 
     def _last_answer(self, number: str) -> dict[str, Any]:
-        """Return what is answered when the run is over: to a request to stop where it ended, to others that
-        it is too late.
-        """
+        """Return the answer at the end of the run: for `stop` where it ended, for others an error."""
         done = self._deferred.pop(number, None)
         if done is not None and COMMANDS[done["command"]].answered == "ended":
             return ended_answer(self.run, done)
         return TOO_LATE
 
     def _remove(self, path: Path) -> None:
-        """The socket, unless another one has taken its place."""
+        """Remove the socket, unless another job has replaced it."""
         with contextlib.suppress(OSError):  # the directory may be gone
             if os.lstat(path).st_ino == self._file:
                 path.unlink()
@@ -148,7 +144,7 @@ class Control:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                continue  # whoever called has gone
+                continue  # the client has disconnected
             close_in_children(connection)
             thread = threading.Thread(
                 target=self._serve, args=(connection,), name="hookline control answer", daemon=True
@@ -157,7 +153,7 @@ class Control:
             thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
-        """One line of JSON for each that comes."""
+        """Answer every request, a line of JSON each, until the client disconnects."""
         try:
             with connection:
                 connection.settimeout(IDLE)
@@ -167,7 +163,7 @@ class Control:
                 while line := lines.readline(LONGEST_REQUEST):
                     connection.sendall(json.dumps(self._answer(line)).encode() + b"\n")
         except OSError:
-            pass  # whoever asked has gone
+            pass  # the client has disconnected
         finally:
             self._open.pop(threading.current_thread(), None)
 
@@ -181,11 +177,11 @@ class Control:
             return self._wait_for(check(self.run, asked), asked.get("patience"))
         except HookError as error:
             return {"error": str(error)}
-        except Exception as error:  # a thread that dies here would leave its caller without a word
+        except Exception as error:  # otherwise the thread would die and the client would get no answer
             return {"error": f"{type(error).__name__}: {error}"}
 
     def _wait_for(self, asked: dict[str, Any], patience: Any) -> dict[str, Any]:
-        """Have it done at the next boundary, and wait for that as long as the caller wants to."""
+        """Have the command executed at the next boundary, and wait at most `patience` seconds for it."""
         seconds = min(float(patience), LONGEST_TIMEOUT) if isinstance(patience, int | float) else IDLE
         number = f"{self._pid}-{next(_serial)}"
         answer = _answers[number] = queue.SimpleQueue()
@@ -201,6 +197,6 @@ class Control:
 
 
 def _hang_up(connection: socket.socket) -> None:
-    """Nothing more is taken; what is being sent still goes out."""
+    """Stop receiving; an answer that is being sent still goes out."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RD)

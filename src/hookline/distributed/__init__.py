@@ -1,6 +1,6 @@
-"""How ranks find each other and communicate, and the strategies: single device, DDP, FSDP, Accelerate.
+"""Ranks and strategies: how processes find each other and communicate; single device, DDP, FSDP, Accelerate.
 
-`from hookline.distributed import DDP` loads only that one. May import: util, engine.
+`from hookline.distributed import DDP` loads only that strategy. May import: util, engine.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Hugging Face Accelerate's own objects under Hookline's loop: its model wrapper, its optimizers, its
-backward.
-"""
+"""The Accelerate strategy: Hugging Face Accelerate's model wrapper, optimizers and backward in our loop."""
 
 from __future__ import annotations
 
@@ -16,19 +14,16 @@ PRECISIONS = {"no": "32", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 class Accelerated(DDP):
-    """Runs on an `accelerate.Accelerator`, yours or one made for the run. What it has prepared is in the
-    state.
+    """A strategy that runs on an `accelerate.Accelerator`, yours or one made for the run.
 
-    Hookline deals the data to the ranks, accumulates, clips and scales, so that its events stay true; the
-    Accelerator wraps the model, differentiates and steps.
+    Hookline shards the data, accumulates, clips and scales, so that its events match what happens. The
+    Accelerator wraps the model, runs the backward and steps the optimizers.
     """
 
     def __init__(
         self, accelerator: Any = None, device: str | torch.device = "auto", precision: str | int = 32
     ) -> None:
-        """accelerator: with its own precision and handlers; None: one is made from `device`
-        and `precision`.
-        """
+        """Use a given Accelerator with its precision, or make one from `device` and `precision`."""
         if accelerator is not None:
             if device != "auto" or precision != 32:
                 raise OptionError(
@@ -38,18 +33,17 @@ class Accelerated(DDP):
             _check(accelerator)
         super().__init__(device, precision)
         self.accelerator: Any = accelerator
-        """Made when the run begins, if none was given."""
+        """The Accelerator; made at the start of the run if none was given."""
         self._prepared: list[Any] = []
 
     def connect(self) -> None:
-        """Find the other ranks; then Accelerate finds the process group that is there."""
+        """Connect to the other ranks, then make the Accelerator, which uses the existing process group."""
         super().connect()
         if self.accelerator is None:
             self.accelerator = self._make()
             _check(self.accelerator)
-        if (
-            self.accelerator.scaler is not None
-        ):  # one scaler, in the hands of the loop, whose events it belongs to
+        # the loop runs the scaler, because its events are about it; Accelerate must not run it too
+        if self.accelerator.scaler is not None:
             self.precision.scaler, self.accelerator.scaler = self.accelerator.scaler, None
         self.differentiate = self.accelerator.backward
 
@@ -60,38 +54,38 @@ class Accelerated(DDP):
             raise HooklineError(
                 "strategy='accelerate' needs the package accelerate: pip install accelerate."
             ) from error
-        place = self.rank_info
         wanted = {name: theirs for theirs, name in PRECISIONS.items()}[self.precision.name]
         try:
             made = accelerate.Accelerator(cpu=self.device.type == "cpu", mixed_precision=wanted)
         except ValueError as error:
             raise OptionError(
                 f"precision={self.precision.name!r}: Accelerate keeps one precision for the whole process, "
-                "and was used with another before. Pass the Accelerator there is: "
+                "and was used with another one before. Pass the existing Accelerator: "
                 f"Accelerated(accelerator). ({error})",
                 option="precision",
                 value=self.precision.name,
             ) from error
         if made.num_processes != self.world_size:
             raise HooklineError(
-                f"Accelerate sees {made.num_processes} processes where {place.launcher or 'Hookline'} "
-                f"started {self.world_size}. Start the job with torchrun."
+                f"Accelerate sees {made.num_processes} processes, but "
+                f"{self.rank_info.launcher or 'Hookline'} started {self.world_size}. Start the job with "
+                "torchrun."
             )
         return made
 
-    def make_wrapper(self, shell: StepModule) -> Any:
-        """What Accelerate makes of it; on one process there is nothing to wrap."""
+    def make_wrapper(self, step_module: StepModule) -> Any:
+        """Return Accelerate's wrapper around the module; with one process, the module itself."""
         self._forget()
-        prepared = self.accelerator.prepare_model(shell)
+        prepared = self.accelerator.prepare_model(step_module)
         self._prepared.append(prepared)
         return prepared
 
     def prepare_optimizers(self, optimizers: list[Any]) -> list[Any]:
-        """Accelerate's optimizers around these."""
+        """Return Accelerate's wrappers around the optimizers."""
         return [self.accelerator.prepare_optimizer(each, device_placement=False) for each in optimizers]
 
     def teardown(self) -> None:
-        """Let go of the module, and let the Accelerator do so."""
+        """Release the module, here and in the Accelerator."""
         super().teardown()
         self._forget()
 
@@ -125,5 +119,5 @@ def _check(accelerator: Any) -> None:
         raise OptionError(
             "Accelerated: leave the Accelerator's gradient_accumulation_steps "
             f"({accelerator.gradient_accumulation_steps}) at 1, and pass accumulate_grad_batches to the "
-            "Trainer: its events tell which batch updates."
+            "Trainer, whose events depend on it."
         )

@@ -1,4 +1,4 @@
-"""What a strategy owns: the device, how the module is placed on it, and what ranks agree on."""
+"""The base class of strategies: it owns the device, the placement of the module and the communication."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from hookline.util.uncopied import Uncopied
 
 
 class Strategy(StrategyMethods):
-    """Base of strategies. It is a listener too: override any event in its methods.
+    """The base class of strategies. A strategy is also a listener: it may override any event method.
 
-    A strategy may also stand around an action: define `training_step(self, call)` (or validation_step,
-    test_step, predict_step, backward, optimizer_step) and do the module's own by `call()`; further parameters
+    A strategy may also wrap an action: define `training_step(self, call)` (or validation_step, test_step,
+    predict_step, backward, optimizer_step) and run the module's own method with `call()`. Further parameters
     are facts.
     """
 
     __hookline_base__: ClassVar[bool] = True
 
     restore_after_setup: bool = False
-    """Whether a checkpoint is restored after the module was placed and wrapped, not before."""
+    """Whether a checkpoint is restored after the module is placed and wrapped, instead of before."""
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
@@ -37,33 +37,29 @@ class Strategy(StrategyMethods):
     shards: bool = False
     """Whether a process holds only a part of the parameters and gradients."""
     shards_data: bool = True
-    """Whether loaders are dealt out to ranks; False: what a rank's loader yields is meant for that rank
-    already.
-    """
+    """Whether Hookline shards the loaders over the ranks. False: each rank's loader yields its own shard."""
     forward_communicates: bool = False
-    """Whether a forward alone makes ranks wait for each other, so that all must run the same number of
-    batches.
-    """
+    """Whether a forward runs collectives, so that all ranks must run the same number of batches."""
 
     differentiate: Callable[..., None] | None = None
-    """What computes the gradients of a loss, if it is not the loss itself."""
+    """The function that computes the gradients of a loss. None: `loss.backward()`."""
 
     def __init__(self, device: torch.device, precision: str | int = 32) -> None:
         self.device = device
         self.precision = Precision(parse_precision(precision), device)
         self.ranks = Ranks()
-        """What the processes say to each other; complete once `connect` was called."""
+        """The communication between the ranks; usable after `connect`."""
 
     def __repr__(self) -> str:
         ranks = f", rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""
         return f"<{type(self).__name__}: {self.device}, precision {self.precision.name}{ranks}>"
 
     def connect(self) -> None:
-        """Find the other ranks, if there are any. Called when a run begins, once or often."""
+        """Connect to the other ranks, if there are any. Called at the start of every run."""
 
     @contextlib.contextmanager
     def silent(self) -> Iterator[None]:
-        """This rank only looks at a run, which the others may not do: nobody is asked anything meanwhile."""
+        """Disconnect this rank from the others inside the `with`, for work that the other ranks do not do."""
         ranks, self.ranks = self.ranks, Ranks(self.rank, self.local_rank, self.world_size)
         try:
             yield
@@ -71,48 +67,40 @@ class Strategy(StrategyMethods):
             self.ranks = ranks
 
     def place(self, module: nn.Module) -> nn.Module:
-        """Move the module to where it runs; what is returned is what is run."""
+        """Move the module to its device and return the module that the loops call."""
         raise NotImplementedError
 
     def prepare_optimizers(self, optimizers: list[Any]) -> list[Any]:
-        """The optimizers as they are run."""
+        """Return the optimizers that the loops step."""
         return optimizers
 
     def sync_gradients(self, now: bool) -> None:
-        """Whether the next backward brings the ranks' gradients together, or keeps them for the window's last
-        batch.
-        """
+        """Set whether the next backward reduces gradients over ranks. False until a window's last batch."""
 
     def skip_batch(self) -> None:
-        """This rank leaves a batch out in the middle of a window, and others may not."""
+        """Match the collectives of a batch that this rank skips and other ranks may run."""
 
     def reopen_window(self) -> None:
-        """A resumed run begins in the middle of an accumulation window."""
+        """Prepare for a resume in the middle of an accumulation window."""
 
     def sync_without_batch(self, after_forward: bool) -> None:
-        """Take part in bringing gradients together although this rank's step gave no loss, or was not even
-        run.
-        """
+        """Take part in the gradient reduction although this rank's step returned no loss or did not run."""
 
     def begin_evaluation(self, module: nn.Module) -> None:
-        """Batches are about to be measured: see to it that every rank measures the same model."""
+        """Prepare an evaluation, so that every rank evaluates the same model."""
 
     def barrier(self) -> None:
         """Wait for all ranks."""
 
     def reduce(self, value: Any, op: str = "mean") -> Any:
-        """The value over all ranks."""
+        """Return the value reduced over all ranks."""
         return value
 
 
-# ---- The module in a coat whose forward is whatever step is to be run
-
-
 class StepModule(nn.Module):
-    """What a wrapper wraps, so that it sees all that a step does.
+    """A module whose forward runs a whole step, so that a wrapper (DDP, FSDP) covers the step.
 
-    A training step may call the module, parts of it, or the same part often, and wrappers look at `forward`
-    only.
+    Wrappers cover `forward` only, but a training step may call the module, parts of it, or one part often.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -120,29 +108,30 @@ class StepModule(nn.Module):
         self.module = module
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Run the step; with anything else, as hooks may call what they get as `wrapped_model`, the module
-        itself.
+        """Run the step that is passed as a partial. Any other input goes to the module itself.
+
+        Hooks may call `wrapped_model` with plain inputs.
         """
         if len(inputs) == 1 and type(inputs[0]) is functools.partial and not named:
             return inputs[0]()
         return self.module(*inputs, **named)
 
 
-def unwrapped(module: nn.Module) -> Any:
-    """The shell that the module got in an earlier run, or None."""
-    return module.__dict__.get("_hookline_worn", Uncopied()).value
+def step_module_of(module: nn.Module) -> Any:
+    """Return the step module that an earlier run made for the module, or None."""
+    return module.__dict__.get("_hookline_step_module", Uncopied()).value
+
+
+def keep_step_module(module: nn.Module, step_module: Any) -> None:
+    """Store the step module on the module for later runs."""
+    module.__dict__["_hookline_step_module"] = Uncopied(step_module)
 
 
 def refuse_sharded(module: nn.Module, strategy: Any) -> None:
-    """What an earlier run has cut in pieces can be run by what knows of pieces only."""
-    if unwrapped(module) is not None:
+    """Raise if an earlier run sharded the module, because only FSDP can run it then."""
+    if step_module_of(module) is not None:
         raise OptionError(
-            f"{type(module).__name__} was sharded by FSDP in an earlier run and stays so; "
-            f"{type(strategy).__name__} needs it whole. Go on with strategy='fsdp', or load the weights of a "
-            "checkpoint into a new one (hookline.load_weights)."
+            f"{type(module).__name__} was sharded by FSDP in an earlier run and stays sharded; "
+            f"{type(strategy).__name__} needs the whole module. Use strategy='fsdp' again, or load the "
+            "weights of a checkpoint into a new module (hookline.load_weights)."
         )
-
-
-def wrap_step(module: nn.Module, shell: Any) -> None:
-    """Remember it."""
-    module.__dict__["_hookline_worn"] = Uncopied(shell)

@@ -1,4 +1,4 @@
-"""A strategy from its name."""
+"""Make a strategy from its name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STRATEGIES = ("auto", "single", "ddp", "fsdp", "accelerate")
 
 
 def make_strategy(strategy: str | Strategy, device: str | torch.device, precision: str | int) -> Strategy:
-    """A strategy from its name, or the user's own object. 'auto' is DDP in a job of several processes."""
+    """Return the strategy of this name, or the given object. 'auto' is DDP in a job of several processes."""
     if isinstance(strategy, Strategy):
         for name, value, default in (("device", device, "auto"), ("precision", str(precision), "32")):
             if value != default:

@@ -1,6 +1,4 @@
-"""What the processes of a run say to each other: plain data, on a process group of its own,
-never by pickle.
-"""
+"""Communication between the ranks of a run: plain data over a separate process group, without pickle."""
 
 from __future__ import annotations
 
@@ -20,23 +18,27 @@ from hookline.util.errors import HooklineError
 
 T = TypeVar("T")
 INT = torch.int64
-LONGEST = 1000
-"""Characters of an error's message that the other ranks are told."""
+MAX_MESSAGE = 1000
+"""Characters of an error message that are sent to the other ranks."""
 PAUSE, LONGEST_PAUSE = 0.005, 0.2
-"""Seconds between two looks at who has come: ever more of them."""
+"""Seconds between two polls of the store: the first pause and the longest one."""
 STARTS = "starts"
-"""The store at which all runs of a job begin."""
+"""The name of the store that all runs of a job use when they start."""
+NORMALLY = "normally, without an error"
+"""How a process ended that had no error and got no signal."""
+ANY_ENDED = "any"
+"""The key that exists once any rank has ended, so that a check asks the store only once."""
 
 
 class Ranks:
-    """This process among those of the run. One process has nobody to talk to: every answer is its own.
+    """The ranks of a run, as this rank sees them. With one process every method returns the local value.
 
-    Everything here goes over the control group, so that it never interleaves with what the model's own groups
-    send. All ranks must call the same things in the same order.
+    All methods use the control group, so their traffic never interleaves with the model's own collectives.
+    All ranks must call the same methods in the same order.
     """
 
     preempted: ClassVar[str] = ""
-    """The signal that has ended a run in this process; the interpreter remembers no such end."""
+    """The signal that ended a run in this process, because the interpreter does not record it."""
 
     def __init__(
         self,
@@ -50,9 +52,9 @@ class Ranks:
         self.local_rank = local_rank
         self.world_size = world_size
         self.group = group
-        """The control group, on gloo whatever the model uses."""
+        """The control group: always gloo, whatever backend the model uses."""
         self.timeout = timeout
-        """Seconds that ranks wait for each other."""
+        """Seconds after which waiting for another rank is an error."""
         self._beside: Ranks | None = None
 
     @property
@@ -62,19 +64,20 @@ class Ranks:
 
     @property
     def exchanges(self) -> int:
-        """How many things this rank has begun on the control group; as many as every other, or they talk at
-        cross purposes.
+        """The number of collectives that this rank has started on the control group.
+
+        It must be equal on all ranks; otherwise their collectives do not match.
         """
         return int(self.group._get_sequence_number_for_group())
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in the order of ranks, on every rank. Waits for all."""
+        """Return the values of all ranks, in rank order. Waits for all ranks."""
         if self.group is None:
             return [value]
         try:
             return self._gather(value)
         except RuntimeError as error:
-            explain_loss(error, self.world_size)
+            _explain_lost_connection(error, self.world_size)
             raise
 
     def _gather(self, value: Any) -> list[Any]:
@@ -89,22 +92,20 @@ class Ranks:
         return [json.loads(bytes(text[: int(n)].tolist())) for text, n in zip(texts, lengths, strict=True)]
 
     def gather_numbers(self, numbers: Sequence[float]) -> list[list[float]]:
-        """Every rank's numbers, as many from each. Waits for all."""
+        """Return the numbers of all ranks, in rank order; every rank passes equally many. Waits for all."""
         mine = torch.tensor(numbers, dtype=torch.float64)
         if self.group is None:
             return [mine.tolist()]
-        everybody = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(everybody, mine, group=self.group)
-        return [each.tolist() for each in everybody]
+        gathered = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(gathered, mine, group=self.group)
+        return [each.tolist() for each in gathered]
 
     def from_zero(self, value: Any) -> Any:
-        """Rank zero's value, on every rank. Waits for all."""
+        """Return rank zero's value on every rank. Waits for all ranks."""
         return self.gather(value if self.rank == 0 else None)[0]
 
     def beside(self) -> Ranks:
-        """The same ranks on a group of its own, for a thread that talks while the others do. All of them must
-        make it.
-        """
+        """Return the same ranks on a second group, for another thread. All ranks must call this."""
         if self.group is None:
             return self
         if self._beside is None:
@@ -113,28 +114,25 @@ class Ranks:
         return self._beside
 
     def store(self, name: str) -> Any:
-        """A store where ranks leave each other notes, over a connection of its own: one for each thread that
-        uses it.
-        """
+        """Return a store for messages between ranks, over a new connection: each thread needs its own."""
         c10d: Any = dist.distributed_c10d
         return c10d.PrefixStore(f"hookline/{name}", c10d._get_default_store().clone())
 
-    def tell_end(self, error: BaseException | None) -> None:
-        """This process ends, in good order or by an error that nobody has caught: whoever waits for it in
-        vain can say so.
+    def report_end(self, error: BaseException | None) -> None:
+        """Record in the store how this process ends, so that ranks that wait for it can report it.
+
+        error: the uncaught exception, if there is one.
         """
         with contextlib.suppress(RuntimeError, dist.DistError):
-            how = f"after {Ranks.preempted}" if Ranks.preempted else "in good order"
+            how = f"after {Ranks.preempted}" if Ranks.preempted else NORMALLY
             if error is not None:
-                how = f"by {type(error).__name__}: {str(error)[:LONGEST]}"
+                how = f"by {type(error).__name__}: {str(error)[:MAX_MESSAGE]}"
             store = _message_store("ended")
             store.set(str(self.rank), how)
-            store.set("somebody", "")
+            store.set(ANY_ENDED, "")
 
-    def remember_failure(self, text: str) -> None:
-        """A run has failed on this rank: should the next one find that the ranks are out of step, it can say
-        why.
-        """
+    def record_failure(self, text: str) -> None:
+        """Record that a run failed on this rank, so that the next run can explain why ranks differ."""
         with contextlib.suppress(RuntimeError, dist.DistError):
             _message_store(STARTS).set("failure", f"rank {self.rank} ({text.rstrip('.')})")
 
@@ -144,7 +142,7 @@ class Ranks:
             dist.barrier(group=self.group)
 
     def decide(self, choose: Callable[[], T]) -> T:
-        """What rank zero chooses, on every rank. If it cannot, everybody learns why. Waits for all."""
+        """Return what `choose` returns on rank zero, on every rank. If it raises, all ranks raise."""
         if self.group is None:
             return choose()
         chosen: Any = None
@@ -163,22 +161,20 @@ class Ranks:
         return chosen  # type: ignore[no-any-return]
 
     def largest(self, values: Sequence[int]) -> Answer:
-        """Begin to find each number's largest over all ranks; nobody waits until the answer is read."""
+        """Start an all-reduce of each number's maximum. Reading the answer waits for it."""
         return self._begin(values, dist.ReduceOp.MAX)
 
     def total(self, values: Sequence[int]) -> Answer:
-        """Begin to add up each number over all ranks; nobody waits until the answer is read."""
+        """Start an all-reduce of each number's sum. Reading the answer waits for it."""
         return self._begin(values, dist.ReduceOp.SUM)
 
     def add_up(self, numbers: Tensor) -> Answer:
-        """Begin to add up the tensor over all ranks, in place and on its device; nobody waits until the
-        answer is read.
-        """
+        """Start a sum of the tensor over all ranks, in place. Reading the answer waits for it."""
         work = None if self.group is None else dist.all_reduce(numbers, group=self.group, async_op=True)
         return Answer(numbers, work)
 
     def rounds(self, count: int) -> Rounds:
-        """For what is asked after every batch: so many numbers, of each the largest over all ranks."""
+        """Return a reusable all-reduce of the maximum of `count` numbers, for use after every batch."""
         return Rounds(self.group, count)
 
     def _begin(self, values: Sequence[int], operation: Any) -> Answer:
@@ -191,39 +187,36 @@ class Ranks:
         return Answer(numbers, work)
 
 
-def explain_loss(error: RuntimeError, world_size: int) -> None:
-    """If others no longer answer: say who has ended, and how."""
+def _explain_lost_connection(error: RuntimeError, world_size: int) -> None:
+    """Add a note to a gloo error: which ranks have ended, and how."""
     if "gloo" in str(error):
         error.add_note(
-            who_has_ended(world_size) or "Processes of this job have ended: which, their own logs say."
+            describe_ended_ranks(world_size)
+            or "Processes of this job have ended; the logs of the other ranks show which."
         )
 
 
-def who_has_ended(world_size: int) -> str:
-    """Which processes of the job are gone, and how they have ended, in a sentence; nothing if all that is
-    known are there.
-    """
+def describe_ended_ranks(world_size: int) -> str:
+    """Return a sentence that lists the ranks that have ended, and how; empty if none is known."""
     ended = []
     with contextlib.suppress(RuntimeError, dist.DistError):
         store = _message_store("ended")
         gone = (
             [rank for rank in range(world_size) if store.check([str(rank)])]
-            if store.check(["somebody"])
+            if store.check([ANY_ENDED])
             else []
         )
         ended = [f"rank {rank} {store.get(str(rank)).decode()}" for rank in gone]
     hint = (
-        " What this rank was doing takes all ranks: did only some of them call it?"
-        if "in good order" in str(ended)
+        " This rank was in a call that all ranks must make: did only some ranks call it?"
+        if NORMALLY in str(ended)
         else ""
     )
     return f"Processes of this job have ended: {'; '.join(ended)}.{hint}" if ended else ""
 
 
-def assemble(store: Any, where: str, world_size: int, look: Callable[[], None]) -> None:
-    """Wait until all ranks have come here, however long one takes. `look`: called meanwhile,
-    and may raise.
-    """
+def wait_for_all_ranks(store: Any, where: str, world_size: int, look: Callable[[], None]) -> None:
+    """Wait without a timeout until all ranks have arrived. Meanwhile call `look`, which may raise."""
     store.add(where, 1)
     pause = PAUSE
     while store.add(where, 0) < world_size:
@@ -233,24 +226,27 @@ def assemble(store: Any, where: str, world_size: int, look: Callable[[], None]) 
 
 
 def gloo_group(timeout: float, members: list[int] | None = None) -> Any:
-    """A group for plain data, of all ranks or these. All of them must make it."""
+    """Make a gloo group for plain data, of all ranks or of `members`. All ranks must call this."""
     return dist.new_group(members, backend="gloo", timeout=datetime.timedelta(seconds=timeout))
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0, 2`."""
+    """Return the ranks as text: `rank 3`, `ranks 0, 2`."""
     few = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"rank {few}" if len(ranks) == 1 else f"ranks {few}"
 
 
 def _message_store(name: str) -> Any:
-    """As `Ranks.store`, over the connection there is: to make another one to what is gone takes long."""
+    """Return a store as `Ranks.store` does, over the existing connection.
+
+    A new connection to a process that is gone would take long.
+    """
     c10d: Any = dist.distributed_c10d
     return c10d.PrefixStore(f"hookline/{name}", c10d._get_default_store())
 
 
 class Answer:
-    """An answer that is on its way."""
+    """The result of an asynchronous all-reduce."""
 
     __slots__ = ("_numbers", "_work")
 
@@ -259,27 +255,27 @@ class Answer:
         self._work = work
 
     @property
-    def has_come(self) -> bool:
-        """Whether reading it would not wait."""
+    def is_ready(self) -> bool:
+        """Whether the result is complete, so that reading it does not wait."""
         return self._work is None or self._work.is_completed()
 
     def read(self) -> list[Any]:
-        """The answer; waits for it if it has not come yet."""
+        """Return the numbers; wait for them if necessary."""
         if self._work is not None:
             try:
                 self._work.wait()
             except RuntimeError as error:
-                explain_loss(error, dist.get_world_size())
+                _explain_lost_connection(error, dist.get_world_size())
                 raise
             self._work = None
         return self._numbers.tolist()
 
 
 class Rounds:
-    """The same question after every batch: the next one is asked before the answer to the last one is read.
+    """A repeated all-reduce of maxima; the next one may start before the last one is read.
 
-    It is in the way of every batch. So nothing is made anew for it, and the group is called without torch's
-    wrapper, which takes longer than beginning the exchange.
+    It runs after every batch. So it allocates nothing, and it calls the group without torch's wrapper, which
+    takes longer than starting the collective.
     """
 
     __slots__ = ("_next", "_other")
@@ -288,16 +284,14 @@ class Rounds:
         self._next, self._other = Round(group, count), Round(group, count)
 
     def ask(self, values: Sequence[int]) -> Round:
-        """Begin to find each number's largest; the answer must be read before the next but
-        one is asked for.
-        """
+        """Start an all-reduce of each number's maximum. Read it before the next call but one."""
         asked, self._next, self._other = self._next, self._other, self._next
         asked.begin(values)
         return asked
 
 
 class Round:
-    """A question whose numbers, and later their answers, are always in the same place."""
+    """One all-reduce that keeps its buffer: the numbers go in and the result comes out of the same memory."""
 
     __slots__ = ("_group", "_numbers", "_options", "_tensors", "_work")
 
@@ -311,12 +305,12 @@ class Round:
         self._work: Any = None
 
     def begin(self, values: Sequence[int]) -> None:
-        """Say this rank's numbers."""
+        """Start the all-reduce with this rank's numbers."""
         self._numbers[:] = array("q", values)
         self._work = self._group.allreduce(self._tensors, self._options)
 
     def read(self) -> list[int]:
-        """The answer; waits for it if it has not come yet."""
+        """Return the maxima; wait for them if necessary."""
         if self._work is not None:
             self._work.wait()
             self._work = None

@@ -1,4 +1,4 @@
-"""The model cut in pieces, each rank holding its share of every layer: torch's FSDP2 (`fully_shard`)."""
+"""The FSDP strategy: each rank holds a shard of every parameter, by torch's FSDP2 (`fully_shard`)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from hookline.distributed.base import StepModule, unwrapped, wrap_step
+from hookline.distributed.base import StepModule, keep_step_module, step_module_of
 from hookline.distributed.comm import listed
-from hookline.distributed.process_group import ManyRanks
+from hookline.distributed.process_group import MultiRankStrategy
 from hookline.engine.checks import refused
 from hookline.util.errors import OptionError, closest
 
 MIXED = "mixed torch.Tensor and DTensor"
 Choice = str | type[nn.Module] | Callable[[str, nn.Module], bool]
-"""Modules by a pattern of their name (`layers.*`), the name of their class, the class, or a function of name
-and module.
-"""
+"""Chooses modules by a name pattern (`layers.*`), a class name, a class, or a function of name and module."""
 
 
-class FSDP(ManyRanks):
-    """Parameters, gradients and optimizer state are sharded; a layer is whole only while it computes."""
+class FSDP(MultiRankStrategy):
+    """Shards parameters, gradients and optimizer state; a layer is gathered only while it computes."""
 
     restore_after_setup = True
 
@@ -43,15 +41,15 @@ class FSDP(ManyRanks):
         mixed_precision: Any = None,
         timeout: float = 1800,
     ) -> None:
-        """How to shard.
+        """Choose how to shard.
 
-        wrap: the layers that are gathered one at a time, by pattern, class name, class, or a function of name
-        and module; None: the items of every ModuleList, which is where models keep their blocks. What is in
-        none of them forms one more. activation_checkpointing: layers that compute their activations again in
-        backward instead of keeping them; True: those of `wrap`. reshard_after_forward: as `fully_shard`.
-        replicas: copies of the sharded model (HSDP). mesh: a DeviceMesh of your own, over all ranks, of one
-        dimension (shards) or two (copies, shards). offload: keep parameters on the CPU. mixed_precision: a
-        MixedPrecisionPolicy of your own instead of the one that follows from `precision`.
+        wrap: the layers that are gathered one at a time, by name pattern, class name, class, or a function of
+        name and module; None: the items of every ModuleList, where models keep their blocks. All other
+        parameters form one more unit. activation_checkpointing: layers that recompute their activations in
+        backward; True: those of `wrap`. reshard_after_forward: as in `fully_shard`. replicas: copies of the
+        sharded model (HSDP). mesh: your own DeviceMesh over all ranks, with one dimension (shards) or two
+        (copies, shards). offload: keep parameters on the CPU. mixed_precision: your own MixedPrecisionPolicy
+        instead of the one that follows from `precision`.
         """
         super().__init__(device, precision, timeout)
         if (
@@ -84,18 +82,18 @@ class FSDP(ManyRanks):
         self.shards = self.forward_communicates = self.world_size > 1
         self._step_module: Any = None
         self._steps_through = False
-        """Whether steps are run through the root, or call the module, which is the root itself."""
+        """Whether steps run through a StepModule. In manual optimization the module itself is the root."""
         self._units: list[Any] = []
 
     def place(self, module: nn.Module) -> nn.Module:
-        """Shard the module in place: its parameters are DTensors from now on, also after the run."""
+        """Shard the module in place. Its parameters stay DTensors after the run."""
         if self.world_size == 1:
             module.to(self.device)
             return module
-        self._step_module = unwrapped(module)
+        self._step_module = step_module_of(module)
         if self._step_module is None:
             self._step_module = self._shard(module)
-            wrap_step(module, self._step_module)
+            keep_step_module(module, self._step_module)
         self._steps_through = isinstance(self._step_module, StepModule)
         from torch.distributed.fsdp import FSDPModule
 
@@ -103,7 +101,7 @@ class FSDP(ManyRanks):
         return self._step_module  # type: ignore[no-any-return]
 
     def teardown(self) -> None:
-        """Let go of the module, which keeps its shards."""
+        """Release the module, which stays sharded."""
         self._step_module, self._units, self._steps_through = None, [], False
 
     # ---- sharding ------------------------------------------------------------------------------------------
@@ -114,7 +112,7 @@ class FSDP(ManyRanks):
         is_meta = any(each.is_meta for each in module.parameters())
         if not is_meta:
             module.to(self.device)
-            same_everywhere(module)
+            _broadcast_weights(module)
         self._checkpoint_activations(module)
         policy = self.mixed_precision
         if policy is None:
@@ -136,8 +134,8 @@ class FSDP(ManyRanks):
         for each in reversed(units):  # innermost first
             if each not in apart:
                 fully_shard(each, **options)
-        # a step that makes updates itself needs weights anew after each, so there every call of the module
-        # gathers them
+        # a manual step updates the weights in the middle of the step, so every call of the module must gather
+        # them again
         root = StepModule(module) if getattr(module, "automatic_optimization", True) else module
         fully_shard(root, **options)
         if is_meta:
@@ -158,7 +156,7 @@ class FSDP(ManyRanks):
         )
 
     def units_of(self, module: nn.Module) -> list[nn.Module]:
-        """The layers that are gathered one at a time, outermost first."""
+        """Return the layers that are gathered one at a time, outermost first."""
         if self.wrap is not None:
             return chosen("wrap", self.wrap, module)
         lists = [each for each in module.modules() if isinstance(each, nn.ModuleList)]
@@ -167,23 +165,23 @@ class FSDP(ManyRanks):
         )
 
     def _checkpoint_activations(self, module: nn.Module) -> None:
-        asked = self.activation_checkpointing
-        if asked is False:
+        option = self.activation_checkpointing
+        if option is False:
             return
-        # by hooks: it renames nothing, unlike the wrappers
+        # this one uses hooks; the wrappers would rename the parameters
         from torch.distributed._composable.checkpoint_activation import checkpoint
 
-        for each in (
+        for layer in (
             self.units_of(module)
-            if asked is True
-            else chosen("activation_checkpointing", _choices("activation_checkpointing", asked), module)
+            if option is True
+            else chosen("activation_checkpointing", _choices("activation_checkpointing", option), module)
         ):
-            checkpoint(each)
+            checkpoint(layer)
 
     # ---- the actions ---------------------------------------------------------------------------------------
 
     def training_step(self, call: Callable[[], Any]) -> Any:
-        """Through the root, which gathers what is in no layer of its own."""
+        """Run the step through the root, which gathers the parameters outside the wrapped layers."""
         try:
             return self._step_module(call) if self._steps_through else call()
         except RuntimeError as error:
@@ -191,7 +189,7 @@ class FSDP(ManyRanks):
             raise
 
     def backward(self, call: Callable[[], Any]) -> None:
-        """The loss's own."""
+        """Run the backward, and explain errors that FSDP causes."""
         try:
             call()
         except RuntimeError as error:
@@ -199,42 +197,40 @@ class FSDP(ManyRanks):
             raise
 
     def validation_step(self, call: Callable[[], Any]) -> Any:
-        """The same; no backward comes to shard the parameters again."""
+        """Run the step through the root and reshard, because no backward follows that would do it."""
         return self._evaluate(call)
 
     def test_step(self, call: Callable[[], Any]) -> Any:
-        """The same."""
+        """Run the step as `validation_step` does."""
         return self._evaluate(call)
 
     def predict_step(self, call: Callable[[], Any]) -> Any:
-        """The same."""
+        """Run the step as `validation_step` does."""
         return self._evaluate(call)
 
     def _evaluate(self, call: Callable[[], Any]) -> Any:
         try:
             return self._step_module(call) if self._steps_through else call()
         finally:
-            for each in self._units:
-                each.reshard()
+            for unit in self._units:
+                unit.reshard()
 
     def sync_gradients(self, now: bool) -> None:
-        """Whether the next backward adds up over ranks, or keeps whole gradients for the window's last."""
+        """Set whether the next backward reduces gradients over ranks. False until a window's last batch."""
         if self._step_module is not None:
             self._step_module.set_requires_gradient_sync(now)
 
     def sync_without_batch(self, after_forward: bool) -> None:
-        """A backward of nothing: what earlier batches of the window have left is brought together, and all is
-        sharded again.
-        """
+        """Run a backward of zero, which reduces the gradients of the window so far, and reshard."""
         if self._step_module is not None:
-            nothing = torch.zeros((), device=self.device, requires_grad=True)
-            self._step_module(functools.partial(torch.mul, nothing, 1)).backward()
-            for each in self._units:
-                each.reshard()
+            zero = torch.zeros((), device=self.device, requires_grad=True)
+            self._step_module(functools.partial(torch.mul, zero, 1)).backward()
+            for unit in self._units:
+                unit.reshard()
 
 
 def _check_mesh(mesh: Any, world_size: int, device: str) -> None:
-    """Refuse a mesh that leaves ranks out: they would train copies of their own, or wait for ever."""
+    """Raise for a mesh that does not cover all ranks: the others would train separately, or wait for ever."""
     from torch.distributed.device_mesh import DeviceMesh
 
     right = f"init_device_mesh({device!r}, ({world_size},))"
@@ -246,8 +242,7 @@ def _check_mesh(mesh: Any, world_size: int, device: str) -> None:
     )
     if missing or len(ranks) != world_size:
         raise OptionError(
-            f"FSDP: mesh={mesh!r} covers {listed(ranks)} of {world_size} ranks, and must cover them all: "
-            f"{right}.",
+            f"FSDP: mesh={mesh!r} covers {listed(ranks)} of {world_size} ranks, and must cover all: {right}.",
             option="mesh",
             value=mesh,
         )
@@ -263,8 +258,8 @@ def _check_mesh(mesh: Any, world_size: int, device: str) -> None:
 def _explain(error: RuntimeError) -> None:
     if "expected scalar type" in str(error):
         error.add_note(
-            "Parameters are used in the policy's param_dtype, buffers as they are. Batch norm needs both "
-            "in float32: leave mixed_precision out, and precision= sees to it."
+            "FSDP casts parameters to the policy's param_dtype, but not buffers. Batch norm needs both in "
+            "float32: leave mixed_precision out and set precision= instead, which keeps them in float32."
         )
     if MIXED in str(error):
         error.add_note(
@@ -274,7 +269,7 @@ def _explain(error: RuntimeError) -> None:
 
 
 def refuse_ties(module: nn.Module, units: Sequence[nn.Module]) -> None:
-    """A weight that two layers share cannot be gathered with one of them and sharded with the other."""
+    """Raise if two layers that are gathered separately share a parameter."""
     modules, owners = dict(module.named_modules(remove_duplicate=False)), dict[int, tuple[str, nn.Module]]()
     for name, each in module.named_parameters(remove_duplicate=False):
         above = name.rpartition(".")[0]
@@ -284,14 +279,12 @@ def refuse_ties(module: nn.Module, units: Sequence[nn.Module]) -> None:
         if owner is not modules[above]:
             raise OptionError(
                 f"FSDP: {first} and {name} are the same parameter, in layers that are gathered one at a "
-                "time. Choose by wrap= layers that hold all that share a parameter, or none of them."
+                "time. Choose wrap= so that all modules that share a parameter are in one layer, or in none."
             )
 
 
 def batch_norms(module: nn.Module) -> list[nn.Module]:
-    """Layers that keep running averages, and compute with parameters of the same type as those: always in
-    float32.
-    """
+    """Return the layers with running averages, whose parameters must stay in float32 as the averages do."""
     kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
     return [
         each
@@ -300,14 +293,14 @@ def batch_norms(module: nn.Module) -> list[nn.Module]:
     ]
 
 
-def same_everywhere(module: nn.Module) -> None:
-    """Rank zero's weights and buffers on every rank, whatever each has drawn."""
+def _broadcast_weights(module: nn.Module) -> None:
+    """Broadcast rank zero's weights and buffers, because ranks may have initialized differently."""
     for each in (*module.parameters(), *module.buffers()):
         dist.broadcast(each.detach(), 0)
 
 
 def materialize(module: nn.Module, device: torch.device) -> None:
-    """Give a model that was made on the meta device its memory, and its layers their first weights."""
+    """Allocate a model that was made on the meta device, and initialize its layers."""
     module.to_empty(device=device)
     for name, each in module.named_modules():
         own = [*each.parameters(recurse=False), *each.buffers(recurse=False)]
@@ -315,8 +308,8 @@ def materialize(module: nn.Module, device: torch.device) -> None:
         if own and reset is None:
             raise OptionError(
                 f"{name or type(module).__name__} ({type(each).__name__}) was made on the meta device and "
-                "has neither reset_parameters() nor init_weights(), so it cannot get its first weights. "
-                "Add one, or make the model on the CPU."
+                "has neither reset_parameters() nor init_weights(), so it cannot be initialized. "
+                "Add one of them, or make the model on the CPU."
             )
         if own and reset is not None:
             with torch.no_grad():
@@ -324,20 +317,20 @@ def materialize(module: nn.Module, device: torch.device) -> None:
 
 
 def _choices(option: str, given: Any) -> list[Any]:
-    listed = list(given) if isinstance(given, list | tuple | set | frozenset) else [given]
-    for each in listed:
-        if not isinstance(each, str) and not callable(each):
+    choices = list(given) if isinstance(given, list | tuple | set | frozenset) else [given]
+    for choice in choices:
+        if not isinstance(choice, str) and not callable(choice):
             raise OptionError(
-                f"FSDP: {option}={each!r}: pass a pattern of names such as 'layers.*', a class of modules "
+                f"FSDP: {option}={choice!r}: pass a pattern of names such as 'layers.*', a class of modules "
                 "or its name, or a function of name and module.",
                 option=option,
-                value=each,
+                value=choice,
             )
-    return listed
+    return choices
 
 
 def chosen(option: str, choices: Sequence[Any], module: nn.Module) -> list[nn.Module]:
-    """The submodules that one of the choices names, outermost first; a choice that names none is an error."""
+    """Return the submodules that match a choice, outermost first. Raise for a choice that matches none."""
     named = [(name, each) for name, each in module.named_modules() if name]
     found: dict[int, nn.Module] = {}
     for choice in choices:

@@ -1,52 +1,43 @@
-"""Which process of how many this one is: read from what torchrun or SLURM has put into the environment."""
+"""Rank, world size and device of this process, read from the environment that torchrun or SLURM sets."""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
-import time
-import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import distributed as dist
 
-from hookline.distributed.comm import LONGEST_PAUSE, PAUSE, listed
 from hookline.util.errors import OptionError
 
 SLURM_PORTS = range(20000, 30000)
-"""Where the first process of a SLURM job listens, chosen by the job's number: two jobs on one machine seldom
-meet.
-"""
+"""Ports for rank zero of a SLURM job, chosen by job id, so that jobs on one machine seldom share one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """This process among those of the job."""
+    """Rank and world size of this process, and the launcher that set them."""
 
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
     local_world_size: int = 1
     launcher: str = ""
-    """'torchrun', 'SLURM', 'the user' (who made the process group), or nothing."""
-    meet_at: str = ""
-    """The address and port where the processes find each other, if the launcher did not put it into the
-    environment.
-    """
+    """'torchrun', 'SLURM', 'the user' (the process group existed already), or empty."""
+    rendezvous_address: str = ""
+    """Address and port of the rendezvous, if the launcher did not put them into the environment."""
 
     @property
     def alone(self) -> bool:
-        """Whether there is no other process."""
+        """Whether this is the only process."""
         return self.world_size == 1
 
 
 def find_rank(environment: Mapping[str, str] | None = None) -> RankInfo:
-    """Torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK), else those of `srun`, else alone."""
+    """Return the rank from the variables of torchrun, else of `srun`; else that of a single process."""
     env = os.environ if environment is None else environment
     if "RANK" in env and "WORLD_SIZE" in env:
         return _checked(
@@ -58,7 +49,7 @@ def find_rank(environment: Mapping[str, str] | None = None) -> RankInfo:
                 "torchrun",
             )
         )
-    # an interactive shell (salloc, sbatch without srun) has SLURM_NTASKS but is no task of its own
+    # an interactive shell (salloc, sbatch without srun) has SLURM_NTASKS but is not a task
     if (
         "SLURM_PROCID" in env
         and env.get("SLURM_STEP_NUM_TASKS", env.get("SLURM_NTASKS", "1")) != "1"
@@ -78,18 +69,16 @@ def find_rank(environment: Mapping[str, str] | None = None) -> RankInfo:
     return RankInfo()
 
 
-def tell_as_torchrun(place: RankInfo) -> None:
-    """Put into the environment what torchrun would have said, for everything that looks for it there
-    (Accelerate, datasets).
-    """
-    host, _, port = place.meet_at.rpartition(":")
+def set_torchrun_environment(info: RankInfo) -> None:
+    """Set torchrun's environment variables, for libraries that read them (Accelerate, datasets)."""
+    host, _, port = info.rendezvous_address.rpartition(":")
     for name, value in (
         ("MASTER_ADDR", host),
         ("MASTER_PORT", port),
-        ("RANK", place.rank),
-        ("LOCAL_RANK", place.local_rank),
-        ("WORLD_SIZE", place.world_size),
-        ("LOCAL_WORLD_SIZE", place.local_world_size),
+        ("RANK", info.rank),
+        ("LOCAL_RANK", info.local_rank),
+        ("WORLD_SIZE", info.world_size),
+        ("LOCAL_WORLD_SIZE", info.local_world_size),
     ):
         os.environ.setdefault(name, str(value))
 
@@ -101,13 +90,13 @@ def _is_srun(env: Mapping[str, str]) -> bool:
     )
 
 
-def _checked(place: RankInfo) -> RankInfo:
-    if not 0 <= place.rank < place.world_size:
+def _checked(info: RankInfo) -> RankInfo:
+    if not 0 <= info.rank < info.world_size:
         raise OptionError(
-            f"{place.launcher} says that this is rank {place.rank} of {place.world_size} processes; "
-            f"ranks count from 0 to {place.world_size - 1}."
+            f"{info.launcher} says that this is rank {info.rank} of {info.world_size} processes; "
+            f"ranks count from 0 to {info.world_size - 1}."
         )
-    return place
+    return info
 
 
 def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -118,14 +107,15 @@ def _number(env: Mapping[str, str], name: str, default: int | None = None) -> in
         return int(text or "")
     except ValueError:
         raise OptionError(
-            f"The environment says {name}={text!r}, which is no whole number. Was it set by hand? "
+            f"The environment says {name}={text!r}, which is not a whole number. Was it set by hand? "
             "Start the job with torchrun or srun, or unset it."
         ) from None
 
 
 def _tasks_here(env: Mapping[str, str]) -> int:
-    """Tasks on this node: `SLURM_STEP_TASKS_PER_NODE` is such as `2(x3),1`; the largest number is close
-    enough for threads.
+    """Return the number of tasks on this node, from text such as `2(x3),1` (SLURM_STEP_TASKS_PER_NODE).
+
+    It is the largest count in the text, which is close enough to choose a number of threads.
     """
     text = env.get("SLURM_STEP_TASKS_PER_NODE", env.get("SLURM_TASKS_PER_NODE", "1"))
     counts = [int(each) for each in re.findall(r"(?:^|,)(\d+)", text)]
@@ -133,9 +123,7 @@ def _tasks_here(env: Mapping[str, str]) -> int:
 
 
 def _slurm_address(env: Mapping[str, str]) -> str:
-    """The job's first node, and a port made from the job's number, unless MASTER_ADDR and MASTER_PORT say
-    otherwise.
-    """
+    """Return MASTER_ADDR and MASTER_PORT; by default the job's first node and a port from the job id."""
     nodes = env.get("SLURM_STEP_NODELIST", env.get("SLURM_JOB_NODELIST", "localhost"))
     host = env.get("MASTER_ADDR", first_host(nodes))
     port = env.get("MASTER_PORT", str(SLURM_PORTS[int(env.get("SLURM_JOB_ID", "0")) % len(SLURM_PORTS)]))
@@ -143,16 +131,13 @@ def _slurm_address(env: Mapping[str, str]) -> str:
 
 
 def first_host(nodes: str) -> str:
-    """The first name in a node list such as `gpu[03-05,9],login` or `a1,a2`."""
+    """Return the first name in a node list such as `gpu[03-05,9],login` or `a1,a2`."""
     found = re.match(r"([^\[,]*)(?:\[([^\],-]+)[^\]]*\])?([^,\[]*)", nodes)
     return "".join(part or "" for part in found.groups()) if found is not None else nodes
 
 
-# ---- The device asked for, or the best there is
-
-
 def pick_device(device: Any) -> torch.device:
-    """The device asked for; 'auto' takes an accelerator if there is one."""
+    """Return the requested device; 'auto' is an accelerator if there is one, else the CPU."""
     if device == "auto":
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         return accelerator if accelerator is not None else torch.device("cpu")
@@ -160,7 +145,7 @@ def pick_device(device: Any) -> torch.device:
         chosen = torch.device(device)
     except (RuntimeError, TypeError, ValueError) as error:
         raise OptionError(
-            f"device={device!r} is no device: {str(error).splitlines()[0]}", option="device", value=device
+            f"device={device!r} is not a device: {str(error).splitlines()[0]}", option="device", value=device
         ) from None
     try:
         torch.empty(0, device=chosen)
@@ -173,65 +158,4 @@ def pick_device(device: Any) -> torch.device:
     return chosen
 
 
-# ---- Where the processes of a job find each other
-
-
-REMINDER = 30.0
-"""Seconds after which a rank that waits says for whom; then after twice as many, and so on."""
 log = logging.getLogger("hookline")
-
-
-def fresh_store(store: Any, rank: int, world_size: int, timeout: timedelta) -> Any:
-    """A part of the store that only the processes of this start know."""
-    store.set_timeout(timeout)
-    what = f"Not all of the job's {world_size} processes have come"
-    if rank == 0:
-        name = uuid.uuid4().hex
-        receive(store, name, world_size, what, timeout.total_seconds())
-    else:
-        me = uuid.uuid4().hex
-        welcome = f"hookline/welcome/{me}"  # only an answer to this very process has this key
-        store.set(f"hookline/arrived/{rank}", me)
-        wait_until(lambda: store.check([welcome]), lambda: [0], what, timeout.total_seconds())
-        name = store.get(welcome).decode()
-        store.set(f"hookline/{name}/here/{rank}", "")
-    c10d: Any = dist.distributed_c10d
-    return c10d.PrefixStore(f"hookline/{name}", store)
-
-
-def receive(store: Any, name: str, world_size: int, what: str, seconds: float) -> None:
-    """Welcome everyone who has left a word at the door, dead or alive, until all who are
-    alive have come in.
-    """
-    welcomed: set[bytes] = set()
-    here = {rank: f"hookline/{name}/here/{rank}" for rank in range(1, world_size)}
-
-    def all_are_here() -> bool:
-        for rank in here:
-            key = f"hookline/arrived/{rank}"
-            if store.check([key]) and (who := store.get(key)) not in welcomed:
-                welcomed.add(who)
-                store.set(f"hookline/welcome/{who.decode()}", name)
-        return bool(store.check([*here.values()]))
-
-    wait_until(
-        all_are_here, lambda: [rank for rank, key in here.items() if not store.check([key])], what, seconds
-    )
-
-
-def wait_until(
-    is_so: Callable[[], bool], missing: Callable[[], list[int]], what: str, seconds: float
-) -> None:
-    """Look until it is so. After a while it is said who is missing, and what of it; in the end that is an
-    error.
-    """
-    began, pause, reminder = time.monotonic(), PAUSE, REMINDER
-    while not is_so():
-        waited = time.monotonic() - began
-        if waited > seconds:
-            raise dist.DistStoreError(f"{what} in time ({seconds:g} s): {listed(missing())} did not.")
-        if waited > reminder:
-            log.warning("%s after %.0f s: this rank still waits for %s.", what, waited, listed(missing()))
-            reminder *= 2
-        time.sleep(pause)
-        pause = min(1.5 * pause, LONGEST_PAUSE)

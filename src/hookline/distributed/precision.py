@@ -1,4 +1,4 @@
-"""Mixed precision: what wraps a step, and what scales a loss."""
+"""Mixed precision: autocast around a step, and the gradient scaler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hookline.engine.binding import Caller
 
 
 class Precision:
-    """32, bf16-mixed (autocast) or 16-mixed (autocast and a gradient scaler)."""
+    """The precision of a run: 32, bf16-mixed (autocast) or 16-mixed (autocast and a gradient scaler)."""
 
     def __init__(self, name: str, device: torch.device) -> None:
         self.name = name
@@ -20,7 +20,7 @@ class Precision:
         self._first: tuple[torch.amp.GradScaler, dict[str, Any]] | None = None
 
     def begin(self) -> torch.amp.GradScaler | None:
-        """A run begins with the scale that the scaler was made with, not where the run before it got to."""
+        """Return the scaler, reset to its first scale, because an earlier run may have changed it."""
         if self.scaler is not None and (self._first is None or self._first[0] is not self.scaler):
             self._first = (self.scaler, self.scaler.state_dict())
         elif self.scaler is not None and self._first is not None:
@@ -28,7 +28,7 @@ class Precision:
         return self.scaler
 
     def around(self, call: Caller) -> Caller:
-        """Run a step under autocast; the call itself if nothing is needed."""
+        """Return the step under autocast; without mixed precision, the step itself."""
         if self.dtype is None:
             return call
         device, dtype = self.device.type, self.dtype
@@ -40,13 +40,12 @@ class Precision:
         return under_autocast
 
     def state_dict(self) -> dict[str, Any]:
-        """The scaler's state, for a checkpoint."""
+        """Return the scaler's state for a checkpoint."""
         return self.scaler.state_dict() if self.scaler is not None else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it back."""
+        """Restore the scaler's state from a checkpoint."""
         if self.scaler is not None and state:
             self.scaler.load_state_dict(state)
-            self.scaler.scale(
-                torch.zeros((), device=self.device)
-            )  # makes the scale, which an open window needs at once
+            # this makes the scale tensor, which a resume in the middle of a window reads at once
+            self.scaler.scale(torch.zeros((), device=self.device))

@@ -1,4 +1,4 @@
-"""What strategies for many ranks have in common: how the ranks find each other, and which device is whose."""
+"""The base of DDP and FSDP: joins the process group and chooses the device of this rank."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from torch import distributed as dist
 
 from hookline.distributed.base import Strategy
 from hookline.distributed.comm import Ranks, gloo_group
-from hookline.distributed.launch import RankInfo, find_rank, fresh_store, pick_device, tell_as_torchrun
+from hookline.distributed.launch import RankInfo, find_rank, pick_device, set_torchrun_environment
+from hookline.distributed.rendezvous import fresh_store
 from hookline.engine.checks import refused
 from hookline.util.errors import OptionError
 
 BACKENDS = {"cuda": "nccl", "xpu": "xccl", "hpu": "hccl", "npu": "hccl"}
-"""What a model's own traffic goes over, by the kind of device; everything else uses gloo."""
+"""The backend of the model's collectives, by device type; other devices use gloo."""
 
 
-class ManyRanks(Strategy):
-    """A strategy of several processes. With one process it is that process and talks to nobody."""
+class MultiRankStrategy(Strategy):
+    """A strategy for several processes. With one process it does not communicate."""
 
     sync_buffers: bool = True
-    """Whether rank zero's buffers are those of all."""
+    """Whether all ranks use rank zero's buffers."""
 
     def __init__(
         self, device: str | torch.device = "auto", precision: str | int = 32, timeout: float = 1800
     ) -> None:
-        """`timeout`: seconds after which something that not all ranks have joined, of the model's or
-        Hookline's, is an error.
-        """
+        """Read the rank from the environment. timeout: seconds until an incomplete collective raises."""
         if not isinstance(timeout, int | float) or isinstance(timeout, bool) or timeout <= 0:
             raise refused(f"{type(self).__name__}: timeout", timeout, "a number of seconds above 0")
         self.rank_info = known_rank()
@@ -44,32 +43,30 @@ class ManyRanks(Strategy):
         self.ranks = Ranks(self.rank, self.local_rank, self.world_size, timeout=self.timeout)
 
     def connect(self) -> None:
-        """Join the process group, or make it; then a group for control traffic. Once per process."""
+        """Join or make the process group, then make the control group. Does nothing when called again."""
         if self.world_size > 1 and self.ranks.group is None:
             join_group(self.device, self.rank_info, self.timeout)
             self.ranks = Ranks(
                 self.rank, self.local_rank, self.world_size, control_group(self.timeout), self.timeout
             )
-            atexit.register(_tell_end, self.ranks)
+            atexit.register(_report_end, self.ranks)
             name_rank_in_log(self.rank)
 
     def begin_evaluation(self, module: nn.Module) -> None:
-        """Buffers (batch norm's averages) become rank zero's, which are those that are saved: each rank has
-        moved its own.
-        """
+        """Broadcast rank zero's buffers (batch norm's averages), because those are the saved ones."""
         if self.world_size > 1 and self.sync_buffers:
-            begun: list[Any] = [
+            broadcasts: list[Any] = [
                 dist.broadcast(each, 0, async_op=True) for each in module.buffers() if type(each) is Tensor
             ]
-            for each in begun:
-                each.wait()
+            for work in broadcasts:
+                work.wait()
 
     def barrier(self) -> None:
         """Wait for all ranks."""
         self.ranks.barrier()
 
     def reduce(self, value: Any, op: str = "mean") -> Any:
-        """A number or a tensor over all ranks: 'mean', 'sum', 'max' or 'min'. Waits for all."""
+        """Return a number or tensor reduced over all ranks by 'mean', 'sum', 'max' or 'min'."""
         operations = {
             "mean": dist.ReduceOp.SUM,
             "sum": dist.ReduceOp.SUM,
@@ -92,36 +89,32 @@ class ManyRanks(Strategy):
 
 
 def known_rank() -> RankInfo:
-    """From a process group that is there already, else from the environment."""
-    place = find_rank()
+    """Return the rank from an existing process group, else from the environment."""
+    info = find_rank()
     if dist.is_available() and dist.is_initialized():
         return RankInfo(
-            dist.get_rank(), place.local_rank, dist.get_world_size(), place.local_world_size, "the user"
+            dist.get_rank(), info.local_rank, dist.get_world_size(), info.local_world_size, "the user"
         )
-    return place
+    return info
 
 
-def own_device(device: str | torch.device, place: RankInfo) -> torch.device:
-    """The device of this process: of several accelerators on a machine the one with its local
-    rank's number.
-    """
+def own_device(device: str | torch.device, info: RankInfo) -> torch.device:
+    """Return the device of this process: of several accelerators, the one whose index is the local rank."""
     chosen = pick_device(device)
-    if place.alone or chosen.type in ("cpu", "meta") or chosen.index is not None:
+    if info.alone or chosen.type in ("cpu", "meta") or chosen.index is not None:
         return chosen
     count = torch.accelerator.device_count()
-    if place.local_rank >= count:
+    if info.local_rank >= count:
         raise OptionError(
-            f"This machine runs {place.local_world_size} processes but has {count} {chosen.type} devices, "
-            f"so rank {place.rank} (local rank {place.local_rank}) has none. Start at most {count} per "
+            f"This machine runs {info.local_world_size} processes but has {count} {chosen.type} devices, "
+            f"so rank {info.rank} (local rank {info.local_rank}) has none. Start at most {count} per "
             "machine (torchrun --nproc-per-node), or pass device='cpu'."
         )
-    return torch.device(chosen.type, place.local_rank)
+    return torch.device(chosen.type, info.local_rank)
 
 
-def join_group(device: torch.device, place: RankInfo, timeout: float) -> None:
-    """Make the process group if nobody has, and take it down when the process ends; the user's own is left
-    alone.
-    """
+def join_group(device: torch.device, info: RankInfo, timeout: float) -> None:
+    """Make the process group and destroy it at exit. A process group of the user's stays as it is."""
     if device.type not in ("cpu", "meta"):
         torch.accelerator.set_device_index(device)
     if dist.is_initialized():
@@ -129,13 +122,13 @@ def join_group(device: torch.device, place: RankInfo, timeout: float) -> None:
     backend = BACKENDS.get(device.type, "gloo")
     if backend != "gloo":
         backend = f"cpu:gloo,{device.type}:{backend}"
-    if place.meet_at:
-        tell_as_torchrun(place)
-    patience = datetime.timedelta(seconds=timeout)
+    if info.rendezvous_address:
+        set_torchrun_environment(info)
+    limit = datetime.timedelta(seconds=timeout)
     c10d: Any = dist.distributed_c10d
-    store, rank, world_size = next(c10d.rendezvous("env://", place.rank, place.world_size, timeout=patience))
-    store = fresh_store(store, rank, world_size, patience)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=patience)
+    store, rank, world_size = next(c10d.rendezvous("env://", info.rank, info.world_size, timeout=limit))
+    store = fresh_store(store, rank, world_size, limit)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
     atexit.register(_leave_group)
 
 
@@ -145,20 +138,21 @@ def _leave_group() -> None:
         dist.destroy_process_group()
 
 
-def _tell_end(ranks: Ranks) -> None:
+def _report_end(ranks: Ranks) -> None:
     if dist.is_initialized():
-        ranks.tell_end(getattr(sys, "last_value", None))  # what has ended the interpreter, if something did
+        ranks.report_end(getattr(sys, "last_value", None))  # the uncaught exception, if there is one
 
 
 _CONTROL: dict[int, Any] = {}
+"""The control group of each process group, by the id of the process group."""
 
 
 def control_group(timeout: float = 1800) -> Any:
-    """One gloo group per process group, for what ranks say to each other beside the model's own traffic."""
-    whole = id(dist.group.WORLD)
-    if whole not in _CONTROL:
-        _CONTROL[whole] = gloo_group(timeout)
-    return _CONTROL[whole]
+    """Return the gloo group for Hookline's own messages, separate from the model's collectives."""
+    world = id(dist.group.WORLD)
+    if world not in _CONTROL:
+        _CONTROL[world] = gloo_group(timeout)
+    return _CONTROL[world]
 
 
 class _RankName(logging.Filter):
@@ -167,14 +161,14 @@ class _RankName(logging.Filter):
         self.prefix = f"[rank {rank}] "
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whoever reads the merged output of all ranks sees who said it."""
+        """Prefix the message with the rank, for the merged output of all ranks."""
         if isinstance(record.msg, str) and not record.msg.startswith(self.prefix):
             record.msg = self.prefix + record.msg
         return True
 
 
 def name_rank_in_log(rank: int) -> None:
-    """Let every message of Hookline's begin with the rank."""
+    """Begin every log message of Hookline with the rank."""
     log = logging.getLogger("hookline")
     if not any(isinstance(each, _RankName) for each in log.filters):
         log.addFilter(_RankName(rank))

@@ -1,6 +1,4 @@
-"""Numbers about tensors of which this process may hold only a part: what is here is measured, and one
-exchange adds it up.
-"""
+"""Norms, clipping and scaling of tensors that may be sharded over ranks."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ from torch import Tensor
 
 
 def held(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor: the tensor itself, or its shard. Changes in place reach the
-    tensor.
-    """
+    """Return the local part of a tensor: its shard, or the tensor itself. It shares the tensor's memory."""
     whole: Any = tensor
     if type(tensor) is Tensor or not hasattr(whole, "to_local"):
         return tensor
@@ -25,19 +21,19 @@ def held(tensor: Tensor) -> Tensor:
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Whether other processes hold other parts of it."""
+    """Return whether other processes hold other parts of the tensor."""
     return any(place.is_shard() for place in getattr(tensor, "placements", ()))
 
 
 def over_shards(vector: Tensor, tensors: Sequence[Any], order: float = 2.0) -> Tensor:
-    """Norms of whole tensors from norms of what is held here: one exchange for all that are sharded alike."""
+    """Turn norms of local parts into norms of whole tensors, with one all-reduce per kind of sharding."""
     alike: dict[Any, list[int]] = {}
     for index, each in enumerate(tensors):
         if is_sharded(each):
             alike.setdefault((each.device_mesh, each.placements), []).append(index)
     for (mesh, placements), where in alike.items():
         highest = math.isinf(order)
-        # a maximum over ranks may lose a NaN, but no infinity
+        # a maximum over ranks may lose a NaN, but not an infinity
         part = vector[where].nan_to_num(math.inf, math.inf) if highest else vector[where] ** order
         for dim, place in enumerate(placements):
             if place.is_shard():
@@ -48,7 +44,7 @@ def over_shards(vector: Tensor, tensors: Sequence[Any], order: float = 2.0) -> T
 
 
 def shards_of(tensors: Sequence[Any]) -> int:
-    """How many processes hold different parts of them."""
+    """Return over how many processes the tensors are sharded."""
     return max(
         (
             math.prod(
@@ -62,9 +58,7 @@ def shards_of(tensors: Sequence[Any]) -> int:
 
 
 def gather_rows(rows: list[Tensor], tensors: Sequence[Any]) -> list[Tensor]:
-    """Rows of numbers that every process took from its own shards, put together: two exchanges, however many
-    rows.
-    """
+    """Concatenate rows of numbers from the shards of all processes, with two collectives for all rows."""
     sharded = next((each for each in tensors if is_sharded(each)), None)
     if sharded is None or not rows:
         return rows
@@ -82,16 +76,16 @@ def _gather_rows(rows: list[Tensor], group: Any) -> list[Tensor]:
     longest = int(max(each.sum() for each in all_lengths))
     mine = torch.cat(rows)
     padded = torch.nn.functional.pad(mine, (0, longest - len(mine)))
-    everyone = [torch.empty_like(padded) for _ in range(many)]
-    torch.distributed.all_gather(everyone, padded, group=group)
+    gathered = [torch.empty_like(padded) for _ in range(many)]
+    torch.distributed.all_gather(gathered, padded, group=group)
     parts = [
-        torch.split(each[: int(n.sum())], n.tolist()) for each, n in zip(everyone, all_lengths, strict=True)
+        torch.split(each[: int(n.sum())], n.tolist()) for each, n in zip(gathered, all_lengths, strict=True)
     ]
-    return [torch.cat(pieces) for pieces in zip(*parts, strict=True)]
+    return [torch.cat(row) for row in zip(*parts, strict=True)]
 
 
 def norm_of(grads: Sequence[Tensor]) -> Tensor:
-    """The norm over all of them, the same on every rank and still on its device."""
+    """Return the total norm, equal on every rank, as a tensor on its device."""
     if not any(is_sharded(each) for each in grads):
         return torch.nn.utils.get_total_norm([held(each) for each in grads])
     found = torch._foreach_norm([held(each) for each in grads], 2.0)  # pyright: ignore[reportPrivateImportUsage]
@@ -102,7 +96,7 @@ def norm_of(grads: Sequence[Tensor]) -> Tensor:
 
 
 def clip_norm(grads: Sequence[Tensor], limit: float) -> Tensor:
-    """Make the total norm at most this; the norm before is returned."""
+    """Clip the total norm to `limit` in place, and return the norm before."""
     norm = norm_of(grads)
     factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
     scale(grads, factor)
@@ -110,7 +104,7 @@ def clip_norm(grads: Sequence[Tensor], limit: float) -> Tensor:
 
 
 def clip_values(grads: Sequence[Tensor], limit: float) -> Tensor | None:
-    """No element beyond this. Nobody has needed the norm."""
+    """Clamp every element to `limit` in place. Return None, because this does not compute the norm."""
     here = [held(each) for each in grads]
     torch._foreach_clamp_min_(here, -limit)  # pyright: ignore[reportPrivateImportUsage]
     torch._foreach_clamp_max_(here, limit)  # pyright: ignore[reportPrivateImportUsage]
@@ -118,7 +112,7 @@ def clip_values(grads: Sequence[Tensor], limit: float) -> Tensor | None:
 
 
 def scale(grads: Sequence[Tensor], factor: float | Tensor) -> None:
-    """Multiply in place what is held here."""
+    """Multiply the local parts in place."""
     here = [held(each) for each in grads if each.numel()]
     if isinstance(factor, Tensor) and any(each.device != factor.device for each in here):
         for each in here:
@@ -128,7 +122,7 @@ def scale(grads: Sequence[Tensor], factor: float | Tensor) -> None:
 
 
 def agree_on_overflow(found: dict[Any, Tensor], parameters: Sequence[Any]) -> bool:
-    """Whether a gradient is infinite anywhere. What a scaler has found is made to say so, on every rank."""
+    """Return whether a gradient overflowed on any rank, and set the scaler's flags (`found`) to match."""
     device = next(iter(found))
     seen = torch.stack([held(each).to(device).reshape(()) for each in found.values()]).sum().reshape(1)
     for mesh, placements in {(each.device_mesh, each.placements) for each in parameters if is_sharded(each)}:

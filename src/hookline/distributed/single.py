@@ -1,4 +1,4 @@
-"""One process, one device."""
+"""The strategy for one process and one device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class SingleDevice(Strategy):
     """The module on one device: the CPU, a GPU, or `meta`."""
 
     def place(self, module: nn.Module) -> nn.Module:
-        """Move the parameters once; modules that are there already are left alone."""
+        """Move the module to the device."""
         refuse_sharded(module, self)
         module.to(self.device)
         return module

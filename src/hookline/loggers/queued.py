@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hookline.engine.checks import check_timeout, check_whole
+from hookline.engine.checks import Count, Timeout
 from hookline.loggers.base import BadValue, Logger, check_image, number, numbers, picture, pixels
 from hookline.loggers.jsonl import jsonable
 from hookline.util.errors import OptionError
@@ -45,8 +45,8 @@ class Queued(Logger):
     def __init__(self, logger: Logger, size: int = 1000, timeout: float = 30.0) -> None:
         if not isinstance(logger, Logger) or isinstance(logger, Queued):
             raise OptionError(f"Queued(logger={logger!r}) takes one logger.", option="logger", value=logger)
-        check_whole("size", size, 1)
-        check_timeout("timeout", timeout, least=0.001)
+        Count(1)("size", size)
+        Timeout(0.001)("timeout", timeout)
         self.logger, self.size, self.timeout = logger, size, timeout
         self.tells_rows_apart = logger.tells_rows_apart
         self.dropped = 0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.engine.checks import check_whole
+from hookline.engine.checks import Count
 from hookline.loggers.base import ClientLogger, check_folder, finite, flat, pixels, printable
 
 
@@ -22,7 +22,7 @@ class TensorBoard(ClientLogger):
 
     def __init__(self, folder: str = "tensorboard", flush_secs: int = 30, queued: bool = True) -> None:
         super().__init__(queued)
-        check_whole("flush_secs", flush_secs, 1)
+        Count(1)("flush_secs", flush_secs)
         self.folder = check_folder("folder", folder)
         self.flush_secs = flush_secs
 

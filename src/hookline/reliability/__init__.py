@@ -1,4 +1,4 @@
-"""What a run does about signals, hangs and slow loaders, and the summary that it leaves.
+"""Signals, hangs, slow loaders; the summary that a run leaves.
 
 It observes the run; the loops decide. May import: util, engine, distributed, run, checkpoint.
 """

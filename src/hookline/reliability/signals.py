@@ -102,7 +102,7 @@ class Signals:
         _say(f"\n{name}: finishing this batch and saving, then the run ends; {second} ends it at once.\n")
         run.signals.received = number
         if is_alone:
-            heed_signal(run, number)
+            stop_for_signal(run, number)
         self._news.put(number)
         if self._outer:
             self.before[number](number, frame)
@@ -138,7 +138,7 @@ def _at_once(number: int) -> BaseException:
     return error  # type: ignore[no-any-return]
 
 
-def heed_signal(run: Run, number: int) -> None:
+def stop_for_signal(run: Run, number: int) -> None:
     """The run ends at the next boundary, with a checkpoint. With several ranks: once all of them know."""
     run.signals.number = number
     run.state.request_stop(signal.Signals(number).name)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.engine.cost import cost_table
-from hookline.engine.slots import blamed
+from hookline.engine.slots import failure_source
 from hookline.reliability.loader_advice import check_waiting
 from hookline.reliability.model_location import model_line_after_failure, show_model
 from hookline.run.commands import handles_command
@@ -36,18 +36,18 @@ PRUNED = "TrialPruned"
 """The exception by which a search for hyper-parameters (Optuna) ends a run that is not promising: nothing has
 failed.
 """
-_WORDS = "__hookline_last_words__"
+_WORDS = "__hookline_end_summary__"
 log = logging.getLogger("hookline")
 
 
-def note_idle_epoch(run: Run) -> None:
+def warn_idle_epoch(run: Run) -> None:
     """An epoch that has changed nothing must not look like any other."""
     s = run.state
     step, skips, batches = run.progress.epoch_began
     if s.step > step:
         return
     if run.traits.skips_nonfinite and not run.traits.is_manual:
-        run.watch.settle()  # weights that are not finite stay so
+        run.watch.check_now()  # weights that are not finite stay so
     if s.rank or s.batches_seen == batches:
         return
     left_out = run.progress.skips - skips
@@ -67,7 +67,7 @@ def note_idle_epoch(run: Run) -> None:
         )
 
 
-def dismiss_everywhere(run: Run, name: str) -> None:
+def disable_on_all_ranks(run: Run, name: str) -> None:
     """A hook fails on one rank, or some find it too dear: it is switched off on all of them
     at one boundary.
     """
@@ -83,7 +83,7 @@ def _dismiss(run: Any, sender: int, hook: str) -> None:
         hooks.disable(hook)
 
 
-def note_ending(run: Run) -> None:
+def log_ending(run: Run) -> None:
     """The log's last records: what failed, if something did, what the hooks have cost, and how it ended."""
     s = run.state
     s.hooks.stopwatch.stop()
@@ -131,13 +131,13 @@ def _as_it_was(run: Run) -> dict[str, Any]:
 
 
 def _failure(run: Run, error: BaseException) -> dict[str, Any]:
-    s, guilty = run.state, blamed(error)
+    s, source = run.state, failure_source(error)
     if (other := _other_rank(run)) is not None:
         kind, _, message = (
             (type(error).__name__, "", other.text) if other.died else other.text.partition(": ")
         )
         return {"step": s.step, "epoch": s.epoch, "rank": other.rank, "exception": kind, "message": message}
-    who = {} if guilty is None else {"who": guilty.who, "event": guilty.event}
+    who = {} if source is None else {"who": source.name, "event": source.event}
     return {
         "step": s.step,
         "epoch": s.epoch,
@@ -175,7 +175,7 @@ class Recorded:
             show_unfinished(self._run)
             show_model(self._run)
         if error is not None and self._run.stage == "fit" and self._run.participants.setup_began:
-            words = LastWords.of(self._run, error)
+            words = EndSummary.of(self._run, error)
             if isinstance(error, KeyboardInterrupt) and self._run.signals.number and not _is_at_once(error):
                 error._render_traceback_ = words.note().splitlines  # type: ignore[attr-defined]  # what IPython shows instead
             with contextlib.suppress(AttributeError):  # an exception with slots
@@ -195,7 +195,7 @@ def show_unfinished(run: Run) -> None:
         and not run.state.rank
         and run.trainer.shows_model
     ):
-        words = LastWords.of(run, None)
+        words = EndSummary.of(run, None)
         print(
             dataclasses.replace(words, model="").note(), file=sys.stderr, flush=True
         )  # it is the line after this
@@ -221,7 +221,7 @@ def show_costs(run: Run) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class LastWords:
+class EndSummary:
     """What is said last about a run that failed."""
 
     failed: str
@@ -235,7 +235,7 @@ class LastWords:
     """Where the model is and how to load it."""
 
     @classmethod
-    def of(cls, run: Run, error: BaseException | None) -> LastWords:
+    def of(cls, run: Run, error: BaseException | None) -> EndSummary:
         """Gathered when the run is over. error: None for a signal that has ended it in good order."""
         s = run.state
         batches = run.progress.position if s.epoch == s.epochs_seen else 0
@@ -288,8 +288,8 @@ class LastWords:
 
 
 def _failed(run: Run, error: BaseException) -> str:
-    guilty, text = blamed(error), _short(error)
-    who = f"in {guilty.who}, {guilty.event}, " if guilty is not None else "at "
+    source, text = failure_source(error), _short(error)
+    who = f"in {source.name}, {source.event}, " if source is not None else "at "
     word, kind = "Pruned" if type(error).__name__ == PRUNED else "Failed", type(error).__name__
     return f"{word}: {kind}{': ' if text else ''}{text}, {who}{run.state.position}, rank {run.state.rank}."
 
@@ -304,7 +304,7 @@ def _is_at_once(error: BaseException) -> bool:
     return getattr(error, "__hookline_at_once__", False)
 
 
-def last_words(error: BaseException) -> LastWords | None:
+def end_summary(error: BaseException) -> EndSummary | None:
     """Those of a run that has failed with this error."""
     return getattr(error, _WORDS, None)
 

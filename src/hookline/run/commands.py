@@ -101,7 +101,7 @@ class Boundary:
     waits_for_signals = True
     """Whether a hook's signal takes effect at the batch that it is returned for."""
 
-    asks = 0
+    polls = 0
     """How often the ranks of this run have exchanged what is new."""
 
     def __init__(self, run: Any) -> None:
@@ -117,14 +117,14 @@ class Boundary:
         """What becomes of the signal that hooks return before an update."""
         return ()
 
-    def after_batch(self) -> None:
+    def poll(self) -> None:
         """Carry out the commands that were sent."""
         if self.run.participants.commands.waiting:
             run_commands(self.run, self.run.participants.commands.left())
 
-    def settle(self) -> None:
+    def sync_point(self) -> None:
         """Do the same between epochs, and at the beginning and the end of training."""
-        self.after_batch()
+        self.poll()
 
     def stop_by_clock(self) -> None:
         """Stop because the time is over."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hookline.engine.checks import check_place
+from hookline.engine.checks import check_writable_directory
 from hookline.run.options import Options
 from hookline.util.errors import OptionError
 
@@ -44,11 +44,11 @@ class RunDirectory:
     def renew(self) -> None:
         """A run begins: it gets a directory of its own, or the one that was already asked for."""
         if self._options.run_dir is not None:
-            check_place("run_dir", self._here(self._options.run_dir))
+            check_writable_directory("run_dir", self._here(self._options.run_dir))
         elif (
             self._here(self._options.default_root_dir).absolute() != self._home
         ):  # which may be read-only if nothing is written
-            check_place("default_root_dir", self._here(self._options.default_root_dir))
+            check_writable_directory("default_root_dir", self._here(self._options.default_root_dir))
         if self._used:
             self._named = None
         self._used = True

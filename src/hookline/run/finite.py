@@ -144,7 +144,7 @@ class FiniteWatch:
     def _remember(self, loss: Tensor) -> None:
         self.previous = loss
 
-    def settle(self, with_state: bool = False) -> None:
+    def check_now(self, with_state: bool = False) -> None:
         """Look now, before something is built on these weights: a save, or the end of the run.
 
         with_state: look at the optimizers' state as well, with the same one read of the device: it is what a

@@ -40,14 +40,14 @@ class OptimizerRouter:
         }
         """What each loader is to train, until its first batch has shown that it does."""
 
-    def spare(self, loader: str) -> None:
+    def set_aside_gradients(self, loader: str) -> None:
         """Before backward: put the gradients aside that this batch must not add to."""
         spared = self._spared.get(loader, ())
         self._aside = [parameter.grad for parameter in spared]
         for parameter in spared:
             parameter.grad = None
 
-    def bring_back(self, loader: str, fed: dict[int, float], weight: float) -> None:
+    def restore_gradients(self, loader: str, fed: dict[int, float], weight: float) -> None:
         """After backward: they are as they were. The window notes whom the batch was for."""
         for parameter, grad in zip(self._spared.get(loader, ()), self._aside, strict=True):
             parameter.grad = grad
@@ -72,7 +72,7 @@ class OptimizerRouter:
         """Forget which optimizers took part in the last update."""
         self.updated.clear()
 
-    def note_update(self, number: int) -> None:
+    def count_update(self, number: int) -> None:
         """An optimizer took part in an update."""
         self.updated.add(number)
         self.updates[number] += 1

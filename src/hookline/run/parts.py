@@ -55,7 +55,7 @@ class Step(Protocol):
         """Update on what an accumulation window has when it ends early."""
         ...
 
-    def settle_failed_batch(self) -> None:
+    def close_failed_batch(self) -> None:
         """Before a save after a failure: count a batch whose update was made."""
         ...
 
@@ -82,8 +82,8 @@ class GradientSync(Protocol):
         """Return the loss that this rank differentiates."""
         ...
 
-    def settle(self) -> float:
-        """Return what the gradients are multiplied by."""
+    def count_losses(self) -> float:
+        """Return what the batches of the window with a loss count, as a mean over ranks."""
         ...
 
     def everywhere(self, flag: bool) -> bool:
@@ -97,7 +97,7 @@ class FailureMonitor(Protocol):
     failure: Any
     nested: Any
 
-    def tell(self, error: BaseException) -> None:
+    def report_failure(self, error: BaseException) -> None:
         """Report this rank's failure."""
         ...
 
@@ -105,11 +105,11 @@ class FailureMonitor(Protocol):
         """Report a text to the other ranks."""
         ...
 
-    def ask_for(self, number: int, asks: int) -> None:
-        """Ask the other ranks for a validation."""
+    def ask_for_validate(self, number: int, polls: int) -> None:
+        """Ask the other ranks whether they will still call validate() for this time."""
         ...
 
-    def assemble(self, where: str) -> None:
+    def wait_for_all_ranks(self, where: str) -> None:
         """Wait for all ranks."""
         ...
 

@@ -173,7 +173,7 @@ def update_record(run: Run) -> None:
         run.identity.record.update(run)
 
 
-def note_saved(run: Run, saved: Path | str) -> None:
+def record_checkpoint(run: Run, saved: Path | str) -> None:
     """Write how far the run is with a checkpoint; one in its directory gives a run without loggers its
     record.
     """
@@ -188,7 +188,7 @@ def note_saved(run: Run, saved: Path | str) -> None:
         run.identity.record.update(run)
 
 
-def note_end(run: Run, was_refused: bool = False) -> None:
+def record_end(run: Run, was_refused: bool = False) -> None:
     """Write how the run ended."""
     if run.identity.record is not None:
         run.identity.record.end(run, was_refused)

@@ -117,7 +117,7 @@ class Rows:
             (
                 step,
                 epoch,
-                self.log.settle(
+                self.log.store_reduced(
                     {
                         name: total / weight if reduce == "mean" and weight else total
                         for name, (reduce, total, weight) in parts.items()
@@ -127,7 +127,9 @@ class Rows:
             for step, epoch, parts in taken
         ]
 
-    def settle(self, kind: str, values: Mapping[str, Any], step: int) -> tuple[dict[str, Any], list[Late]]:
+    def reduce_rows(
+        self, kind: str, values: Mapping[str, Any], step: int
+    ) -> tuple[dict[str, Any], list[Late]]:
         """A row over all ranks, and those that were waiting before it, with the step and epoch each belongs
         to.
         """
@@ -146,10 +148,10 @@ class Rows:
                 of_epoch, _, name = rest.partition(SEPARATOR)
                 before.setdefault((step - int(back), int(of_epoch)), {})[name] = value
         rows = [
-            (at, epoch, self.log.settle(kept))
+            (at, epoch, self.log.store_reduced(kept))
             for (at, epoch), kept in sorted(before.items(), key=lambda each: each[0])
         ]
-        return self.log.settle(row), rows
+        return self.log.store_reduced(row), rows
 
     def finish(
         self, mode: str, more: Mapping[str, Accumulator], pending: Mapping[str, Any]
@@ -164,7 +166,9 @@ class Rows:
         def pool(parts: dict[str, Part]) -> dict[str, Any]:
             done = self.reduce(next(kinds), parts | beside)
             beside.clear()
-            self.log.settle({name[1:]: value for name, value in done.items() if name.startswith(SEPARATOR)})
+            self.log.store_reduced(
+                {name[1:]: value for name, value in done.items() if name.startswith(SEPARATOR)}
+            )
             return {name: value for name, value in done.items() if not name.startswith(SEPARATOR)}
 
         return self.log.finish(mode, pool, more)
@@ -189,7 +193,7 @@ class RankRows(MetricRows):
 
     def reduce(self, values: dict[str, Any], kind: str = "row") -> dict[str, Any]:
         """Return a row's values over all ranks, after writing the rows that were waiting for this."""
-        row, before = self._rows.settle(kind, values, self.state.step)
+        row, before = self._rows.reduce_rows(kind, values, self.state.step)
         for step, epoch, kept in before:
             self.write(kept, "step", step, epoch)
         return row

@@ -29,7 +29,7 @@ class SaveRequest:
     """
 
 
-def asked_for(path: Path | str | None, reason: str, monitor: dict[str, Any] | None) -> SaveRequest:
+def make_save_request(path: Path | str | None, reason: str, monitor: dict[str, Any] | None) -> SaveRequest:
     """The request for a checkpoint, as somebody has made it; a reason that nobody knows is an error."""
     if reason not in REASONS:
         raise OptionError(f"reason={reason!r}, allowed: {', '.join(REASONS)}.{closest(reason, REASONS)}")

@@ -135,7 +135,7 @@ class Ending:
         self.should_stop = True
         self.stop_reason = self.stop_reason or reason
 
-    def settle_stop(self, reason: str) -> None:
+    def set_stop(self, reason: str) -> None:
         """End the run for this reason, which all ranks have agreed on."""
         self.should_stop, self.stop_reason = True, reason
 

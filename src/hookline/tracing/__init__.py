@@ -1,5 +1,4 @@
-"""A run as a timeline: every event and call with time, step, rank and facts, in a format that trace viewers
-open.
+"""Traces: every event and call of a run with time, step, rank and facts, in a format for trace viewers.
 
-`replay` plays a timeline to a hook, without a model. May import: util, engine, metrics, run.
+`replay` runs a hook on a recorded trace, without a model. May import: util, engine, metrics, run.
 """

@@ -1,4 +1,4 @@
-"""Reading traces, line by line, however long they are: of a run that has ended, still runs or was killed."""
+"""Read traces line by line, of runs that have ended, still run or were killed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from hookline.util.errors import OptionError, closest
 
 Record = dict[str, Any]
 HEADER = {"stage": str, "rank": int, "world_size": int, "clock_ns": int, "unix_ns": int}
-"""What its first line says."""
+"""The fields of the first line, with their types."""
 LISTENER = ("receiver", "name", "function", "origin", "when", "why")
-"""What the plan says of every listener."""
+"""The text fields of each listener in the plan."""
 MOST_BRANCHES = 20
 LONGEST_LINE = 2**26
-"""Characters. A longer line is not one that we write; it comes in pieces, which are no JSON."""
-FAR_AWAY = 1e17
-"""Microseconds: what lies beyond, NaN included, is no time."""
+"""Characters. Hookline writes no longer lines; a longer one is read in parts, which are not valid JSON."""
+LATEST_TIME = 1e17
+"""Microseconds. A larger value, or NaN, is not a valid time."""
 
 
 def read_trace(path: str | Path) -> Iterator[Record]:
-    """Every record of a trace, in the order they were over. What is no trace is an error; half a line at the
-    end is left out.
+    """Yield the records of a trace, in the order in which they ended. Incomplete lines are left out.
+
+    Raise an OptionError if the file is not a trace.
     """
     path = Path(path)
     check_trace(path)
@@ -38,21 +39,19 @@ def read_trace(path: str | Path) -> Iterator[Record]:
                 record = json.loads(text)
             except (ValueError, RecursionError):
                 continue  # a line that was cut off when the run was killed
-            if isinstance(record, dict) and _is_whole(record):
+            if isinstance(record, dict) and _is_valid(record):
                 yield record
 
 
 def of_first_rank(records: Iterator[Record]) -> Iterator[Record]:
-    """Of ranks that were put together, only the one that comes first: what it counts is what
-    happened once.
-    """
+    """Yield only the records of the rank that comes first, so that a merged trace is not counted twice."""
     first = next(records)
     yield first
     yield from (record for record in records if record.get("pid") == first.get("pid"))
 
 
-def _is_whole(record: Record) -> bool:
-    """Whether it has what everyone who reads a trace takes for granted."""
+def _is_valid(record: Record) -> bool:
+    """Return whether a record has the fields that all readers of a trace need."""
     args = record.get("args")
     if (
         not isinstance(args, dict)
@@ -69,7 +68,7 @@ def _is_whole(record: Record) -> bool:
             and all(map(_is_row, args["rows"]))
         )
     if record.get("ph") != "X":
-        return "cat" not in record  # only calls and events have one
+        return "cat" not in record  # only calls and events have a category
     return (
         isinstance(record.get("cat", ""), str)
         and _is_time(record.get("dur"))
@@ -80,7 +79,7 @@ def _is_whole(record: Record) -> bool:
 
 
 def _is_row(row: Any) -> bool:
-    """Whether it is an event of the plan with its listeners."""
+    """Return whether this is an event of the plan with its listeners."""
     if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("branch", "event")):
         return False
     listeners = row.get("listeners")
@@ -98,16 +97,16 @@ def _is_row(row: Any) -> bool:
 
 
 def _is_header(args: Record) -> bool:
-    whole = all(isinstance(args.get(key), kind) for key, kind in HEADER.items())
-    return whole and all(abs(args[key]) < 1e3 * FAR_AWAY for key in ("clock_ns", "unix_ns"))
+    has_fields = all(isinstance(args.get(key), kind) for key, kind in HEADER.items())
+    return has_fields and all(abs(args[key]) < 1e3 * LATEST_TIME for key in ("clock_ns", "unix_ns"))
 
 
 def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and -FAR_AWAY < value < FAR_AWAY
+    return isinstance(value, int | float) and -LATEST_TIME < value < LATEST_TIME
 
 
 def check_trace(path: Path) -> None:
-    """Refuse what is no trace, and say what may have been meant."""
+    """Raise if the file is not a trace, and suggest the nearest names."""
     if path.is_dir():
         inside = sorted(str(each) for each in path.glob("trace*.json"))
         raise OptionError(
@@ -120,46 +119,45 @@ def check_trace(path: Path) -> None:
             "Trainer(trace=True)."
         )
     if not is_trace(path):
-        raise OptionError(f"{path} is no trace that Hookline has written: its first line would say so.")
+        raise OptionError(f"{path} is not a trace of Hookline: its first line is not the header of a trace.")
     with path.open(encoding="utf-8", errors="replace") as file:
         first = file.readline(LONGEST_LINE)
     written: Any = None
     try:
         about = json.loads(first.strip().removeprefix("[").removesuffix(","))["args"]
         written = about["format"]
-        is_whole = written != FORMAT or _is_header(about)
+        is_valid = written != FORMAT or _is_header(about)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        is_whole = False
-    if not is_whole:
-        raise OptionError(f"{path} is damaged: its first line is not whole.")
+        is_valid = False
+    if not is_valid:
+        raise OptionError(f"{path} is damaged: its first line is incomplete.")
     if written != FORMAT:
         raise OptionError(f"{path} has format {written!r}; this version of Hookline reads format {FORMAT}.")
 
 
 def merge(paths: Sequence[Path], out: Path) -> int:
-    """Put the traces of several ranks into one file, on one clock; returns the number of records.
+    """Merge the traces of several ranks into one file, on one clock, and return the number of records.
 
-    Processes of one machine share its clock already; those of another are moved to where the time of day
-    says.
+    Processes of one machine share its clock. Times of another machine are shifted by the time of day.
     """
     for path in paths:
         check_trace(path)
     if out.resolve() in [path.resolve() for path in paths]:
-        raise OptionError(f"{out} is one of the traces that are put together; name another file.")
+        raise OptionError(f"{out} is one of the traces to merge; name another file.")
     if out.exists() and not (out.is_file() and is_trace(out)):
-        raise OptionError(f"{out} exists and is no trace; it is not written over.")
+        raise OptionError(f"{out} exists and is not a trace; it is not overwritten.")
     count = 0
-    aside = out.with_name(f".{out.name}.part")
+    temporary = out.with_name(f".{out.name}.part")
     try:
-        with aside.open("w", encoding="utf-8") as file:
+        with temporary.open("w", encoding="utf-8") as file:
             for record in _on_one_clock(paths):
                 file.write(("[" if count == 0 else ",\n") + json.dumps(record, separators=(",", ":")))
                 count += 1
             file.write("\n]\n")
-        aside.replace(out)
+        temporary.replace(out)
     except OSError as error:
         with contextlib.suppress(OSError):
-            aside.unlink()
+            temporary.unlink()
         raise OptionError(f"{out} could not be written: {error.strerror or error}.") from error
     return count
 
@@ -172,8 +170,7 @@ def _on_one_clock(paths: Sequence[Path]) -> Iterator[Record]:
             if record["name"] == "hookline" and record.get("ph") == "M":
                 offset = record["args"]["unix_ns"] - record["args"]["clock_ns"]
                 basis = offset if basis is None else basis
-                # clocks of one machine differ by what the two readings took, which is no reason to move
-                # anything
+                # on one machine the offsets differ only by the time between the two readings, so do not shift
                 shift = (offset - basis) / 1e3 if abs(offset - basis) > 10_000_000 else 0.0
             if _is_time(record.get("ts")) and shift:
                 record["ts"] = round(record["ts"] + shift, 3)

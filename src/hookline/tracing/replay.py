@@ -1,6 +1,4 @@
-"""Play a recorded run to a hook, without a model: its events with their plain facts, in order, as the hook
-would hear them.
-"""
+"""Replay a trace to a hook, without a model: call the hook for each recorded event with its plain facts."""
 
 from __future__ import annotations
 
@@ -21,31 +19,29 @@ from hookline.tracing.writer import COUNTERS, number, own_facts
 from hookline.util.errors import HookError, HooklineError, OptionError, Signal
 
 OF_THE_RUN = ("stage", "rank", "local_rank", "world_size", "resumed")
-"""Facts that a trace has once, at its beginning."""
+"""Facts that a trace holds once, in its first line."""
 _SPELLINGS = {"current_epoch": "epoch", "current_batch_idx": "batch_idx", "latest_loss": "loss"}
 _CONTEXT = {"loss": "window_loss", "grad_norm": "grad_norm", "lr": "used_lr", "tokens_seen": "tokens_seen"}
 
 
 class NotRecorded(HookError, AttributeError):
-    """A fact was asked for that the trace does not have."""
+    """A hook requested a fact that the trace does not have."""
 
 
 @dataclass(slots=True)
 class Replayed:
-    """What came of it."""
+    """The result of a replay."""
 
     hook: str
     events: int = 0
     steps: int = 0
     asked: list[str] = field(default_factory=list)
-    """What the hook would have done to the run: stops, skips, replaced values."""
+    """Changes that the hook requested and that a replay does not make: stops, skips, replaced values."""
     cost: list[Cost] = field(default_factory=list)
 
 
 class RecordedState:
-    """The state of the run as it was: what was recorded are its attributes, anything else is an error that
-    names it.
-    """
+    """The recorded state of a run. Recorded facts are attributes; any other attribute raises NotRecorded."""
 
     def __init__(self, asked: list[str]) -> None:
         self._asked = asked
@@ -58,7 +54,7 @@ class RecordedState:
 
     def __getattr__(self, name: str) -> Never:
         raise NotRecorded(
-            f"{name!r} was not recorded at {self.position}: a trace has plain data only, no tensors or "
+            f"{name!r} was not recorded at {self.position}: a trace has plain data only, not tensors or "
             f"objects."
         )
 
@@ -67,7 +63,7 @@ class RecordedState:
 
     @property
     def position(self) -> str:
-        """Where the run was, for messages."""
+        """The epoch, batch and step, for messages."""
         return f"epoch {self.epoch}, batch {self.batch_idx}, step {self.step}"
 
     @property
@@ -80,29 +76,29 @@ class RecordedState:
         return StepContext(self.step, **known, epoch=self.epoch, metrics=vars(self).get("batch_metrics"))
 
     def request_stop(self, reason: str) -> None:
-        """Noted, not done: the run went on."""
+        """Record the request; the replay continues."""
         self._asked.append(f"stop at {self.position}: {reason}")
 
     def replace(self, name: str, value: Any) -> None:
-        """Noted, not done."""
+        """Record the request; nothing is replaced."""
         self._asked.append(f"replace {name.removeprefix('live_')} at {self.position}")
 
 
 class _Unknown:
-    """A number that was not recorded: an error when it is read."""
+    """A number that was not recorded; reading it raises NotRecorded."""
 
     def __init__(self, name: str, position: str) -> None:
-        self._text = f"{name!r} was not recorded at {position}: nobody had asked for it in that run."
+        self._text = f"{name!r} was not recorded at {position}: no hook requested it in that run."
 
     def __float__(self) -> float:
         raise NotRecorded(self._text)
 
 
 def replay(path: str | Path, hook: Any, *, rank: int | None = None, name: str | None = None) -> Replayed:
-    """Let a hook hear a recorded run. What it asks for and the trace does not have is an error before the
-    first event.
+    """Call a hook for every recorded event of a trace, and return what it did and cost.
 
-    rank: of a trace with several; by default the lowest.
+    Raise NotRecorded before the first event if the hook requests facts that the trace does not have.
+    rank: of a merged trace; by default the lowest.
     """
     plan = Plan(EVENTS)
     rank, seen = recorded(path, rank)
@@ -118,9 +114,8 @@ def replay(path: str | Path, hook: Any, *, rank: int | None = None, name: str | 
             begun = True
             for listener in entry.listeners:
                 listener.begin(state)
-                listener.declares_steering = (
-                    True  # other ranks do not wait for a replay, so a signal needs no declaration
-                )
+                # a replay has no other ranks, so a returned signal needs no declaration
+                listener.declares_steering = True
         done.events += 1
         value = getattr(plan, event.name)(state)
         if isinstance(value, Signal):
@@ -133,7 +128,7 @@ def replay(path: str | Path, hook: Any, *, rank: int | None = None, name: str | 
 
 
 def _played(path: str | Path, rank: int, state: RecordedState) -> Iterator[Event]:
-    """The events in order, the state being what it was at each."""
+    """Yield the events in order, after setting the state to what was recorded."""
     for record in read_trace(path):
         args = record["args"]
         if record.get("pid", 0) != rank:
@@ -169,27 +164,27 @@ def _revived(key: str, value: Any) -> Any:
     return number(value) if isinstance(value, str) and key != "reason" else value
 
 
-# ---- whether it can be played at all -----------------------------------------------------------------------
+# ---- check that the trace has the requested facts ----------------------------------------------------------
 
 
 def recorded(path: str | Path, rank: int | None) -> tuple[int, dict[str, set[str]]]:
-    """The rank that is played, and what the trace has of it: facts by event."""
+    """Return the rank to replay, and the facts that the trace has of it, by event."""
     seen: dict[int, dict[str, set[str]]] = {}
     for record in read_trace(path):
         if record.get("cat") in ("event", "action"):
             seen.setdefault(record.get("pid", 0), {}).setdefault(record["name"], set()).update(record["args"])
     if not seen:
-        raise OptionError(f"{path} holds no event yet.")
+        raise OptionError(f"{path} has no events yet.")
     if rank is not None and rank not in seen:
         raise OptionError(
-            f"{path} has no events of rank {rank}; it has those of {', '.join(map(str, sorted(seen)))}."
+            f"{path} has no events of rank {rank}. Recorded ranks: {', '.join(map(str, sorted(seen)))}."
         )
     played = min(seen) if rank is None else rank
     return played, seen[played]
 
 
 def check(path: str | Path, listeners: list[Listener], seen: dict[str, set[str]]) -> None:
-    """Refuse a hook that asks for what was not recorded, before it hears anything."""
+    """Raise if a hook requests facts that were not recorded, or none of its events was."""
     everywhere = {*set().union(*seen.values()) & COUNTERS.keys(), *OF_THE_RUN, "state"}
     missing: list[str] = []
     for listener in listeners:
@@ -204,13 +199,13 @@ def check(path: str | Path, listeners: list[Listener], seen: dict[str, set[str]]
             ]
     if missing:
         raise NotRecorded(
-            f"This hook asks for facts that were not recorded: {', '.join(dict.fromkeys(missing))}. A trace "
-            "has plain data only: no tensors, models, optimizers or trainers; what costs something "
-            "(grad_norm, tokens_seen) only if somebody asked for it in that run."
+            f"This hook requests facts that were not recorded: {', '.join(dict.fromkeys(missing))}. A trace "
+            "has plain data only: no tensors, models, optimizers or trainers. Expensive facts (grad_norm, "
+            "tokens_seen) are recorded only if a hook of that run requested them."
         )
     if not any(listener.event.name in seen for listener in listeners):
         raise HooklineError(
-            f"Nothing in {path} is for this hook: none of its events came ("
+            f"{path} has none of the events of this hook ("
             f"{', '.join(each.event.name for each in listeners) or 'it has none'})."
         )
 

@@ -1,6 +1,4 @@
-"""What a trace tells about a run: how often every event came, who was called, and how that differs from what
-was planned.
-"""
+"""Count the events and calls in a trace, and compare them with the plan."""
 
 from __future__ import annotations
 
@@ -23,15 +21,16 @@ SOMETIMES = (
     "module_load_checkpoint",
     "on_checkpoint_load",
 )
+"""Events that happen only in some runs."""
 BAR = "progress_bar"
-"""Hears of whatever there may be, asked for or not: it does not miss a validation in a run that has none."""
-Who = tuple[str, str, str]
+"""It listens to events of every kind of run, so an event that did not happen is not a difference for it."""
+CallKey = tuple[str, str, str]
 """Receiver, name, event."""
 
 
 @dataclass(slots=True)
-class Heard:
-    """One listener's calls at one event."""
+class CallCount:
+    """The calls of one listener at one event."""
 
     calls: int = 0
     micros: float = 0.0
@@ -44,134 +43,133 @@ class Heard:
 
 
 @dataclass(slots=True)
-class Happened:
-    """A run, counted."""
+class TraceCounts:
+    """The events and calls of a run, counted from its trace."""
 
     verb: str = "fit"
     partial: bool = False
-    """Whether the trace was started in the middle, so that what came before is not in it."""
+    """Whether the trace was started in the middle of the run."""
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """The plan that was written down when the run began."""
+    """The plan, as the trace has it."""
     events: dict[str, int] = field(default_factory=dict)
     last_step: dict[str, int] = field(default_factory=dict)
-    """Of every event, when it came last."""
-    heard: dict[Who, Heard] = field(default_factory=dict)
+    """The last step of every event."""
+    calls: dict[CallKey, CallCount] = field(default_factory=dict)
     failed: list[int] = field(default_factory=list)
-    """Steps at which it came to an exception."""
+    """Steps at which an exception was raised."""
     order: dict[str, list[list[tuple[str, str]]]] = field(default_factory=dict)
     """The different orders in which an event's listeners were called."""
 
 
-def count(records: Iterable[Record]) -> Happened:
-    """Go through a trace once."""
-    told = Happened()
+def count(records: Iterable[Record]) -> TraceCounts:
+    """Count the events and calls of a trace, in one pass."""
+    counts = TraceCounts()
     calls: dict[str, list[tuple[float, tuple[str, str]]]] = {}
     for record in records:
         name, cat, args = record["name"], record.get("cat"), record["args"]
         if cat in ("event", "action"):
-            told.events[name] = told.events.get(name, 0) + 1
-            told.last_step[name] = args.get("step", 0)
+            counts.events[name] = counts.events.get(name, 0) + 1
+            counts.last_step[name] = args.get("step", 0)
             if name == "on_exception":
-                told.failed.append(told.last_step[name])
-            called = [
-                who for _, who in sorted(calls.pop(name, []))
-            ]  # one inside another is over first, and began later
-            orders = told.order.setdefault(name, [])
+                counts.failed.append(counts.last_step[name])
+            # a nested call ends first but starts later, so sort by the start
+            called = [who for _, who in sorted(calls.pop(name, []))]
+            orders = counts.order.setdefault(name, [])
             if called and called not in orders and len(orders) < 20:
                 orders.append(called)
         elif cat in KINDS:
             event, step = args.get("event", ""), args.get("step", 0)
             who = (KINDS[cat], name)
-            heard = told.heard.setdefault((*who, event), Heard(first_step=step))
-            heard.calls += 1
-            heard.micros += record["dur"]
-            heard.last_step = step
+            call_count = counts.calls.setdefault((*who, event), CallCount(first_step=step))
+            call_count.calls += 1
+            call_count.micros += record["dur"]
+            call_count.last_step = step
             calls.setdefault(event, []).append((record["ts"], who))
-        elif name == "hookline_plan" and not told.rows:
-            told.verb, told.rows, told.partial = args["verb"], args["rows"], args.get("partial", False)
-    return told
+        elif name == "hookline_plan" and not counts.rows:
+            counts.verb, counts.rows, counts.partial = args["verb"], args["rows"], args.get("partial", False)
+    return counts
 
 
-def differences(planned: list[dict[str, Any]], told: Happened) -> list[str]:
-    """Every way in which the run was not as planned, in words."""
+def differences(planned: list[dict[str, Any]], counts: TraceCounts) -> list[str]:
+    """Return every difference between the plan and the run, a sentence each."""
     found: list[str] = []
-    if told.failed:
-        steps = ", ".join(map(str, told.failed))
+    if counts.failed:
+        steps = ", ".join(map(str, counts.failed))
         found.append(
-            f"the run failed, or was interrupted, at step {steps}: what was planned right after that did "
-            f"not come"
+            f"the run failed, or was interrupted, at step {steps}: the events planned right after that did "
+            f"not happen"
         )
-    known: set[Who] = set()
+    known: set[CallKey] = set()
     for row in planned:
         event, listeners = row["event"], row["listeners"]
-        times = told.events.get(event, 0)
+        times = counts.events.get(event, 0)
         waiting = [each for each in listeners if each["name"] != BAR]
-        if waiting and not times and not told.partial and not is_conditional(event):
+        if waiting and not times and not counts.partial and not is_conditional(event):
             who = ", ".join(dict.fromkeys(_label(each["receiver"], each["name"]) for each in waiting))
-            found.append(f"{event} never came: {who} was not called there")
+            found.append(f"{event} never happened: {who} was not called")
         for each in listeners:
             who_at = (each["receiver"], each["name"], event)
             known.add(who_at)
-            found += _of_listener(each, event, times, told) if times and not _stands_back(each, row) else []
-        found += _of_order([(each["receiver"], each["name"]) for each in listeners], event, told)
-    for (receiver, name, event), heard in told.heard.items():
+            found += (
+                _call_differences(each, event, times, counts) if times and not _is_replaced(each, row) else []
+            )
+        found += _order_differences([(each["receiver"], each["name"]) for each in listeners], event, counts)
+    for (receiver, name, event), call_count in counts.calls.items():
         if (receiver, name, event) not in known:
             found.append(
-                f"{_label(receiver, name)} was called in {event} and was not planned there: {heard}, "
-                f"from step {heard.first_step} on"
+                f"{_label(receiver, name)} was called in {event} but was not planned: {call_count}, "
+                f"from step {call_count.first_step} on"
             )
     return found
 
 
-def _of_listener(listener: dict[str, Any], event: str, times: int, told: Happened) -> list[str]:
-    heard = told.heard.get((listener["receiver"], listener["name"], event))
+def _call_differences(listener: dict[str, Any], event: str, times: int, counts: TraceCounts) -> list[str]:
+    call_count = counts.calls.get((listener["receiver"], listener["name"], event))
     label, is_filtered = _label(listener["receiver"], listener["name"]), listener["when"] != "always"
-    came = "once" if times == 1 else f"{times} times"
-    if heard is None:
+    often = "once" if times == 1 else f"{times} times"
+    if call_count is None:
         why = (
-            f"; it asks for {listener['when']}"
+            f"; its filter is {listener['when']}"
             if is_filtered
-            else "; it was switched off, removed or not there"
+            else "; it was switched off, removed or not added"
         )
-        return [f"{label} was never called in {event}, which came {came}{why}"]
-    expected = times - len(told.failed)  # whoever fails keeps the event from those after it
-    if heard.calls >= expected or is_filtered:
+        return [f"{label} was never called in {event}, which happened {often}{why}"]
+    expected = times - len(counts.failed)  # the listeners after one that fails are not called
+    if call_count.calls >= expected or is_filtered:
         return []
     gap = (
         "in between it"
-        if heard.last_step >= told.last_step.get(event, 0)
-        else f"the last at step {heard.last_step}, then it"
+        if call_count.last_step >= counts.last_step.get(event, 0)
+        else f"the last at step {call_count.last_step}, then it"
     )
     return [
-        f"{label} was called in {event} {heard.calls} of {times} times: {gap} was switched off, removed or "
-        "held back by its budget"
+        f"{label} was called in {event} {call_count.calls} of {times} times: {gap} was switched off, removed "
+        "or skipped because of its budget"
     ]
 
 
-def _of_order(planned: list[tuple[str, str]], event: str, told: Happened) -> list[str]:
-    for order in told.order.get(event, []):
+def _order_differences(planned: list[tuple[str, str]], event: str, counts: TraceCounts) -> list[str]:
+    for order in counts.order.get(event, []):
         seen = [each for each in dict.fromkeys(order) if each in planned]
         if (
-            event in told.events
+            event in counts.events
             and seen != [each for each in planned if each in seen]
             and len(seen) == len(order)
         ):
             calls = " → ".join(name for _, name in seen)
-            return [f"{event} called {calls}, planned was {' → '.join(name for _, name in planned)}"]
+            return [f"{event} called {calls}, but the plan is {' → '.join(name for _, name in planned)}"]
     return []
 
 
 def is_conditional(event: str) -> bool:
-    """Whether an event comes only if there is a reason for it, so that its absence is as planned too. Steps
-    need their data.
-    """
+    """Return whether an event happens only in some runs, so that its absence is not a difference."""
     if event not in EVENTS:
         return False
     return event in SOMETIMES or EVENTS[event].action or EVENTS[event].inside in ("failure", "save", "sanity")
 
 
-def _stands_back(listener: dict[str, Any], row: dict[str, Any]) -> bool:
-    """Where the data module hears an event instead of the module."""
+def _is_replaced(listener: dict[str, Any], row: dict[str, Any]) -> bool:
+    """Return whether the data module is called at this event instead of the module."""
     event, others = row["event"], [each["receiver"] for each in row["listeners"]]
     return (
         listener["receiver"] == "module"
@@ -185,28 +183,29 @@ def _label(receiver: str, name: str) -> str:
     return f"{receiver.removesuffix('s')} {name}"
 
 
-# ---- Plans side by side
+# ---- Compare a plan with a trace, or two plans
 
 
 Listeners = dict[str, list[dict[str, Any]]]
 LISTENER = ("function", "asks", "when", "on_error")
-"""What two plans may say differently about one listener."""
+"""The properties of a listener that are compared between two plans."""
 
 
-def beside(told: Happened, planned: list[dict[str, Any]] | None = None) -> tuple[Explanation, list[str]]:
-    """The tree of what was planned with what happened, and the differences. `planned`: by default as the
-    trace has it.
+def beside(counts: TraceCounts, planned: list[dict[str, Any]] | None = None) -> tuple[Explanation, list[str]]:
+    """Return the plan as a tree with the counts of the trace, and the differences.
+
+    planned: by default the plan in the trace.
     """
-    rows = [{**row, "listeners": [dict(each) for each in row["listeners"]]} for row in planned or told.rows]
-    different = differences(rows, told)
-    places = {row["event"]: row for row in rows}
-    for (receiver, name, event), heard in told.heard.items():
-        if event not in places:
-            places[event] = {"branch": "not planned", "event": event, "listeners": []}
-            rows.append(places[event])
+    rows = [{**row, "listeners": [dict(each) for each in row["listeners"]]} for row in planned or counts.rows]
+    different = differences(rows, counts)
+    by_event = {row["event"]: row for row in rows}
+    for (receiver, name, event), call_count in counts.calls.items():
+        if event not in by_event:
+            by_event[event] = {"branch": "not planned", "event": event, "listeners": []}
+            rows.append(by_event[event])
         known = [
             each
-            for each in places[event]["listeners"]
+            for each in by_event[event]["listeners"]
             if (each["receiver"], each["name"]) == (receiver, name)
         ]
         if not known:
@@ -221,18 +220,20 @@ def beside(told: Happened, planned: list[dict[str, Any]] | None = None) -> tuple
                     "why": "not planned",
                 }
             ]
-            places[event]["listeners"] += known
-        known[0]["happened"] = str(heard)
+            by_event[event]["listeners"] += known
+        known[0]["happened"] = str(call_count)
     for row in rows:
-        times = told.events.get(row["event"], 0)
-        row["note"] = "did not come" if not times else "came once" if times == 1 else f"came {times} times"
-        for each in row["listeners"]:
-            each.setdefault("happened", "not called")
-    return explain_rows(rows, told.verb), different
+        times = counts.events.get(row["event"], 0)
+        row["note"] = (
+            "did not happen" if not times else "happened once" if times == 1 else f"happened {times} times"
+        )
+        for listener in row["listeners"]:
+            listener.setdefault("happened", "not called")
+    return explain_rows(rows, counts.verb), different
 
 
 def compare(first: Explanation, second: Explanation, names: tuple[str, str]) -> list[str]:
-    """Every difference between two plans, in words."""
+    """Return every difference between two plans, a line each."""
     left, right = ({row["event"]: row["listeners"] for row in each.data()} for each in (first, second))
     alone = {**_hooks_without(left, right, names[0]), **_hooks_without(right, left, names[1])}
     found = list(alone.values())
@@ -241,7 +242,7 @@ def compare(first: Explanation, second: Explanation, names: tuple[str, str]) -> 
         for only, others, name in ((before, after, names[0]), (after, before, names[1])):
             keys = [_key(each) for each in others]
             found += [
-                f"{event}: {_listener_label(each)} only in {name}"
+                f"{event}: {_label(each['receiver'], each['name'])} only in {name}"
                 for each in only
                 if _key(each) not in keys and _key(each) not in alone
             ]
@@ -257,14 +258,14 @@ def compare(first: Explanation, second: Explanation, names: tuple[str, str]) -> 
 
 
 def _hooks_without(plan: Listeners, other: Listeners, name: str) -> dict[tuple[str, str], str]:
-    """Hooks that one plan has and the other has not at all: a line for each, with what it hears."""
+    """Return a line for each hook that only one plan has, with its events."""
     known = {_key(each) for listeners in other.values() for each in listeners}
-    heard: dict[tuple[str, str], list[str]] = {}
+    found: dict[tuple[str, str], list[str]] = {}
     for event, listeners in plan.items():
-        for each in listeners:
-            if each["receiver"] == "hooks" and _key(each) not in known:
-                heard.setdefault(_key(each), []).append(event)
-    return {key: f"hook {key[1]} only in {name}: {', '.join(events)}" for key, events in heard.items()}
+        for listener in listeners:
+            if listener["receiver"] == "hooks" and _key(listener) not in known:
+                found.setdefault(_key(listener), []).append(event)
+    return {key: f"hook {key[1]} only in {name}: {', '.join(events)}" for key, events in found.items()}
 
 
 def _changed(
@@ -272,24 +273,21 @@ def _changed(
 ) -> list[str]:
     found = []
     others = {_key(each): each for each in after}
-    for each in before:
-        other = others.get(_key(each), each)
-        for what in LISTENER:
-            if each[what] != other[what]:
-                found.append(
-                    f"{event}: {_listener_label(each)}, {what.replace('_', ' ')}: {_shown(each[what])} "
-                    f"in {names[0]}, {_shown(other[what])} in {names[1]}"
-                )
+    for listener in before:
+        other = others.get(_key(listener), listener)
+        label = _label(listener["receiver"], listener["name"])
+        found += [
+            f"{event}: {label}, {what.replace('_', ' ')}: {_shown(listener[what])} in {names[0]}, "
+            f"{_shown(other[what])} in {names[1]}"
+            for what in LISTENER
+            if listener[what] != other[what]
+        ]
     return found
 
 
 def _key(listener: dict[str, Any]) -> tuple[str, str]:
-    """A module is what takes its place, whatever its class is called."""
+    """Return the key that identifies a listener in both plans; a module is the same whatever its class."""
     return listener["receiver"], listener["name"] if listener["receiver"] == "hooks" else ""
-
-
-def _listener_label(listener: dict[str, Any]) -> str:
-    return f"{listener['receiver'].removesuffix('s')} {listener['name']}"
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""`trainer.tracing`: a trace that begins with a run, or is started and stopped in the middle of one."""
+"""`trainer.tracing`: traces a whole run, or from `start()` to `stop()` in the middle of one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Tracing:
         self._run: Any = None
         self._tracer: Tracer | None = None
         self._written: set[Path] = set()
-        """Files since the last fit began: started again, a trace goes on in the same file."""
+        """Files written since the last fit began; a trace that starts again is appended to its file."""
 
     def __repr__(self) -> str:
         return f"<tracing: {'on' if self.is_on else 'off'}>"
@@ -39,28 +39,30 @@ class Tracing:
         return self._tracer is not None and not self._tracer.failed
 
     def start(self, path: str | Path | None = None) -> Path:
-        """From the next event on. `path`: by default trace.json in the run's directory; ranks beyond zero add
-        their number.
+        """Trace from the next event on, and return the file. Ranks above zero add their number to the name.
+
+        path: by default trace.json in the run's directory.
         """
         if self._run is None:
             raise HooklineError(
-                "A trace is started in a run, from a hook; for a whole run there is Trainer(trace=True)."
+                "trainer.tracing.start() works only during a run, from a hook. To trace a whole run, use "
+                "Trainer(trace=True)."
             )
         if self.is_on:
             raise HooklineError("A trace is being written already; trainer.tracing.stop() ends it.")
-        self.stop()  # one that could not be written any further
+        self.stop()  # close a trace that failed
         return self._begin(path, in_the_middle=True)
 
     def stop(self) -> None:
-        """Write what is left and take the trace out of the plan; without one it does nothing."""
+        """Write the remaining records and remove the tracer from the plan. Does nothing if tracing is off."""
         tracer, self._tracer = self._tracer, None
         if tracer is not None:
             tracer.close()
 
     def during(self, run: Any) -> Tracing:
-        """For `with`: the length of one run."""
+        """Return itself for a `with` around one run."""
         self._run = run
-        if run.stage == "fit":  # what follows it, a test say, goes on in its file
+        if run.stage == "fit":  # a test after the fit is appended to the fit's file
             self._written = set()
         return self
 
@@ -85,15 +87,15 @@ class Tracing:
             "world_size": s.world_size,
             "resumed": self._run.resume.path is not None,
         }
-        goes_on = path in self._written or self._run.resume.path is not None
-        self._tracer = Tracer(self._plan, TraceFile(path, about, goes_on), s.stage)
+        append = path in self._written or self._run.resume.path is not None
+        self._tracer = Tracer(self._plan, TraceFile(path, about, append), s.stage)
         self._written.add(path)
         self._plan.attach(self._tracer)
         if in_the_middle:
-            self._tracer.note_plan(partial=True)
+            self._tracer.write_plan(partial=True)
         return path
 
 
 def file_of_rank(path: Path, rank: int) -> Path:
-    """`trace.json` for rank zero, `trace.rank3.json` for the fourth process: side by side."""
+    """Return the trace file of a rank: `trace.json` for rank zero, `trace.rank3.json` for rank 3."""
     return path if rank == 0 else path.with_suffix(f".rank{rank}{path.suffix}")

@@ -1,6 +1,4 @@
-"""What is put around calls and events while a trace is on: two looks at the clock and one append, the rest in
-chunks.
-"""
+"""The tracer wraps calls and events: two clock reads and one append each; it writes in chunks."""
 
 from __future__ import annotations
 
@@ -16,21 +14,21 @@ from hookline.engine.plan import Plan
 from hookline.tracing.writer import Kind, Reader, TraceFile, make_reader, own_facts
 
 CHUNK = 4096
-"""Records that are kept in memory at most."""
+"""The largest number of records in memory."""
 FLUSH_INTERVAL = 1_000_000_000
-"""Nanoseconds after which records are written although they are few: a killed run loses no more."""
+"""Nanoseconds after which records are written, so that a killed run loses at most that."""
 log = logging.getLogger("hookline")
 
 
 class Tracer:
-    """Sees every event and call of one plan, from `attach` on."""
+    """Records every event and call of one plan after `Plan.attach`."""
 
     def __init__(self, plan: Plan, file: TraceFile, stage: str) -> None:
         self._plan = plan
         self._file = file
         self._stage = stage
         self._kinds: list[str | Kind] = []
-        """What a record's number stands for: an event, or the beginning of a call's line."""
+        """By the number in a record: an event, or the beginning of a call's line."""
         self._numbers: dict[tuple[str, ...], int] = {}
         self._readers: dict[str, Reader] = {}
         self._records: list[tuple[Any, ...]] = []
@@ -38,9 +36,10 @@ class Tracer:
         self._closed = False
         self.failed = False
 
-    def note_plan(self, partial: bool = False) -> None:
-        """Write down who listens where, to be compared with what happens; `partial`: the run is under way
-        already.
+    def write_plan(self, partial: bool = False) -> None:
+        """Write the planned listeners of each event, for a comparison with the calls.
+
+        partial: the trace starts in the middle of the run.
         """
         rows = [
             {key: row[key] for key in ("branch", "event", "listeners")}
@@ -49,10 +48,10 @@ class Tracer:
         ]
         self._put([self._file.meta("hookline_plan", {"verb": self._stage, "partial": partial, "rows": rows})])
 
-    # ---- around what is called -----------------------------------------------------------------------------
+    # ---- wrappers ------------------------------------------------------------------------------------------
 
     def call(self, listener: Listener, call: Caller) -> Caller:
-        """Around a listener."""
+        """Wrap the call of a listener."""
         kind = RECEIVERS[listener.receiver].removesuffix("s")
         number = self._number(kind, listener.name, listener.event.name)
         add, clock = self._records.append, time.perf_counter_ns
@@ -67,7 +66,7 @@ class Tracer:
         return traced
 
     def slot(self, event: Event, slot: Caller) -> Caller:
-        """Around an event, with its facts as they are before anybody hears it."""
+        """Wrap an event; its facts are read before the listeners are called."""
         number = self._number("event", event.name, event=event)
         if event.name not in self._readers:  # compiled once, however often the slot is composed
             self._readers[event.name] = make_reader(event, self._plan.table, self._plan)
@@ -90,7 +89,7 @@ class Tracer:
             return traced
 
         def first(s: Any) -> Any:
-            self.note_plan()  # by now everyone who takes part is there
+            self.write_plan()  # by now all hooks are added
             return traced(s)
 
         return first
@@ -99,8 +98,8 @@ class Tracer:
         if key not in self._numbers:
             self._numbers[key] = len(self._kinds)
             if event is None:
-                cat, name, heard = key
-                self._kinds.append(self._file.head(name, cat) + f'"event":"{heard}","step":')
+                cat, name, called_at = key
+                self._kinds.append(self._file.head(name, cat) + f'"event":"{called_at}","step":')
             else:
                 cat = "action" if event.action else "event"
                 self._kinds.append(
@@ -111,7 +110,7 @@ class Tracer:
     # ---- writing -------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Write what has come in, on the thread that trains: how long that takes is in the trace too."""
+        """Write the records, on the thread that trains; the trace shows how long that takes."""
         began = time.perf_counter_ns()
         records = self._records[:]
         self._records.clear()  # the same list stays, because the wrappers append to it
@@ -132,19 +131,17 @@ class Tracer:
             self._put(lines)
 
     def _put(self, lines: list[str]) -> None:
-        if self.failed or self._closed:  # the event in which a hook has stopped the trace ends after it
+        if self.failed or self._closed:  # an event in which a hook stops the trace ends after the trace
             return
         try:
             self._file.lines(lines)
         except OSError as error:  # a full disk ends the trace, not the run
             self.failed = True
-            log.warning(
-                "The trace %s cannot be written any further and ends here: %s", self._file.path, error
-            )
+            log.warning("The trace %s ends here, because writing to it failed: %s", self._file.path, error)
             self._plan.detach(self)
 
     def close(self) -> None:
-        """Write the rest."""
+        """Write the remaining records and close the file."""
         self._plan.detach(self)
         self.flush()
         self._closed = True

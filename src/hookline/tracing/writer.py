@@ -1,6 +1,4 @@
-"""The file of a trace: one JSON object per line in an array that need not be closed, so that a killed run's
-file loads too.
-"""
+"""Write a trace file: a JSON array with one object per line. Viewers load it even if it is cut off."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from hookline.engine.events import Event, EventTable
 from hookline.util.errors import OptionError
 from hookline.util.text import redact
 
-# ---- Which facts a trace keeps, and how they are read
+# ---- The recorded facts
 
 
 COUNTERS: dict[str, str] = {
@@ -36,7 +34,7 @@ COUNTERS: dict[str, str] = {
     "status": "s.status",
     "tokens_seen": "s.tokens_seen if 'tokens_seen' in p.wanted else None",
 }
-"""Known at every event; written when they change."""
+"""Facts of every event; written when they change."""
 RAW: dict[str, str] = {
     "s.loss": "s.last_loss",
     "s.path": "plain(s.path)",
@@ -61,22 +59,19 @@ RAW: dict[str, str] = {
         )
     },
 }
-"""How an event's own facts are taken without reading a device: numbers still on it are read when the trace is
-written.
-"""
+"""Expressions for an event's own facts that do not read from a device; tensors are read when written."""
 
 Reader = Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]]
 ABSENT = object()
 DEEPEST = 20
-"""Containers inside each other; what is deeper, or holds itself, is not kept."""
+"""The deepest nesting of containers that is recorded; containers may hold themselves."""
 
 
 def own_facts(event: Event, table: EventTable) -> dict[str, str]:
-    """The facts of an event, besides those known everywhere, that a trace keeps: its key -> what a listener
-    reads.
+    """Return the event's recorded facts besides the counters: key -> the expression that a listener reads.
 
-    A key is the fact's name. What is read otherwise at this event, such as the learning rate that an update
-    has used, has a key of its own: `used_lr`.
+    A key is the fact's name. A counter that has another meaning at this event, such as the learning rate that
+    an update has used, has a separate key: `used_lr`.
     """
     kept = {}
     for name in event.facts:
@@ -88,9 +83,7 @@ def own_facts(event: Event, table: EventTable) -> dict[str, str]:
 
 
 def make_reader(event: Event, table: EventTable, plan: Any) -> Reader:
-    """`lambda s: ((counters), (own facts))`, compiled from expressions of the table and of
-    this module only.
-    """
+    """Compile `lambda s: ((counters), (own facts))` from expressions of the table and of this module."""
     own = [RAW.get(expression, f"plain({expression})") for expression in own_facts(event, table).values()]
     source = f"lambda s: (({', '.join(COUNTERS.values())},), ({', '.join(own)}{',' if own else ''}))"
     made: Reader = eval(compile(source, "<hookline trace>", "eval"), {"p": plan, "plain": plain})
@@ -98,9 +91,7 @@ def make_reader(event: Event, table: EventTable, plan: Any) -> Reader:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """Numbers, text and what is made of them; ABSENT for anything else. NaN and infinity become text, which
-    JSON can hold.
-    """
+    """Return plain data for JSON, or ABSENT for other objects. NaN and infinity become text."""
     if isinstance(value, str):
         return redact(value)  # the path of a checkpoint may be a URL
     if value is None or isinstance(value, bool | int):
@@ -117,27 +108,21 @@ def plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, list | tuple):
         parts = [plain(each, depth + 1) for each in value]
         return ABSENT if any(each is ABSENT for each in parts) else parts
-    if getattr(value, "ndim", None) == 0 or getattr(value, "shape", None) == (
-        1,
-    ):  # a tensor or array of one number
-        try:
-            return plain(value.item())
-        except (
-            RuntimeError,
-            TypeError,
-            ValueError,
-            NotImplementedError,
-        ):  # on the meta device there is no number
-            return ABSENT
-    return ABSENT
+    is_scalar = getattr(value, "ndim", None) == 0 or getattr(value, "shape", None) == (1,)
+    if not is_scalar:  # only a tensor or array of one number is recorded
+        return ABSENT
+    try:
+        return plain(value.item())
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):  # a tensor on the meta device
+        return ABSENT
 
 
 def number(value: Any) -> Any:
-    """Back from the text that NaN and infinity are written as."""
+    """Convert the text of NaN and infinity back to a number."""
     return float(value) if value in ("nan", "inf", "-inf") else value
 
 
-# ---- What lies around the events of a trace
+# ---- Spans around the events: batches, epochs, validations
 
 
 OPENS = {
@@ -156,14 +141,15 @@ CLOSES = {
 
 
 MARGIN = 20
-"""Nanoseconds that a span is longer than what lies in it, on either side. Viewers read times as floating
-point numbers, and drop what seems to end after the span around it.
+"""Nanoseconds that a span is longer than its contents, on either side.
+
+Viewers read times as floating point numbers, and drop a record that seems to end after its span.
 """
 
 
 @dataclass(slots=True)
 class Span:
-    """From its first event to its last one."""
+    """A span of time, from its first event to its last one."""
 
     name: str
     start: int
@@ -172,11 +158,11 @@ class Span:
     epoch: int = 0
     batch: int = -1
     is_real: bool = True
-    """False for a batch that was only asked for: the loader may have no more."""
+    """False for a batch that was only requested: the loader may have no more."""
 
 
 class Spans:
-    """Gets every event when it is over, in that order; gives the spans that are over by then."""
+    """Turns events into spans. It takes the events in the order in which they end."""
 
     def __init__(self) -> None:
         self._batch: Span | None = None
@@ -185,7 +171,10 @@ class Spans:
     def take(
         self, name: str, is_often: bool, start: int, end: int, counters: tuple[int, ...]
     ) -> Sequence[Span]:
-        """`is_often`: the event is one of a batch's; `counters` begin with step, epoch, batch_idx."""
+        """Take an event and return the spans that are complete by then.
+
+        is_often: the event belongs to a batch. counters: begin with step, epoch, batch_idx.
+        """
         batch = self._batch
         if is_often:
             if batch is not None and batch.batch == counters[2] and batch.epoch == counters[1]:
@@ -209,28 +198,31 @@ class Spans:
         if opened:
             title = f"epoch {counters[1]}" if opened == "epoch" else opened
             self._around[opened] = Span(title, start - 2 * MARGIN, end, counters[0])
-        for each in self._around.values():
-            each.end = max(each.end, end + 2 * MARGIN)
+        for outer in self._around.values():
+            outer.end = max(outer.end, end + 2 * MARGIN)
         if closed and (span := self._around.pop(closed, None)) is not None:
             over.append(span)
         return over
 
     def rest(self) -> list[Span]:
-        """Those that are still open when the trace ends."""
-        left = [
+        """Close and return the spans that are open when the trace ends."""
+        spans = [
             *([self._batch] if self._batch is not None and self._batch.is_real else []),
             *self._around.values(),
         ]
-        last = max((each.end for each in left), default=0) + MARGIN
+        last = max((each.end for each in spans), default=0) + MARGIN
         self._batch, self._around = None, {}
-        for each in left:
-            each.end = last if each.batch < 0 else each.end
-        return left
+        for span in spans:
+            span.end = last if span.batch < 0 else span.end
+        return spans
+
+
+# ---- The file
 
 
 FORMAT = 1
 MARK = '[{"name":"hookline","ph":"M"'
-"""How the file of a trace begins."""
+"""The first characters of a trace file."""
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _quoted = functools.lru_cache(maxsize=1024)(_encode)
 _COUNTERS = [f',"{name}":' if name != "step" else "" for name in COUNTERS]
@@ -239,9 +231,7 @@ Facts = tuple[tuple[Any, ...], tuple[Any, ...]]
 
 
 def as_json(value: Any) -> str | None:
-    """Plain data as text; None for what is none. The common kinds come first: most of a
-    trace's cost is here.
-    """
+    """Return plain data as JSON, None for other objects. Common types come first: this is the main cost."""
     kind = type(value)
     if kind is int or (kind is float and isfinite(value)):
         return repr(value)
@@ -259,7 +249,7 @@ def as_json(value: Any) -> str | None:
 
 
 class Kind:
-    """What all records of one event have in common."""
+    """The constant part of all records of one event."""
 
     __slots__ = ("event", "head", "is_often", "prefixes")
 
@@ -267,16 +257,14 @@ class Kind:
         self.event = event
         self.head = head
         self.is_often = event.inside in OFTEN and event.name != "on_train_metrics"
-        """Whether it belongs to a batch; metrics also go out at an epoch's end."""
+        """Whether the event belongs to a batch; on_train_metrics also happens at an epoch's end."""
         self.prefixes = [f",{_encode(name)}:" for name in names]
 
 
 class TraceFile:
-    """Writes chunks of records as lines. Times are nanoseconds of this machine's clock, so its processes lie
-    side by side.
-    """
+    """Writes records as lines. Times are of this machine's clock, which its processes share."""
 
-    def __init__(self, path: Path, about: dict[str, Any], goes_on: bool) -> None:
+    def __init__(self, path: Path, about: dict[str, Any], append: bool) -> None:
         self.path = path
         self.pid = int(about["rank"])
         self._spans = Spans()
@@ -285,7 +273,7 @@ class TraceFile:
         clock = {"clock_ns": time.perf_counter_ns(), "unix_ns": time.time_ns()}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            is_first = not (goes_on and _reopen(path))
+            is_first = not (append and _reopen(path))
             self._file: IO[str] = path.open("w" if is_first else "a", encoding="utf-8")
             self._separator = "[" if is_first else ",\n"
             self.lines(
@@ -298,26 +286,23 @@ class TraceFile:
             raise OptionError(f"trace={str(path)!r} cannot be written: {error}") from error
 
     def meta(self, name: str, args: dict[str, Any]) -> str:
-        """A line about the trace itself."""
+        """Return a line about the trace itself."""
         return f'{{"name":{_encode(name)},"ph":"M","pid":{self.pid},"tid":0,"args":{_encode(plain(args))}}}'
 
     def head(self, name: str, cat: str) -> str:
-        """The part of a call's or an event's line that is always the same."""
+        """Return the constant beginning of a call's or an event's line."""
         return f'{{"name":{_encode(name)},"cat":{_encode(cat)},"ph":"X","pid":{self.pid},"tid":0,"args":{{'
 
     def add_event(self, lines: list[str], kind: Kind, start: int, end: int, facts: Facts) -> None:
-        """An event that is over, after the spans that ended before it. Times are written as a number of
-        nanoseconds.
-        """
+        """Add the line of an event, after the spans that ended before it. Times are in nanoseconds."""
         counters, own = facts
         args = f'"step":{counters[0]}' if counters == self._known else self._changed(counters)
         for prefix, value in zip(kind.prefixes, own, strict=True):
-            if (text := as_json(value)) is not None and (
-                value is not None or prefix != NORM
-            ):  # nobody has measured it
+            # a norm of None was not computed, so it is left out
+            if (text := as_json(value)) is not None and (value is not None or prefix != NORM):
                 args += prefix + text
-        for each in self._spans.take(kind.event.name, kind.is_often, start, end, counters):
-            lines.append(self.span(each.name, each.start, each.end, each.step))
+        for span in self._spans.take(kind.event.name, kind.is_often, start, end, counters):
+            lines.append(self.span(span.name, span.start, span.end, span.step))
         lines.append(f'{kind.head}{args}}},"ts":{start}e-3,"dur":{end - start}e-3}}')
 
     def _changed(self, counters: tuple[Any, ...]) -> str:
@@ -325,7 +310,7 @@ class TraceFile:
         self._known = counters
         args = f'"step":{counters[0]}'
         for prefix, value, before in zip(_COUNTERS, counters, known, strict=True):
-            # a rate in a tensor is changed in place, so what it was at that moment is not known any more
+            # a learning rate in a tensor changes in place, so its value at that moment is lost; leave it out
             if (
                 value is not before
                 and value is not None
@@ -336,18 +321,18 @@ class TraceFile:
         return args
 
     def span(self, name: str, start: int, end: int, step: int, cat: str = "span") -> str:
-        """A stretch of time that is no event."""
+        """Return the line of a span, which is not an event."""
         return f'{self.head(name, cat)}"step":{step}}},"ts":{start}e-3,"dur":{end - start}e-3}}'
 
     def lines(self, lines: list[str]) -> None:
-        """Append, and hand everything to the operating system: it outlives this process."""
+        """Append lines and flush them to the operating system, so that a kill does not lose them."""
         if lines:
             self._file.write(self._separator + ",\n".join(lines))
             self._separator = ",\n"
             self._file.flush()
 
     def close(self) -> None:
-        """Close the spans that are open, and the array."""
+        """Close the open spans and the array."""
         try:
             self.lines([self.span(each.name, each.start, each.end, each.step) for each in self._spans.rest()])
             self._file.write("\n]\n")
@@ -356,27 +341,28 @@ class TraceFile:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse to write over what is no trace."""
+    """Raise if writing would overwrite a file that is not a trace."""
     if path.is_dir():
         raise OptionError(
             f"trace={str(path)!r} is a directory; name a file in it, such as {path / 'trace.json'}."
         )
     if path.is_file() and path.stat().st_size and not is_trace(path):
         raise OptionError(
-            f"trace={str(path)!r} exists and is no trace of Hookline; it is not written over. Name another "
-            f"file."
+            f"trace={str(path)!r} exists and is not a trace of Hookline; it is not overwritten. Name another "
+            "file."
         )
 
 
 def is_trace(path: Path) -> bool:
-    """Whether Hookline has written this file."""
+    """Return whether the file is a trace of Hookline."""
     with path.open("rb") as file:
         return file.read(len(MARK)) == MARK.encode()
 
 
 def _reopen(path: Path) -> bool:
-    """Cut off the end of the array, or half a line, so that lines can follow; whether there is anything to go
-    on from.
+    """Cut off the end of the array, or an incomplete line, so that lines can follow.
+
+    Return False if there is nothing to append to.
     """
     if not path.is_file() or not path.stat().st_size:
         return False

@@ -15,8 +15,8 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from hookline import Hook, Preempted
-from hookline.distributed.comm import Ranks, who_has_ended
-from hookline.distributed.launch import fresh_store
+from hookline.distributed.comm import Ranks, describe_ended_ranks
+from hookline.distributed.rendezvous import fresh_store
 
 PATIENCE = timedelta(seconds=60)
 
@@ -57,7 +57,7 @@ def test_ranks_that_do_not_come_are_named_in_the_error() -> None:
     store.set("hookline/arrived/2", "a process that is dead")
     with pytest.raises(
         dist.DistStoreError,
-        match=r"Not all of the job's 3 processes have come in time \(0.1 s\): ranks 1, 2 did not",
+        match=r"Not all of the job's 3 processes have arrived in time \(0.1 s\): ranks 1, 2 did not",
     ):
         fresh_store(store, 0, 3, timedelta(seconds=0.1))
     with pytest.raises(dist.DistStoreError, match="rank 0 did not"):
@@ -67,7 +67,7 @@ def test_ranks_that_do_not_come_are_named_in_the_error() -> None:
 def test_a_rank_that_waits_for_long_says_for_whom(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("hookline.distributed.launch.REMINDER", 0.05)
+    monkeypatch.setattr("hookline.distributed.rendezvous.REMINDER", 0.05)
     store = HashStore()
 
     def come() -> None:
@@ -88,11 +88,13 @@ def test_a_process_that_ends_after_a_signal_does_not_pass_for_one_that_was_done(
     try:
         with pytest.raises(Preempted):
             quiet(strategy="single", hooks=[Signalled()]).fit(Net(), batches(2))
-        assert who_has_ended(1) == ""
-        Ranks().tell_end(None)
-        assert who_has_ended(1) == "Processes of this job have ended: rank 0 after SIGTERM."
-        Ranks().tell_end(ValueError("of its own"))
-        assert who_has_ended(1) == "Processes of this job have ended: rank 0 by ValueError: of its own."
+        assert describe_ended_ranks(1) == ""
+        Ranks().report_end(None)
+        assert describe_ended_ranks(1) == "Processes of this job have ended: rank 0 after SIGTERM."
+        Ranks().report_end(ValueError("of its own"))
+        assert (
+            describe_ended_ranks(1) == "Processes of this job have ended: rank 0 by ValueError: of its own."
+        )
     finally:
         dist.destroy_process_group()
 
