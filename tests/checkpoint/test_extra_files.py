@@ -160,7 +160,7 @@ def test_a_file_written_before_the_checkpoint_exists_is_refused_with_the_event_t
         def on_save_checkpoint(self, path: Any) -> None:
             (Path(path) / "hf").mkdir(parents=True)
 
-    with pytest.raises(CheckpointError, match=r"what is in it is no checkpoint(.|\n)*on_checkpoint_save"):
+    with pytest.raises(CheckpointError, match=r"exists and is not a checkpoint(.|\n)*on_checkpoint_save"):
         train(TooEarly())
 
 

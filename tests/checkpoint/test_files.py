@@ -212,7 +212,7 @@ def test_a_checkpoint_from_the_future_is_refused(path: Path) -> None:
     write(contents(), path)
     (manifest,) = (each for each in path.glob("*.json") if "format" in json.loads(each.read_text()))
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 99}))
-    with pytest.raises(CheckpointError, match="has format 99; this version reads format"):
+    with pytest.raises(CheckpointError, match="has format 99; this version reads only format"):
         read(path)
 
 

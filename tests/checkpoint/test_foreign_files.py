@@ -145,7 +145,7 @@ def test_a_malicious_file_is_refused_and_nothing_in_it_is_run(
         _use_new_zipfile_serialization=as_zip,
     )
     with pytest.raises(
-        CheckpointError, match=rf"nothing in it was run: it asks for {named}, .*do not trust this file"
+        CheckpointError, match=rf"no code from it was run: it requests {named}, .*do not trust this file"
     ):
         import_checkpoint("evil.ckpt")
     assert not Path("executed").exists()

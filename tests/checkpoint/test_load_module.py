@@ -46,7 +46,7 @@ def test_a_module_is_made_with_the_arguments_that_it_had() -> None:
 
 def test_an_argument_that_was_not_kept_must_be_passed() -> None:
     path = saved(Sized(3), HParams({"other": 1}))
-    with pytest.raises(OptionError, match=r"does not say what Sized was made with: size.*size=\.\.\."):
+    with pytest.raises(OptionError, match=r"does not contain these arguments of Sized: size.*size=\.\.\."):
         Sized.load_from_checkpoint(path)
     assert Sized.load_from_checkpoint(path, size=3).size == 3
 

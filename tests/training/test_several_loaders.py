@@ -236,7 +236,7 @@ class NoLength:
         ),
         (two(), {"order": "weighted", "weights": {"web": 1, "cod": 1}}, "weights names 'cod'.*'code'"),
         (two(), {"order": "weighted", "weights": {"web": 0, "code": 0}}, "all weights are 0"),
-        (two(), {"order": "weighted", "weights": {"web": 1}}, "nothing about the loader 'code'"),
+        (two(), {"order": "weighted", "weights": {"web": 1}}, "no entry for the loader 'code'"),
         (two(), {"loss_weights": {"cde": 1}}, "loss_weights names 'cde'"),
         (two(), {"optimizers": {"cde": 0}}, "optimizers names 'cde'"),
         (two(), {"optimizers": {"code": 1}}, "'code' is to train optimizer 1, and there are only: 0 .SGD."),

@@ -141,7 +141,7 @@ def find_weights(source: Any, wanted: str = "scored", as_shards: bool = False) -
             found = FoundWeights(str(source), _read_file(Path(source)))
         if wanted == "averaged":
             raise OptionError(
-                f"{found.where} is not a checkpoint: it has only one set of weights. Leave out "
+                f"{found.where} does not contain averaged weights: only a checkpoint can. Leave out "
                 "weights='averaged'."
             )
         return found
