@@ -143,7 +143,7 @@ def test_strict_loads_all_or_nothing_and_tells_why() -> None:
     assert "missing, only the module has them: layer.weight, head.weight" in said
     assert "unexpected, only the source has them: layer.wieght" in said
     assert "layer.wieght: Did you mean 'layer.weight'?" in said
-    assert "head.bias ([5] there, [3] in the module)" in said
+    assert "head.bias ([5] in the source, [3] in the module)" in said
 
 
 def test_not_strict_loads_what_fits_and_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -55,7 +55,7 @@ def report_unseeded(trainer: Creation, module: Any, seed: int) -> bool:
         return False
     name = type(module).__name__
     log.warning(
-        "Trainer(seed=%d) takes effect when fit starts. %s was created after the trainer without a seed, "
+        "Trainer(seed=%d) takes effect when fit begins. %s was created after the trainer without a seed, "
         "so its initial weights differ from run to run. Call hookline.seed_everything(%d) before you "
         "create it.",
         seed,
