@@ -1,4 +1,4 @@
-"""What a run does about signals, hangs and slow loaders, and the summary that it leaves.
+"""Signals, the watchdog for hangs, advice for slow loaders, and the summary at the end of a run.
 
-It observes the run; the loops decide. May import: util, engine, distributed, run, checkpoint.
+This package observes the run; the loops decide. May import: util, engine, distributed, run, checkpoint.
 """
