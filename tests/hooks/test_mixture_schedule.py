@@ -119,7 +119,7 @@ def test_phases_that_make_no_sense_are_refused_when_they_are_written(phases: Any
         (
             {0: {"wbe": 1}},
             mixture(),
-            "the phase at 0 steps cannot be.*names 'wbe'.*Did you mean 'web'.*Loaders: web, code",
+            "the phase at 0 steps is not possible.*names 'wbe'.*Did you mean 'web'.*Loaders: web, code",
         ),
         ({3: {"web": 0, "code": 0}}, mixture(), "all weights are 0"),
         ({3: {"web": 1}}, Mixture(), "order='round_robin' does not use weights"),
