@@ -470,7 +470,7 @@ def test_the_step_of_one_process_does_not_mention_ranks() -> None:
 
 # ---- figures of the whole --------------------------------------------------------------------------------------
 
-MOST_FILES, MOST_STATEMENTS, MOST_ONE_IMPORTER = 0, 0, 0
+MOST_FILES, MOST_STATEMENTS, MOST_ONE_IMPORTER = 302, 35_740, 16
 """Modules, statements (which no formatter changes), and short modules with a single importer. They go down, never up."""
 SHORT = 60
 
