@@ -98,7 +98,7 @@ def test_a_trainer_can_be_used_again() -> None:
         ({1.5: ONLY_WEB}, "1.5 is not a moment"),
         ({"soon": ONLY_WEB}, "soon"),
         ({"0 bananas": ONLY_WEB}, "unknown unit 'bananas'"),
-        ({"5 steps": ONLY_WEB, "9 tokens": ONLY_CODE}, "choose one of them"),
+        ({"5 steps": ONLY_WEB, "9 tokens": ONLY_CODE}, "choose one of these units"),
         ({9: ONLY_WEB, 5: ONLY_CODE}, "in the order of their times"),
         ({5: ONLY_WEB, "5 steps": ONLY_CODE}, "each later"),
         ({5: "web"}, "web"),

@@ -107,7 +107,7 @@ class CSV(Logger):
             return
         columns, rows, kept = before[0], before[1:], position["rows"]
         if self._mark(columns, rows[kept - 1] if kept else []) == position["known_by"]:
-            self._move_aside(columns, rows, kept)
+            self._move_superseded(columns, rows, kept)
 
     def begin_afresh(self) -> None:
         """Move the rows of earlier runs to another file."""
@@ -115,9 +115,9 @@ class CSV(Logger):
             self._look()
         if self._found:
             (columns, *rows), _ = _rows(self.path)
-            self._move_aside(columns, rows, 0)
+            self._move_superseded(columns, rows, 0)
 
-    def _move_aside(self, columns: list[str], rows: list[list[str]], kept: int) -> None:
+    def _move_superseded(self, columns: list[str], rows: list[list[str]], kept: int) -> None:
         """Move all but the first `kept` rows, up to those of this run, into another table."""
         numbered = (
             self.path.with_name(f"{self.path.stem}.superseded-{n}{self.path.suffix}")
