@@ -138,7 +138,7 @@ def test_a_manifest_that_is_something_else_is_refused(whole: tuple[Path, Path], 
 
 def test_a_checkpoint_of_the_first_format_is_refused_by_its_number(whole: tuple[Path, Path]) -> None:
     (whole[0] / "manifest.json").write_text(json.dumps({"format": 1, "files": {}}))
-    with pytest.raises(CheckpointError, match="step-1 has format 1; this version reads format 2"):
+    with pytest.raises(CheckpointError, match="step-1 has format 1; this version reads only format 2"):
         read(whole[0])
 
 

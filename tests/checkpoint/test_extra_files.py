@@ -160,7 +160,7 @@ def test_a_file_written_before_the_checkpoint_exists_is_refused_with_the_event_t
         def on_save_checkpoint(self, path: Any) -> None:
             (Path(path) / "hf").mkdir(parents=True)
 
-    with pytest.raises(CheckpointError, match=r"what is in it is no checkpoint(.|\n)*on_checkpoint_save"):
+    with pytest.raises(CheckpointError, match=r"exists and is not a checkpoint(.|\n)*on_checkpoint_save"):
         train(TooEarly())
 
 
@@ -249,7 +249,7 @@ def test_verify_and_show_name_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", "verify", "run/checkpoints/last", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["extra"] == ["hf", "notes.txt"]
     assert main(["checkpoint", "show", "run/checkpoints/last"]) == 0
-    assert "  not ours    hf, notes.txt" in capsys.readouterr().out
+    assert "  other files hf, notes.txt" in capsys.readouterr().out
     assert main(["checkpoint", "show", "run"]) == 0
     assert all("whole, with hf, notes.txt" in line for line in capsys.readouterr().out.splitlines()[2:])
 

@@ -360,7 +360,7 @@ def test_paths_in_the_state_of_a_hook_lead_to_nothing_that_is_removed(run: Path,
     try:
         trainer.fit(Net(), batches(4), resume="auto")
     except CheckpointError as error:
-        assert "is not removed" in str(error)
+        assert "was not removed" in str(error)
     verify(thesis)
     assert (inside / "thesis.txt").read_text() == "mine"
 

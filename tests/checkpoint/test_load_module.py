@@ -46,7 +46,7 @@ def test_a_module_is_made_with_the_arguments_that_it_had() -> None:
 
 def test_an_argument_that_was_not_kept_must_be_passed() -> None:
     path = saved(Sized(3), HParams({"other": 1}))
-    with pytest.raises(OptionError, match=r"does not say what Sized was made with: size.*size=\.\.\."):
+    with pytest.raises(OptionError, match=r"does not contain these arguments of Sized: size.*size=\.\.\."):
         Sized.load_from_checkpoint(path)
     assert Sized.load_from_checkpoint(path, size=3).size == 3
 
@@ -85,5 +85,5 @@ def test_layers_made_when_a_run_begins_are_made_and_the_module_may_edit_the_cont
 
 
 def test_what_is_no_checkpoint_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="is no checkpoint"):
+    with pytest.raises(CheckpointError, match="is not a checkpoint"):
         Net.load_from_checkpoint("nowhere")

@@ -82,7 +82,7 @@ def test_a_tensor_without_dimensions_and_one_without_numbers(tmp_path: Path) -> 
 def test_numbers_that_are_in_no_file_are_an_error(tmp_path: Path) -> None:
     whole = torch.arange(8.0)
     locations = list(cut(whole, tmp_path, [5]).locations())
-    with pytest.raises(CheckpointError, match="x: 3 of its 8 numbers are in no file"):
+    with pytest.raises(CheckpointError, match="x: 3 of its 8 elements are in no file"):
         ShardedTensor("x", whole.shape, whole.dtype, lambda: iter(locations[:1])).whole()
 
 
