@@ -383,7 +383,7 @@ def test_options_without_meaning_here_are_taken_at_rest_and_refused_otherwise() 
         accelerator="cpu", devices=1, num_nodes=1, enable_model_summary=False, profiler=None, min_epochs=None
     )
     assert trainer.device.type == "cpu"
-    with pytest.raises(OptionError, match="started with torchrun"):
+    with pytest.raises(OptionError, match="start several processes with torchrun"):
         quiet(devices=4)
     with pytest.raises(OptionError, match=r"profiler='simple'.*hookline.hooks.Profiler"):
         quiet(profiler="simple")
