@@ -165,7 +165,8 @@ def test_a_file_that_needs_a_class_says_which_and_what_to_do() -> None:
     torch.save({"state_dict": Net().state_dict(), "where": Path("x")}, "x.ckpt")
     kind = type(Path())  # of a module that is not the same in every Python
     with pytest.raises(
-        CheckpointError, match=rf"requests {kind.__module__}\.{kind.__name__}, .*only the weights.*safe_globals"
+        CheckpointError,
+        match=rf"requests {kind.__module__}\.{kind.__name__}, .*only the weights.*safe_globals",
     ):
         import_checkpoint("x.ckpt")
     with torch.serialization.safe_globals([kind]):

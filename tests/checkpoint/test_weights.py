@@ -337,7 +337,10 @@ def test_averaged_weights_take_the_place_of_those_they_average() -> None:
 
 def test_a_hook_that_is_not_there_or_keeps_no_weights_is_refused() -> None:
     trained(Net(), WeightAveraging(start="100 steps"))
-    with pytest.raises(OptionError, match="does not contain the state of a hook 'weight_avg'. Did you mean 'weight_averaging'"):
+    with pytest.raises(
+        OptionError,
+        match="does not contain the state of a hook 'weight_avg'. Did you mean 'weight_averaging'",
+    ):
         export_weights("run", Path("weights.pt"), hook="weight_avg")
     with pytest.raises(OptionError, match="weight_averaging in .* does not store weights.*not started"):
         export_weights("run", Path("weights.pt"), hook="weight_averaging")

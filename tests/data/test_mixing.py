@@ -223,7 +223,7 @@ def test_what_may_not_be_meant_is_reported_not_refused() -> None:
     (shorter,) = check(Mixture(epoch_length=500, when_exhausted="end"), names, lengths)
     assert "200 batches, not 500" in shorter
     (moot,) = check(Mixture("weighted", {"web": 0.9, "code": 0.1}, when_exhausted="end"), names, lengths)
-    assert "The weights cannot be kept" in moot and "'web' 50.0% instead of 90.0%" in moot
+    assert "The weights cannot be met" in moot and "'web' 50.0% instead of 90.0%" in moot
 
 
 def test_a_weight_of_nothing_is_a_loader_left_out_on_purpose() -> None:

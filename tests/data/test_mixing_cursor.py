@@ -184,10 +184,10 @@ def test_a_generator_that_cannot_start_again_is_an_error_not_an_endless_loop() -
 
 def test_the_end_of_a_loader_that_was_not_asked_is_a_mistake_of_the_caller() -> None:
     cursor = MixtureCursor(Mixture(), {"a": 2, "b": 2})
-    with pytest.raises(ValueError, match="must follow the pick of that loader"):
+    with pytest.raises(ValueError, match="must directly follow the pick of that loader"):
         cursor.ended(0)
     next(cursor)
-    with pytest.raises(ValueError, match="must follow the pick of that loader"):
+    with pytest.raises(ValueError, match="must directly follow the pick of that loader"):
         cursor.ended(1)
 
 

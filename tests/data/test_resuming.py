@@ -408,7 +408,7 @@ def test_a_state_that_needs_arguments_is_not_used_and_that_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     check(WantsMore, tmp_path, (3, 5))
-    said = "has a state of its own that is not used, because WantsMore.state_dict or load_state_dict needs further arguments (samples)"
+    said = "has a state that is not used, because WantsMore.state_dict or load_state_dict needs further arguments (samples)"
     assert said in caplog.text
 
 
@@ -469,7 +469,7 @@ def test_what_cannot_be_resumed_exactly_is_said() -> None:
     assert "reads Stream with 2 workers" in limits(DataLoader(Stream(), 3, num_workers=2))
     assert "has persistent_workers" in limits(DataLoader(Stream(), 3, num_workers=2, persistent_workers=True))
     assert "has in_order=False" in limits(loader(2, in_order=False))
-    assert "a random generator of its own in dataset.rng, which each of the 2" in limits(
+    assert "a random generator in dataset.rng, which each of the 2" in limits(
         DataLoader(own, 3, num_workers=2)
     )
     for fine in (

@@ -95,7 +95,7 @@ def test_a_webdataset_that_shuffles_without_a_seed_is_said_to_when_the_run_begin
     unseeded = pipeline(shards).shuffle(4)
     for source in (DataLoader(unseeded, 3), unseeded, wds.WebLoader(unseeded, batch_size=3)):
         assert (
-            "shuffles with webdataset's .shuffle(4) without a seed. Each process draws another order"
+            "shuffles with webdataset's .shuffle(4) without a seed. Each process draws a different order"
             in limits(source)
         )
     assert "webdataset's resampling, which is not seeded" in limits(
@@ -174,7 +174,7 @@ def test_torchdatas_loader_begins_a_new_pass_after_an_epoch_that_a_limit_cut_sho
 def test_what_torchdata_does_not_restore_is_said() -> None:
     own = StatefulDataLoader(Samples(), 3, shuffle=True, generator=torch.Generator())
     assert (
-        "It does not restore the generator, so the epochs after the resumed one have another order"
+        "It does not restore the generator, so the epochs after the resumed one have a different order"
         in limits(own)
     )
     assert limits(StatefulDataLoader(Samples(), 3, shuffle=True)) == ""
