@@ -272,7 +272,7 @@ def test_a_section_is_taken_out_by_null(project: Path) -> None:
         ("--hooks.one.init_args=[1]", "hooks.one.init_args", "must be a table of arguments"),
         ('--trainer={"max_epocs": 3}', "trainer.max_epocs", "Did you mean 'max_epochs'?"),
         ("--hooks.one={1: 2}", "", "put it in quotes"),
-        ("--module={class_path: typed_here.Net", "", "no valid YAML"),
+        ("--module={class_path: typed_here.Net", "", "not valid YAML"),
         ("--trainer.max_epochs.x=1", "trainer.max_epochs", "no key below it"),
     ],
 )

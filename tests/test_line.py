@@ -789,7 +789,7 @@ def test_a_loss_without_a_graph_is_refused() -> None:
     ],
 )
 def test_something_else_than_an_optimizer_is_refused_when_it_is_given(given: Any, name: str) -> None:
-    with pytest.raises(hookline.OptionError, match=f"torch.optim.Optimizer.*but got {name}"):
+    with pytest.raises(hookline.OptionError, match=f"torch.optim.Optimizer.*not {name}"):
         Line(nn.Linear(4, 2), given)
 
 

@@ -464,13 +464,13 @@ def test_facts_are_read_only_for_hooks() -> None:
 
 def test_the_step_of_one_process_does_not_mention_ranks() -> None:
     text = NAMES["hookline.training.step"].read_text()
-    assert not re.search(r"\brank(?!_step\.py)|agreement|together|world_size|distributed", text.lower())
+    assert not re.search(r"\brank|agreement|together|world_size|distributed", text.lower())
     assert len(text.splitlines()) <= 180
 
 
 # ---- figures of the whole --------------------------------------------------------------------------------------
 
-MOST_FILES, MOST_STATEMENTS, MOST_ONE_IMPORTER = 0, 0, 0
+MOST_FILES, MOST_STATEMENTS, MOST_ONE_IMPORTER = 302, 35_740, 16
 """Modules, statements (which no formatter changes), and short modules with a single importer. They go down, never up."""
 SHORT = 60
 

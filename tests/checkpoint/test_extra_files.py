@@ -249,7 +249,7 @@ def test_verify_and_show_name_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", "verify", "run/checkpoints/last", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["extra"] == ["hf", "notes.txt"]
     assert main(["checkpoint", "show", "run/checkpoints/last"]) == 0
-    assert "  not ours    hf, notes.txt" in capsys.readouterr().out
+    assert "  other files hf, notes.txt" in capsys.readouterr().out
     assert main(["checkpoint", "show", "run"]) == 0
     assert all("whole, with hf, notes.txt" in line for line in capsys.readouterr().out.splitlines()[2:])
 

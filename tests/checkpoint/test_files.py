@@ -101,7 +101,7 @@ def test_what_an_interrupted_write_left_behind_is_no_checkpoint_and_no_hindrance
     with pytest.raises(KeyboardInterrupt):
         write(contents(), path)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="step-3 is no checkpoint"):
+    with pytest.raises(CheckpointError, match="step-3 is not a checkpoint"):
         read(path)
     write(contents(), path)
     assert read(path)["counters"] == {"step": 3}
@@ -223,7 +223,7 @@ def test_a_path_that_is_none_names_those_that_are(path: Path) -> None:
         match="step-4 is not a checkpoint: it has no manifest.json. Its directory has: step-3",
     ):
         read(path.with_name("step-4"))
-    with pytest.raises(CheckpointError, match="nowhere is no checkpoint"):
+    with pytest.raises(CheckpointError, match="nowhere is not a checkpoint"):
         read(path.parent.parent / "far" / "nowhere")
     (path.parent / "file").write_text("")
     with pytest.raises(CheckpointError, match="file is a file; a checkpoint of a run is a directory"):

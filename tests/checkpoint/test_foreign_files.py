@@ -165,13 +165,14 @@ def test_a_file_that_needs_a_class_says_which_and_what_to_do() -> None:
     torch.save({"state_dict": Net().state_dict(), "where": Path("x")}, "x.ckpt")
     kind = type(Path())  # of a module that is not the same in every Python
     with pytest.raises(
-        CheckpointError, match=rf"asks for {kind.__module__}\.{kind.__name__}, .*weights alone.*safe_globals"
+        CheckpointError,
+        match=rf"requests {kind.__module__}\.{kind.__name__}, .*only the weights.*safe_globals",
     ):
         import_checkpoint("x.ckpt")
     with torch.serialization.safe_globals([kind]):
         assert import_checkpoint("x.ckpt").contents["where"] == Path("x")
     torch.save(Net(), "whole.pt")
-    with pytest.raises(CheckpointError, match=r"asks for tiny\.Net"):
+    with pytest.raises(CheckpointError, match=r"requests tiny\.Net"):
         import_checkpoint("whole.pt")
 
 
@@ -196,7 +197,7 @@ def test_what_is_no_checkpoint_is_refused_by_name(data: bytes) -> None:
 
 def test_what_holds_no_weights_says_what_it_holds() -> None:
     torch.save([1, 2], "list.pt")
-    with pytest.raises(CheckpointError, match="list.pt holds a list, no weights"):
+    with pytest.raises(CheckpointError, match="list.pt contains a list, not a table of named weights"):
         import_checkpoint("list.pt")
     torch.save({}, "empty.pt")
     with pytest.raises(CheckpointError, match="empty.pt has no weights.*It has: nothing"):

@@ -76,7 +76,7 @@ def test_what_is_a_ranks_own_is_read_without_its_pieces(tmp_path: Path) -> None:
     )
     files = RankFiles(tmp_path, rank=1)
     asked: list[str] = []
-    opened = files.files[1]._opened()
+    opened = files.files[1]._open()
 
     class Asked:
         def keys(self) -> Any:

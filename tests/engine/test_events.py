@@ -350,7 +350,7 @@ def test_the_loops_own_events_cannot_be_emitted_by_hand():
         (("on_a b",), "identifier"),
         (("on_train_start",), "already"),
         (("on_batch_end",), "already"),
-        (("on_reward", ("epoch",)), "known at every event"),
+        (("on_reward", ("epoch",)), "every event has the fact"),
     ],
 )
 def test_a_declaration_that_would_clash_is_refused(declare, arguments, message):

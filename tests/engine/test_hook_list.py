@@ -67,11 +67,11 @@ def test_a_numbered_name_never_takes_one_that_is_there():
 
 def test_a_name_the_user_gave_twice_is_refused():
     trainer = quiet(hooks=[Note([], "mine")])
-    with pytest.raises(HookError, match=r"a hook named 'mine' already \(Note\)"):
+    with pytest.raises(HookError, match=r"A hook named 'mine' exists \(Note\)"):
         trainer.add_hook(Note([], "mine"))
-    with pytest.raises(HookError, match="named 'mine' already"):
+    with pytest.raises(HookError, match="named 'mine' exists"):
         trainer.add_hook(Note([]), name="mine")
-    with pytest.raises(HookError, match="named 'mine' already"):
+    with pytest.raises(HookError, match="named 'mine' exists"):
         trainer.on("train_start", name="mine")(lambda: None)
     assert trainer.hooks.list_hooks() == ["mine"]
 
@@ -89,7 +89,7 @@ def test_a_name_passed_when_adding_wins():
 def test_one_instance_can_be_added_only_once():
     hook = Note([])
     trainer = quiet(hooks=[hook])
-    with pytest.raises(HookError, match="registered already"):
+    with pytest.raises(HookError, match="already registered"):
         trainer.add_hook(hook, name="again")
 
 

@@ -630,7 +630,7 @@ def test_a_batch_returned_where_a_signal_belongs_is_described_not_printed():
             "log",
             "A hook logs through the trainer: `def on_step_end(self, trainer): trainer.log('name', value)`.",
         ),
-        ("trainer", "by the name of a parameter: `def on_step_end(self, trainer): ...`"),
+        ("trainer", "requests it as a parameter: `def on_step_end(self, trainer): ...`"),
         ("grad_norm", "`def on_step_end(self, grad_norm): ...`"),
         ("colour", ""),
     ],

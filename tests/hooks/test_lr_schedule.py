@@ -203,7 +203,7 @@ def test_a_warm_up_longer_than_the_run_is_refused() -> None:
         ({"warmup": -1}, "warmup=-1"),
         ({"schedule": lambda stp: 1.0}, "has the parameter 'stp'.*Did you mean 'step'"),
         ({"total": 0}, "total=0"),
-        ({"schedule": lambda step: 1.0, "warmup": 3}, "not with a function"),
+        ({"schedule": lambda step: 1.0, "warmup": 3}, "not a function"),
         ({"min_lr_ratio": 2}, "min_lr_ratio=2"),
         ({"interval": "epochs"}, "interval='epochs'.*Did you mean 'epoch'"),
         ({"total": 5, "warmup": 5}, "leaves nothing"),

@@ -98,7 +98,7 @@ def test_a_trainer_can_be_used_again() -> None:
         ({1.5: ONLY_WEB}, "1.5 is not a moment"),
         ({"soon": ONLY_WEB}, "soon"),
         ({"0 bananas": ONLY_WEB}, "unknown unit 'bananas'"),
-        ({"5 steps": ONLY_WEB, "9 tokens": ONLY_CODE}, "choose one of them"),
+        ({"5 steps": ONLY_WEB, "9 tokens": ONLY_CODE}, "choose one of these units"),
         ({9: ONLY_WEB, 5: ONLY_CODE}, "in the order of their times"),
         ({5: ONLY_WEB, "5 steps": ONLY_CODE}, "each later"),
         ({5: "web"}, "web"),
@@ -119,7 +119,7 @@ def test_phases_that_make_no_sense_are_refused_when_they_are_written(phases: Any
         (
             {0: {"wbe": 1}},
             mixture(),
-            "the phase at 0 steps cannot be.*names 'wbe'.*Did you mean 'web'.*Loaders: web, code",
+            "the phase at 0 steps is not possible.*names 'wbe'.*Did you mean 'web'.*Loaders: web, code",
         ),
         ({3: {"web": 0, "code": 0}}, mixture(), "all weights are 0"),
         ({3: {"web": 1}}, Mixture(), "order='round_robin' does not use weights"),

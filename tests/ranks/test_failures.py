@@ -145,7 +145,7 @@ def test_a_rank_that_is_killed_is_named_and_the_others_end_in_good_order(tmp_pat
 def test_a_rank_that_hangs_in_a_hook_is_named_and_the_job_ends(tmp_path: Path) -> None:
     outcome, seconds = fail(tmp_path, "hangs")
     assert seconds < 6 + ALL_DOWN  # hang_after=6
-    named = r"Rank 1 has failed: (HangError: )?hook 'fails' in on_step_end \(.*script\.py:\d+\) did not come back within 6 s"
+    named = r"Rank 1 has failed: (HangError: )?hook 'fails' in on_step_end \(.*script\.py:\d+\) did not return within 6 s"
     assert re.search(named, said_by(0, outcome)), outcome.output
     assert re.search(
         r"has not moved for at least .* hook 'fails' in on_step_end .*rank 1", said_by(1, outcome)

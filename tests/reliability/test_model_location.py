@@ -159,7 +159,7 @@ def test_the_last_line_is_code_that_loads_the_model_in_a_new_process(
 @pytest.mark.parametrize(
     ("how", "first", "code"),
     [
-        ("term", "Unfinished: SIGTERM has ended the run at step 2, 2 batches of the first epoch.", 143),
+        ("term", "Unfinished: SIGTERM ended the run at step 2, 2 batches of the first epoch.", 143),
         ("int", "Interrupted at step 2, 2 batches of the first epoch.", 130),
         ("fail", "Failed: ValueError: on purpose, in ", 1),
     ],

@@ -214,7 +214,7 @@ def test_an_error_that_cannot_even_be_told_is_still_the_one_that_is_raised():
     trainer.on("step_end")(fail)
     with pytest.raises(Mute) as caught:
         trainer.fit(Net(), batches(1))
-    assert "Failed: Mute: (its text cannot be told: KeyError), in" in caught.value.__notes__[-1]
+    assert "Failed: Mute: (its message cannot be read: KeyError), in" in caught.value.__notes__[-1]
     assert records("failure")[0]["exception"] == "Mute"
 
 
@@ -233,7 +233,7 @@ def test_a_resume_that_is_refused_does_not_offer_the_very_same_once_more():
     with pytest.raises(CheckpointError) as failed:
         quiet(run_dir="run", max_epochs=2).fit(Wider(), batches(3), resume=saves.path)
     words = failed.value.__notes__[-1]
-    assert "To resume" not in words and words.endswith(f"Nothing was trained, and {saves.path} is as it was.")
+    assert "To resume" not in words and words.endswith(f"Nothing was trained, and {saves.path} is unchanged.")
 
 
 def test_a_completed_run_that_cannot_be_taken_up_again_is_still_completed():

@@ -71,7 +71,7 @@ def nothing_is_left() -> Iterator[None]:
     assert all(
         signal.getsignal(number) is signal.SIG_DFL for number in range(signal.SIGRTMIN, signal.SIGRTMAX)
     )
-    assert not watchdog._on_duty
+    assert not watchdog._active
 
 
 class Reports(list[str]):
@@ -680,7 +680,7 @@ def test_abort_ends_the_run_with_an_error_that_names_the_hook(
     hook, began = Ending(hang, clock), time.monotonic()
     trainer = quiet(hooks=[hook])
     with pytest.raises(
-        HangError, match="hook 'ending' in on_train_batch_end .* did not come back within 0.2 s"
+        HangError, match="hook 'ending' in on_train_batch_end .* did not return within 0.2 s"
     ) as caught:
         trainer.fit(Net(), batches())
     assert time.monotonic() - began < LIMIT  # it was interrupted, not waited for
@@ -720,7 +720,7 @@ def test_abort_also_ends_a_wait_for_data(watch: Watched, clock: Clock) -> None:
             time.sleep(LIMIT)
 
     watch(abort=True)
-    with pytest.raises(HangError, match="waiting for the next batch of loader 'train' did not come back"):
+    with pytest.raises(HangError, match="waiting for the next batch of loader 'train' did not return"):
         quiet().fit(Net(), Awaited(wait))
 
 

@@ -280,7 +280,7 @@ def test_what_is_no_run_is_refused_with_what_may_have_been_meant() -> None:
         with pytest.raises(OptionError, match=words):
             read_run(Path(path))
     Path("runs/first/log.jsonl").write_text('{"level": "info"}\n[1]\n')
-    with pytest.raises(OptionError, match="none that Hookline wrote"):
+    with pytest.raises(OptionError, match="none of Hookline's records"):
         read_run(Path("runs/first"))
 
 

@@ -212,7 +212,7 @@ def test_an_epoch_in_which_every_update_was_skipped_is_told(caplog: pytest.LogCa
         each[1].fill_(math.nan)
     quiet(nonfinite="skip").fit(Net(), data)
     assert (
-        "No update was made in epoch 0: 3 were left out, the last because loss or gradients were not finite"
+        "No update was made in epoch 0: 3 were skipped, the last because loss or gradients were not finite"
         in caplog.text
     )
     caplog.clear()

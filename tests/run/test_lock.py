@@ -376,7 +376,7 @@ def test_a_run_whose_directory_was_taken_over_nevertheless_ends() -> None:
                 while not trainer._run.participants.commands.waiting:
                     time.sleep(0.01)
 
-    with pytest.raises(RunLockedError, match=r"another one has taken over its directory.*process 77 on far"):
+    with pytest.raises(RunLockedError, match=r"another job has taken over its directory.*process 77 on far"):
         quiet(run_dir="run", hooks=[Sleeps()], max_steps=1000, max_epochs=-1).fit(Net(), batches())
     assert json.loads(LOCK.read_text())["token"] == "theirs", "and its file is as it was"
 

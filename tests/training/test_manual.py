@@ -334,7 +334,7 @@ def test_a_manual_module_that_never_steps_is_told(caplog: pytest.LogCaptureFixtu
     trainer = quiet(max_epochs=1)
     trainer.fit(NeverSteps(), batches(2))
     assert trainer.global_step == 0
-    assert "training_step of NeverSteps has never called step()" in caplog.text
+    assert "training_step of NeverSteps never called step()" in caplog.text
     caplog.clear()
     quiet().fit(Manual(), batches(2))
     assert "No update" not in caplog.text

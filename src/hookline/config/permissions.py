@@ -190,7 +190,9 @@ def _settings_restored() -> Iterator[None]:
     configuration would widen what the next one may import.
     """
     try:
-        settings = importlib.import_module("jsonargparse._common").parsing_settings
+        from jsonargparse import _common
+
+        settings = _common.parsing_settings
         before = dict(settings)
     except (ImportError, AttributeError, TypeError):
         version = importlib.metadata.version("jsonargparse")

@@ -15,7 +15,7 @@ from hookline.util.errors import OptionError, closest
 
 WHO = "ModelCheckpoint"
 FORBIDDEN = set('/\\:*?"<>|') | {chr(code) for code in range(32)}
-SET_ASIDE = 26
+SUFFIX_BYTES = 26
 """Bytes that the temporary directory of a checkpoint adds to its name: `.NAME-v99.0123abcd-4194304.new`."""
 
 
@@ -77,11 +77,11 @@ class FileName(str):
         """Refuse a template whose longest names exceed the limit of the file system."""
         longest = dict.fromkeys(self.metrics, -1.2345678901234567e-300)
         made = self.fill(10**9, 10**9, longest, lambda name: True)
-        if (length := len(os.fsencode(made))) > most - SET_ASIDE:
+        if (length := len(os.fsencode(made))) > most - SUFFIX_BYTES:
             shown = self.template if len(self.template) < 80 else f"{self.template[:60]}..."
             raise OptionError(
                 f"{WHO}: filename={shown!r} makes names of up to {length} bytes; the limit is "
-                f"{most - SET_ASIDE} ({most} less {SET_ASIDE} that are added while a checkpoint is written).",
+                f"{most - SUFFIX_BYTES} ({most} less {SUFFIX_BYTES} for the temporary directory).",
                 option="filename",
                 value=shown,
             )

@@ -50,7 +50,7 @@ class Monitored:
             float(min_delta),
             strict,
         )
-        self._said = False
+        self._has_warned = False
 
     def find(self, metrics: Mapping[str, Any]) -> float | None:
         """Return the newest value. If it is missing, raise; with `strict=False` warn once and return None."""
@@ -58,18 +58,18 @@ class Monitored:
             return float(metrics[self.monitor])
         if self.strict:
             raise OptionError(self._missing(metrics) + " Pass strict=False to only be warned.")
-        if not self._said:
+        if not self._has_warned:
             log.warning(self._missing(metrics))
-            self._said = True
+            self._has_warned = True
         return None
 
     def warn_of_nonfinite(self, value: float) -> None:
         """Warn once that a value is not finite, so that no checkpoint is the best by it."""
-        if not math.isfinite(value) and not self._said:
+        if not math.isfinite(value) and not self._has_warned:
             log.warning(
                 "%s monitors %r, which is %s: such a value is never the best.", self.who, self.monitor, value
             )
-            self._said = True
+            self._has_warned = True
 
     def look_ahead(self, metrics: Mapping[str, Any]) -> None:
         """After the sanity check: refuse a name that is nearly that of a metric. Training may log others

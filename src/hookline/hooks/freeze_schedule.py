@@ -56,7 +56,7 @@ class FreezeSchedule(Hook):
         self.batchnorm_eval = batchnorm_eval
         self._frozen: dict[Moments, dict[str, nn.Parameter]] = {}
         """Frozen parameters by their moments, so that a batch checks each moment once."""
-        self._still: dict[Moments, dict[str, nn.Module]] = {}
+        self._in_eval_mode: dict[Moments, dict[str, nn.Module]] = {}
         """Batch-norm layers in eval mode."""
         if any(unit == "step" for _, unit in self.moments.values()):
             self.__dict__["on_train_batch_start"] = self._thaw
@@ -99,7 +99,7 @@ class FreezeSchedule(Hook):
                 moments = self._moments_of(f"{path}.weight")
                 if isinstance(layer, _BatchNorm) and layer.training and _is_early(moments, state):
                     layer.eval()
-                    self._still.setdefault(moments, {})[path] = layer
+                    self._in_eval_mode.setdefault(moments, {})[path] = layer
 
     def _refuse_if_nothing_is_left(self, module: nn.Module) -> None:
         if self._frozen and not any(each.requires_grad for each in module.parameters()):
@@ -125,13 +125,13 @@ class FreezeSchedule(Hook):
         self._thaw(state)
 
     def _thaw(self, state: Any) -> None:
-        if not self._frozen and not self._still:
+        if not self._frozen and not self._in_eval_mode:
             return
         for moments in [each for each in self._frozen if not _is_early(each, state)]:
             for parameter in self._frozen.pop(moments).values():
                 parameter.requires_grad_(True)
-        for moments in [each for each in self._still if not _is_early(each, state)]:
-            for layer in self._still.pop(moments).values():
+        for moments in [each for each in self._in_eval_mode if not _is_early(each, state)]:
+            for layer in self._in_eval_mode.pop(moments).values():
                 layer.train()
 
     def _moments_of(self, name: str) -> Moments:
@@ -141,10 +141,10 @@ class FreezeSchedule(Hook):
         for parameters in self._frozen.values():
             for parameter in parameters.values():
                 parameter.requires_grad_(True)
-        for layers in self._still.values():
+        for layers in self._in_eval_mode.values():
             for layer in layers.values():
                 layer.train()
-        self._frozen, self._still = {}, {}
+        self._frozen, self._in_eval_mode = {}, {}
 
 
 def _is_early(moments: Moments, state: Any) -> bool:

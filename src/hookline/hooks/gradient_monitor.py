@@ -40,7 +40,7 @@ class Measured:
     def sample(self, limit: int, wanted: Sequence[float], keep: bool) -> None:
         """Sample values of each layer for percentiles and, with `keep`, for histograms."""
         share = limit // shards_of(self.grads)
-        taken = [sample([self.grads[index] for index in places], share) for places in self.rows.values()]
+        taken = [sample([self.grads[index] for index in indices], share) for indices in self.rows.values()]
         taken = gather_rows(taken, self.grads)
         if wanted and taken:
             self.percentiles = percentiles([each.abs() for each in taken], wanted)
@@ -81,22 +81,22 @@ class Reading:
             found, sizes, changes = (next(pieces).tolist() for _ in range(3))
             table = next(pieces)
             everything += found
-            for row, places in part.rows.items():
-                self.norms[row] = _together(found, places)
+            for row, indices in part.rows.items():
+                self.norms[row] = _joint_norm(found, indices)
                 if changes:
-                    size = _together(sizes, places)
-                    self.ratios[row] = _together(changes, places) / size if size else math.nan
+                    size = _joint_norm(sizes, indices)
+                    self.ratios[row] = _joint_norm(changes, indices) / size if size else math.nan
             if table.numel():
                 self.percentiles.update(zip(part.rows, table.view(len(part.rows), -1).tolist(), strict=True))
             self.samples.update(
                 zip(part.rows if part.samples else (), [next(pieces) for _ in part.samples], strict=True)
             )
-        self.total = _together(everything, range(len(everything)))
+        self.total = _joint_norm(everything, range(len(everything)))
 
 
-def _together(parts: Sequence[float], places: Iterable[int]) -> float:
+def _joint_norm(parts: Sequence[float], indices: Iterable[int]) -> float:
     """Return the norm over several tensors from the norm of each."""
-    return math.hypot(*(parts[place] for place in places))
+    return math.hypot(*(parts[place] for place in indices))
 
 
 class History:

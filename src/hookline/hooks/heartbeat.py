@@ -80,9 +80,9 @@ class Heartbeat(Hook):
             return
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            aside = self._file.with_name(f".{self._file.name}.{os.getpid()}")
-            aside.write_text(json.dumps(self._facts(state)) + "\n")
-            os.replace(aside, self._file)
+            temporary = self._file.with_name(f".{self._file.name}.{os.getpid()}")
+            temporary.write_text(json.dumps(self._facts(state)) + "\n")
+            os.replace(temporary, self._file)
         except OSError as error:
             if not self._warned:
                 log.warning(

@@ -76,14 +76,16 @@ class LossSchedule(Hook):
         if not self.terms and replace is None and weight == 1.0:
             raise OptionError("LossSchedule: nothing to do: pass terms, replace or weight.")
         self.log = log
-        self._terms = {key: _Asking(function, f"the term {key!r}") for key, function in self.terms.items()}
+        self._terms = {
+            key: _FactFunction(function, f"the term {key!r}") for key, function in self.terms.items()
+        }
         self._weights = {
             key: _Weight(self.weights.get(key, 1.0), f"the weight of {key!r}") for key in self.terms
         }
         self._weight = _Weight(weight, "weight")
         moments = replace if isinstance(replace, Mapping) else {} if replace is None else {0: replace}
         self._replace = _in_order(
-            {key: _Asking(each, f"replace[{key!r}]") for key, each in moments.items()}, "replace"
+            {key: _FactFunction(each, f"replace[{key!r}]") for key, each in moments.items()}, "replace"
         )
 
     def on_fit_start(self, module: Any) -> None:
@@ -121,7 +123,7 @@ class LossSchedule(Hook):
         return loss if loss is not given else None
 
 
-class _Asking:
+class _FactFunction:
     """A function called with the facts that its parameters name."""
 
     def __init__(self, function: Any, what: str) -> None:
@@ -152,10 +154,10 @@ class _Weight:
 
     def __init__(self, given: Any, what: str) -> None:
         self.number: float | None = None
-        self.function: _Asking | None = None
+        self.function: _FactFunction | None = None
         self.moments: list[tuple[str, int, Any]] = []
         if callable(given):
-            self.function = _Asking(given, what)
+            self.function = _FactFunction(given, what)
         elif isinstance(given, Mapping):
             for value in given.values():
                 Number()(f"LossSchedule: {what}", value)

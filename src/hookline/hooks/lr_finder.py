@@ -71,11 +71,11 @@ class LRFinder(Hook):
         self.losses: list[float] = []
         """One pair for each update with a finite loss."""
         self.suggestion: float | None = None
-        self._kept: _Kept | None = None
+        self._snapshot: _Snapshot | None = None
         self._streams: dict[str, Any] = {}
         self._window: list[float] = []
         self._ratios: list[list[float]] = []
-        self._silenced: list[str] = []
+        self._disabled: list[str] = []
         self._smoothed = self._best = self._start = math.nan
 
     def find(self, trainer: Any, module: nn.Module, train: Any = None, **arguments: Any) -> float | None:
@@ -128,35 +128,35 @@ class LRFinder(Hook):
 
     def on_fit_start(self, trainer: Any) -> None:
         """Disable monitors after all hooks are set up, so that they still get their teardown."""
-        self._silenced = [
+        self._disabled = [
             each.name
             for each in trainer.hooks.entries()
             if each.enabled and getattr(each.hook, "tier", "") == "monitor"
         ]
-        for name in self._silenced:
+        for name in self._disabled:
             trainer.disable_hook(name)
-        if self._silenced:
-            log.info("LRFinder: %s disabled until the range test is over", ", ".join(self._silenced))
+        if self._disabled:
+            log.info("LRFinder: %s disabled until the range test is over", ", ".join(self._disabled))
 
     def on_train_start(self, module: nn.Module, optimizers: list[Any], schedulers: list[Any]) -> None:
         self.lrs, self.losses, self.suggestion, self._window = [], [], None, []
         self._smoothed = self._best = self._start = math.nan
         if not optimizers:
             raise HookError("LRFinder has no optimizer whose learning rate it could change.")
-        self._kept = _Kept(module, optimizers, schedulers)
+        self._snapshot = _Snapshot(module, optimizers, schedulers)
         base = _rate(optimizers[0].param_groups[0]) or 1.0
         self._ratios = [[(_rate(group) or base) / base for group in each.param_groups] for each in optimizers]
 
     def on_before_backward(self, loss: Tensor) -> Tensor | None:
         self._window.append(float(loss.detach()))
-        if self._kept is None or math.isfinite(self._window[-1]):
+        if self._snapshot is None or math.isfinite(self._window[-1]):
             return None
         return torch.nan_to_num(
             loss, 0.0, 0.0, 0.0
         )  # a loss that is not finite ends the test without an error
 
     def on_before_optimizer_step(self, optimizer: Any, optimizer_idx: int) -> None:
-        if self._kept is not None:  # here, so that it overrides schedulers
+        if self._snapshot is not None:  # here, so that it overrides schedulers
             for group, ratio in zip(optimizer.param_groups, self._ratios[optimizer_idx], strict=True):
                 rate = self._next() * ratio
                 group["lr"] = group["lr"].new_tensor(rate) if isinstance(group["lr"], Tensor) else rate
@@ -173,7 +173,7 @@ class LRFinder(Hook):
 
     def _end_of_update(self, trainer: Any, made: bool) -> None:
         losses, self._window = self._window, []
-        if self._kept is None:
+        if self._snapshot is None:
             return
         told = trainer.strategy.ranks.gather_numbers(
             [sum(losses), len(losses)]
@@ -197,21 +197,21 @@ class LRFinder(Hook):
         blew_up = not math.isfinite(loss) or self._smoothed > self._best + room
         if blew_up or len(self.lrs) >= self.steps:
             trainer.stop("the learning-rate range test is over")
-            self._put_back()
+            self._restore()
 
-    def _put_back(self) -> None:
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            kept.put_back()
+    def _restore(self) -> None:
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is not None:
+            snapshot.restore()
 
     def teardown(self, trainer: Any, logger: Any, stage: str, step: int, rank: int) -> None:
         if stage != "fit":
             return
-        self._put_back()
-        for each in self._silenced:
+        self._restore()
+        for each in self._disabled:
             if each in trainer.hooks:
                 trainer.enable_hook(each)
-        self._silenced = []
+        self._disabled = []
         if self._streams:
             set_rng_state(self._streams)
         self.suggestion = self._suggest()
@@ -252,8 +252,8 @@ class LRFinder(Hook):
         return min(self.lrs[int(np.argmin(slopes))], self.lrs[lowest] / 10)
 
 
-class _Kept:
-    """A copy of weights, buffers, optimizers and schedulers that `put_back` restores."""
+class _Snapshot:
+    """A copy of weights, buffers, optimizers and schedulers that `restore` restores."""
 
     def __init__(self, module: nn.Module, optimizers: list[Any], schedulers: list[Any]) -> None:
         self.tensors = [(each, each.detach().clone()) for each in (*module.parameters(), *module.buffers())]
@@ -262,7 +262,7 @@ class _Kept:
             (each, None if each.grad is None else each.grad.clone()) for each in module.parameters()
         ]
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         with torch.no_grad():
             for tensor, before in self.tensors:
                 tensor.copy_(before)

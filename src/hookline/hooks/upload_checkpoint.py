@@ -105,12 +105,12 @@ class UploadCheckpoint(Hook):
         self.failed: list[str] = []
         """The names of checkpoints that were not uploaded in this run."""
         self._serial = 0
-        self._said = False
+        self._has_warned = False
 
     def setup(self, stage: str) -> None:
         self._is_in_run = True
         if stage == "fit":  # a new run; a resumed one gets its state right after this
-            self.uploaded, self.failed, self._said = [], [], False
+            self.uploaded, self.failed, self._has_warned = [], [], False
         try:
             self._fs, self._root = open_url(self._url, self._storage_options)
         except ImportError as error:
@@ -142,9 +142,9 @@ class UploadCheckpoint(Hook):
         if self.reasons is not None and reason not in self.reasons:
             return
         if isinstance(path, str):
-            if not self._said:
+            if not self._has_warned:
                 log.warning("UploadCheckpoint: a checkpoint that is saved to a URL is not uploaded again.")
-            self._said = True
+            self._has_warned = True
             return
         self._serial += 1
         self._snapshots = Path(trainer.run_dir) / ".uploads"

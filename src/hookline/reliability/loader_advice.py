@@ -1,4 +1,4 @@
-"""Warns once if a fit mostly waits for its training loader, with the advice that fits the loader."""
+"""Warn once if a fit mostly waits for its training loader, with advice for that loader."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hookline.run.run import Run
 from hookline.run.timer import RunTimer
 
 MOSTLY = 0.4
-"""The share of the training time from which the waiting is worth a warning."""
+"""The share of the training time above which waiting is worth a warning."""
 ENOUGH_SECONDS, ENOUGH_BATCHES = 10.0, 20
-"""Before this nothing is said: workers start, caches fill, kernels compile."""
+"""There is no warning before this, because workers start, caches fill and kernels compile."""
 FEWEST_WORKERS = 2
 """One worker alone is as slow as the main process."""
 MOST_WORKERS = 8
@@ -26,21 +26,21 @@ log = logging.getLogger("hookline")
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What a fit has spent so far, in seconds."""
+    """The seconds that a fit has spent so far."""
 
     data: float
-    """Waiting for the loader."""
+    """Seconds spent waiting for the loader."""
     first: float
-    """Of it: until the first batch of each epoch."""
+    """The part of `data` until the first batch of each epoch."""
     epochs: int
     training: float
-    """Training, the waiting included."""
+    """Seconds of training, including the waiting."""
     batches: int
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderFacts:
-    """What is known of a training loader."""
+    """The settings of a training loader."""
 
     name: str
     workers: int | None
@@ -54,7 +54,7 @@ class LoaderFacts:
 
 
 def check_waiting(run: Run, timer: RunTimer) -> None:
-    """Say once that the run mostly waits for its loader, on rank zero."""
+    """Warn once, on rank zero, that the run mostly waits for its loader."""
     s = run.state
     if timer.data_seconds < MOSTLY * ENOUGH_SECONDS or timer.warned or s.rank or run.options.fast_dev_run:
         return
@@ -74,9 +74,7 @@ def check_waiting(run: Run, timer: RunTimer) -> None:
 
 
 def mostly_waits(waiting: Waiting) -> bool:
-    """Return whether the waiting takes most of the training, apart from the start of the first epoch, which
-    comes once.
-    """
+    """Return whether waiting takes most of the training time, without the wait for the first batch of all."""
     if waiting.training < ENOUGH_SECONDS or waiting.batches < ENOUGH_BATCHES:
         return False
     once = waiting.first if waiting.epochs < 2 else 0.0
@@ -84,7 +82,7 @@ def mostly_waits(waiting: Waiting) -> bool:
 
 
 def advice(waiting: Waiting, loaders: list[LoaderFacts], cores: int, on_cuda: bool) -> str:
-    """Return what the run waits for, and what to change about it."""
+    """Return how long the run waits for data, and what to change."""
     share, each = waiting.data / waiting.training, waiting.data / max(1, waiting.batches)
     head = (
         f"Training waits for data {share:.0%} of its time ({duration(waiting.data)} of "
@@ -133,7 +131,7 @@ def _change(loader: LoaderFacts, cores: int, on_cuda: bool, at_starts: bool) -> 
 
 
 def facts_of(loader: Any) -> LoaderFacts:
-    """Return what is known of a loader of the run."""
+    """Return the settings of a loader."""
     source = loader.source
     if not isinstance(source, DataLoader):
         return LoaderFacts(loader.name, None, ahead=loader.ahead, may_run_ahead=loader.reader.may_run_ahead)
@@ -148,7 +146,7 @@ def facts_of(loader: Any) -> LoaderFacts:
 
 
 def usable_cores() -> int:
-    """Return the cores that this process may run on."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,6 +1,4 @@
-"""Where the model of a fit is, and how to load it: the last line of a run's output, and the best weights back
-in the module.
-"""
+"""The last line of a run's output: where the model is saved and how to load it; and `load_best`."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ log = logging.getLogger("hookline")
 
 
 def model_line(run: Run) -> str:
-    """Return one line that says where the model is and how to load it; empty if nothing was saved and nothing
-    was asked for.
-    """
+    """Return one line that says where the model is and how to load it; empty if no save was requested."""
     s, last = run.state, run.saves.last
     newest = (
         last.saved
@@ -77,22 +73,20 @@ def _restored(run: Run) -> Path | str | None:
 
 
 def model_line_after_failure(run: Run) -> str:
-    """Return the line for a run that did not end well; empty without `checkpoints/last`, and never an error
-    of its own.
-    """
+    """Return the line for a run that failed; empty without `checkpoints/last`. It never raises."""
     last, resumed = run.saves.last, run.resume.path
     began_with_it = resumed is not None and Path(resumed).name in (LAST, LAST_STATE)
     if last is None or (last.saved is None and not began_with_it):
         return ""
     try:
         return model_line(run)
-    except Exception:  # the error of the run is the one to be shown
-        log.debug("Where the model is cannot be said.", exc_info=True)
+    except Exception:  # the error of the run is the one to show
+        log.debug("The location of the model could not be determined.", exc_info=True)
         return ""
 
 
 def show_model(run: Run) -> None:
-    """Print that line where the progress bar was; without a bar it goes to the log, at level INFO."""
+    """Print `model_line`; without a progress bar, log it at level INFO."""
     if run.stage != "fit" or run.state.rank or not run.trainer.shows_model:
         return
     line = model_line(run)
@@ -103,9 +97,9 @@ def show_model(run: Run) -> None:
 
 
 def how_to_load(module: nn.Module, path: Path | str, hooks: Any) -> str:
-    """Return the code that loads this checkpoint in another process, started in the same directory.
+    """Return the code that loads this checkpoint in another process that starts in the same directory.
 
-    It makes the module as well if the checkpoint has all that takes and the class can be imported there.
+    It also makes the module if the checkpoint has its arguments and its class can be imported.
     """
     where, name = json.dumps(_text(path), ensure_ascii=False), type(module).__name__
     if isinstance(module, Module) and _can_be_made(module, hooks) and (code := import_of(type(module))):
@@ -114,9 +108,7 @@ def how_to_load(module: nn.Module, path: Path | str, hooks: Any) -> str:
 
 
 def import_of(cls: type) -> str:
-    """Return the code that imports a class; empty if only the program that defines it has it (`__main__`, a
-    function).
-    """
+    """Return the code that imports a class; empty if it cannot be imported (`__main__`, in a function)."""
     module = sys.modules.get(cls.__module__)
     file = getattr(module, "__file__", None)
     if cls.__module__ == "__main__" or file is None or getattr(module, cls.__qualname__, None) is not cls:
@@ -129,17 +121,13 @@ def import_of(cls: type) -> str:
     code = f"from {cls.__module__} import {cls.__qualname__}"
     if root in _import_path():
         return code
-    here = (
-        Path.cwd()
-    )  # a script's directory, or one that the program has added, is not searched by other programs
+    here = Path.cwd()  # other programs do not search the script's directory, so the code adds it
     folder = root.relative_to(here) if root.is_relative_to(here) else root
     return f"import sys; sys.path.insert(0, {json.dumps(folder.as_posix(), ensure_ascii=False)}); {code}"
 
 
 def _import_path() -> set[Path]:
-    """Return where a new Python that is started in this directory looks for modules, editable installs
-    included.
-    """
+    """Return the import path of a new Python that starts in this directory, with editable installs."""
     installed = {
         Path(each)
         for each in (*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values())
@@ -161,8 +149,9 @@ def _import_path() -> set[Path]:
 
 
 def _can_be_made(module: Module, hooks: Any) -> bool:
-    """Whether the checkpoint holds every argument that the module was made with. The hook `HParams` may leave
-    some out.
+    """Return whether the checkpoint has every argument that the module was made with.
+
+    The hook `HParams` may leave some out.
     """
     kept: Any = next((each.hook for each in hooks.entries() if type(each.hook).__name__ == "HParams"), None)
     made = init_arguments(module)
@@ -185,15 +174,13 @@ def _text(path: Path | str) -> str:
 
 
 def best_of(run: Run) -> dict[str, Any] | None:
-    """Return the best checkpoint that a monitor has kept in the run's directory: path, step, and the metric's
-    name and score.
-    """
+    """Return the best checkpoint in the run's directory: path, step, and the metric's name and score."""
     known = run.directory.existing()
     return best_below(known, run.identity.id) if known is not None else None
 
 
 def best_below(folder: Path, run_id: str = "") -> dict[str, Any] | None:
-    """The same below a folder. run_id: of this run; by default of the run that the folder's record names."""
+    """Return the best checkpoint below a folder. run_id: by default the run of the folder's record."""
     run_id = run_id or read_record(folder).get("id", "")
     found = best_first([each for each in find(folder)[0] if not run_id or each.run == run_id])
     if not found:
@@ -211,11 +198,10 @@ def best_below(folder: Path, run_id: str = "") -> dict[str, Any] | None:
 def load_best(
     module: nn.Module, folder: Path | None, hooks: Any, path: str | Path | None = None
 ) -> WeightsReport:
-    """Load the weights that a monitor has found best into a module, in place, and report which checkpoint
-    they are from.
+    """Load the best weights by a monitored metric into a module, in place, and report their checkpoint.
 
     path: the checkpoint; by default the best one below the folder, or at the URL of a hook that keeps
-    checkpoints there. folder: the run's, which need not exist; None if there is none yet.
+    checkpoints there. folder: the run's directory, which need not exist; None if there is none yet.
     """
     from hookline.checkpoint.weights import load_weights
 

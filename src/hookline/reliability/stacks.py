@@ -1,6 +1,4 @@
-"""The stack of a thread as lines of text: to be shown, and to see whether torch waits there
-for other ranks.
-"""
+"""The stack of a thread as lines of text, and whether it waits for other ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ _RANKS = os.path.abspath(hookline.distributed.comm.__file__)
 
 
 def stack_of(thread: int) -> list[Line]:
-    """Return where a thread is, innermost first. No frame is kept: it would keep the user's tensors."""
+    """Return the stack of a thread, innermost first. Frames are not kept, because they keep tensors alive."""
     lines: list[Line] = []
     frame = sys._current_frames().get(thread)
     while frame is not None:
@@ -32,10 +30,10 @@ def stack_of(thread: int) -> list[Line]:
 
 
 def waits_for_ranks(stack: list[Line], backward: bool = True) -> bool:
-    """Return whether torch, or Hookline, communicates with other ranks at the top of a stack.
+    """Return whether torch or Hookline communicates with other ranks at the top of a stack.
 
-    A backward averages gradients on its way; `backward=False` leaves it out. Collectives are torch's own or
-    the user's, so nothing can be published when they begin.
+    A backward averages gradients; `backward=False` leaves it out. The stack is the only sign, because
+    collectives of torch and of the user publish nothing when they begin.
     """
     waiting = (*_WAITING, _RANKS) if backward else (_WAITING[0], _RANKS)
     for file, _, _ in stack:

@@ -1,6 +1,4 @@
-"""What a run leaves behind besides its metrics: skips, what hooks cost, and the last words of one that
-failed.
-"""
+"""The summary of a run: skipped updates, the cost of hooks, and the note on how it ended or failed."""
 
 from __future__ import annotations
 
@@ -26,22 +24,20 @@ from hookline.util.text import redact
 from hookline.util.urls import is_url, shown
 
 MESSAGE = 500
-"""Characters of an error's message in the log and in the last words."""
+"""Characters of an error message in the log and in the summary."""
 WHY = {
     "no_loss": "training_step returned no loss",
     "nonfinite": "loss or gradients were not finite",
-    "hook": "a hook said so",
+    "hook": "a hook skipped it",
 }
 PRUNED = "TrialPruned"
-"""The exception by which a search for hyper-parameters (Optuna) ends a run that is not promising: nothing has
-failed.
-"""
-_WORDS = "__hookline_end_summary__"
+"""The exception with which Optuna ends a trial that is not promising. It is not a failure."""
+_SUMMARY = "__hookline_end_summary__"
 log = logging.getLogger("hookline")
 
 
 def warn_idle_epoch(run: Run) -> None:
-    """An epoch that has changed nothing must not look like any other."""
+    """Warn about an epoch without an update, and say why."""
     s = run.state
     step, skips, batches = run.progress.epoch_began
     if s.step > step:
@@ -56,21 +52,19 @@ def warn_idle_epoch(run: Run) -> None:
         if run.progress.last_skip[0] == "no_loss" and by != "batches":
             why += f", or its batches had no {by} to count (accumulate_by={by!r})"
         log.warning(
-            "No update was made in epoch %d: %d were left out, the last because %s.", s.epoch, left_out, why
+            "No update was made in epoch %d: %d were skipped, the last because %s.", s.epoch, left_out, why
         )
     elif run.traits.is_manual and s.optimizers:
         log.warning(
-            "No update was made in epoch %d: its optimization is manual, and training_step of %s has never "
-            "called step() on what self.optimizers() returns.",
+            "No update was made in epoch %d: optimization is manual, and training_step of %s never called "
+            "step() of an optimizer that self.optimizers() returns.",
             s.epoch,
             type(run.module).__name__,
         )
 
 
 def disable_on_all_ranks(run: Run, name: str) -> None:
-    """A hook fails on one rank, or some find it too dear: it is switched off on all of them
-    at one boundary.
-    """
+    """Disable a hook on all ranks at one boundary, after it failed or exceeded its budget on this rank."""
     run.participants.commands.send("dismiss", hook=name)
 
 
@@ -79,12 +73,12 @@ def _dismiss(run: Any, sender: int, hook: str) -> None:
     hooks = run.state.hooks
     if hook in hooks:
         if hooks.entry(hook).enabled:
-            log.warning("hook %r is switched off, because rank %d has switched it off", hook, sender)
+            log.warning("hook %r is switched off, because rank %d switched it off", hook, sender)
         hooks.disable(hook)
 
 
 def log_ending(run: Run) -> None:
-    """The log's last records: what failed, if something did, what the hooks have cost, and how it ended."""
+    """Log the last records: the failure if there is one, the cost of the hooks, and how the run ended."""
     s = run.state
     s.hooks.stopwatch.stop()
     if s.timer is not None:
@@ -113,11 +107,11 @@ def log_ending(run: Run) -> None:
         "status": s.status,
         "reason": s.stop_reason,
     }
-    s.logger.log_event("end", _as_it_was(run) or ended)
+    s.logger.log_event("end", _earlier_end(run) or ended)
 
 
-def _as_it_was(run: Run) -> dict[str, Any]:
-    """How a run had ended that could not be taken up again; nothing, if it had not ended, or was taken up."""
+def _earlier_end(run: Run) -> dict[str, Any]:
+    """Return how the run ended before, if this resume was refused; else an empty dictionary."""
     known = run.directory.existing()
     record = read_record(known) if known is not None and run.resume.was_refused else {}
     if record.get("id") != run.identity.id or record["status"] == "training":
@@ -149,17 +143,13 @@ def _failure(run: Run, error: BaseException) -> dict[str, Any]:
 
 
 def _other_rank(run: Run) -> Any:
-    """The failure of the rank that has failed first, if it is another one: what this rank raises is only the
-    echo.
-    """
+    """Return the failure of another rank if that rank failed first; this rank's error is its result."""
     failure = run.failure_monitor.failure if run.failure_monitor is not None else None
     return failure if failure is not None and failure.rank != run.state.rank else None
 
 
 class Recorded:
-    """For `with`, around a run: its trace; and when it is over the table of costs, and the last words if it
-    failed.
-    """
+    """A `with` around a run: traces it, then shows the table of costs, and a summary if the run failed."""
 
     def __init__(self, run: Run, tracing: Any) -> None:
         self._run = run
@@ -175,41 +165,36 @@ class Recorded:
             show_unfinished(self._run)
             show_model(self._run)
         if error is not None and self._run.stage == "fit" and self._run.participants.setup_began:
-            words = EndSummary.of(self._run, error)
+            summary = EndSummary.of(self._run, error)
             if isinstance(error, KeyboardInterrupt) and self._run.signals.number and not _is_at_once(error):
-                error._render_traceback_ = words.note().splitlines  # type: ignore[attr-defined]  # what IPython shows instead
+                error._render_traceback_ = summary.note().splitlines  # type: ignore[attr-defined]  # IPython shows it
             with contextlib.suppress(AttributeError):  # an exception with slots
-                setattr(error, _WORDS, words)
-            error.add_note(words.note())
+                setattr(error, _SUMMARY, summary)
+            error.add_note(summary.note())
             if _is_exit(error):
-                print(words.note(), file=sys.stderr, flush=True)  # of this one Python shows nothing
+                print(summary.note(), file=sys.stderr, flush=True)  # Python shows nothing for SystemExit
 
 
 def show_unfinished(run: Run) -> None:
-    """Say that a signal has ended the run before its end, and how to resume: for this exit Python shows
-    nothing.
-    """
+    """Print that a signal ended the run early, and how to resume: Python shows nothing for this exit."""
     if (
         run.stage == "fit"
         and run.state.status == "preempted"
         and not run.state.rank
         and run.trainer.shows_model
     ):
-        words = EndSummary.of(run, None)
-        print(
-            dataclasses.replace(words, model="").note(), file=sys.stderr, flush=True
-        )  # it is the line after this
+        summary = EndSummary.of(run, None)
+        # show_model prints the line about the model next
+        print(dataclasses.replace(summary, model="").note(), file=sys.stderr, flush=True)
 
 
 def show_costs(run: Run) -> None:
-    """Where the progress bar was: a short table, if there are other hooks than the bar itself, and where the
-    time went.
-    """
+    """Print the cost of the hooks, if there are others than the progress bar, and where the time went."""
     s, watch = run.state, run.state.hooks.stopwatch
     if not run.options.enable_progress_bar or run.stage != "fit" or s.rank:
         return
     if s.exception is None and s.timings is not None and not s.timings.batches:
-        return  # nothing was trained: shares of set-up and tear-down say nothing
+        return  # nothing was trained, so shares of the time mean nothing
     if any(row.hook != "progress_bar" for row in run.participants.costs):
         print(
             cost_table(run.participants.costs, watch.seconds, watch.counted_twice),
@@ -222,7 +207,7 @@ def show_costs(run: Run) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EndSummary:
-    """What is said last about a run that failed."""
+    """The summary of a run that failed or was interrupted."""
 
     failed: str
     saved: str
@@ -230,23 +215,23 @@ class EndSummary:
     step: int
     trained: bool
     refused: bool
-    """Whether the run was to go on from it, and could not."""
+    """Whether the run failed to resume from it."""
     model: str = ""
     """Where the model is and how to load it."""
 
     @classmethod
     def of(cls, run: Run, error: BaseException | None) -> EndSummary:
-        """Gathered when the run is over. error: None for a signal that has ended it in good order."""
+        """Make the summary when the run is over. error: None if a signal ended the run and it was saved."""
         s = run.state
         batches = run.progress.position if s.epoch == s.epochs_seen else 0
         at = progress(s.step, s.epochs_seen, batches)
         if error is None:
-            failed = f"Unfinished: {signal.Signals(run.signals.number).name} has ended the run at {at}."
+            failed = f"Unfinished: {signal.Signals(run.signals.number).name} ended the run at {at}."
         else:
             failed = f"Interrupted at {at}." if isinstance(error, KeyboardInterrupt) else _failed(run, error)
         if (other := _other_rank(run)) is not None:
             failed = (
-                f"Failed: rank {other.rank}: {other.text} Rank {s.rank} could not go on without it, at "
+                f"Failed: rank {other.rank}: {other.text} Rank {s.rank} could not continue without it, at "
                 f"{s.position}."
             )
         path, step = (
@@ -265,7 +250,7 @@ class EndSummary:
         )
 
     def note(self, command: str = "") -> str:
-        """In lines; `command`: what to type, instead of what to write in a program."""
+        """Return the summary as lines. command: the shell command that resumes, instead of Python code."""
         if not self.saved:
             return "\n".join(
                 [
@@ -273,8 +258,8 @@ class EndSummary:
                     *(["Nothing was saved, so there is nothing to resume from."] if self.trained else []),
                 ]
             )
-        if self.refused:  # the same once more would end the same
-            return "\n".join([self.failed, f"Nothing was trained, and {self.saved} is as it was."])
+        if self.refused:  # the same resume would fail again
+            return "\n".join([self.failed, f"Nothing was trained, and {self.saved} is unchanged."])
         at = f", at step {self.step}" if self.step else ", which this run began with"
         how = command or f"trainer.fit(module, ..., resume={self.saved!r})"
         return "\n".join(
@@ -295,24 +280,24 @@ def _failed(run: Run, error: BaseException) -> str:
 
 
 def _is_exit(error: BaseException) -> bool:
-    """Whether somebody has called `sys.exit` in the middle of the run."""
+    """Return whether the program called `sys.exit` during the run."""
     return isinstance(error, SystemExit) and not isinstance(error, Preempted)
 
 
 def _is_at_once(error: BaseException) -> bool:
-    """Whether a second Ctrl-C has broken off what was going on: then its traceback says where that was."""
+    """Return whether a second Ctrl-C ended the run at once, so that the traceback is of interest."""
     return getattr(error, "__hookline_at_once__", False)
 
 
 def end_summary(error: BaseException) -> EndSummary | None:
-    """Those of a run that has failed with this error."""
-    return getattr(error, _WORDS, None)
+    """Return the summary of the run that failed with this error, if there is one."""
+    return getattr(error, _SUMMARY, None)
 
 
 def _short(error: BaseException) -> str:
     try:
         text = " ".join(str(error).split())
-    except Exception as broken:  # the error of the run must not be lost for that
-        return f"(its text cannot be told: {type(broken).__name__})"
+    except Exception as broken:  # a broken __str__ must not hide the error of the run
+        return f"(its message cannot be read: {type(broken).__name__})"
     text = redact(text)
     return text if len(text) <= MESSAGE else f"{text[:MESSAGE]}…"

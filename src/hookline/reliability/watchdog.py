@@ -1,10 +1,9 @@
-"""Says where a run stands when it no longer moves: which hook at which event, since when, with its stack.
+"""The watchdog: reports a run that hangs, with the hook, the event, the time and the stack.
 
-The running code publishes itself: every call of a hook or a step, and every phase of the loops, is one write
-into `State.running` (with `accounting=False`, too). A thread of its own wakes now and then, reads it, and
-compares it with what it read before. The stack of the thread that trains is only shown. What holds the
-interpreter lock for ever cannot be seen from here; with several ranks and `abort` the process is then ended
-from outside the interpreter.
+Every call of a hook or a step, and every phase of the loops, writes itself into `State.running` (also with
+`accounting=False`). The watchdog's thread wakes now and then, reads it, and compares it with the last value.
+The stack of the training thread is only shown. The watchdog cannot see code that holds the interpreter lock
+for ever; with several ranks and `abort`, a timer outside the interpreter then ends the process.
 """
 
 from __future__ import annotations
@@ -30,26 +29,21 @@ from hookline.util.errors import HangError, HookError
 from hookline.util.processes import join
 
 EXIT_HUNG = 124
-"""The exit code of a process that was told to abort a hang and could not get its thread back; `timeout` has
-the same one.
-"""
+"""The exit code of a process whose hang could not be interrupted; `timeout` uses the same code."""
 LONGEST_SLEEP = 5.0
-"""Seconds between two looks, at most."""
+"""The longest time between two checks, in seconds."""
 THREAD_TIMEOUT = 1.0
-"""Seconds that a report may take: what the run hangs in may be the very log or disk that the report goes to.
-"""
+"""Seconds that a report may take, because the run may hang in the log or disk that the report goes to."""
 IN_A_HOOK, ELSEWHERE = 1.75, 2.5
-"""How many times longer something may take that waits for other ranks: a hook's own waiting, and everything
-else's.
-"""
+"""Factors of the timeout for a call that waits for other ranks: in a hook, and anywhere else."""
 log = logging.getLogger("hookline")
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_on_duty: dict[int, list[Watchdog]] = {}
-"""By thread. A run inside a run (a hook that fits something) is watched by its own watchdog alone."""
+_active: dict[int, list[Watchdog]] = {}
+"""The watchdogs of each thread. Of nested runs (a hook that calls fit) only the innermost is watched."""
 
 
-# ---- what a run does ---------------------------------------------------------------------------------------
+# ---- what the run is doing ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,20 +52,16 @@ class StackLocation:
 
     text: str
     call: Any
-    """The innermost call that was published: another object for every call. It keeps nothing of the user's
-    alive.
-    """
+    """The innermost call in `State.running`: a new object for every call. It keeps no user objects alive."""
     progress: tuple[int, ...]
 
     def is_same(self, other: StackLocation) -> bool:
-        """Whether two looks have seen one and the same call, or one phase in which nothing was counted."""
+        """Return whether both are the same call, or the same phase without progress."""
         return self.call is other.call and self.progress == other.progress and self.text == other.text
 
 
 def find_location(run: Run, thread: int, stack: list[Line]) -> StackLocation:
-    """What the run has published: a hook, a step, the wait for a batch, a logger, a save. Else the line of
-    Hookline it is in.
-    """
+    """Return what `State.running` or the logger names, else the line of Hookline on the stack."""
     s = run.state
     running = s.running
     call: Any = running
@@ -100,11 +90,11 @@ def find_location(run: Run, thread: int, stack: list[Line]) -> StackLocation:
 
 
 def _text(running: tuple[Any, Any], loader: str) -> str:
-    """Describe what `State.running` has."""
+    """Describe the value of `State.running`."""
     what, outer = running
     if isinstance(what, str):
         return what.replace(LOADER, repr(loader))
-    if not isinstance(what, Listener):  # the filter of a listener, which called it
+    if not isinstance(what, Listener):  # the filter of the listener that called it
         return f"the `when` of {_text(outer, loader)}"
     event = what.event.name
     return (
@@ -112,14 +102,14 @@ def _text(running: tuple[Any, Any], loader: str) -> str:
     )
 
 
-# ---- the watch ---------------------------------------------------------------------------------------------
+# ---- the watchdog ------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Stay:
-    """How long the run has been in one place, and what was done about it."""
+    """How long the run has been at one location, and what was done about it."""
 
-    place: StackLocation
+    location: StackLocation
     since: float
     due: float
     """Seconds after which it is reported, or reported again."""
@@ -131,12 +121,12 @@ class Stay:
 class Watchdog:
     """Watches the thread it is started in, for the length of one run.
 
-    Reports a stay of `timeout` seconds (None: does nothing at all) as a warning, and again whenever it has
-    doubled; also into `hangs.log` of the run's directory if the run has a logger. With `abort` it then raises
-    `HangError` where the run hangs, so that on_exception and teardown follow. A main thread can be
+    It reports a hang of `timeout` seconds (None: it does nothing) as a warning, and again whenever the time
+    has doubled; also into `hangs.log` of the run's directory if the run has a logger. With `abort` it then
+    raises `HangError` where the run hangs, so that on_exception and teardown follow. A main thread can be
     interrupted in Python code, in `time.sleep`, in locks and in reads; any other thread only in Python code.
-    What has not come back after `grace` seconds ends the process: the stacks of all threads go to stderr, the
-    exit code is 124.
+    If that has no effect for `grace` seconds, it writes the stacks of all threads to stderr and ends the
+    process with exit code 124.
     """
 
     def __init__(self, run: Run, timeout: float | None, *, abort: bool = False, grace: float = 30.0) -> None:
@@ -158,7 +148,7 @@ class Watchdog:
         self.stop()
 
     def start(self) -> None:
-        """Begin to watch the thread that calls this; what is on its stack by now is not the run's."""
+        """Begin to watch the calling thread. Its stack up to here is not part of the run."""
         if self._timeout is None:
             return
         self._process, self._thread, self._looked = os.getpid(), threading.get_ident(), time.monotonic()
@@ -169,13 +159,13 @@ class Watchdog:
             self._signal = _unused_signal()
             if self._signal is not None:
                 signal.signal(self._signal, self._on_signal)
-        _on_duty.setdefault(self._thread, []).append(self)
-        self._wind_up()
+        _active.setdefault(self._thread, []).append(self)
+        self._reset_timer()
         self._watcher = threading.Thread(target=self._watch, name="hookline-watchdog", daemon=True)
         self._watcher.start()
 
     def stop(self) -> None:
-        """The run is over; afterwards there is no thread and no signal handler left."""
+        """Stop watching, and remove the thread and the signal handler."""
         watcher, self._watcher = self._watcher, None
         if watcher is None or os.getpid() != self._process:  # a forked child has no such thread
             return
@@ -183,96 +173,88 @@ class Watchdog:
         join(watcher, 2 * THREAD_TIMEOUT)
         if self._abort and self._run.failure_monitor is not None:
             faulthandler.cancel_dump_traceback_later()
-        watching = _on_duty[self._thread]
+        watching = _active[self._thread]
         watching.remove(self)
         if not watching:
-            del _on_duty[self._thread]
+            del _active[self._thread]
         if self._signal is not None:
             signal.signal(self._signal, signal.SIG_DFL)
 
     def _watch(self) -> None:
         while not self._over.wait(self._interval):
             try:
-                self._look()
+                self._check()
             except Exception:
                 log.warning("The watchdog failed and is switched off for this run", exc_info=True)
                 return
 
-    def _look(self) -> None:
-        """Compare with the last look."""
-        if _on_duty[self._thread][-1] is not self:
+    def _check(self) -> None:
+        """Compare the location with that of the last check, and report a hang."""
+        if _active[self._thread][-1] is not self:
             self._stay = None
             return
-        self._wind_up()
+        self._reset_timer()
         stack = stack_of(self._thread)[: -self._depth]  # the run's part of it
-        place, now = find_location(self._run, self._thread, stack), time.monotonic()
+        location, now = find_location(self._run, self._thread, stack), time.monotonic()
         overslept, self._looked = now - self._looked - self._interval, now
         stay = self._stay
-        if (
-            stay is not None and overslept > LONGEST_SLEEP
-        ):  # the whole process was suspended, which is nobody's fault
+        if stay is not None and overslept > LONGEST_SLEEP:  # the whole process was suspended: not a hang
             stay.since += overslept
-        if stay is None or not stay.place.is_same(place):
+        if stay is None or not stay.location.is_same(location):
             self._moved(stay, now)
             assert self._timeout is not None
-            self._stay = Stay(place, now, self._timeout)
+            self._stay = Stay(location, now, self._timeout)
             return
-        seconds, patience = now - stay.since, self._patience(stack, place)
-        if seconds >= stay.due * patience:
+        seconds, factor = now - stay.since, self._timeout_factor(stack, location)
+        if seconds >= stay.due * factor:
             stay.reported = True
-            while stay.due * patience <= seconds:
+            while stay.due * factor <= seconds:
                 stay.due *= 2
-            told = self._describe(place, seconds, waits=patience > 1)
-            self._report(f"{told} It may be slow or stuck; this is where it stands:", stack[::-1])
+            text = self._describe(location, seconds, waits=factor > 1)
+            self._report(f"{text} It may be slow or stuck. Its stack:", stack[::-1])
             if self._run.failure_monitor is not None:
-                self._run.failure_monitor.post(told, failed=False)
+                self._run.failure_monitor.post(text, failed=False)
         if self._abort and stay.reported:
             self._end(stay, now)
 
-    def _wind_up(self) -> None:
-        """What holds the interpreter's lock stops the watcher too, but not this clock, which every look sets
-        anew.
-        """
+    def _reset_timer(self) -> None:
+        """Restart the timer that ends the process, which also runs while another thread holds the GIL."""
         if self._abort and self._run.failure_monitor is not None and self._timeout is not None:
             faulthandler.dump_traceback_later(
                 self._timeout + min(self._grace, self._timeout / 2), exit=True, file=2
             )
 
-    def _patience(self, stack: list[Line], place: StackLocation) -> float:
-        """How much longer a rank may take that waits for others: the one that keeps them waiting is to be
-        named, and first.
-        """
+    def _timeout_factor(self, stack: list[Line], location: StackLocation) -> float:
+        """Return how much longer a rank may wait for others, so that the rank that hangs reports first."""
         if self._run.failure_monitor is None or not waits_for_ranks(stack):
             return 1.0
-        return IN_A_HOOK if place.text.startswith("hook ") else ELSEWHERE
+        return IN_A_HOOK if location.text.startswith("hook ") else ELSEWHERE
 
     def _moved(self, stay: Stay | None, now: float) -> None:
-        """The run went on from a place that was reported, by itself or because it was interrupted."""
+        """Log that the run continues after a reported hang, by itself or after the interrupt."""
         if stay is None or not stay.reported:
             return
         s = self._run.state
         if stay.interrupted is not None and s.exception is None and s.status in ("training", "running"):
-            s.request_stop(self._error(stay))  # somebody has caught the error and gone on
-        log.info("The run has left %s after %.1f s.", stay.place.text, now - stay.since)
+            s.request_stop(self._error(stay))  # the program caught the HangError and continued
+        log.info("The run has left %s after %.1f s.", stay.location.text, now - stay.since)
 
-    # ---- what is said --------------------------------------------------------------------------------------
+    # ---- messages ------------------------------------------------------------------------------------------
 
-    def _describe(self, place: StackLocation, seconds: float, waits: bool) -> str:
+    def _describe(self, location: StackLocation, seconds: float, waits: bool) -> str:
         s = self._run.state
         rank = f", rank {s.rank}" if s.world_size > 1 else ""
         began = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
         others = ", waiting for other ranks" if waits else ""
         return (
             f"The run has not moved for at least {seconds:.1f} s, since {began} or before: "
-            f"{place.text}{others}, at {s.position}{rank}."
+            f"{location.text}{others}, at {s.position}{rank}."
         )
 
     def _report(self, text: str, lines: list[Line]) -> None:
-        """Say it from a thread that may hang: where the text goes, or where the source is read, may be what
-        the run waits for.
-        """
+        """Log the text and the stack from another thread, because the log or the disk may hang too."""
 
-        def say() -> None:
+        def write() -> None:
             stack = traceback.StackSummary.from_list(
                 [(*line, None) for line in lines if not line[0].startswith("<frozen")]
             )
@@ -285,24 +267,24 @@ class Watchdog:
                 ):
                     file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {whole}\n\n")
 
-        speaker = threading.Thread(target=say, name="hookline-watchdog-report", daemon=True)
-        speaker.start()
-        speaker.join(THREAD_TIMEOUT)
+        reporter = threading.Thread(target=write, name="hookline-watchdog-report", daemon=True)
+        reporter.start()
+        reporter.join(THREAD_TIMEOUT)
 
     def _error(self, stay: Stay) -> str:
         return (
-            f"{stay.place.text} did not come back within {self._timeout:g} s, and the run was told to "
-            f"end then."
+            f"{stay.location.text} did not return within {self._timeout:g} s, and hang_action='abort' ends "
+            f"the run then."
         )
 
     # ---- abort ---------------------------------------------------------------------------------------------
 
     def _end(self, stay: Stay, now: float) -> None:
-        """Interrupt it, once more after half of the grace period, and end the process when that is over."""
+        """Interrupt the run, again after half of the grace period, and end the process after it."""
         if stay.interrupted is None:
             stay.interrupted = now
             if self._run.failure_monitor is not None:
-                self._run.failure_monitor.post(self._error(stay))  # it may not come back to say so itself
+                self._run.failure_monitor.post(self._error(stay))  # the training thread may never return
         if now - stay.interrupted >= self._grace:
             self._report(
                 f"{self._error(stay)} It could not be interrupted for {self._grace:g} s, so the process ends "
@@ -323,33 +305,27 @@ class Watchdog:
             return
         message = self._error(stay)
 
-        def tell(self: HangError) -> None:
+        def initialize(self: HangError) -> None:
             HookError.__init__(self, message)
 
-        # it is told as a class, and made without arguments in the other thread
-        told = type("HangError", (HangError,), {"__init__": tell, "__module__": __name__})
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(told))
+        # the API takes a class, and calls it without arguments in the other thread
+        error = type("HangError", (HangError,), {"__init__": initialize, "__module__": __name__})
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(error))
 
-    def _is_still_there(self, place: StackLocation) -> bool:
-        """Whether the run has published nothing new; without anything published the line may differ, and does
-        not count.
-        """
+    def _is_still_there(self, location: StackLocation) -> bool:
+        """Return whether the run is still in this call; if no call is known, the line may differ."""
         now = find_location(self._run, self._thread, [])
-        return now.is_same(place if place.call is not None else replace(place, text=now.text))
+        return now.is_same(location if location.call is not None else replace(location, text=now.text))
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """In the main thread, on top of whatever hangs there; a call that has just come back is left in
-        peace.
-        """
+        """Raise in the main thread, where the run hangs, unless the call has just returned."""
         stay = self._stay
-        if stay is not None and self._is_still_there(stay.place):
+        if stay is not None and self._is_still_there(stay.location):
             raise HangError(self._error(stay))
 
 
 def _unused_signal() -> int | None:
-    """A signal that nobody listens to: a handler that raises is the only thing that ends a sleep or a wait
-    for a lock.
-    """
+    """Return a signal without a handler. Only a handler that raises can end a sleep or a wait for a lock."""
     if not hasattr(signal, "pthread_kill"):
         return None
     candidates = (

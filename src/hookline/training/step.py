@@ -20,7 +20,7 @@ class TrainStep(BatchEvents):
     """Train on one batch, with one update per batch.
 
     `choose_step` picks the class and its parts before the first batch. Subclasses replace the named
-    methods: see `accumulation.py`, `manual.py`, `counted_step.py`, `ranks/step.py`.
+    methods: see `accumulation.py`, `manual.py` and `counted_step.py`.
     """
 
     def __init__(self, run: Run, backward: Backward, update: Update) -> None:

@@ -244,7 +244,7 @@ class GenericTrainer(Trainer):
                 ended,
             )
 
-    def _plain(self, module: nn.Module, loss: Any, step: Any, optimizer: Any) -> StepFunctions:
+    def _plain_steps(self, module: nn.Module, loss: Any, step: Any, optimizer: Any) -> StepFunctions:
         """Return the step functions as the steps of a run."""
         optimizers: Any = (self._optimizers, self._schedulers) if self._schedulers else self._optimizers
         return StepFunctions(self, module, self._train_step, self._validation_step, optimizers)
