@@ -503,7 +503,9 @@ def test_a_callback_logs_by_itself() -> None:
     trainer = quiet(hooks=[callback])
     trainer.fit(Net(), batches(3))
     assert (trainer.metrics["index"], trainer.metrics["end"]) == (1.0, 2.0)
-    with pytest.raises(HookError, match=r"Logs.log\('late', ...\) works only while a trainer runs the callback"):
+    with pytest.raises(
+        HookError, match=r"Logs.log\('late', ...\) works only while a trainer runs the callback"
+    ):
         callback.log("late", 1.0)
     assert (
         copy.deepcopy(callback).__dict__["_trainer_ref"].value is None

@@ -527,7 +527,8 @@ def test_an_attribute_reached_in_a_way_that_cannot_be_read_is_an_error_at_run_ti
             t.fit_loop.max_batches = 3
 
     with pytest.raises(
-        HookError, match=r"trainer.fit_loop.max_batches = ... is not available .* There are: epoch_loop, total"
+        HookError,
+        match=r"trainer.fit_loop.max_batches = ... is not available .* There are: epoch_loop, total",
     ):
         quiet(hooks=[Hidden()]).fit(Net(), batches(1))
 

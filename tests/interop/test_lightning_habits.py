@@ -244,8 +244,7 @@ def test_an_entry_that_a_checkpoint_has_not_is_an_error_that_lists_those_it_has(
 
     trainer = quiet(hooks=[Asks()])
     with pytest.raises(
-        KeyError,
-        match=r"the checkpoint has no entry 'hyper_parameters'.* There are: epoch, global_step",
+        KeyError, match=r"the checkpoint has no entry 'hyper_parameters'.* There are: epoch, global_step"
     ):
         trainer.fit(Model(), loader(1))
         trainer.save_checkpoint("kept")

@@ -556,6 +556,7 @@ def test_an_attribute_that_is_not_in_the_view_is_an_error_that_lists_what_is() -
             self.trainer.fit_loop.epoch_loop.advance()  # type: ignore[union-attr]
 
     with pytest.raises(
-        hookline.HookError, match=r"trainer.fit_loop.epoch_loop.advance is not available .* There are: batch_idx"
+        hookline.HookError,
+        match=r"trainer.fit_loop.epoch_loop.advance is not available .* There are: batch_idx",
     ):
         quiet().fit(Reaches(), Data())
