@@ -128,7 +128,7 @@ def test_a_record_without_a_checkpoint_does_not_mean_that_the_run_can_be_resumed
     assert first["status"] == "error"
     trainer = quiet(run_dir="run", logger=True)
     trainer.fit(Net(), batches(), resume="auto")
-    assert "there is not a checkpoint below run, so a new run begins" in caplog.text
+    assert "there is no checkpoint below run, so a new run begins" in caplog.text
     assert trainer.global_step == 4 and read()["id"] != first["id"] and read()["starts"] == 1
 
 
