@@ -15,8 +15,9 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -60,6 +61,14 @@ NUMERIC = (
 """The tests that compare results of computations of different shapes. `dev.py test` runs them again as on
 another processor.
 """
+
+
+LINTS = {
+    "check": ("-m", "ruff", "check"),
+    "format": ("-m", "ruff", "format", "--check"),
+    "generated": ("tools/generate.py", "--check"),
+}
+"""What `dev.py lint` runs, and each hook of `.pre-commit-config.yaml` by its name here."""
 
 
 def python(venv: Path = VENV) -> Path:
@@ -169,14 +178,16 @@ def test(arguments: list[str]) -> None:
     before = written()
     with tempfile.TemporaryDirectory() as folder:
         reports = Path(folder)
+
+        def again(log: Path | None) -> None:
+            """Run the tests that need other settings or packages, one file at a time."""
+            under = {**VARIATIONS["oldest"], "HOOKLINE_TEST_ONEDNN": "0"}
+            report = f"--junit-xml={reports}/numeric.xml"
+            pytest(report, *NUMERIC, log=log, under=under, processes=1)
+            interop([f"--junit-xml={reports}/interop.xml"], log)
+
         try:
-            pytest(f"--junit-xml={reports}/all.xml")
-            pytest(
-                f"--junit-xml={reports}/numeric.xml",
-                *NUMERIC,
-                under={**VARIATIONS["oldest"], "HOOKLINE_TEST_ONEDNN": "0"},
-            )
-            interop([f"--junit-xml={reports}/interop.xml"])
+            at_once(lambda log: pytest(f"--junit-xml={reports}/all.xml", log=log), again)
             if changed := sorted(each for each, _ in written() ^ before):
                 raise Trouble(
                     f"While the tests ran, this was written in the checkout: "
@@ -186,17 +197,49 @@ def test(arguments: list[str]) -> None:
             print(skipped(*sorted(reports.glob("*.xml"))), flush=True)
 
 
-def pytest(*arguments: str | Path, log: Path | None = None, under: Mapping[str, str] | None = None) -> None:
+def at_once(first: Callable[[Path | None], None], *others: Callable[[Path | None], None]) -> None:
+    """Run several things side by side. The first shows its output as it comes; each of the others gets a log,
+    which is shown afterwards.
+    """
+    troubles: list[Trouble] = []
+
+    def attempt(each: Callable[[Path | None], None], log: Path | None) -> None:
+        try:
+            each(log)
+        except Trouble as trouble:
+            troubles.append(trouble)
+
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [Path(folder, str(number)) for number, _ in enumerate(others)]
+        threads = [threading.Thread(target=attempt, args=each) for each in zip(others, logs, strict=True)]
+        for thread in threads:
+            thread.start()
+        try:
+            attempt(first, None)
+        finally:
+            for thread, log in zip(threads, logs, strict=True):
+                thread.join()
+                if log.exists():
+                    print(log.read_text(), end="", flush=True)
+    if troubles:
+        raise Trouble("\n".join(map(str, troubles)))
+
+
+def pytest(
+    *arguments: str | Path,
+    log: Path | None = None,
+    under: Mapping[str, str] | None = None,
+    processes: int | None = None,
+) -> None:
     """Run files of tests side by side. A process runs all tests of a file; the files that take long are not
     left for last.
     """
-    processes = str(min(4, os.cpu_count() or 1))
     run(
         PYTHON,
         "-m",
         "pytest",
         "--numprocesses",
-        processes,
+        str(processes or min(4, os.cpu_count() or 1)),
         "--dist",
         "loadfile",
         "--no-loadscope-reorder",
@@ -285,25 +328,40 @@ def busy() -> Iterator[None]:
             each.wait()
 
 
-def interop(arguments: list[str]) -> None:
+def interop(arguments: list[str], log: Path | None = None) -> None:
     """Test with the real Lightning, transformers, Keras and Accelerate, in an environment of their own."""
     prepare("interop", venv=INTEROP)
-    run(python(INTEROP), "-m", "pytest", "tests/interop", *arguments)
+    run(python(INTEROP), "-m", "pytest", "tests/interop", *arguments, log=log)
 
 
 def lint(arguments: list[str]) -> None:
-    """Check style, and that generated files are up to date."""
+    """Check style, and that generated files are current; `check`, `format` or `generated` runs one part."""
     prepare("dev")
-    run(PYTHON, "-m", "ruff", "check", *arguments)
-    run(PYTHON, "-m", "ruff", "format", "--check", *arguments)
-    run(PYTHON, "tools/generate.py", "--check")
+    chosen = [arguments[0]] if arguments and arguments[0] in LINTS else [*LINTS]
+    options = arguments[1:] if len(chosen) == 1 else arguments
+    for name in chosen:
+        run(PYTHON, *LINTS[name], *(options if name != "generated" else ()))
 
 
 def types(arguments: list[str]) -> None:
     """Check types with mypy and pyright."""
     prepare("dev")
-    run(PYTHON, "-m", "mypy", *arguments)
-    run(PYTHON, "-m", "pyright", *arguments)
+    at_once(
+        lambda log: run(PYTHON, "-m", "mypy", *arguments, log=log),
+        lambda log: run(PYTHON, "-m", "pyright", *arguments, log=log),
+    )
+
+
+def quick(arguments: list[str]) -> None:
+    """Lint, types and the tests that matter for what changed (since a revision, if given), in a minute."""
+    prepare("dev")
+    run(PYTHON, "tools/quick.py", *arguments)
+
+
+def mutants(arguments: list[str]) -> None:
+    """Change the engine, the step and the checkpoint writer place by place; print what no test notices."""
+    prepare("dev")
+    run(PYTHON, "tools/mutants.py", *arguments)
 
 
 def generate(arguments: list[str]) -> None:
@@ -357,6 +415,8 @@ def faults(arguments: list[str]) -> None:
 EVERYTHING = (
     demo,
     test,
+    quick,
+    mutants,
     variations,
     lint,
     types,

@@ -96,7 +96,7 @@ def drivers_of(stage: str) -> dict[str, Any]:
 def contenders(section: Section, wanted: list[str]) -> list[tuple[Case, str]]:
     """Return the cases of a section, each with a driver that runs it."""
     named = [(case, driver) for case in (*section.controls, *section.cases) for driver in case.drivers]
-    more = [(section.cases[0], driver) for driver in peers.OTHERS] if section.failure_monitor else []
+    more = [(section.cases[0], driver) for driver in peers.OTHERS] if section.peers else []
     known = drivers_of(section.stage)
     return [(case, driver) for case, driver in named + more if driver in wanted and driver in known]
 
@@ -202,9 +202,7 @@ def compare(arguments: argparse.Namespace) -> None:
 
     warnings.filterwarnings("ignore")  # of other trainers, about this not being a real training
     began, rounds = time.monotonic(), arguments.rounds or (8 if arguments.quick else 60)
-    others = (
-        [] if arguments.hookline_only else peers.installed(peers.OTHERS if arguments.failure_monitor else ())
-    )
+    others = [] if arguments.hookline_only else peers.installed(peers.OTHERS if arguments.peers else ())
     wanted = ["bare", "by hand", "hookline", *others]
     results: dict[str, Any] = {"about": about(rounds, others), "rows": []}
     chosen = (

@@ -1,8 +1,7 @@
-"""Train a small GPT, character by character, on the texts behind Python's `help()`, and see what its hooks
-do.
+"""Train a small GPT, character by character, on the texts of Python's `help()`, and see what its hooks do.
 
 About a minute on two CPU cores: `python3 dev.py demo`, or `hookline fit examples/gpt.toml --datamodule.steps
-100` for a first look. The configuration beside this file says which of these classes a run is made of.
+100` for a first look. The configuration beside this file says which of these classes a run uses.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from hookline import DataModule, Hook, Metrics, Module, Trainer, every
 
 CONTEXT, BATCH, WIDTH, HEADS, LAYERS = 64, 16, 128, 4, 4
-# topics quote each other; validation must not ask for what was trained on
+# topics quote each other: drop repeated paragraphs, so that validation text is not in the training text
 TEXT = "\n\n".join(dict.fromkeys("\n\n".join(topics.values()).split("\n\n")))
 ALPHABET = sorted(set(TEXT))
 
 
 class Block(nn.Module):
-    """Each character gathers what it needs from those before it, then works on it by itself."""
+    """Attention over the characters so far, then an MLP for each character."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,14 +36,14 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         split = self.attention(self.norm1(x)).unflatten(-1, (3, HEADS, -1))
         query, key, value = split.permute(2, 0, 3, 1, 4)  # each: batch, head, position, channel
-        gathered = scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.merge(gathered.transpose(1, 2).flatten(-2))
-        worked_on: Tensor = self.mlp(self.norm2(x))
-        return x + worked_on
+        attended = scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.merge(attended.transpose(1, 2).flatten(-2))
+        transformed: Tensor = self.mlp(self.norm2(x))
+        return x + transformed
 
 
 class GPT(Module):
-    """Predicts the next character. A `hookline.Module` is a model together with how it is trained."""
+    """Predicts the next character. A `hookline.Module` is a model together with its training."""
 
     def __init__(self, characters: int = len(ALPHABET)) -> None:
         super().__init__()
@@ -71,7 +70,7 @@ class GPT(Module):
         steps: float = self.trainer.estimated_stepping_batches
         warmup = max(1.0, steps / 10)
 
-        def factor(step: int) -> float:  # a straight line up, then a cosine down to a tenth
+        def factor(step: int) -> float:  # linear warmup, then cosine decay to a tenth
             decay = max(0.0, step - warmup) / max(1.0, steps - warmup)
             return min((step + 1) / warmup, 0.55 + 0.45 * math.cos(math.pi * decay))
 
@@ -82,7 +81,7 @@ class GPT(Module):
 
     @torch.no_grad()
     def write(self, text: Tensor, length: int, temperature: float = 0.8) -> Tensor:
-        """Go on with a text of shape (1, n)."""
+        """Continue a text of shape (1, n)."""
         for _ in range(length):
             logits = self(text[:, -CONTEXT:])[:, -1] / temperature
             text = torch.cat([text, torch.multinomial(logits.softmax(-1), 1)], dim=1)
@@ -113,8 +112,8 @@ class Text(DataModule):
 
 
 class WatchGradients(Hook):
-    """Logs the gradient norm and says which layer leads. Methods name events, their parameters the facts they
-    want.
+    """Logs the gradient norm and prints the layer with the largest one. Methods name events, parameters name
+    facts.
     """
 
     leader = ""
@@ -130,7 +129,7 @@ class WatchGradients(Hook):
 
 
 class Report(Hook):
-    """Says how the run begins, how validation goes, and what came of it: a sample and the loss."""
+    """Prints the start of the run, its validations, and its result: a sample and the loss."""
 
     def on_fit_start(self, trainer: Trainer, module: GPT) -> None:
         parameters = sum(p.numel() for p in module.parameters())

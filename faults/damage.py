@@ -245,8 +245,6 @@ def unsaid(said: str, done: Done) -> str:
     for path, file, way in done:
         # with another one's manifest it is the other files that look wrong
         named = "" if (file, way) == ("manifest.json", "swapped") else file
-        if not any(
-            "passes over" in line and path.name in line and named in line for line in said.splitlines()
-        ):
+        if not any(" skips " in line and path.name in line and named in line for line in said.splitlines()):
             return f"{path.name}/{file} was {way}, and nobody said so; said: {last_words(said)}"
     return ""

@@ -68,9 +68,7 @@ class Extras(Kind):
         outcome.wrong = (
             outcome.wrong
             or left_wrong(folder / RUN)
-            or (
-                f"a checkpoint was passed over: {last_words(last.said)}" if "passes over" in last.said else ""
-            )
+            or (f"a checkpoint was passed over: {last_words(last.said)}" if " skips " in last.said else "")
         )
         return outcome
 

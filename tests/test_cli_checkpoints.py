@@ -107,7 +107,7 @@ def test_a_run_is_a_table_of_its_checkpoints_with_what_is_wrong(
     )
     assert first.startswith("run: run ") and first.endswith(", completed at step 8")
     assert last.split()[:4] == ["checkpoints/last", "8", "1", "last"]
-    assert last.endswith("damaged: model.safetensors is not what its manifest says (its sha256 differs).")
+    assert last.endswith("damaged: model.safetensors does not match the manifest (its sha256 differs).")
     assert newest.split()[:5] == ["checkpoints/1", "8", "1", "best", "val/loss"]
     assert newest.endswith('whole, resume="auto", resume="best"')  # what fit would take now
     assert older.split()[0] == "checkpoints/0" and older.endswith("whole")
@@ -219,7 +219,7 @@ def test_verify_reads_every_file_of_a_run_and_fails_if_one_is_damaged(
     whole, wrong = capsys.readouterr().out.splitlines()
     assert whole == "whole  run/checkpoints/0"
     assert wrong.startswith(
-        "wrong  The checkpoint run/checkpoints/1 is damaged: state.safetensors is not what its manifest says"
+        "wrong  The checkpoint run/checkpoints/1 is damaged: state.safetensors does not match the manifest"
     )
     rows = told(capsys, "verify", "run", "nowhere", code=1)
     assert [each["path"] for each in rows if not each["whole"]] == ["run/checkpoints/1", "nowhere"]
@@ -306,7 +306,7 @@ def test_a_wrong_path_is_told_with_the_nearest_and_what_there_is(
         "run/checkpoints/lats does not exist. Did you mean 'last'? run/checkpoints has: 0, 1, last." in said
     )
     assert main(["checkpoint", "show", "run/checkpoints/last/state.json"]) == 1
-    assert "is a file, and a checkpoint is a directory" in capsys.readouterr().err
+    assert "is a file, but a checkpoint is a directory" in capsys.readouterr().err
     Path("bare").mkdir()
     assert main(["checkpoint", "show", "bare", "--json"]) == 1
     out, err = capsys.readouterr()

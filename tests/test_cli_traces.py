@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import preloaded
 import pytest
 
 from hookline.cli import main
@@ -186,7 +187,7 @@ def test_replay_plays_the_run_to_a_hook_and_says_what_it_would_have_done(
 ) -> None:
     text = said(capsys, "replay", "run/trace.json", "trace_parts:Look", "--set", "above=6")
     assert text.splitlines()[:2] == ["step 7 loss True", "step 8 loss True"]
-    assert "hook 'look' has heard a run of 8 steps" in text and "on_step_end: 8 calls" in text
+    assert "hook 'look' replayed a run of 8 steps" in text and "on_step_end: 8 calls" in text
     found = json.loads(
         said(capsys, "replay", "run/trace.json", "trace_parts.Look", "--set", "above=100", "--json")
     )
@@ -247,7 +248,7 @@ def test_an_error_of_hookline_ends_with_the_same_lines(capsys: pytest.CaptureFix
 
 
 def test_in_a_process_of_its_own_nothing_comes_after_it() -> None:
-    done = subprocess.run(
+    done = preloaded.run(
         [sys.executable, "-m", "hookline", "fit", "fails.toml", "--trainer.run_dir", "died"],
         capture_output=True,
         text=True,
@@ -264,7 +265,7 @@ def test_a_hook_that_ends_the_process_does_not_end_it_without_a_word() -> None:
     Path("quits.toml").write_text(
         Path("fails.toml").read_text().replace("trace_parts.Fails", "trace_parts.Quits")
     )
-    done = subprocess.run(
+    done = preloaded.run(
         [
             sys.executable,
             "-m",

@@ -513,7 +513,7 @@ def test_what_happens_when_a_hook_fails_is_decided_by_its_switches(
         ({"hook_classes": [3]}, "hook_classes=3 must be a list of class paths as text"),
         (
             {"hook_classes": ["a.B"], "hook_configs": {"a.C": {}}},
-            "'a.C' is none of hook_classes. Did you mean 'a.B'",
+            "'a.C' is not in hook_classes. Did you mean 'a.B'",
         ),
         ({"lr_monitor_config": 3}, "lr_monitor_config=3 must be a table"),
     ],
@@ -822,7 +822,7 @@ def test_there_are_enough_bad_configurations() -> None:
         (["--trainer.max_epocs", "3"], "trainer.max_epocs", "Did you mean 'max_epochs'?"),
         (["--hooks.stp.patience", "3"], "hooks.stp", "no hook of this name"),
         (["--hooks.stop.patience", "many"], "hooks.stop.patience", "a whole number"),
-        (["--hooks.stop.patience.deep", "1"], "hooks.stop.patience", "nothing below it"),
+        (["--hooks.stop.patience.deep", "1"], "hooks.stop.patience", "no key below it"),
         (["--modle.width", "3"], "modle", "Did you mean 'module'?"),
     ],
 )

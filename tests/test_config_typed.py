@@ -164,7 +164,7 @@ def test_a_module_that_may_not_be_imported_is_not(
 
 
 def test_a_function_with_the_wrong_parameters_is_refused_before_the_first_step(project: Path) -> None:
-    assert "asks for 'weather'. It may ask for step, epoch, total" in str(
+    assert "has the parameter 'weather'. It may have step, epoch, total" in str(
         refused(project, f'{SCHEDULE}schedule = "typed_here.asks_too_much"\n')
     )
 
@@ -273,7 +273,7 @@ def test_a_section_is_taken_out_by_null(project: Path) -> None:
         ('--trainer={"max_epocs": 3}', "trainer.max_epocs", "Did you mean 'max_epochs'?"),
         ("--hooks.one={1: 2}", "", "put it in quotes"),
         ("--module={class_path: typed_here.Net", "", "no valid YAML"),
-        ("--trainer.max_epochs.x=1", "trainer.max_epochs", "nothing below it"),
+        ("--trainer.max_epochs.x=1", "trainer.max_epochs", "no key below it"),
     ],
 )
 def test_a_wrong_table_is_refused_by_its_key(project: Path, typed: str, key: str, said: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="t
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(FAULTS / "run.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return preloaded.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -276,7 +276,7 @@ def test_a_process_that_turns_out_to_be_another_rank_hears_what_is_meant_for_tha
     heard = recorder(["setup"])
     net, sgd = net_and_sgd()
     line = Line(net, sgd, hooks=[First(), heard], logger=True, run_dir=tmp_path)
-    line.take_place(1, 1, 2)
+    line.set_rank(1, 1, 2)
     train(line, net, sgd, batches(1))
     assert heard.seen == ["setup"]
     assert not list(tmp_path.iterdir())  # there is one record of a run, rank zero's
@@ -611,7 +611,9 @@ def test_a_checkpoint_for_other_optimizers_is_refused_by_its_path(tmp_path: Path
         line.save_checkpoint(tmp_path / "here")
     with (
         Line(net) as line,
-        pytest.raises(hookline.CheckpointError, match=r"here is no checkpoint of a line with 0 optimizers"),
+        pytest.raises(
+            hookline.CheckpointError, match=r"here is not a checkpoint of a Line with 0 optimizers"
+        ),
     ):
         line.load_checkpoint(tmp_path / "here")
 
@@ -738,7 +740,7 @@ def test_an_event_that_the_host_cannot_tell_is_refused_when_the_hook_is_added() 
     with pytest.raises(
         hookline.HookError,
         match=r"hook 'moves' \(Moves\) listens to on_after_batch_transfer, which a loop with "
-        r"hookline.Line cannot tell: the loop moves its batches itself",
+        r"hookline.Line cannot emit: the loop moves its batches itself",
     ):
         Line(*net_and_sgd(), hooks=[Moves()])
 
@@ -793,7 +795,7 @@ def test_something_else_than_an_optimizer_is_refused_when_it_is_given(given: Any
 
 def test_a_built_in_hook_that_can_do_nothing_in_a_loop_is_refused_when_it_is_added() -> None:
     with pytest.raises(
-        hookline.HookError, match=r"SlurmRequeue\) can do nothing in a loop with hookline.Line: it acts when"
+        hookline.HookError, match=r"SlurmRequeue\) has no effect in a loop with hookline.Line: it acts when"
     ):
         Line(nn.Linear(4, 2), hooks=[SlurmRequeue()])
 

@@ -161,7 +161,10 @@ def test_a_validation_left_by_a_break_is_over_before_the_next_batch() -> None:
 
 def test_a_validation_inside_a_validation_is_refused() -> None:
     net, sgd = net_and_sgd()
-    with pytest.raises(hookline.HooklineError, match="began inside this validation"), Line(net, sgd) as line:
+    with (
+        pytest.raises(hookline.HooklineError, match="started inside this validation"),
+        Line(net, sgd) as line,
+    ):
         for _ in line.validation([0, 1]):
             for _ in line.validation([0]):
                 pass

@@ -137,7 +137,7 @@ def test_a_stop_in_the_middle_of_an_epoch_is_agreed_on(job: Outcome) -> None:
     zero, one = job.lines("STOP ")
     assert zero.split(" ", 1)[1] == one.split(" ", 1)[1]
     step, reason = zero.split(" ", 2)[1:]
-    assert 2 <= int(step) <= 4 and reason == "enough (asked for by rank 0)"
+    assert 2 <= int(step) <= 4 and reason == "enough (requested by rank 0)"
 
 
 def test_a_checkpoint_is_written_by_all_together(job: Outcome) -> None:

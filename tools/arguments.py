@@ -1,5 +1,5 @@
-"""What is derived from the declared arguments of `Trainer`: their types for type checkers, and the tables of
-the docs.
+"""Derive the types of `Trainer`'s arguments for type checkers, and the tables of the docs, from their
+declarations.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
 
 class _Bare(ast.NodeTransformer):
-    """A type as a user writes it: aliases spelled out, without the checks of `Annotated`, no quotes."""
+    """Converts a type to what a user writes: aliases expanded, no `Annotated`, no quotes."""
 
     def __init__(self, aliases: dict[str, ast.expr]) -> None:
         self.aliases = aliases
 
     def visit_Name(self, node: ast.Name) -> Any:
-        """`Time` -> what it stands for."""
+        """Replace an alias such as `Time` by its type."""
         return self.visit(self.aliases[node.id]) if node.id in self.aliases else node
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
-        """`Annotated[int, AtLeast(1)]` -> `int`."""
+        """Replace `Annotated[int, AtLeast(1)]` by `int`."""
         if (
             isinstance(node.value, ast.Name)
             and node.value.id == "Annotated"
@@ -55,17 +55,17 @@ class _Bare(ast.NodeTransformer):
         return node if ast.unparse(node.value) == "Literal" else self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        """`bool | (str | Path)` -> `bool | str | Path`."""
+        """Replace `bool | (str | Path)` by `bool | str | Path`."""
         members = [self.visit(node.left), self.visit(node.right)]
         return ast.parse(" | ".join(map(ast.unparse, members)), mode="eval").body
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        """`"str | Strategy"` -> `str | Strategy`."""
+        """Replace `"str | Strategy"` by `str | Strategy`."""
         return ast.parse(node.value, mode="eval").body if isinstance(node.value, str) else node
 
 
 def types_of(cls: type) -> dict[str, str]:
-    """The types of the arguments that a class declares, as text."""
+    """Return the types of the arguments that a class declares, as text."""
     module = ast.parse(inspect.getsource(options if cls in GROUPS else arguments))
     aliases = {
         each.targets[0].id: each.value
@@ -85,7 +85,7 @@ def types_of(cls: type) -> dict[str, str]:
 
 
 def typed() -> str:
-    """The source of `hookline/run/_arguments.py`."""
+    """Return the source of `hookline/run/_arguments.py`."""
     docs, out = documentation(), [HEAD]
     for cls in DECLARATIONS:
         out += [
@@ -116,7 +116,7 @@ def _default(cls: type, name: str) -> str:
 
 
 def page() -> str:
-    """The text of docs/options.md."""
+    """Return the text of docs/options.md."""
     docs = documentation()
     out = [
         "# Options of the trainer",
@@ -150,7 +150,7 @@ def page() -> str:
 
 
 def overview() -> str:
-    """The text of docs/training.md, with its table of options as they are declared."""
+    """Return the text of docs/training.md with a current table of options."""
     path = ROOT / "docs/training.md"
     rows = ["| | |", "|---|---|"]
     for cls in DECLARATIONS:

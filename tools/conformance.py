@@ -1,4 +1,4 @@
-"""Makes docs/conformance.md from the tables of the dialects, of the adopted packages and of the hosts."""
+"""Write docs/conformance.md from the tables of the dialects, of the adopted packages and of the hosts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hookline.interop.transformers import callbacks
 
 NATIVE, NOT_OFFERED, REFUSED = "native", "–", "refused"
 Names = Mapping[str, Iterable[str]]
-"""An event, and what a system calls it."""
+"""An event, and a system's names for it."""
 
 
 def turned(methods: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[str]]:
-    """From their methods and our events to our events and their methods."""
+    """Return the methods by event, from the events by method."""
     names: dict[str, list[str]] = {}
     for method, events in methods:
         for event in events:
@@ -27,7 +27,7 @@ def turned(methods: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[str]]
 
 
 def systems() -> dict[str, Names]:
-    """Every system whose hooks run in Hookline."""
+    """Return every system whose hooks run in Hookline."""
     found = {name: EVENTS.find(name) for name in framework.METHODS}
     return {
         "Lightning": {event: [method] for event, method in lightning.MAPPING.items()},
@@ -42,7 +42,7 @@ def systems() -> dict[str, Names]:
 
 
 def cell(event: str, names: Iterable[str]) -> str:
-    """`native`, the names it is mapped from, or a dash."""
+    """Return `native`, the names of the methods, or a dash."""
     known = list(names)
     if not known:
         return NOT_OFFERED
@@ -50,7 +50,7 @@ def cell(event: str, names: Iterable[str]) -> str:
 
 
 def rows(columns: Mapping[str, Names]) -> list[str]:
-    """A Markdown table of all events that at least one column knows."""
+    """Return a Markdown table of all events that at least one column has."""
     out = ["| event | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for event in EVENTS:
         if event.name in EVENTS_OF_THE_TABLE and any(event.name in names for names in columns.values()):
@@ -60,7 +60,7 @@ def rows(columns: Mapping[str, Names]) -> list[str]:
 
 
 def hosted() -> list[str]:
-    """What each host tells Hookline's hooks, and when."""
+    """Return a Markdown table of the events that each host emits, and when."""
     out = [
         "| event | " + " | ".join(host.name for host in HOSTS.values()) + " |",
         "|---" * (len(HOSTS) + 1) + "|",
@@ -77,7 +77,7 @@ def hosted() -> list[str]:
 
 
 def page() -> str:
-    """The text of docs/conformance.md."""
+    """Return the text of docs/conformance.md."""
     columns = systems()
     known = {event for names in columns.values() for event in names}
     own = [f"`{each.name}`" for each in EVENTS if each.name in EVENTS_OF_THE_TABLE and each.name not in known]

@@ -1,8 +1,8 @@
-"""Writes what is derived from the table of events (the typed base classes, docs/lifecycle.md,
-docs/conformance.md) and from the declared arguments of the trainer (their types, docs/options.md, the table
-in docs/training.md).
+"""Write the files that are derived from the table of events and from the declared arguments of the trainer.
 
-`python tools/generate.py` writes, `python tools/generate.py --check` fails if something is out of date.
+From the events: the typed base classes, docs/lifecycle.md, docs/conformance.md. From the arguments: their
+types, docs/options.md, the table in docs/training.md. `python tools/generate.py` writes, `python
+tools/generate.py --check` fails if a file is out of date.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import architecture
 import arguments
 from conformance import page as conformance
 
@@ -30,7 +31,7 @@ BASES = {
 
 
 def returned(event: Event) -> str:
-    """What a returned value does, in a few words."""
+    """Return the effect of a returned value, in a few words."""
     if event.signals:
         return f"may return {' or '.join(event.signals)}"
     if event.replaces:
@@ -41,12 +42,12 @@ def returned(event: Event) -> str:
 
 
 def rows() -> list[Event]:
-    """The rows of the table, without what a user has declared."""
+    """Return the rows of the table, without events that a user has declared."""
     return [event for event in EVENTS if event.name in EVENTS_OF_THE_TABLE]
 
 
 def methods() -> str:
-    """The source of `hookline/engine/_methods.py`."""
+    """Return the source of `hookline/engine/_methods.py`."""
     out = [
         '"""Generated from the table in engine/events.py by tools/generate.py; edit the rows there, not this '
         'file."""',
@@ -88,7 +89,7 @@ def methods() -> str:
 
 
 def lifecycle() -> str:
-    """The text of docs/lifecycle.md."""
+    """Return the text of docs/lifecycle.md."""
     out = [
         "# The lifecycle: every event and its facts",
         "",
@@ -139,7 +140,7 @@ def lifecycle() -> str:
 
 
 def main() -> int:
-    """Write or check."""
+    """Write or check the files."""
     targets = {
         ROOT / "src/hookline/engine/_methods.py": methods(),
         ROOT / "docs/lifecycle.md": lifecycle(),
@@ -147,6 +148,8 @@ def main() -> int:
         ROOT / "src/hookline/run/_arguments.py": arguments.typed(),
         ROOT / "docs/options.md": arguments.page(),
         ROOT / "docs/training.md": arguments.overview(),
+        architecture.GUIDE: architecture.page(),
+        ROOT / "docs/images/architecture.svg": architecture.picture(),
     }
     stale = [path for path, text in targets.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv:

@@ -104,7 +104,7 @@ def test_an_average_that_evaluations_did_not_use_is_not_the_scored_one() -> None
 def test_an_average_that_has_not_begun_is_not_taken() -> None:
     trained(hook=WeightAveraging(start="100 steps"))
     assert load_weights(net := Net(), BEST).weights == "raw" and score(net) == best_score()
-    with pytest.raises(OptionError, match="holds no averaged weights"):
+    with pytest.raises(OptionError, match="does not contain averaged weights"):
         load_weights(Net(), BEST, weights="averaged")
 
 
@@ -116,7 +116,7 @@ def test_where_there_is_no_average_nothing_is_said_and_asking_for_one_is_an_erro
     report = load_weights(net := Net(), next(Path("run/checkpoints").iterdir()))
     assert report.weights == "raw" and "averaged" not in str(report) and caplog.text == ""
     for source in ("run", {"layer.weight": net.layer.weight}):
-        with pytest.raises(OptionError, match="holds no averaged weights"):
+        with pytest.raises(OptionError, match="does not contain averaged weights"):
             load_weights(Net(), source, weights="averaged")
 
 

@@ -57,7 +57,7 @@ def test_what_is_left_of_one_is_named_with_the_reason(tmp_path: Path) -> None:
     found, broken = find(tmp_path)
     assert not found
     assert "no manifest.json" in broken[tmp_path / "no manifest"]
-    assert "manifest.json is not as it was written" in broken[tmp_path / "changed"]
+    assert "manifest.json was changed after it was written" in broken[tmp_path / "changed"]
 
 
 def test_the_best_is_by_the_scores_and_the_mode_of_the_newest_monitor(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 import torch
 
@@ -109,7 +110,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 import torch
-from hookline.checkpoint import writing
+from hookline.checkpoint import writer
 from hookline.checkpoint.files import write
 path, nth, how = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 contents = lambda step: {"module": {"w": torch.ones(3)}, "counters": {"step": step}}
@@ -125,7 +126,7 @@ def dying(real):
     return call
 for name in ("fsync", "rename", "mkdir", "unlink", "rmdir"):
     setattr(os, name, dying(getattr(os, name)))
-writing.exchange = dying(writing.exchange) if how == "exchange" else lambda aside, path: False
+writer.exchange = dying(writer.exchange) if how == "exchange" else lambda aside, path: False
 write(contents(2), path)
 """
 
@@ -141,7 +142,7 @@ def test_a_process_killed_while_it_replaces_a_checkpoint_leaves_a_whole_one(
     tmp_path: Path, how: str, nth: int
 ) -> None:
     path = tmp_path / "best"
-    code = subprocess.run([sys.executable, "-c", KILLED, str(path), str(nth), how], check=False).returncode
+    code = preloaded.run([sys.executable, "-c", KILLED, str(path), str(nth), how], check=False).returncode
     assert code == -9
     clean_up(tmp_path)
     assert read(path)["counters"]["step"] in (1, 2)

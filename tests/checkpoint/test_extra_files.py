@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import preloaded
 import pytest
 import torch
 from tiny import Net, batches, quiet
@@ -85,7 +86,7 @@ def test_a_run_resumes_from_checkpoints_that_a_hook_has_added_files_to(
         train(Exports(), Fails(), save=save)
     caplog.clear()
     again = train(Exports(), resume="auto", save=save)
-    assert "passes over" not in caplog.text and "step 4" in caplog.text
+    assert " skips " not in caplog.text and "step 4" in caplog.text
     assert torch.equal(again.module.layer.weight, whole.module.layer.weight)
     assert load_weights(Net(), "run").complete
 
@@ -148,7 +149,7 @@ def test_a_directory_that_is_no_checkpoint_is_never_removed(tmp_path: Path) -> N
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "thesis.txt").write_text("mine")
     with pytest.raises(
-        CheckpointError, match="thesis is not removed: nothing in it is a file of a checkpoint"
+        CheckpointError, match="thesis was not removed: it does not contain a file of a checkpoint"
     ):
         quiet().remove_checkpoint(tmp_path / "thesis")
     assert names(tmp_path) == ["thesis"]
@@ -207,7 +208,7 @@ for nth in range(1, 15):
 def test_a_removal_killed_at_any_call_leaves_nothing_behind_after_the_next_start(
     extended: Path, tmp_path: Path
 ) -> None:
-    done = subprocess.run(
+    done = preloaded.run(
         [sys.executable, "-c", KILLED, str(extended), str(tmp_path / "killed")],
         check=True,
         capture_output=True,
@@ -242,7 +243,9 @@ def test_what_only_looks_like_a_removed_checkpoint_is_left_alone(tmp_path: Path)
 def test_verify_and_show_name_them(capsys: pytest.CaptureFixture[str]) -> None:
     train(Exports())
     assert main(["checkpoint", "verify", "run/checkpoints/last"]) == 0
-    assert capsys.readouterr().out == "whole  run/checkpoints/last (not ours, left alone: hf, notes.txt)\n"
+    assert (
+        capsys.readouterr().out == "whole  run/checkpoints/last (not of Hookline, ignored: hf, notes.txt)\n"
+    )
     assert main(["checkpoint", "verify", "run/checkpoints/last", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["extra"] == ["hf", "notes.txt"]
     assert main(["checkpoint", "show", "run/checkpoints/last"]) == 0

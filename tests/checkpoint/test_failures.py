@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 import torch
 
@@ -92,7 +93,7 @@ except CheckpointError as error:
 
 
 def test_a_file_that_may_not_grow_so_large_is_said(tmp_path: Path) -> None:
-    done = subprocess.run(
+    done = preloaded.run(
         [sys.executable, "-c", LIMITED, str(tmp_path / "step-1")], capture_output=True, text=True, check=True
     )
     assert (

@@ -68,6 +68,21 @@ def test_nothing_is_left_beside_a_finished_checkpoint(path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == ["step-3"]
 
 
+def test_a_file_of_that_name_is_not_replaced(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("notes")
+    with pytest.raises(CheckpointError, match="a file of that name exists"):
+        write(contents(), path)
+    assert path.read_text() == "notes"
+    assert [each.name for each in path.parent.iterdir()] == ["step-3"]
+
+
+def test_a_directory_is_kept_from_cleanup_only_while_it_is_written(path: Path) -> None:
+    write(contents(), path)
+    write(contents(), path)
+    assert not writer.writing
+
+
 def test_writing_again_replaces_it(path: Path) -> None:
     write(contents(1.0), path)
     (path / "leftover").write_text("old")
@@ -204,7 +219,8 @@ def test_a_checkpoint_from_the_future_is_refused(path: Path) -> None:
 def test_a_path_that_is_none_names_those_that_are(path: Path) -> None:
     write(contents(), path)
     with pytest.raises(
-        CheckpointError, match="step-4 is no checkpoint: it has no manifest.json. There are: step-3"
+        CheckpointError,
+        match="step-4 is not a checkpoint: it has no manifest.json. Its directory has: step-3",
     ):
         read(path.with_name("step-4"))
     with pytest.raises(CheckpointError, match="nowhere is no checkpoint"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import threading
 from pathlib import Path
@@ -75,6 +76,13 @@ def test_the_old_one_is_replaced_in_one_call_and_deleted_only_once_the_new_one_i
     assert ("fsync", new, "") in calls[:-2] and not [each for each in calls if each[0] == "rename"]
     assert read(path)["counters"]["step"] == 2
     assert sorted(each.name for each in tmp_path.iterdir()) == ["one", "step-1", "two"]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs Linux with glibc")
+def test_linux_is_asked_to_exchange_names(tmp_path: Path) -> None:
+    """It refuses names that do not exist; False would mean that it was not asked, or cannot."""
+    with pytest.raises(FileNotFoundError):
+        exchange(tmp_path / "one", tmp_path / "two")
 
 
 def test_where_names_cannot_be_exchanged_the_old_one_is_moved_away_first(

@@ -87,7 +87,7 @@ def test_what_is_a_ranks_own_is_read_without_its_pieces(tmp_path: Path) -> None:
             return opened.get_tensor(name)
 
     files.files[1]._file = Asked()
-    assert files.own(1, files.pieces)["rng"].tolist() == [0, 1, 2]
+    assert files.own(1, files.sharded)["rng"].tolist() == [0, 1, 2]
     assert asked == ["0: rng"]
     assert files.count() == 2 and files.count(1, 2) == 0
 

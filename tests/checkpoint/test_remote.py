@@ -85,7 +85,7 @@ def test_an_upload_that_breaks_off_leaves_no_checkpoint_there(
         CheckpointError, match="step-2 could not be written: ConnectionResetError: the line is dead"
     ):
         write(contents(2), f"{base}/step-2")
-    with pytest.raises(CheckpointError, match=r"step-2 is no checkpoint: it has no manifest\.json"):
+    with pytest.raises(CheckpointError, match=r"step-2 is not a checkpoint: it has no manifest\.json"):
         read(f"{base}/step-2")
     assert list_urls(base) == [f"{base}/step-1"]
 
@@ -128,7 +128,7 @@ def test_a_password_in_the_url_is_never_shown() -> None:
 
 def test_a_url_that_was_made_a_path_is_explained() -> None:
     with pytest.raises(
-        CheckpointError, match="s3:/bucket/c was a URL before it was made a Path: pass it as text"
+        CheckpointError, match="s3:/bucket/c is a URL that was converted to a Path; pass it as text"
     ):
         read(Path("s3://bucket/c"))
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hookline.checkpoint.sharded import (
-    Opened,
+    LazyFile,
     ShardedTensor,
     ShardLocation,
     materialize,
@@ -28,17 +28,15 @@ from hookline.util.errors import CheckpointError
 def cut(whole: Tensor, folder: Path, cuts: list[int]) -> ShardedTensor:
     """Store it in one file for each stretch of rows."""
     edges = [0, *sorted(cuts), len(whole)]
-    places = []
+    locations = []
     for number, (start, end) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
         if end > start:
             save_file({"x": whole[start:end].contiguous()}, folder / f"{number}.safetensors")
-            begins_at = (start, *(0,) * (whole.dim() - 1))
-            places.append(
-                ShardLocation(
-                    Opened(folder / f"{number}.safetensors"), "x", begins_at, whole[start:end].shape
-                )
+            offset = (start, *(0,) * (whole.dim() - 1))
+            locations.append(
+                ShardLocation(LazyFile(folder / f"{number}.safetensors"), "x", offset, whole[start:end].shape)
             )
-    return ShardedTensor("x", whole.shape, whole.dtype, lambda: iter(places))
+    return ShardedTensor("x", whole.shape, whole.dtype, lambda: iter(locations))
 
 
 @settings(max_examples=25, deadline=None)
@@ -58,10 +56,10 @@ def test_any_block_is_what_it_is_in_the_whole(
 
 def test_a_rank_that_has_all_it_needs_looks_at_no_other_file(tmp_path: Path) -> None:
     whole = torch.arange(8.0)
-    places = list(cut(whole, tmp_path, [4]).places())
+    locations = list(cut(whole, tmp_path, [4]).locations())
 
     def first_only() -> Iterator[ShardLocation]:
-        yield places[0]
+        yield locations[0]
         raise AssertionError("the second file is of no use here")
 
     assert torch.equal(ShardedTensor("x", whole.shape, whole.dtype, first_only).read((1,), (3,)), whole[1:4])
@@ -76,16 +74,16 @@ def test_a_file_without_anything_of_a_block_is_not_opened(tmp_path: Path) -> Non
 
 def test_a_tensor_without_dimensions_and_one_without_numbers(tmp_path: Path) -> None:
     save_file({"x": torch.tensor(3.5)}, tmp_path / "0.safetensors")
-    place = ShardLocation(Opened(tmp_path / "0.safetensors"), "x", (), ())
+    place = ShardLocation(LazyFile(tmp_path / "0.safetensors"), "x", (), ())
     assert ShardedTensor("x", torch.Size(()), torch.float32, lambda: iter([place])).whole() == 3.5
     assert ShardedTensor("x", torch.Size((0, 3)), torch.float32, lambda: iter(())).whole().shape == (0, 3)
 
 
 def test_numbers_that_are_in_no_file_are_an_error(tmp_path: Path) -> None:
     whole = torch.arange(8.0)
-    places = list(cut(whole, tmp_path, [5]).places())
+    locations = list(cut(whole, tmp_path, [5]).locations())
     with pytest.raises(CheckpointError, match="x: 3 of its 8 numbers are in no file"):
-        ShardedTensor("x", whole.shape, whole.dtype, lambda: iter(places[:1])).whole()
+        ShardedTensor("x", whole.shape, whole.dtype, lambda: iter(locations[:1])).whole()
 
 
 def test_what_was_read_is_whole_and_in_memory_of_its_own(tmp_path: Path) -> None:

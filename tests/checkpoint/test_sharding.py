@@ -94,7 +94,9 @@ def test_pieces_that_do_not_make_whole_tensors_are_damage(mesh: Any, tmp_path: P
     manifest["files"]["rank-0.json"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     (path / "manifest.json").write_text(render({**manifest, "sha256": signature(manifest)}))
     for look in (verify, read, lambda path: load_weights(nn.Linear(1, 1), path)):
-        with pytest.raises(CheckpointError, match="spread over ranks have 10 numbers, but their pieces 6"):
+        with pytest.raises(
+            CheckpointError, match="sharded tensors have 10 elements, but their shards have 6"
+        ):
             look(path)
 
 
@@ -112,9 +114,11 @@ def test_a_sum_that_was_not_added_up_and_rare_types_are_refused_by_their_place(
     from torch.distributed.tensor import DTensor, Partial
 
     partial = DTensor.from_local(torch.ones(2), mesh, [Partial()])
-    with pytest.raises(CheckpointError, match=r"hooks\.mine is a sum that the ranks have not added up yet"):
+    with pytest.raises(CheckpointError, match=r"hooks\.mine has a partial placement"):
         write({"module": {}, "hooks": {"mine": partial}}, tmp_path / "one")
-    with pytest.raises(CheckpointError, match=r"module\.w is spread over ranks and of torch.complex64"):
+    with pytest.raises(
+        CheckpointError, match=r"module\.w is sharded over ranks and has dtype torch.complex64"
+    ):
         write({"module": {"w": spread(torch.ones(2, dtype=torch.complex64), mesh)}}, tmp_path / "one")
     assert os.listdir(tmp_path) == []
 
@@ -172,7 +176,7 @@ def test_load_weights_fills_a_module_that_is_spread(mesh: Any, tmp_path: Path) -
     write({"module": module.state_dict()}, tmp_path / "one")
     assert torch.equal(read(tmp_path / "one")["module"]["weight"], source.weight)
     assert isinstance(
-        find_weights(tmp_path / "one", as_pieces=True).weights["weight"], ShardedTensor
+        find_weights(tmp_path / "one", as_shards=True).weights["weight"], ShardedTensor
     )  # only what is needed is read
     with torch.no_grad():
         module.weight.zero_()
@@ -225,7 +229,7 @@ def test_what_a_rank_says_of_its_pieces_is_not_believed_whatever_it_is(
     manifest["files"]["rank-0.json"] = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
     manifest["sha256"] = signature(manifest)
     (tmp_path / "one" / "manifest.json").write_text(render(manifest))
-    for look in (read, verify, lambda path: find_weights(path, as_pieces=True).weights["a"].whole()):
+    for look in (read, verify, lambda path: find_weights(path, as_shards=True).weights["a"].whole()):
         try:
             found = look(tmp_path / "one")
         except CheckpointError as error:

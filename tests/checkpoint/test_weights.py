@@ -96,12 +96,11 @@ def test_a_run_gives_its_newest_whole_checkpoint_and_says_what_it_passed_over(
     again = Net()
     assert load_weights(again, "run").source == "run/checkpoints/old"
     assert same(weights(again), weights(net))
-    assert (
-        "passing over run/checkpoints/new: " in caplog.text and "model.safetensors has 3 bytes" in caplog.text
-    )
+    assert "skipping run/checkpoints/new: " in caplog.text and "model.safetensors has 3 bytes" in caplog.text
     Path("run/checkpoints/old/manifest.json").unlink()
     with pytest.raises(
-        CheckpointError, match=r"no whole one below it(.|\n)*no manifest(.|\n)*model.safetensors has 3 bytes"
+        CheckpointError,
+        match=r"no complete one below it(.|\n)*no manifest(.|\n)*model.safetensors has 3 bytes",
     ):
         load_weights(again, "run")
 
@@ -144,7 +143,7 @@ def test_strict_loads_all_or_nothing_and_tells_why() -> None:
     assert "missing, only the module has them: layer.weight, head.weight" in said
     assert "unexpected, only the source has them: layer.wieght" in said
     assert "layer.wieght: Did you mean 'layer.weight'?" in said
-    assert "head.bias ([5] there, [3] in the module)" in said
+    assert "head.bias ([5] in the source, [3] in the module)" in said
 
 
 def test_not_strict_loads_what_fits_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -254,7 +253,7 @@ def test_a_prefix_that_nothing_has_is_refused_with_the_nearest() -> None:
 
 
 def test_two_weights_of_one_name_are_refused() -> None:
-    with pytest.raises(OptionError, match="'layer.weight' and 'layer.bias' would both be called 'x'"):
+    with pytest.raises(OptionError, match="'layer.weight' and 'layer.bias' would both be renamed to 'x'"):
         load_weights(Net(), Net().state_dict(), rename=lambda name: "x")
 
 
@@ -340,7 +339,7 @@ def test_a_hook_that_is_not_there_or_keeps_no_weights_is_refused() -> None:
     trained(Net(), WeightAveraging(start="100 steps"))
     with pytest.raises(OptionError, match="no state of a hook 'weight_avg'. Did you mean 'weight_averaging'"):
         export_weights("run", Path("weights.pt"), hook="weight_avg")
-    with pytest.raises(OptionError, match="weight_averaging in .* keeps no weights.*not begun"):
+    with pytest.raises(OptionError, match="weight_averaging in .* does not store weights.*not started"):
         export_weights("run", Path("weights.pt"), hook="weight_averaging")
     assert not Path("weights.pt").exists()
 

@@ -307,7 +307,7 @@ def heard_by_probe() -> Any:
     [
         ("probe.py:Prob", "has no hook 'Prob'. Did you mean 'Probe'?"),
         ("probe.py:Other", "Other in probe.py does not derive from hookline.Hook"),
-        ("probe.py:Needs", "cannot be made without arguments"),
+        ("probe.py:Needs", "cannot be created without arguments"),
         ("probe.py:Shy", "RuntimeError: not today"),
         ("probe.py", "several hooks; name one: probe.py:Probe"),
         ("prob.py:Probe", "Did you mean 'probe.py'?"),

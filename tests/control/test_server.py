@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 from control.outliving import KINDS
 
@@ -26,7 +27,7 @@ def left_behind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
     }
     with (folder / "output").open("w") as output, (folder / "errors").open("w") as errors:
-        program = subprocess.Popen(
+        program = preloaded.Popen(
             [sys.executable, TESTS / "control" / "outliving.py"],
             cwd=folder,
             env=environment,

@@ -33,7 +33,7 @@ from hookline.data import fetch, readers
 from hookline.data.fetch import PROFILE_NAME, direct_batches, reads_directly, rows_of
 from hookline.data.loaders import Loader, make_loaders
 from hookline.data.seeding import isolated_rng, rng_state, set_rng_state
-from hookline.data.sharding import Share
+from hookline.data.sharding import RankSharding
 from hookline.distributed.comm import Ranks
 
 LENGTH = 11
@@ -152,7 +152,7 @@ cases = st.tuples(
 def loader_of(dataset: str, sampler: str, size: int, drop_last: bool, share: tuple[int, int]) -> Loader:
     source: Any = DataLoader(DATASETS[dataset](), size, drop_last=drop_last, **SAMPLERS[sampler]())
     ranks = Ranks(share[0], 0, share[1], group=object() if share[1] > 1 else None)
-    (made,) = make_loaders(source, 1.0, "train", Share(ranks))
+    (made,) = make_loaders(source, 1.0, "train", RankSharding(ranks))
     made._is_agreed, made.seed = True, 8  # there are no other ranks to ask
     return made
 

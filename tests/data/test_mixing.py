@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hookline import OptionError
-from hookline.data.mixing import Mixture, cursor, describe, epoch_batches, planned, proportions, schedule
+from hookline.data.mixing import Mixture, check, describe, epoch_batches, planned, proportions, schedule
 
 Lengths = dict[str, int | None]
 
@@ -22,7 +22,7 @@ def picks(mixture: Mixture, lengths: Lengths, epoch: int = 0, position: int = 0)
 def refused(*args: Any, lengths: Lengths | None = None, names: list[str] | None = None, **kwargs: Any) -> str:
     lengths = {"web": 5, "code": 3} if lengths is None else lengths
     with pytest.raises(OptionError) as error:
-        cursor(Mixture(*args, **kwargs), names or list(lengths), lengths)
+        check(Mixture(*args, **kwargs), names or list(lengths), lengths)
     return str(error.value)
 
 
@@ -150,9 +150,9 @@ def test_the_shortest_of_the_finite_loaders_sets_the_length_beside_an_endless_on
         ({"order": "alternating", "pattern": "web"}, "pattern='web' must be a list of names of loaders"),
         ({"order": "weighted"}, "order='weighted' needs weights"),
         ({"order": "alternating"}, "order='alternating' needs a pattern"),
-        ({"weights": {"web": 1}}, "order='round_robin' takes no weights; use order='weighted'"),
-        ({"pattern": ["web"]}, "order='round_robin' takes no pattern; use order='alternating'"),
-        ({"order": "sequential", "burst": 2}, "order='sequential' takes no burst (it is 2)"),
+        ({"weights": {"web": 1}}, "order='round_robin' does not use weights; use order='weighted'"),
+        ({"pattern": ["web"]}, "order='round_robin' does not use a pattern; use order='alternating'"),
+        ({"order": "sequential", "burst": 2}, "order='sequential' does not use burst (it is 2)"),
         (
             {"order": "random", "weights": {"web": -1, "code": 1}},
             "the weight of 'web' is -1.0; it must be 0 or more",
@@ -165,15 +165,15 @@ def test_the_shortest_of_the_finite_loaders_sets_the_length_beside_an_endless_on
         ),
         (
             {"order": "weighted", "weights": {"web": 1, "cod": 1, "code": 1}},
-            "weights names 'cod', and there is no such loader. Did you mean 'code'?",
+            "weights names 'cod', which is not a loader. Did you mean 'code'?",
         ),
         (
             {"order": "weighted", "weights": {"web": 1}},
-            "weights says nothing about the loader 'code'; give it a weight, or 0",
+            "weights has no entry for the loader 'code'; give it a weight, or 0",
         ),
         (
             {"order": "alternating", "pattern": ["web", "wbe"]},
-            "pattern names 'wbe', and there is no such loader. Did you mean 'web'? Loaders: web, code.",
+            "pattern names 'wbe', which is not a loader. Did you mean 'web'? Loaders: web, code.",
         ),
     ],
 )
@@ -202,32 +202,32 @@ def test_an_endless_loader_needs_a_length_of_epoch_that_exists(length: Any) -> N
 def test_a_sequence_must_get_past_every_loader() -> None:
     text = refused("sequential", epoch_length=10, lengths={"web": None, "code": 3})
     assert "order='sequential' would never get past 'web'" in text
-    cursor(Mixture("sequential", epoch_length=10), ["code", "web"], {"code": 3, "web": None})
+    check(Mixture("sequential", epoch_length=10), ["code", "web"], {"code": 3, "web": None})
 
 
 def test_everything_wrong_is_said_at_once() -> None:
     text = refused("weighted", {"wbe": 1}, lengths={"web": None, "code": 0})
-    assert "5 things are wrong" in text
+    assert "5 problems" in text
     assert text.count("\n  - ") == 5
-    assert "2 things are wrong" in refused("sorted", burst=-1)
+    assert "2 problems" in refused("sorted", burst=-1)
 
 
 def test_what_may_not_be_meant_is_reported_not_refused() -> None:
     lengths: Lengths = {"web": 100, "code": 100}
     names = list(lengths)
-    assert cursor(Mixture("weighted", {"web": 0.9, "code": 0.1}), names, lengths) == []
-    (never,) = cursor(Mixture("weighted", {"web": 0.999, "code": 0.001}, epoch_length=20), names, lengths)
-    assert "draws nothing from 'code'" in never
-    (never,) = cursor(Mixture("sequential", epoch_length="min"), names, lengths)
-    assert "draws nothing from 'code'" in never
-    (shorter,) = cursor(Mixture(epoch_length=500, when_exhausted="end"), names, lengths)
+    assert check(Mixture("weighted", {"web": 0.9, "code": 0.1}), names, lengths) == []
+    (never,) = check(Mixture("weighted", {"web": 0.999, "code": 0.001}, epoch_length=20), names, lengths)
+    assert "contains no batch of 'code'" in never
+    (never,) = check(Mixture("sequential", epoch_length="min"), names, lengths)
+    assert "contains no batch of 'code'" in never
+    (shorter,) = check(Mixture(epoch_length=500, when_exhausted="end"), names, lengths)
     assert "200 batches, not 500" in shorter
-    (moot,) = cursor(Mixture("weighted", {"web": 0.9, "code": 0.1}, when_exhausted="end"), names, lengths)
+    (moot,) = check(Mixture("weighted", {"web": 0.9, "code": 0.1}, when_exhausted="end"), names, lengths)
     assert "The weights cannot be kept" in moot and "'web' 50.0% instead of 90.0%" in moot
 
 
 def test_a_weight_of_nothing_is_a_loader_left_out_on_purpose() -> None:
-    assert cursor(Mixture("weighted", {"a": 1, "b": 0}), ["a", "b"], {"a": 3, "b": 3}) == []
+    assert check(Mixture("weighted", {"a": 1, "b": 0}), ["a", "b"], {"a": 3, "b": 3}) == []
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def test_describing_and_checking_a_huge_epoch_draws_next_to_nothing() -> None:
         Mixture("sequential", epoch_length=10**13),
         Mixture("weighted", {"a": 1, "b": 1, "c": 1}),
     ):
-        cursor(mixture, list(lengths), lengths)
+        check(mixture, list(lengths), lengths)
         assert describe(mixture, lengths)
         assert sum(planned(mixture, lengths).values()) == epoch_batches(mixture, lengths)
 

@@ -170,7 +170,7 @@ def test_a_loader_of_unknown_length_that_may_not_start_again_leaves_the_epoch_to
 def test_a_loader_that_yields_nothing_is_an_error_with_its_name(ends: Any) -> None:
     cursor = MixtureCursor(Mixture(epoch_length=6, when_exhausted=ends), {"a": None, "b": 3})
     next(cursor)
-    with pytest.raises(OptionError, match=r"'a' yielded no batch from its start \(epoch 0, its pass 1\)"):
+    with pytest.raises(OptionError, match=r"'a' did not yield a batch \(epoch 0, its pass 1\)"):
         cursor.ended(0)
 
 
@@ -178,7 +178,7 @@ def test_a_generator_that_cannot_start_again_is_an_error_not_an_endless_loop() -
     cursor = MixtureCursor(Mixture(epoch_length=6), {"a": None})
     draw(cursor, 3)
     assert cursor.ended(0) is True
-    with pytest.raises(OptionError, match=r"its pass 2\).* a generator can be gone through only once"):
+    with pytest.raises(OptionError, match=r"its pass 2\).* a generator can be iterated over only once"):
         cursor.ended(0)
 
 
@@ -234,7 +234,7 @@ def test_a_loader_that_was_added_on_the_way_is_asked_for_by_name() -> None:
     cursor = MixtureCursor(Mixture(window=2), {"a": 4})
     cursor.revise(lengths={"a": 4, "math": 4})
     draw(cursor, 3)
-    with pytest.raises(CheckpointError, match="draws batches from 'math', and this run has only 'a'"):
+    with pytest.raises(CheckpointError, match="uses the training loaders 'math', but this run has only 'a'"):
         resumed(cursor, MixtureCursor(Mixture(window=2), {"a": 4}))
     ready = MixtureCursor(Mixture(window=2), {"a": 4})
     ready.revise(lengths={"a": 4, "math": 4})

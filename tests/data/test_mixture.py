@@ -135,5 +135,5 @@ def test_weights_can_be_checked_without_being_set() -> None:
 
 def test_a_state_of_another_kind_is_refused() -> None:
     (one,) = make_loaders(list("abc"), 1.0, "train")
-    with pytest.raises(OptionError, match="made with one training loader; this run mixes web, code"):
+    with pytest.raises(OptionError, match="saved with one training loader; this run mixes web, code"):
         mixed().load_state_dict(one.state_dict(0, 1))

@@ -445,7 +445,7 @@ def test_a_stream_is_read_again_and_the_user_is_told(
     make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     check(make, tmp_path, (3, 5), max_epochs=2)
-    assert "To go on where the run was, 3 batches were read again, which took" in caplog.text
+    assert "To continue at the saved position, 3 batches were read again, which took" in caplog.text
 
 
 def test_a_new_generator_is_read_again(tmp_path: Path) -> None:
@@ -488,17 +488,17 @@ def test_what_cannot_be_resumed_exactly_is_said() -> None:
     [
         (
             lambda: loader(batch_size=4),
-            "had batches of 3 when the checkpoint was made, and has batches of 4 now",
+            "had batches of 3 when the checkpoint was saved, and has batches of 4 now",
         ),
         (
             lambda: DataLoader(Samples(15), 3, shuffle=True),
-            "had 4 batches when the checkpoint was made, and has 5 now",
+            "had 4 batches when the checkpoint was saved, and has 5 now",
         ),
         (
             lambda: loader(1),
-            "had 0 workers when the checkpoint was made, and has 1 now: random numbers that the dataset draws",
+            "had 0 workers when the checkpoint was saved, and has 1 now: the random numbers that the dataset draws",
         ),
-        (Iterable, "was read by its indices when the checkpoint was made, and is now by its stream"),
+        (Iterable, "was read by its indices when the checkpoint was saved, and is now read by its stream"),
     ],
 )
 def test_another_loader_than_before_is_said(

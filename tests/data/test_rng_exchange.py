@@ -141,7 +141,7 @@ def test_memory_that_is_not_laid_out_as_assumed_fails_its_check(monkeypatch: pyt
     np.random.seed(0)
     np.random.randn()  # numpy's stream holds a number that is not zero
     memory, before = rng_exchange._memory, plain(rng_state())
-    places = {name: getattr(rng_exchange, name)() for name in ("_engine_place", "_gauss_place")}
+    places = {name: getattr(rng_exchange, name)() for name in ("_engine_offset", "_gauss_offset")}
     for name, place in places.items():
         monkeypatch.setattr(rng_exchange, name, lambda place=place: place + 4)
     monkeypatch.setattr(rng_exchange, "_memory", lambda address, size: memory(address, size).toreadonly())

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampl
 from torch.utils.data.distributed import DistributedSampler
 
 from hookline.data.loaders import Loader
-from hookline.data.sharding import RankBatch, ShardPlan, Share, rank_batches, shard_plan_for
+from hookline.data.sharding import RankBatch, RankSharding, ShardPlan, rank_batches, shard_plan_for
 from hookline.data.sources import shards_itself
 from hookline.distributed.comm import Ranks
 
@@ -69,8 +69,8 @@ def test_an_epoch_may_change_hands_between_other_numbers_of_ranks(
 def test_the_length_is_known_before(n: int, world: int, size: int, drop_last: bool, trains: bool) -> None:
     loader: Any = DataLoader(Samples(n), size, drop_last=drop_last)
     for rank in range(world):
-        share = Share(Ranks(rank, 0, world, group=object()), trains=trains)
-        made = Loader("x", loader, None, share=share)
+        share = RankSharding(Ranks(rank, 0, world, group=object()), trains=trains)
+        made = Loader("x", loader, None, sharding=share)
         counted = sum(1 for _ in made.reader.open(0, 0, 0, None, None))
         assert counted == rank_batches(loader, shard_plan_for(loader, share), trains)
 

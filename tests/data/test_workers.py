@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 import torch
 from data.resumed import Samples
@@ -111,7 +112,7 @@ def test_a_signal_to_the_whole_group_leaves_the_workers_to_the_main_process(tmp_
         print(1 + len(list(batches)), len(list(only.open(1))), flush=True)
     """)
     )
-    with subprocess.Popen(
+    with preloaded.Popen(
         [sys.executable, script], stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as child:
         assert child.stdout is not None
@@ -160,7 +161,7 @@ def test_a_worker_that_cannot_be_told_to_end_is_killed_and_the_program_ends(tmp_
     """)
     )
     with (tmp_path / "output").open("w") as output:
-        child = subprocess.Popen(
+        child = preloaded.Popen(
             [sys.executable, script], stdout=output, stderr=output, start_new_session=True
         )
         try:

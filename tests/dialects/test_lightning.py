@@ -505,7 +505,9 @@ def test_a_callback_logs_by_itself() -> None:
     assert (trainer.metrics["index"], trainer.metrics["end"]) == (1.0, 2.0)
     with pytest.raises(HookError, match=r"Logs.log\('late', ...\) works only while a trainer runs it"):
         callback.log("late", 1.0)
-    assert copy.deepcopy(callback).__dict__["_door"].value is None  # a copy does not take the run along
+    assert (
+        copy.deepcopy(callback).__dict__["_trainer_ref"].value is None
+    )  # a copy does not take the run along
 
 
 def test_an_option_that_log_has_not_is_an_error_that_lists_those_it_has() -> None:

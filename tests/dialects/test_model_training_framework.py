@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import itertools
 import pdb
@@ -979,7 +980,11 @@ def test_the_documents_own_test_passes() -> None:
 
 def test_every_block_of_the_document_is_run_by_a_test() -> None:
     source = Path(__file__).read_text(encoding="utf-8")
-    titles = [title for title in BLOCKS if f'run("{title}"' in source or f'BLOCKS["{title}"]' in source]
+    titles = [
+        title
+        for title in BLOCKS
+        if re.search(rf'run\(\s*"{re.escape(title)}"|BLOCKS\["{re.escape(title)}"\]', source)
+    ]
     assert titles == list(BLOCKS) and len(titles) == 19
 
 
@@ -1099,9 +1104,7 @@ def test_more_parameters_than_documented_are_refused_with_what_can_be_asked_for(
     class Many(TrainerHooks):
         def on_epoch_end(self, a: Any, b: Any, c: Any, d: Any) -> None: ...
 
-    with pytest.raises(
-        HookError, match=r"Many\.on_epoch_end asks for 'c', which is no fact of on_train_epoch_end"
-    ):
+    with pytest.raises(HookError, match=r"Many\.on_epoch_end: on_train_epoch_end has no argument 'c'"):
         make(None, Many())
 
 
@@ -1268,7 +1271,7 @@ def test_a_preempted_run_that_was_told_to_goes_on_where_it_was_and_a_finished_on
     assert batches_seen == [0, 1, 2, 3, 0, 1, 2, 3]
     with pytest.raises(CheckpointError) as failure:
         make(config, model=nn.Linear(4, 2)).fit([batches(4)], max_epochs=2)
-    assert "to begin afresh, give it another experiment_name" in failure.value.__notes__[-1]
+    assert "to start a new run, give it another experiment_name" in failure.value.__notes__[-1]
     anew = make(GenericTrainerConfig(preemption=PreemptionConfig(resume_from_latest_symlink=False)))
     anew.fit([batches(1)], max_epochs=1)
     assert anew.global_step == 1
@@ -1420,7 +1423,15 @@ def test_schedulers_advance_once_an_epoch() -> None:
 
 def test_every_key_of_the_configuration_is_read_or_refused_with_what_to_do_instead() -> None:
     folder = Path(inspect.getfile(TrainerHooks)).parent
-    source = "".join((folder / f"{name}.py").read_text() for name in ("translating", "trainer", "loaders"))
+    trees = [ast.parse((folder / f"{name}.py").read_text()) for name in ("settings", "trainer", "loaders")]
+    source = "\n".join(
+        ast.unparse(node)
+        for tree in trees
+        for node in tree.body
+        if not (
+            isinstance(node, ast.ClassDef) and node.name.endswith("Config")
+        )  # which only declares the keys
+    )
     whole = GenericTrainerConfig()
     tables = [
         whole,

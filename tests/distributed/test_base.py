@@ -74,7 +74,9 @@ def test_an_event_it_cannot_hear_is_refused() -> None:
         def on_trian_start(self) -> None:
             pass
 
-    with pytest.raises(HookError, match="Wrong.on_trian_start is no event. Did you mean 'on_train_start'"):
+    with pytest.raises(
+        HookError, match="Wrong.on_trian_start is not an event. Did you mean 'on_train_start'"
+    ):
         quiet(strategy=Wrong(CPU)).fit(Net(), batches(1))
 
 

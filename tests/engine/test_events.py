@@ -30,7 +30,7 @@ from hookline.engine.plan import Plan
 from hookline.run.state import State
 
 ROOT = Path(__file__).resolve().parents[2]
-LOOPS = ROOT / "src" / "hookline" / "training"
+EMITTERS = [ROOT / "src" / "hookline" / name for name in ("training", "run")]
 
 
 # ---- the rows ----------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_the_documented_spellings_of_events_are_accepted(event, spellings):
 
 def test_an_unknown_event_is_an_error_with_the_closest_name():
     with pytest.raises(
-        HookError, match=r"'on_train_bach_end' is no event .* Did you mean 'on_train_batch_end'"
+        HookError, match=r"'on_train_bach_end' is not an event .* Did you mean 'on_train_batch_end'"
     ):
         EVENTS.named("on_train_bach_end")
 
@@ -119,7 +119,7 @@ def test_an_unknown_event_is_an_error_with_the_closest_name():
 def emitted() -> set[str]:
     """Names of plan slots that the loops fetch, unless only to compare them."""
     names: set[str] = set()
-    for path in sorted(LOOPS.rglob("*.py")):
+    for path in (path for folder in EMITTERS for path in sorted(folder.rglob("*.py"))):
         tree = ast.parse(path.read_text())
         compared = {
             id(side)
@@ -339,7 +339,7 @@ def test_emitting_with_the_wrong_facts_is_an_error_that_lists_them(declare):
 
 
 def test_the_loops_own_events_cannot_be_emitted_by_hand():
-    with pytest.raises(HooklineError, match="on_train_start is fired by the loops"):
+    with pytest.raises(HooklineError, match="on_train_start is emitted by the loops"):
         quiet().emit("on_train_start")
 
 
@@ -350,7 +350,7 @@ def test_the_loops_own_events_cannot_be_emitted_by_hand():
         (("on_a b",), "identifier"),
         (("on_train_start",), "already"),
         (("on_batch_end",), "already"),
-        (("on_reward", ("epoch",)), "known at every event"),
+        (("on_reward", ("epoch",)), "every event has the fact"),
     ],
 )
 def test_a_declaration_that_would_clash_is_refused(declare, arguments, message):
@@ -359,20 +359,20 @@ def test_a_declaration_that_would_clash_is_refused(declare, arguments, message):
 
 
 def test_a_declaration_can_only_replace_a_fact_of_its_own(declare):
-    with pytest.raises(HookError, match="replaces='loss' is none of its facts"):
+    with pytest.raises(HookError, match="replaces='loss' is not one of its facts"):
         declare("on_reward", ("reward",), replaces="loss")
 
 
 def test_a_forgotten_event_is_unknown_again(declare):
     declare("on_reward")
     EVENTS.forget("on_reward")
-    with pytest.raises(HookError, match="no event"):
+    with pytest.raises(HookError, match="not an event"):
         quiet().on("reward")
     declare("on_reward")
 
 
 def test_events_of_the_table_cannot_be_forgotten():
-    with pytest.raises(HookError, match="stays"):
+    with pytest.raises(HookError, match="cannot be removed"):
         EVENTS.forget("on_train_start")
 
 

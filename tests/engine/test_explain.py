@@ -70,7 +70,7 @@ def test_a_listener_is_shown_with_all_that_is_known_about_it():
 def test_the_text_says_the_same():
     text = str(quiet(hooks=[Watch()]).explain())
     line = next(line for line in text.splitlines() if "on_step_end (" in line)
-    for part in ("watch", "test_explain.py:", "asks step, loss", "every 10 steps", "user hook"):
+    for part in ("watch", "test_explain.py:", "requests step, loss", "every 10 steps", "user hook"):
         assert part in line
     assert text.splitlines()[0] == "trainer.fit()"
     assert "each epoch" in text and "each batch" in text
@@ -172,9 +172,9 @@ def test_the_batches_of_a_verb_stand_in_its_own_branch():
 
 
 def test_an_unknown_verb_is_an_error_with_the_closest():
-    with pytest.raises(HookError, match="'validat' is no verb of a trainer. Did you mean 'validate'"):
+    with pytest.raises(HookError, match="'validat' is not a stage. Did you mean 'validate'"):
         quiet().explain(verb="validat")
-    with pytest.raises(HookError, match="'validat' is no verb of a trainer. Did you mean 'validate'"):
+    with pytest.raises(HookError, match="'validat' is not a stage. Did you mean 'validate'"):
         quiet().explain(Net(), verb="validat")
 
 
@@ -222,7 +222,7 @@ def test_a_wrong_module_is_refused_as_it_would_be_by_fit():
     class Wrong(Net):
         def on_train_begins(self): ...
 
-    with pytest.raises(HookError, match="on_train_begins is no event"):
+    with pytest.raises(HookError, match="on_train_begins is not an event"):
         quiet().explain(Wrong())
 
 
@@ -336,7 +336,7 @@ ROWS = TensorDataset(torch.zeros(4, 4), torch.zeros(4, 2))
         (Counted(), "by its own state, which is saved with the run"),
         (
             map(tuple, batches(2)),
-            "as an iterable, with random streams of its own; a resume reads the epoch again",
+            "as an iterable, with separate random streams; a resume reads the epoch again",
         ),
     ],
     ids=["list", "in memory", "direct", "workers", "single samples", "state", "iterable"],

@@ -105,7 +105,9 @@ def test_a_predicate_asks_for_facts_like_a_hook():
 
 
 def test_a_predicate_that_asks_for_something_unknown_is_refused_at_registration():
-    with pytest.raises(HookError, match=r"the `when` of function hook asks for 'stepp'.*Did you mean 'step'"):
+    with pytest.raises(
+        HookError, match=r"the `when` of function hook: \w+ has no argument 'stepp'.*Did you mean 'step'"
+    ):
 
         @quiet().on("train_start", when=lambda stepp: True)
         def hook(): ...
@@ -147,6 +149,16 @@ def test_after_and_before_take_times_since_the_run_began(clock):
     assert got == [("before", 0), ("before", 1), ("after", 2), ("after", 3)]
 
 
+def test_after_and_before_take_minutes_too(clock):
+    got = []
+    trainer = quiet()
+    trainer.on("train_batch_start")(lambda: setattr(clock, "now", clock.now + 40))
+    trainer.on("train_batch_end", after="2 minutes")(lambda batch_idx: got.append(("after", batch_idx)))
+    trainer.on("train_batch_end", before="2 minutes")(lambda batch_idx: got.append(("before", batch_idx)))
+    trainer.fit(Net(), batches(4))
+    assert got == [("before", 0), ("before", 1), ("after", 2), ("after", 3)]
+
+
 # ---- several filters ---------------------------------------------------------------------------------------------
 
 
@@ -164,6 +176,17 @@ def test_after_and_before_take_times_since_the_run_began(clock):
 )
 def test_all_filters_must_agree(filters, expected):
     assert heard(**filters) == expected
+
+
+def test_seconds_start_again_when_the_call_is_made_not_when_another_filter_holds_it_back(clock):
+    got = []
+    trainer = quiet()
+    trainer.on("train_batch_start")(lambda: setattr(clock, "now", clock.now + 4))
+    trainer.on("train_batch_end", every="10 seconds", after="4 batches")(
+        lambda batch_idx: got.append(batch_idx)
+    )
+    trainer.fit(Net(), batches(8))
+    assert got == [3, 6]  # 16 seconds after the start, then 12 after that
 
 
 def test_stacked_decorators_must_all_agree_whatever_their_order():

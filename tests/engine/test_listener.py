@@ -36,7 +36,7 @@ def test_a_method_that_is_no_event_is_refused_with_the_closest_name_and_the_list
     with pytest.raises(HookError) as caught:
         quiet(hooks=[Wrong()])
     text = str(caught.value)
-    assert "Wrong.on_train_epoch_finish is no event" in text
+    assert "Wrong.on_train_epoch_finish is not an event" in text
     assert "Did you mean 'on_train_epoch_" in text
     assert "no_event" in text
     assert "on_step_end" in text and "on_validation_end" in text
@@ -46,7 +46,9 @@ def test_the_module_is_checked_the_same_way_before_the_run():
     class Wrong(Net):
         def on_train_begins(self): ...
 
-    with pytest.raises(HookError, match=r"Wrong.on_train_begins is no event. Did you mean 'on_train_begin'"):
+    with pytest.raises(
+        HookError, match=r"Wrong.on_train_begins is not an event. Did you mean 'on_train_begin'"
+    ):
         quiet().fit(Wrong(), batches(1))
 
 
@@ -132,27 +134,27 @@ def test_each_method_runs_once_per_moment_whichever_spelling_it_uses():
 
 
 @pytest.mark.parametrize(
-    ("base", "method", "heard_by", "add"),
+    ("base", "method", "receivers", "add"),
     [
-        (Hook, "on_validation_model_eval", "module, not by the hooks", lambda it: quiet(hooks=[it])),
+        (Hook, "on_validation_model_eval", "module, not for the hooks", lambda it: quiet(hooks=[it])),
         (
             DataModule,
             "on_train_start",
-            "not by the data module",
+            "not for the data module",
             lambda it: quiet().fit(Net(), batches(1), datamodule=it),
         ),
         (
             Strategy,
             "on_step_end",
-            "hooks and module, not by the strategy",
+            "hooks and module, not for the strategy",
             lambda it: quiet(strategy=it).fit(Net(), batches(1)),
         ),
     ],
     ids=["hook", "data module", "strategy"],
 )
-def test_an_event_of_another_receiver_is_refused_and_says_who_hears_it(base, method, heard_by, add):
+def test_an_event_of_another_receiver_is_refused_and_names_its_receivers(base, method, receivers, add):
     wrong = type("Wrong", (base,), {method: lambda self: None, "place": lambda self, module: module})
-    with pytest.raises(HookError, match=f"Wrong.{method}: this event is heard by .*{heard_by}"):
+    with pytest.raises(HookError, match=f"Wrong.{method}: this event is for .*{receivers}"):
         add(wrong(torch.device("cpu")) if base is Strategy else wrong())
 
 
@@ -279,9 +281,9 @@ class NoPredicate(Hook):
         (Yields, r"Yields.on_train_batch_start contains `yield`"),
         (
             FilterOnNoEvent,
-            r"FilterOnNoEvent.step_end has a filter but is no event.* Did you mean 'on_step_end'\?.*@hookline.no_event",
+            r"FilterOnNoEvent.step_end has a filter but is not an event.* Did you mean 'on_step_end'\?.*@hookline.no_event",
         ),
-        (FilterOnAnyName, r"FilterOnAnyName.report has a filter but is no event"),
+        (FilterOnAnyName, r"FilterOnAnyName.report has a filter but is not an event"),
         (
             WithoutOn,
             r"WithoutOn.train_batch_end would never be called. Did you mean 'on_train_batch_end'\?.*@hookline.no_event",
@@ -457,7 +459,7 @@ class SlotOfValue:
 @pytest.mark.parametrize(
     ("hook", "said"),
     [
-        (Duck, r"Duck.on_step_edn is no event. Did you mean 'on_step_end'\?"),
+        (Duck, r"Duck.on_step_edn is not an event. Did you mean 'on_step_end'\?"),
         (
             CamelCase,
             r"CamelCase.onStepEnd would never be called. Did you mean 'on_step_end'\? Mark it with @hookline.no_event",
@@ -470,7 +472,7 @@ class SlotOfValue:
         (Keeps, r"Keeps.state_dct would never be called. Did you mean 'state_dict'\?"),
         (DuckKeeps, r"DuckKeeps.load_state_dcit would never be called. Did you mean 'load_state_dict'\?"),
         (Built, r"Built.load_state_dcit would never be called. Did you mean 'load_state_dict'\?"),
-        (Property, r"Property.on_step_end is a property, .*Write a method: take the decorator away"),
+        (Property, r"Property.on_step_end is a property\. .*Make it a method: remove the decorator"),
         (Cached, r"Cached.on_step_end is a property"),
         (SlotOfValue, r"SlotOfValue.on_step_end is 3, which cannot be called"),
     ],

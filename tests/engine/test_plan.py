@@ -55,6 +55,14 @@ def test_hooks_then_module_then_strategy():
     assert got == ["hook", "module", "strategy"]
 
 
+def test_a_hook_that_has_only_a_teardown_is_torn_down():
+    got = []
+    hooks = [named("both", got, "setup", teardown=lambda self: got.append("both down"))]
+    hooks.append(named("only", got, "teardown"))
+    quiet(hooks=hooks).fit(Net(), batches(1))
+    assert got == ["both", "both down", "only"]
+
+
 def test_the_data_module_comes_first_at_setup_and_teardown():
     got = []
 
@@ -305,7 +313,7 @@ def test_a_signal_that_would_be_lost_is_an_error(event):
     trainer = quiet(log_every_n_steps=1)
     trainer.on(event, name="lost")(lambda: SKIP_BATCH)
     with pytest.raises(
-        HookError, match=f"hook 'lost' returned SKIP_BATCH from {event}, where it has no effect"
+        HookError, match=f"hook 'lost' returned SKIP_BATCH from {event}, where a signal has no effect"
     ):
         trainer.fit(Net(), batches(1), batches(1))
 
@@ -568,6 +576,19 @@ def test_tokens_are_counted_only_if_somebody_asks():
     assert got == [2 * 3 * 4]
 
 
+def test_wanted_facts_are_those_that_ranks_agreed_on_until_they_agree_again():
+    trainer = quiet()
+    plan = trainer.plan
+    plan.agree_on_wants({"on_step_end": frozenset({"grad_norm"})})
+    assert "grad_norm" in plan.wanted and plan.wanted_at == {"on_step_end": {"grad_norm"}}
+    with trainer.on("step_end")(lambda tokens_seen: None):  # this rank alone
+        assert "tokens_seen" not in plan.wanted
+    plan.agree_on_wants({"on_step_end": frozenset({"lr"})})
+    assert plan.wanted_at == {"on_step_end": {"lr"}} and "grad_norm" not in plan.wanted
+    plan.agree_on_wants(None)
+    assert not plan.wanted and not plan.wanted_at
+
+
 def test_the_wanted_facts_are_those_of_the_listeners_and_their_filters():
     trainer = quiet()
     assert not trainer.plan.wanted
@@ -609,7 +630,7 @@ def test_a_batch_returned_where_a_signal_belongs_is_described_not_printed():
             "log",
             "A hook logs through the trainer: `def on_step_end(self, trainer): trainer.log('name', value)`.",
         ),
-        ("trainer", "by the name of a parameter: `def on_step_end(self, trainer): ...`"),
+        ("trainer", "requests it as a parameter: `def on_step_end(self, trainer): ...`"),
         ("grad_norm", "`def on_step_end(self, grad_norm): ...`"),
         ("colour", ""),
     ],
@@ -684,3 +705,15 @@ def test_more_listeners_than_a_slot_unrolls_are_called_in_order_and_counted() ->
     trainer.plan.on_step_end(trainer.state)
     assert called == names
     assert {each.account.calls for each in trainer.plan.listeners("on_step_end")} == {1}
+
+
+def test_an_action_belongs_to_the_module_during_its_run_and_to_nothing_after_it():
+    during = []
+    module, trainer = Net(), quiet()
+    trainer.on("train_start")(
+        lambda: during.extend(each.owner for each in trainer.plan.listeners("training_step"))
+    )
+    trainer.fit(module, batches(1))
+    assert during == [module]
+    assert not trainer.plan.listeners("training_step")
+    assert trainer.plan.training_step is noop

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hookline import Hook
-from hookline.engine.source_text import asked_of
+from hookline.engine.source_text import attributes_read
 
 
 class Base(Hook):
@@ -25,7 +25,7 @@ class Asks(Base):
 
 
 def asked(hook: Any, base: type = Hook) -> list[tuple[str, str]]:
-    return list(asked_of(("trainer", "state.trainer"), hook, lambda cls: cls is base))
+    return list(attributes_read(("trainer", "state.trainer"), hook, lambda cls: cls is base))
 
 
 def test_what_is_read_is_told_with_its_method_and_what_is_set_or_asked_about_first_is_not() -> None:

@@ -124,7 +124,7 @@ def test_a_missing_metric_is_an_error_or_a_warning(caplog: pytest.LogCaptureFixt
         trainer, _ = stop(1.0, monitor="accuracy", strict=False, trainer={"max_epochs": 2})
     assert trainer.status == "completed"
     assert "EarlyStopping monitors 'accuracy'" in caplog.text
-    assert "never looked at 'accuracy'" in caplog.text
+    assert "never checked 'accuracy'" in caplog.text
 
 
 class Worsens(Net):

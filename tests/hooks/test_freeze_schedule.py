@@ -156,7 +156,7 @@ def test_a_resumed_run_knows_who_is_frozen(moment: str, changed: list[set[str]])
 
 def test_a_pattern_that_fits_nothing_is_refused_before_the_first_step() -> None:
     trainer = quiet(hooks=[FreezeSchedule({"backbon.*": "1 epoch"})])
-    with pytest.raises(HookError, match=r"'backbon\.\*' fits no parameter of Parts.*backbone.0.weight"):
+    with pytest.raises(HookError, match=r"'backbon\.\*' matches no parameter of Parts.*backbone.0.weight"):
         trainer.fit(Parts(), batches(1))
     assert trainer.global_step == 0
 
@@ -177,7 +177,7 @@ def test_a_parameter_without_an_optimizer_is_refused() -> None:
         ("backbone.*", "must be a mapping"),
         ({"a": 3}, "must say steps or epochs"),
         ({"a": "3"}, "must say steps or epochs"),
-        ({"a": "3 minutes"}, "is no moment.*units: steps, epochs"),
+        ({"a": "3 minutes"}, "is not a moment.*units: steps, epochs"),
         ({"a": "3 epoks"}, "unknown unit 'epoks'"),
         ({"a": "-1 steps"}, "is not a number"),
     ],
@@ -194,8 +194,7 @@ def test_a_schedule_that_leaves_nothing_to_train_is_refused_before_the_first_ste
     net, watch = Parts(), Watch()
     trainer = quiet(hooks=[FreezeSchedule(schedule), watch])
     with pytest.raises(
-        HookError,
-        match="has frozen backbone.0.weight, .* and 1 more. That is everything that Parts could train",
+        HookError, match="has frozen backbone.0.weight, .* and 1 more. Parts has no other trainable parameter"
     ) as caught:
         trainer.fit(net, batches(2))
     assert all(pattern in str(caught.value) for pattern in schedule)

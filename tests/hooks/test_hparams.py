@@ -83,7 +83,7 @@ def test_an_argument_that_must_be_given_and_cannot_be_kept_is_named(caplog: pyte
     with pytest.raises(
         OptionError,
         match=r"backbone \(a torch.nn.modules.linear.Linear, which a checkpoint cannot hold\). "
-        r"Pass it \(load_from_checkpoint\(path, backbone=...\)\)\.$",
+        r"Pass them \(load_from_checkpoint\(path, backbone=...\)\)\.$",
     ):
         Backbone.load_from_checkpoint(path)
     assert isinstance(Backbone.load_from_checkpoint(path, backbone=nn.Linear(4, 4)).body, nn.Linear)
@@ -123,17 +123,14 @@ def test_of_a_plain_module_it_is_said_before_the_first_step_that_it_remembers_no
     hook, said = HParams(), []
     fit_plain(Plain(3), hook, on("train_batch_start", once=True)(lambda: said.append(caplog.text)))
     assert (
-        "HParams: Plain does not remember what it was made with, as only a hookline.Module does. Kept are the values that it has "
-        "under the names of its arguments: width. Not known: depth. Derive it from hookline.Module, or give them: "
+        "HParams: Plain does not record its arguments, as only a hookline.Module does. Saved are its attributes "
+        "with the names of its arguments: width. Not known: depth. Derive it from hookline.Module, or pass them: "
         "HParams({...})." in said[0]
     )
     assert hook.params == {"width": 3}
     caplog.clear()
     fit_plain(nn.Sequential(nn.Linear(4, 2)), HParams())
-    assert (
-        "Kept are the values that it has under the names of its arguments: none. Not known: args."
-        in caplog.text
-    )
+    assert "Saved are its attributes with the names of its arguments: none. Not known: args." in caplog.text
 
 
 def test_nothing_is_said_if_they_are_given_or_there_are_none(caplog: pytest.LogCaptureFixture) -> None:
@@ -196,8 +193,8 @@ def test_arguments_can_be_left_out(caplog: pytest.LogCaptureFixture) -> None:
     caplog.clear()
     assert Wide.load_from_checkpoint(path).width == 3
     assert (
-        "Wide was made with extra=a torch.nn.modules.activation.ReLU, which a checkpoint cannot hold: now it has its default. "
-        "To make it as it was: load_from_checkpoint(path, extra=...)" in caplog.text
+        "Wide was created with extra=a torch.nn.modules.activation.ReLU, which a checkpoint cannot hold: the default is used instead. "
+        "To set it: load_from_checkpoint(path, extra=...)" in caplog.text
     )
     caplog.clear()
     Wide.load_from_checkpoint(path, extra=nn.ReLU())

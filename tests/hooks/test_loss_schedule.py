@@ -166,7 +166,7 @@ def test_outputs_are_not_there_in_manual_optimization() -> None:
             self.optimizers().step()
             return loss
 
-    with pytest.raises(HookError, match="no `outputs` to ask for"):
+    with pytest.raises(HookError, match="`outputs` is not available"):
         change(Manual(), terms={"aux": lambda outputs: outputs["made"].sum()})
     seen, _ = change(Manual(lr=0.0), weight=2.0)
     assert seen.gradients
@@ -178,12 +178,12 @@ def test_outputs_are_not_there_in_manual_optimization() -> None:
         ({}, "nothing to do"),
         ({"terms": {"a": 3}}, "the term 'a' must be a function"),
         ({"weight": "x"}, "weight='x'"),
-        ({"terms": {"a": lambda bacth: 0}}, "asks for 'bacth'.*Did you mean 'batch'"),
+        ({"terms": {"a": lambda bacth: 0}}, "has the parameter 'bacth'.*Did you mean 'batch'"),
         ({"weight": {"soon": 1.0}}, "soon"),
         ({"terms": {"aux": lambda loss: loss}, "weights": {"aus": 1.0}}, "Did you mean 'aux'"),
-        ({"weight": {-1: 1.0}}, "is no moment"),
+        ({"weight": {-1: 1.0}}, "is not a moment"),
         ({"weight": {0: "x"}}, "weight='x'"),
-        ({"weight": {"3 minutes": 1.0}}, "is no moment"),
+        ({"weight": {"3 minutes": 1.0}}, "is not a moment"),
         ({"replace": 3}, "must be a function"),
         ({"weight": 2.0, "log": 1}, "log=1"),
         ({"terms": "x"}, "terms='x' must be a mapping from names to functions"),

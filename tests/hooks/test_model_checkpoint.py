@@ -391,7 +391,7 @@ def test_a_metric_that_has_no_number_is_warned_about_once(caplog: pytest.LogCapt
     _, there, _ = keep(math.nan, math.nan)
     assert there == []
     assert [each.getMessage() for each in caplog.records] == [
-        "ModelCheckpoint monitors 'val/score', which is nan: nothing is the best by it."
+        "ModelCheckpoint monitors 'val/score', which is nan: such a value is never the best."
     ]
 
 

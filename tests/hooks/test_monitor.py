@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hookline import Metrics, OptionError
-from hookline.engine.checks import check_number, check_whole
+from hookline.engine.checks import Count, Number
 from hookline.hooks._monitor import Monitored
 
 
@@ -91,6 +91,6 @@ def test_wrong_parameters_are_refused(arguments: dict[str, Any], message: str) -
 
 def test_checks_name_the_hook_the_parameter_and_the_limits() -> None:
     with pytest.raises(OptionError, match="Who: a=True must be a number from 0 to 1"):
-        check_number("Who: a", True, 0.0, 1.0)
+        Number(0.0, 1.0)("Who: a", True)
     with pytest.raises(OptionError, match="Who: b=-1 must be a whole number from 0"):
-        check_whole("Who: b", -1, 0)
+        Count(0)("Who: b", -1)

@@ -49,7 +49,7 @@ def test_after_sigusr1_the_job_is_requeued_when_its_checkpoint_is_there(
 ) -> None:
     run(tmp_path, signal.SIGUSR1)
     assert scontrol.read_text() == "requeue 77 step-2\n"
-    assert "job 77 is back in the queue" in caplog.text
+    assert "job 77 is requeued" in caplog.text
 
 
 def test_a_task_of_an_array_is_requeued_by_itself(

@@ -174,7 +174,7 @@ def test_a_service_that_is_down_is_reported_once_and_the_run_goes_on(
     trainer = quiet(max_epochs=3, hooks=[Webhook(nobody_at(PATH), notify_on=["epoch_end"])])
     trainer.fit(Net(), batches(1))
     assert trainer.status == "completed"
-    assert warned(caplog) == "Webhook: a message was not delivered (ConnectError); the run goes on"
+    assert warned(caplog) == "Webhook: a message was not delivered (ConnectError); the run continues"
 
 
 def test_a_service_that_refuses_is_reported_with_its_answer(caplog: pytest.LogCaptureFixture) -> None:
@@ -207,7 +207,7 @@ def test_a_service_that_hangs_does_not_hold_up_the_training(caplog: pytest.LogCa
     outbox = trainer.hooks["webhook"]._outbox
     assert outbox.dropped > 0
     messages = [record.getMessage() for record in caplog.records]
-    assert "Webhook: too many messages are waiting to be sent; some are dropped" in messages
+    assert "Webhook: the queue of messages is full; some are dropped" in messages
 
 
 def test_the_thread_ends_with_the_run_and_a_second_run_has_its_own() -> None:

@@ -70,7 +70,9 @@ def test_a_shuffle_buffer_that_the_state_leaves_out_is_said_at_the_start_and_not
         return loader(stream(48).shuffle(seed=1, buffer_size=16))
 
     run(make(), Seen(tmp_path, (8,)), 1, max_epochs=1, run_dir=tmp_path / "run")
-    said = "reads a Hugging Face stream with .shuffle(buffer_size=16), whose state_dict leaves out the shuffle buffer"
+    said = (
+        "reads a Hugging Face stream with .shuffle(buffer_size=16), whose state_dict omits the shuffle buffer"
+    )
     assert said in caplog.text
     caplog.clear()
     run(make(), Seen(), 1, max_epochs=1, run_dir=tmp_path / "run", resume=tmp_path / "after-8")

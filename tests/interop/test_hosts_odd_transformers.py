@@ -112,7 +112,7 @@ def test_a_loss_that_has_more_in_it_than_the_model_s_own_is_warned_of_once(
             trainer_of(
                 callback, tmp_path, kind, logging_steps=2, gradient_accumulation_steps=2, num_train_epochs=2
             ).train()
-        assert caplog.text.count("Hooks are told a loss of") == count
+        assert caplog.text.count("Hooks see a loss of") == count
 
 
 # ---- after a failure, and cut short --------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def test_several_callbacks_that_a_checkpoint_could_not_tell_apart_are_refused(tm
     trainer = InOrder(
         model=trainer.model, args=trainer.args, train_dataset=trainer.train_dataset, callbacks=[one, two]
     )
-    with pytest.raises(HookError, match="give all hooks to one"), one, two:
+    with pytest.raises(HookError, match="pass all hooks to one"), one, two:
         trainer.train()
 
 

@@ -119,7 +119,7 @@ def test_a_stop_that_one_rank_asks_for_in_an_epoch_ends_both_at_the_same_step(
     ends = told(job, host, "END")
     assert ends["0"] == ends["1"] and len(ends["0"]) == 1
     step, status, reason = ends["0"][0].split(" ", 2)
-    assert 8 <= int(step) <= 10 and status == "stopped" and reason == "enough (asked for by rank 0)"
+    assert 8 <= int(step) <= 10 and status == "stopped" and reason == "enough (requested by rank 0)"
 
 
 @pytest.mark.parametrize("host", HOSTS)

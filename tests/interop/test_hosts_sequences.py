@@ -139,6 +139,6 @@ def test_what_a_host_lacks_is_refused_when_the_hook_is_added(host: Any, make: An
     for name in host.lacks:
         hook = type("Asks", (Hook,), {name: lambda self: None})()
         with pytest.raises(
-            hookline.HookError, match=f"'asks'.* listens to {name}, which {host.name} cannot tell: "
+            hookline.HookError, match=f"'asks'.* listens to {name}, which {host.name} cannot emit: "
         ):
             make(hooks=[hook])

@@ -244,8 +244,7 @@ def test_an_entry_that_a_checkpoint_has_not_is_an_error_that_lists_those_it_has(
 
     trainer = quiet(hooks=[Asks()])
     with pytest.raises(
-        KeyError,
-        match=r"checkpoint\['hyper_parameters'\]: there is no such entry.* There are: epoch, global_step",
+        KeyError, match=r"the checkpoint has no entry 'hyper_parameters'.* There are: epoch, global_step"
     ):
         trainer.fit(Model(), loader(1))
         trainer.save_checkpoint("kept")
@@ -277,7 +276,7 @@ def test_an_attribute_of_lightnings_own_trainer_is_not_the_users_to_set(name: st
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             setattr(trainer, name, 1)
 
-    with pytest.raises(HookError, match=f"trainer.{name} = ... is not among"):
+    with pytest.raises(HookError, match=f"trainer.{name} = ... is not available"):
         quiet(hooks=[Sets()]).fit(Model(), loader(1))
 
 

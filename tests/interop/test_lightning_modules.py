@@ -486,7 +486,7 @@ def test_a_module_may_stop_the_run_log_by_hand_and_save() -> None:
 
     model, trainer = Does(), quiet(logger=True, run_dir="run")
     trainer.fit(model, Data())
-    assert (trainer.global_step, trainer.state.stop_reason) == (2, "Does has set trainer.should_stop")
+    assert (trainer.global_step, trainer.state.stop_reason) == (2, "Does set trainer.should_stop")
     assert model.heard == [[1.0]] and Path("asked.ckpt/manifest.json").exists()
     assert Path("run/log.jsonl").read_text().count("by_hand") == 2
 
@@ -556,6 +556,7 @@ def test_an_attribute_that_is_not_in_the_view_is_an_error_that_lists_what_is() -
             self.trainer.fit_loop.epoch_loop.advance()  # type: ignore[union-attr]
 
     with pytest.raises(
-        hookline.HookError, match=r"trainer.fit_loop.epoch_loop.advance is not among .* There are: batch_idx"
+        hookline.HookError,
+        match=r"trainer.fit_loop.epoch_loop.advance is not available .* There are: batch_idx",
     ):
         quiet().fit(Reaches(), Data())

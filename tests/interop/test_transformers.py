@@ -213,7 +213,7 @@ def test_args_that_a_run_has_not_are_named_when_they_are_asked_for() -> None:
             assert args.gradient_accumulation_steps == 1
             self.found = args.warmup_steps
 
-    with pytest.raises(hookline.HookError, match=r"asks for args.warmup_steps, .*config=TrainingArguments"):
+    with pytest.raises(hookline.HookError, match=r"reads args.warmup_steps, .*config=TrainingArguments"):
         quiet(hooks=[Asks()]).fit(Net(), DATA)
     callback = Asks()
     arguments = transformers.TrainingArguments(output_dir="out", warmup_steps=7, use_cpu=True, report_to=[])
@@ -227,7 +227,7 @@ def test_what_cannot_be_honoured_is_refused_when_it_is_added() -> None:
 
     with pytest.raises(
         hookline.HookError,
-        match="Pushes listens to on_push_begin, which cannot be honoured: nothing is pushed",
+        match="Pushes listens to on_push_begin, which Hookline lacks: Hookline does not push",
     ):
         quiet(hooks=[Pushes()])
 

@@ -244,7 +244,7 @@ def test_a_slow_logger_is_no_longer_waited_for_and_still_gets_every_row(
     assert rows.steps == [*range(1, 21), 20]
     assert behind[-1] == 20
     assert [record.message for record in caplog.records] == [
-        "Rows is slow (the last call was log_metrics); the run goes on without waiting for it"
+        "Rows is slow (the last call was log_metrics); the run continues without waiting for it"
     ]
 
 

@@ -351,7 +351,7 @@ def test_a_logger_whose_rows_would_be_lost_is_refused_at_once() -> None:
     ):
         make_loggers(AsInLightning(), JSONLines)
     with pytest.raises(
-        OptionError, match="Misspelt.log_metric is never called by a run. Did you mean 'log_metrics'?"
+        OptionError, match="Misspelt.log_metric is not called by a run. Did you mean 'log_metrics'?"
     ):
         make_loggers(Misspelt(), JSONLines)
     assert make_loggers(Own(), JSONLines).members

@@ -191,7 +191,7 @@ def test_the_run_after_one_that_hangs_is_not_held_up_either(
     queued = Queued(slow, timeout=0.2)
     for _ in range(2):
         quiet(logger=queued, log_every_n_steps=1).fit(Net(), batches(2))
-    assert caplog.records[-1].message == "Keeps still hangs in the run before and stays switched off"
+    assert caplog.records[-1].message == "Keeps still hangs in an earlier run and stays switched off"
     assert queued.client is None
     stuck = queued._thread
     slow.gate.set()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 import torch
 from tiny import Net, batches, quiet
@@ -109,7 +109,7 @@ def test_a_run_that_was_killed(whole: list[Any]) -> None:
         f"import sys; sys.path[:0] = {[str(Path(__file__).parents[1]), str(Path(__file__).parent)]}\n"
         f"from test_resuming import *\nfit('mine', Saves(5), Breaks(8, {int(signal.SIGKILL)}))"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=300, check=False)
+    ended = preloaded.run([sys.executable, "-c", code], capture_output=True, timeout=300, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     with Path("mine/log.jsonl").open("a") as log:
         log.write('{"type": "metrics", "step": 8, "metr')  # a kill in the middle of a line

@@ -83,7 +83,7 @@ def test_two_places_at_once_are_refused_instead_of_mixed(
     second.open(lambda: tmp_path / "b")
     first.add_scalar("x", 1.0, 1)
     second.add_scalar("x", 1.0, 1)
-    assert "Trackio failed in add_scalar" in caplog.text and "knows one place at a time" in caplog.text
+    assert "Trackio failed in add_scalar" in caplog.text and "has one directory at a time" in caplog.text
     first.close(), second.close()
     assert series(logs(folder=tmp_path / "a"), "x") == [(1, 1.0)]
     assert not (tmp_path / "b").exists()

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from tiny import Net, batches, quiet
 from hookline import END_EPOCH, SKIP_BATCH, SKIP_STEP, STEP_DONE, Hook, HooklineError, Signal, on
-from hookline.training import agreement
+from hookline.training.ranks import rank_sync
 from hookline.run.commands import handles_command
 
 FOLDER = sys.argv[1]
@@ -160,13 +160,13 @@ class Slow(Hook):
 
     def __init__(self):
         self.seen_at, self.now = [], 0.0
-        agreement.time = SimpleNamespace(**{**vars(time), "monotonic": lambda: self.now})
+        rank_sync.time = SimpleNamespace(**{**vars(time), "monotonic": lambda: self.now})
 
     def on_train_batch_start(self, rank):
         self.now += 0.02 * (rank + 1)
 
     def teardown(self):
-        agreement.time = time
+        rank_sync.time = time
 
     @on("train_batch_end", every="0.1 seconds")
     def note(self, batches_seen):

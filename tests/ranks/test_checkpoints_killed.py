@@ -56,7 +56,7 @@ APART = """
 import ctypes, errno, hashlib, shutil
 import torch
 import hookline.training.resume
-from hookline.checkpoint import together
+from hookline.checkpoint import rank_writer
 from hookline.checkpoint.manifest import load as read_manifest, render, signature
 
 def problem(act, *arguments):
@@ -90,9 +90,9 @@ found["kept"] = os.stat("copied/full/manifest.json").st_mtime_ns == written
 def surprised(*arguments):
     raise MemoryError("no room")
 
-write_parts, together.write_parts = together.write_parts, surprised if rank else together.write_parts
+write_parts, rank_writer.write_parts = rank_writer.write_parts, surprised if rank else rank_writer.write_parts
 found["surprised"] = problem(trainer.save_checkpoint, "copied/full")
-together.write_parts = write_parts
+rank_writer.write_parts = write_parts
 if rank == 0:  # whole by its sums, and yet nothing that rank 1 can read
     path = Path("copied/forged")
     shutil.copytree("copied/full", path)

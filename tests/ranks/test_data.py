@@ -161,7 +161,9 @@ def test_loaders_that_differ_between_ranks_are_refused_with_the_reason(ranks: tu
     world, told = ranks
     for each in told["other lengths"]:
         assert "rank 0: 4, rank 1: 5" in each["error"] and "shards_itself" in each["error"]
-    assert all("Seed them alike on every rank" in each["error"] for each in told["other generators"])
+    assert all(
+        "Seed them with the same value on every rank" in each["error"] for each in told["other generators"]
+    )
 
 
 # ---- counts ------------------------------------------------------------------------------------------------------

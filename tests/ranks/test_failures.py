@@ -131,13 +131,13 @@ def test_a_rank_zero_hook_that_raises_ends_one_that_is_busy_and_hears_no_signal(
         "Rank 0 has failed: ValueError: the disk is full (raised by hook 'on_zero' in on_train_batch_end"
         in said_by(1, outcome)
     )
-    assert "This rank does not end by itself; the process is ended" in said_by(1, outcome)
+    assert "This rank did not end by itself, so its process is ended" in said_by(1, outcome)
 
 
 def test_a_rank_that_is_killed_is_named_and_the_others_end_in_good_order(tmp_path: Path) -> None:
     outcome, seconds = fail(tmp_path, "killed")
     assert seconds < ALL_DOWN
-    assert "Rank 1 has failed: it died without a word" in said_by(0, outcome)
+    assert "Rank 1 has failed: it died without a message" in said_by(0, outcome)
     assert outcome.lines("EXCEPTION") == ["0 PeerError"]  # it was asleep in a hook, and was woken
     assert outcome.lines("TEARDOWN") == ["0"]
 
@@ -155,7 +155,7 @@ def test_a_rank_that_hangs_in_a_hook_is_named_and_the_job_ends(tmp_path: Path) -
 def test_a_rank_that_no_longer_lets_python_run_ends_all_the_same(tmp_path: Path) -> None:
     outcome, seconds = fail(tmp_path, "hangs for good")
     assert seconds < 6 * 1.5 + ALL_DOWN  # hang_after=6, and half of it again
-    assert "Rank 1 has failed: it died without a word" in said_by(0, outcome)
+    assert "Rank 1 has failed: it died without a message" in said_by(0, outcome)
     assert re.search(r'script\.py", line \d+ in on_step_end', outcome.output), outcome.output  # where it was
 
 
@@ -247,7 +247,7 @@ def test_after_a_failure_that_was_caught_the_next_run_is_refused_and_one_outside
     assert outcome.lines("CAUGHT") == ["0 PeerError", "1 ValueError"]
     for rank, line in enumerate(outcome.lines("REFUSED")):
         assert line.startswith(
-            f"{rank} An earlier run fell apart on rank 1 (ValueError: in a hook (raised by hook 'falls_apart'"
+            f"{rank} An earlier run failed on rank 1 (ValueError: in a hook (raised by hook 'falls_apart'"
         )
     assert len(outcome.lines("REFUSED")) == 2
     assert "Processes of this job have ended: rank 1 by ValueError: in the user's own lines." in said_by(

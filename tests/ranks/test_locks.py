@@ -12,10 +12,11 @@ from hookline.run.lock import RunLock
 
 SCRIPT = """
 import json, os
-from hookline import Hook, HooklineError, Trainer, runlock
+from hookline import Hook, HooklineError, Trainer
+from hookline.run import lock
 from ranks.checkpointed import train
 
-runlock.WAITING = 0.1
+lock.WAITING = 0.1
 rank = int(os.environ["RANK"])
 found = {"pid": os.getpid()}
 

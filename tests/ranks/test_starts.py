@@ -15,7 +15,8 @@ both = pytest.mark.parametrize("name", STRATEGIES)
 def test_ranks_that_call_different_verbs_are_told_so_at_once(from_hook_cases: Found) -> None:
     for each in from_hook_cases["another verb"]:
         assert (
-            each["error"] == "OptionError" and "the verb is fit on rank 0, validate on rank 1" in each["text"]
+            each["error"] == "OptionError"
+            and "the stage is fit on rank 0, validate on rank 1" in each["text"]
         )
 
 

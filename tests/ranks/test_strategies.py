@@ -99,7 +99,7 @@ def test_averaged_weights_are_those_of_one_process(found: Found, name: str) -> N
     [
         ("ddp", "DistributedDataParallel", "AdamW"),
         ("accelerate", "DistributedDataParallel", "AcceleratedOptimizer"),
-        ("fsdp", "FSDPShell", "AdamW"),
+        ("fsdp", "FSDPStepModule", "AdamW"),
     ],
 )
 def test_hooks_see_what_the_strategy_prepared(found: Found, name: str, wrapper: str, optimizer: str) -> None:
@@ -178,7 +178,7 @@ def test_all_ranks_begin_with_the_weights_of_rank_zero(found: Found) -> None:
 def test_other_hooks_on_another_rank_are_an_error_that_names_hook_and_ranks(found: Found) -> None:
     for each in found["other hooks"]:
         assert each["error"] == "HookError"
-        assert "hook 'extra' (Extra) hears on_step_end on rank 1, not on rank 0" in each["text"]
+        assert "hook 'extra' (Extra) listens to on_step_end on rank 1, not on rank 0" in each["text"]
     for each in found["other options"]:
         assert "accumulate_grad_batches is 1 on rank 0, 2 on rank 1" in each["text"]
     assert found["hook for zero"] == [6, 6]

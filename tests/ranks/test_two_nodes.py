@@ -60,7 +60,7 @@ def test_a_machine_that_is_gone_is_named_and_the_job_goes_on_from_its_newest_che
         assert seconds < ALL_DOWN, said
         lost = next(rank for rank in (0, 1) if f"[rank {1 - rank}]" in said)
         assert (
-            f"[rank {1 - lost}] Rank {lost} has failed: it died without a word: it was killed, or its machine is gone"
+            f"[rank {1 - lost}] Rank {lost} has failed: it died without a message: it was killed, or its machine is gone"
             in said
         )
 

@@ -1,4 +1,6 @@
-"""Run a script on several ranks with the real torchrun, under a deadline: a hang is a failure."""
+"""Run a script on several ranks with the real torchrun, under a deadline: a hang is a failure. The launcher and the ranks
+begin with torch imported (preloaded.py).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import preloaded
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -70,11 +74,14 @@ def torchrun(
     script, said = folder / "script.py", Path(tempfile.mkdtemp(dir=folder, prefix="said-"))
     script.write_text(textwrap.dedent(source))
     launcher = (*launcher, "--log-dir", str(said), "--redirects", "3")
+    variables = environment(**env)
+    python, module, _, *words = command(script, *arguments, ranks=ranks, launcher=launcher)
+    servers = ",".join(preloaded.server(variables, number) for number in range(ranks))
     began = time.monotonic()
-    with subprocess.Popen(
-        command(script, *arguments, ranks=ranks, launcher=launcher),
+    with preloaded.Popen(
+        [python, module, "ranks.launcher", servers, *words],
         cwd=folder,
-        env=environment(**env),
+        env=variables,
         start_new_session=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

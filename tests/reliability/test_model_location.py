@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 import torch
 from tiny import Net, batches, quiet
@@ -99,7 +100,7 @@ if __name__ == "__main__":
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return preloaded.run(
         [sys.executable, *arguments],
         capture_output=True,
         text=True,

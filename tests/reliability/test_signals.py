@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 import torch
 from tiny import Net, batches, quiet
@@ -291,7 +292,7 @@ def start(run_dir: Path, body: str, grace: float = 60.0) -> subprocess.Popen[str
     code = textwrap.dedent(SCRIPT).format(
         tests=str(Path(__file__).parents[1]), run_dir=str(run_dir), body=body, grace=grace
     )
-    child = subprocess.Popen(
+    child = preloaded.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert child.stdout is not None and child.stdout.readline() == "ready\n"

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 import torch
 from test_budgets import per_step
@@ -758,13 +759,14 @@ def test_a_teardown_that_hangs_is_aborted_and_the_others_get_theirs(watch: Watch
 
 # ---- in a process of its own -------------------------------------------------------------------------------------
 
-SOURCE = str(Path(hookline.training.trainer.__file__).parent.parent)
+SOURCE = str(Path(hookline.__file__).parent.parent)
 SCRIPT = """
 import logging, os, signal, subprocess, sys, threading, time
 from hookline import Hook
-from hookline.training import verbs, watchdog
+from hookline.reliability import watchdog
+from hookline.training import lifecycle
 from hookline.training.lifecycle import run_lifecycle
-from loops import turned
+from training import turned
 from tiny import Net, batches
 from tiny import quiet as quiet_trainer
 
@@ -777,7 +779,7 @@ def watch(timeout, **settings):
     def watched(run, body):
         with watchdog.Watchdog(run, timeout, **settings):
             return run_lifecycle(run, body)
-    verbs.run_lifecycle = watched
+    lifecycle.run_lifecycle = watched
 """
 
 
@@ -787,7 +789,7 @@ def run_script(code: str) -> subprocess.CompletedProcess[str]:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([SOURCE, str(Path(__file__).parent.parent)]),
     }
-    return subprocess.run(
+    return preloaded.run(
         [sys.executable, "-c", SCRIPT + textwrap.dedent(code)],
         capture_output=True,
         text=True,

@@ -16,7 +16,7 @@ def run_of(*rows: dict[str, Any], record: dict[str, Any] | None = None) -> RunDa
     run = RunData(Path("run"), record=record or {})
     for row in rows:
         take(run, {"type": "metrics", **row})
-    run.settle()
+    run.name_curves()
     return run
 
 

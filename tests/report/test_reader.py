@@ -579,5 +579,5 @@ def test_a_log_that_is_none_is_refused_and_half_a_line_is_not() -> None:
     path = written("run", after='{"type": "met')
     assert data_of(path)["runs"][0]["records"] == 0
     (path / "log.jsonl").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(1000))
-    with pytest.raises(OptionError, match="no log of Hookline"):
+    with pytest.raises(OptionError, match="not a log of Hookline"):
         read_run(path)

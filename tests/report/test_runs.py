@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 from tiny import Net, batches, quiet
 
@@ -120,7 +121,7 @@ RUNNING = """
 @pytest.mark.timeout(300)
 def test_another_process_is_seen_running_and_then_killed() -> None:
     code = textwrap.dedent(RUNNING.format(tests=str(Path(__file__).parents[1])))
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as job:
+    with preloaded.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as job:
         try:
             assert job.stdout is not None and job.stdout.readline() == "here\n"
             assert (only().status, only().is_certain) == ("running", True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 import torch
 from report.reported import data_of
@@ -221,7 +221,7 @@ def test_settings_are_listed_once_and_without_internal_hooks(
         'module = "own_parts.Model"\ndatamodule = "own_parts.Data"\nallow = ["own_parts"]\n[trainer]\nmax_epochs = 1\nseed = 3\n'
         'run_dir = "run"\n[hooks.model_checkpoint]\nfilename = "at_{step}"\n'
     )
-    subprocess.run([sys.executable, "-m", "hookline", "fit", "run.toml"], cwd=tmp_path, check=True)
+    preloaded.run([sys.executable, "-m", "hookline", "fit", "run.toml"], cwd=tmp_path, check=True)
     settings = about(tmp_path / "run")[0]["settings"]
     assert settings["trainer.seed"] == 3 and not [
         key for key in settings if key.startswith(("config.trainer.", "hooks.cli"))

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 from tiny import Net, batches, quiet
 
@@ -58,7 +59,7 @@ TRAINING = """
 def job(forks: bool = False, epochs: int = 1) -> Iterator[Any]:
     """Another process that trains in `run` until there is a file `go on`."""
     Path("job.py").write_text(textwrap.dedent(TRAINING.format(tests=str(TESTS), forks=forks, epochs=epochs)))
-    with subprocess.Popen(
+    with preloaded.Popen(
         [sys.executable, "job.py"], stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stdout is not None
@@ -158,7 +159,7 @@ def test_of_jobs_that_start_in_the_same_instant_one_gets_the_directory(tmp_path:
     """)
     )
     started = [
-        subprocess.Popen([sys.executable, script, str(name), str(rounds), str(racers)])
+        preloaded.Popen([sys.executable, script, str(name), str(rounds), str(racers)])
         for name in range(racers)
     ]
     assert [each.wait(100) for each in started] == [0] * racers
@@ -375,7 +376,7 @@ def test_a_run_whose_directory_was_taken_over_nevertheless_ends() -> None:
                 while not trainer._run.participants.commands.waiting:
                     time.sleep(0.01)
 
-    with pytest.raises(RunLockedError, match=r"another one has taken over its directory.*process 77 on far"):
+    with pytest.raises(RunLockedError, match=r"another job has taken over its directory.*process 77 on far"):
         quiet(run_dir="run", hooks=[Sleeps()], max_steps=1000, max_epochs=-1).fit(Net(), batches())
     assert json.loads(LOCK.read_text())["token"] == "theirs", "and its file is as it was"
 

@@ -12,6 +12,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import preloaded
 import pytest
 
 from hookline.run import provenance
@@ -162,7 +163,7 @@ def test_a_script_is_known_by_its_own_repository_wherever_it_is_started(
     )
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    subprocess.run(
+    preloaded.run(
         [sys.executable, str(repository / "train.py"), "--api_key", "s3cr3tvalue"], cwd=elsewhere, check=True
     )
     record = json.loads((elsewhere / "run" / "run.json").read_text())

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 import torch
 from tiny import Net, batches, quiet
@@ -127,7 +128,7 @@ def test_a_record_without_a_checkpoint_does_not_mean_that_the_run_can_be_resumed
     assert first["status"] == "error"
     trainer = quiet(run_dir="run", logger=True)
     trainer.fit(Net(), batches(), resume="auto")
-    assert "there is no checkpoint below run, so the run begins afresh" in caplog.text
+    assert "there is no checkpoint below run, so a new run begins" in caplog.text
     assert trainer.global_step == 4 and read()["id"] != first["id"] and read()["starts"] == 1
 
 
@@ -139,7 +140,7 @@ def test_a_run_that_begins_anew_disowns_the_checkpoints_before_it(caplog: pytest
     assert read()["id"] != first
     trainer = quiet(run_dir="run")
     trainer.fit(Net(), batches(), resume="auto")
-    assert "belong to an earlier run and are left alone" in caplog.text and trainer.global_step == 4
+    assert "belong to an earlier run and are not used" in caplog.text and trainer.global_step == 4
 
 
 def test_a_run_resumed_from_checkpoints_without_a_record_is_the_same_run() -> None:
@@ -267,7 +268,7 @@ KILLED = """
 @pytest.mark.timeout(300)
 def test_a_killed_run_is_told_from_a_running_one_and_its_session_stays() -> None:
     code = textwrap.dedent(KILLED.format(tests=str(Path(__file__).parents[1]), at=6))
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    assert preloaded.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
     assert read()["status"] == "training"
     from hookline.report.runs import list_runs
 
@@ -452,7 +453,7 @@ def test_the_resolved_configuration_of_the_command_line_is_recorded_without_secr
         "--config.width",
         "5",
     ]
-    subprocess.run([sys.executable, "-m", "hookline", *given], cwd=tmp_path, check=True)
+    preloaded.run([sys.executable, "-m", "hookline", *given], cwd=tmp_path, check=True)
     record = json.loads((tmp_path / RECORD).read_text())
     assert SECRET not in (tmp_path / RECORD).read_text()
     assert record["command"].endswith(

@@ -64,7 +64,7 @@ def test_facts_that_are_not_there_before_a_run_must_be_given(
     event = "step_end" if given else "train_batch_end"
     with pytest.raises(
         HookError,
-        match=rf"asks for {', '.join(missing)}, which cannot be known outside a run: give "
+        match=rf"requests {', '.join(missing)}, without a value outside a run: pass "
         rf"(it|them) to fire\(hook, '{event}', {', '.join(f'{name}=...' for name in missing)}\)",
     ):
         fire(hook, event, **given)
@@ -112,7 +112,7 @@ def test_facts_of_an_event_of_ones_own() -> None:
     try:
         drawn = on("drawn_sample")(lambda text, number, step: (text, number, step))
         assert fire(drawn, "on_drawn_sample", text="a", number=1, step=4) == ("a", 1, 4)
-        with pytest.raises(HookError, match="asks for number, which cannot be known outside a run"):
+        with pytest.raises(HookError, match="requests number, without a value outside a run"):
             fire(drawn, "on_drawn_sample", text="a")
     finally:
         EVENTS.forget("on_drawn_sample")
@@ -139,7 +139,7 @@ def test_filters_hold_a_call_back_as_in_a_run() -> None:
 def test_a_filter_that_counts_needs_its_count() -> None:
     with pytest.raises(
         HookError,
-        match=r"Halve.on_step_end is called every 100 steps: give step to fire\(hook, 'step_end', "
+        match=r"Halve.on_step_end is called every 100 steps: pass step to fire\(hook, 'step_end', "
         r"step=...\), or filters=False",
     ):
         fire(Halve(), "step_end", loss=3.0, optimizers=[])

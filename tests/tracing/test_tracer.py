@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
 
+import preloaded
 import pytest
 import torch
 from tiny import Net, SavesFirstEpoch, batches, quiet
@@ -215,7 +215,7 @@ print("done", trainer.status, trainer.global_step, trainer.plan.tracers)
 
 def test_a_full_disk_ends_the_trace_and_not_the_run(tmp_path):
     code = FULL_DISK.format(path=[each for each in sys.path if each.endswith("tests")])
-    done = subprocess.run(
+    done = preloaded.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert done.stdout == "done completed 400 ()\n", done.stderr

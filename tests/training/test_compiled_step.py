@@ -526,7 +526,7 @@ def no_compiler() -> str:
 
 
 def test_a_torch_without_the_option_is_refused(monkeypatch: Any) -> None:
-    monkeypatch.setattr("hookline.training.compiled_step.OPTION", "an_option_of_another_version")
+    monkeypatch.setattr("hookline.training.graph_splits.OPTION", "an_option_of_another_version")
     with pytest.raises(OptionError, match="needs torch 2.13.*an_option_of_another_version"):
         quiet(compile=STEP).fit(Net(), batches())
 

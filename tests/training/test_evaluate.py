@@ -290,7 +290,7 @@ def test_a_limit_of_zero_switches_a_validation_from_a_hook_off_too() -> None:
 @pytest.mark.parametrize(("verb", "kind"), [("validate", "val"), ("test", "test"), ("predict", "predict")])
 def test_a_fraction_that_is_no_batch_is_an_error_of_its_own(verb: str, kind: str) -> None:
     with pytest.raises(
-        OptionError, match=f"limit_{kind}_batches=0.1 of 4 batches is none; pass more, or 0 if you mean none"
+        OptionError, match=f"limit_{kind}_batches=0.1 of 4 batches is 0 batches; pass a larger fraction, or 0"
     ):
         getattr(quiet(**{f"limit_{kind}_batches": 0.1}), verb)(Net(), batches(4))
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hookline import Hook, NonFiniteLoss, Trainer, load_weights
 from hookline.checkpoint.catalog import find
-from hookline.checkpoint.files import read_manifest
+from hookline.checkpoint.files import read, read_manifest
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 from hookline.hooks.weight_averaging import WeightAveraging
 from hookline.util.errors import CheckpointError, Preempted
@@ -546,6 +546,26 @@ def test_a_failed_run_leaves_its_newest_state_and_goes_on_from_it(tmp_path: Path
     found, wanted = state_of(again), state_of(whole)
     assert found["counters"] == wanted["counters"]
     assert same(found["module"], wanted["module"]) and same(found["optimizers"], wanted["optimizers"])
+
+
+def test_a_failure_after_a_scheduler_has_advanced_does_not_advance_it_again(tmp_path: Path) -> None:
+    class FailsAtScheduler(Momentum):
+        has_failed = False
+
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+        def lr_scheduler_step(self, scheduler: Any) -> None:
+            scheduler.step()
+            if scheduler.last_epoch == 5 and not self.has_failed:
+                self.has_failed = True
+                raise Boom("on purpose")
+
+    fail(tmp_path, FailsAtScheduler())
+    saved = read(tmp_path / "checkpoints" / "last")
+    assert saved["counters"]["step"] == saved["schedulers"][0]["last_epoch"] == 5
 
 
 def test_a_failure_inside_an_accumulation_window_leaves_a_state_that_trains_on(tmp_path: Path) -> None:

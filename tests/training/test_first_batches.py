@@ -136,7 +136,7 @@ def test_a_record_that_cannot_be_written_does_not_end_the_run(caplog: pytest.Log
     Path("run").mkdir()
     Path("run/batches").write_text("in the way")
     assert fit(batches(4), Saves(2)).status == "completed"
-    assert "What the first batch after a save was cannot be written" in caplog.text
+    assert "The fingerprint of the first batch after a save cannot be written" in caplog.text
 
 
 # ---- compared ----------------------------------------------------------------------------------------------------
@@ -193,8 +193,7 @@ def test_other_numbers_with_the_same_labels_are_said_to_be_augmentation_perhaps(
     fit(DataLoader(Augmented(), 3), Saves(2))
     fit(DataLoader(Augmented(), 3), resume="c2")
     assert (
-        "Either random augmentation is not repeated, or these are other samples with the same labels"
-        in caplog.text
+        "Either random augmentation differs, or these are other samples with the same labels" in caplog.text
     )
 
 
@@ -212,7 +211,7 @@ def test_a_loader_that_was_changed_on_purpose_is_not_expected_to_deliver_the_sam
 ) -> None:
     fit(DataLoader(Samples(), 3), Saves(2))
     fit(other(), resume="c2")
-    assert "when the checkpoint was made" in caplog.text and DIFFERENT not in caplog.text
+    assert "when the checkpoint was saved" in caplog.text and DIFFERENT not in caplog.text
 
 
 def test_a_batch_that_was_never_fetched_is_written_down_by_the_resumed_run(

@@ -530,7 +530,7 @@ def test_a_misspelt_event_of_the_module_fails_before_anything_is_set_up() -> Non
         def on_train_batch_ends(self) -> None: ...
 
     with pytest.raises(
-        HookError, match="Misspelt.on_train_batch_ends is no event. Did you mean 'on_train_batch_end'"
+        HookError, match="Misspelt.on_train_batch_ends is not an event. Did you mean 'on_train_batch_end'"
     ):
         quiet(hooks=[Witness("a")]).fit(Misspelt(), batches())
     assert "a setup" not in HEARD

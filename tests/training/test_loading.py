@@ -108,8 +108,7 @@ def test_any_iterable_of_batches_is_a_loader() -> None:
 
 def test_training_without_a_loader_says_where_it_may_come_from() -> None:
     with pytest.raises(
-        OptionError,
-        match=r"needs a training loader, and got none: pass it to fit, or return it from Net.train_dataloader",
+        OptionError, match=r"needs a training loader: pass it to fit, or return it from Net.train_dataloader"
     ):
         quiet().fit(Net())
 
@@ -221,7 +220,7 @@ def test_an_empty_validation_loader_is_said_and_the_training_goes_on(
 ) -> None:
     trainer = quiet()
     metrics = trainer.fit(Net(), batches(2), DataLoader([]))  # type: ignore[arg-type]
-    assert "The validation loader 'val' is empty; nothing is validated." in caplog.text
+    assert "The validation loader 'val' is empty; there is no validation." in caplog.text
     assert trainer.global_step == 2 and "val/loss" not in metrics
 
 

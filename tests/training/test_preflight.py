@@ -196,7 +196,7 @@ def test_names_that_tell_nothing_are_judged_when_they_are_looked_for() -> None:
 def test_an_interval_longer_than_an_epoch_is_refused_before_training(options: dict[str, int]) -> None:
     said = refused(Net(), val=batches(1), val_check_interval=3, **options)
     assert (
-        "val_check_interval=3 would never come: an epoch has 2 batches" in said
+        "val_check_interval=3 is never reached: an epoch has 2 batches" in said
         and "check_val_every_n_epoch" in said
     )
 

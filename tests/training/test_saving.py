@@ -455,7 +455,7 @@ def test_a_finished_run_goes_on_with_more_epochs(tmp_path: Path) -> None:
 
 
 def test_something_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is no checkpoint"):
+    with pytest.raises(CheckpointError, match="is not a checkpoint"):
         quiet().fit(Net(), batches(), resume=tmp_path)
 
 

@@ -108,7 +108,7 @@ def test_a_save_that_fails_is_reported_and_ends_the_run_or_not_as_chosen(
     )
     trainer = fit(tmp_path / "b", AsksForTheImpossible(), listener, on_save_error="warn")
     assert trainer.status == "completed"
-    assert "goes on without it" in caplog.text
+    assert "continues without it" in caplog.text
     assert failed[0][:2] == ("cannot be", 8) and isinstance(failed[0][2], CheckpointError)
 
 
@@ -137,7 +137,7 @@ def test_checkpoints_at_a_url(tmp_path: Path) -> None:
 def test_a_run_on_a_disk_that_hangs_ends_and_names_what_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, on_save_error: str
 ) -> None:
-    monkeypatch.setattr(writer, "FLUSHING", 0.2)
+    monkeypatch.setattr(writer, "FLUSH_TIMEOUT", 0.2)
     answers, flush = threading.Event(), os.fsync
 
     def hang(handle: int) -> None:

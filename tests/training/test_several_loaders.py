@@ -186,7 +186,7 @@ def test_a_generator_can_be_gone_through_once_and_what_comes_then_is_said() -> N
     data = {"web": (each for each in marked(0, 3)), "code": marked(9, 3)}
     mixture = Mixture(epoch_length=6, when_exhausted="end")
     quiet().fit(Net(), data, mixture=mixture)
-    with pytest.raises(OptionError, match=r"'web' yielded no batch from its start.*epoch 0.*only once"):
+    with pytest.raises(OptionError, match=r"'web' did not yield a batch.*epoch 0.*only once"):
         quiet().fit(Net(), data, mixture=mixture)
 
 
@@ -265,13 +265,13 @@ def test_what_cannot_work_is_refused_with_names_before_the_first_batch(
 @pytest.mark.parametrize("when_exhausted", ["cycle", "end"])
 def test_a_loader_that_yields_nothing_is_named(when_exhausted: Any) -> None:
     mixture = Mixture(epoch_length=6, when_exhausted=when_exhausted)
-    with pytest.raises(OptionError, match="loader 'web' yielded no batch from its start"):
+    with pytest.raises(OptionError, match="loader 'web' did not yield a batch"):
         quiet().fit(Net(), {"code": marked(0, 2), "web": NoLength()}, mixture=mixture)
 
 
 def test_a_schedule_that_leaves_a_loader_out_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     quiet().fit(Net(), two(), mixture=Mixture("weighted", {"web": 1000, "code": 1}, epoch_length=4))
-    assert "draws nothing from 'code'" in caplog.text
+    assert "contains no batch of 'code'" in caplog.text
 
 
 def test_one_loader_has_nothing_to_mix_and_says_so() -> None:
@@ -567,7 +567,7 @@ def test_a_loader_can_be_taken_out_and_come_back(mixture: Mixture) -> None:
         (lambda loaders: loaders.rebuild_schedule(brst=1), "no setting 'brst'.*'burst'"),
         (
             lambda loaders: loaders.rebuild_schedule(loss_weights={"web": 2}),
-            "loss_weights belongs to the whole run",
+            "loss_weights is fixed for the whole run",
         ),
     ],
 )
@@ -587,7 +587,7 @@ def test_a_wrong_change_fails_in_the_hook_that_made_it(change: Any, text: str) -
 
 def test_orders_without_weights_have_none_to_set() -> None:
     def attempt(trainer: Any) -> None:
-        with pytest.raises(OptionError, match="order='round_robin' goes by no weights"):
+        with pytest.raises(OptionError, match="order='round_robin' does not use weights"):
             trainer.loaders.set_weights({"web": 1})
 
     quiet(hooks=[At(1, attempt)]).fit(Net(), two())
@@ -784,7 +784,7 @@ def test_a_loader_that_was_added_must_be_there_again_and_then_the_resume_is_exac
             assert rest.batches == whole.batches[cut:] and numbers == metrics
             assert all(torch.equal(value, got[name]) for name, value in expected.items())
     with pytest.raises(
-        CheckpointError, match="draws batches from 'new', and this run has only 'web', 'code'"
+        CheckpointError, match="uses the training loaders 'new', but this run has only 'web', 'code'"
     ):
         ended(two(), [], 7, mixture, tmp_path / "after-7")
 
@@ -853,5 +853,5 @@ def test_validation_comes_at_the_same_batches_after_a_resume_whatever_became_of_
 
 def test_a_checkpoint_of_one_loader_does_not_fit_several(tmp_path: Path) -> None:
     quiet(hooks=[Seen(tmp_path, (2,))]).fit(Net(), marked(0, 4))
-    with pytest.raises(OptionError, match="made with one training loader"):
+    with pytest.raises(OptionError, match="saved with one training loader"):
         quiet().fit(Net(), two(), resume=tmp_path / "after-2")

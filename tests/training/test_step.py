@@ -801,3 +801,13 @@ def test_what_was_logged_before_on_step_end_failed_is_written_when_the_run_ends(
     rows = [json.loads(line) for line in Path("run/log.jsonl").read_text().splitlines()]
     logged = {key: value for row in rows for key, value in row.get("metrics", row).items()}
     assert logged["seen"] == 3.0 and logged["own"] == 4.0
+
+
+def test_what_was_worked_out_for_a_batch_is_not_kept_into_the_next() -> None:
+    at_start, at_end = [], []
+    trainer = quiet()
+    trainer.on("train_batch_start")(lambda state: at_start.append([*state.cache]))
+    trainer.on("train_batch_end")(lambda state, outputs: at_end.append([*state.cache]))
+    trainer.fit(Net(), batches(2))
+    assert at_start == [[], []]
+    assert at_end == [["outputs"], ["outputs"]]

@@ -31,8 +31,7 @@ def test_a_thread_that_does_not_end_is_named_with_what_is_lost(caplog: pytest.Lo
     thread.start()
     assert not join(thread, 0.05, "three records are not written")
     assert (
-        "'slow one' did not end within 0.05 s and is left behind: three records are not written."
-        in caplog.text
+        "'slow one' did not end within 0.05 s and is abandoned: three records are not written." in caplog.text
     )
     free.set()
     assert join(thread, 30) and ends(thread, 0)

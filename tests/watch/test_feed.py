@@ -23,9 +23,9 @@ from hookline.watch.feed import Feed
 class Counted(Feed):
     looks = 0
 
-    def look(self) -> None:
+    def update(self) -> None:
         self.looks += 1
-        super().look()
+        super().update()
 
 
 def until(condition: object, seconds: float = 60.0) -> None:
@@ -60,11 +60,11 @@ def test_a_page_is_put_together_only_if_something_was_written(monkeypatch: pytes
     monkeypatch.setattr(feed_module, "page_data", lambda runs: made.append(1) or whole(runs))
     feed = Feed(written("run", metrics(1, loss=1.0)))
     for _ in range(3):
-        feed.look()
+        feed.update()
     assert len(made) == 1
     with Path("run/log.jsonl").open("a") as log:
         log.write(json.dumps({"time": 1.7e9, **metrics(2, loss=1.0)}) + "\n")
-    feed.look()
+    feed.update()
     assert len(made) == 2
 
 
@@ -104,7 +104,7 @@ def test_a_line_that_no_log_should_hold_does_not_end_the_page() -> None:
         log.write(
             f'{{"type": "metrics", "step": 1{"0" * 400}, "metrics": {{"a": 1}}}}\n{json.dumps(metrics(2, loss=0.5))}\n'
         )
-    feed.look()
+    feed.update()
     assert _told(feed)["runs"][0]["step"] == 2 and _told(feed)["stuck"] == ""
 
 
@@ -128,11 +128,11 @@ def test_a_job_that_was_killed_is_told_although_it_wrote_nothing_about_it() -> N
         answers = threading.Thread(target=_answer_all, args=(listener,), daemon=True)
         answers.start()
         feed = Feed(path)
-        feed.look()
+        feed.update()
         assert _statuses(feed) == (True, "training")
         listener.shutdown(socket.SHUT_RDWR)
         answers.join(60)
-    feed.look()
+    feed.update()
     assert _statuses(feed) == (False, "killed, or trains on another machine")
 
 

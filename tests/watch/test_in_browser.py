@@ -114,7 +114,7 @@ def test_a_hook_is_switched_off_and_on_by_mouse_and_keyboard(live: Opened, run: 
 
 def test_how_often_is_set_a_checkpoint_is_saved_and_what_is_wrong_is_said(live: Opened, run: Path) -> None:
     page = live.page
-    often = page.get_by_label("How often gradient_monitor is heard")
+    often = page.get_by_label("How often gradient_monitor is called")
     often.fill("7 stepps")
     often.press("Enter")
     wait_until(page, "document.querySelector('.said.bad') !== null")
@@ -162,12 +162,12 @@ def test_what_is_typed_and_answered_stays_when_somebody_else_attaches_a_hook(
         (tmp_path / f"{name}.py").write_text(
             "from hookline import Hook\nclass Probe(Hook):\n    def on_step_end(self): ...\n"
         )
-    often = page.get_by_label("How often gradient_monitor is heard")
+    often = page.get_by_label("How often gradient_monitor is called")
     before = often.input_value()
     often.fill("7 stepps")
     often.press("Enter")
     wait_until(page, "document.querySelector('.said.bad') !== null")
-    assert often.input_value() == before  # what was refused is not how often it is heard
+    assert often.input_value() == before  # the current interval is shown again
     field = page.get_by_label("Hook to attach, a file and a class")
     field.type(f"{tmp_path}/mi")
     ask(run, "attach", file=f"{tmp_path}/theirs.py:Probe", name="theirs")
@@ -264,7 +264,7 @@ def test_the_run_is_stopped_from_the_page_and_then_only_looked_at(live: Opened, 
     ):  # a busy machine may take longer for a click than the page waits for the second one
         page.locator("button.danger").click()
         page.wait_for_timeout(600)
-    wait_until(page, "document.getElementById('job').textContent.includes('To look at, not to switch')")
+    wait_until(page, "document.getElementById('job').textContent.includes('Read-only')")
     wait_until(page, "document.querySelector('#top .badge').textContent === 'stopped'")
     assert page.get_by_role("switch").count() == 0
     wait_until(page, "document.querySelectorAll('#cost tbody tr').length > 0")

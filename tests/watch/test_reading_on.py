@@ -123,10 +123,10 @@ def test_a_page_that_stands_still_says_so_until_it_goes_on(
         broken.setattr(feed_module, "page_data", lambda runs: 1 // 0)
         with Path("run/log.jsonl").open("a") as log:
             log.write(json.dumps(metrics(1, loss=1.0)) + "\n")
-        wait_until(page, f"{sign} === 'stands still'")
+        wait_until(page, f"{sign} === 'not updated'")
         assert page.reload().status == 200
         assert (
-            "This page stands still" in page.locator("[role=alert]").inner_text()
+            "This page is not updated" in page.locator("[role=alert]").inner_text()
             and "ZeroDivisionError" in page.locator("[role=alert]").inner_text()
         )
     wait_until(page, f"{sign} === 'live' && !document.querySelector('[role=alert]')")

@@ -217,7 +217,7 @@ def test_a_taken_port_and_a_directory_that_is_no_run_are_told(
         Watch(Path("run"), watch.port)
     assert main(["watch", "rum"]) == 2 and "Did you mean 'run'?" in capsys.readouterr().err
     Path("empty").mkdir()
-    assert main(["watch", "empty"]) == 2 and "is no directory of a run" in capsys.readouterr().err
+    assert main(["watch", "empty"]) == 2 and "is not the directory of a run" in capsys.readouterr().err
 
 
 def test_a_running_job_is_switched_through_the_server_and_the_log_has_it(tmp_path: Path) -> None:

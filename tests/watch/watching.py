@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import preloaded
+
 from hookline.control.client import NotRunning, ask
 from hookline.watch import Watch
 
@@ -43,7 +45,7 @@ def job(folder: Path) -> Iterator[Path]:
     """The directory of a job that trains until it is told to stop."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     tests = str(Path(__file__).parent.parent)
-    with subprocess.Popen(
+    with preloaded.Popen(
         [sys.executable, "-c", JOB, tests], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
     ) as process:
         run = folder / "run"

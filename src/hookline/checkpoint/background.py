@@ -1,4 +1,4 @@
-"""Checkpoints written while the training goes on: it waits for a copy of the tensors only."""
+"""Checkpoints written in a background thread: training waits only until the tensors are copied."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from hookline.checkpoint.catalog import ALONE
 from hookline.checkpoint.files import write
 from hookline.checkpoint.format import Packed, TensorStore, pack_contents
-from hookline.checkpoint.writer import longest_wait
+from hookline.checkpoint.writer import max_write_seconds
 from hookline.distributed.comm import Ranks
 from hookline.util.errors import CheckpointError
 from hookline.util.processes import ends
@@ -23,27 +23,25 @@ from hookline.util.text import holds_secret, redact
 from hookline.util.urls import is_url, shown
 
 log = logging.getLogger("hookline")
-ALIGNED = 64
-"""Bytes: where each copy begins. Wide enough for every type and for the processor's fastest copies."""
+ALIGNMENT = 64
+"""Bytes to which the start of each copy is aligned: enough for every dtype and for fast copies."""
 
 
 class Buffer:
-    """Memory for copies of tensors, kept from one checkpoint to the next: the system hands out fresh pages
-    slowly.
-    """
+    """Memory for copies of tensors, reused by the next checkpoint because allocation is slow."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def snapshot(self, contents: dict[str, Any] | Packed) -> Packed:
-        """The contents as they are now. They last until the next snapshot."""
+        """Return a copy of the contents, valid until the next snapshot."""
         packed = contents if isinstance(contents, Packed) else pack_contents(contents)
         stores = (packed.model, packed.rest, packed.part.tensors)
         tensors = [each for store in stores for each in store.values()]
         devices = {each.device for each in tensors if each.device.type == "cuda"}
-        needed = sum(-(-each.nbytes // ALIGNED) * ALIGNED for each in tensors)
+        needed = sum(-(-each.nbytes // ALIGNMENT) * ALIGNMENT for each in tensors)
         if self._memory.numel() < needed:
-            self._memory = torch.empty(0, dtype=torch.uint8)  # the old one first: never both at once
+            self._memory = torch.empty(0, dtype=torch.uint8)  # free the old memory before allocating the new
             self._memory = torch.empty(needed, dtype=torch.uint8, pin_memory=bool(devices))
         start = 0
         copies: list[TensorStore] = []
@@ -52,30 +50,30 @@ class Buffer:
             copied.shared = store.shared
             for name, tensor in store.items():
                 copied[name] = self._copy(tensor, start)
-                start += -(-tensor.nbytes // ALIGNED) * ALIGNED
+                start += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
             copies.append(copied)
-        for device in devices:  # copies to pinned memory are under way all at once until here
+        for device in devices:  # copies to pinned memory are asynchronous until here
             torch.cuda.synchronize(device)
         model, rest, own = copies
         return Packed(packed.structure, model, rest, replace(packed.part, tensors=own))
 
     def _copy(self, tensor: Tensor, start: int) -> Tensor:
-        place = self._memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        return place.copy_(tensor, non_blocking=tensor.device.type == "cuda")
+        copy = self._memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        return copy.copy_(tensor, non_blocking=tensor.device.type == "cuda")
 
 
 class BackgroundSaver:
-    """Writes one checkpoint at a time in a thread of its own."""
+    """A thread that writes one checkpoint at a time."""
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
-        """`ranks`: those who write it together. All of them make their saver at the same time."""
+        """Create a saver; all `ranks` that write checkpoints together must create theirs at the same time."""
         self._ranks = ranks.beside()
         self._buffer = Buffer()
         self._thread: threading.Thread | None = None
-        self._longest = 0.0
-        """Seconds that the present one is waited for at most; none at all once it was given up."""
+        self._timeout = 0.0
+        """Seconds to wait for the current checkpoint; 0 once the saver has given up on it."""
         self._path: Path | str = ""
-        self._report: Callable[[CheckpointError | None], None] = _nothing
+        self._on_done: Callable[[CheckpointError | None], None] = _ignore
 
     def start(
         self,
@@ -85,13 +83,12 @@ class BackgroundSaver:
         on_done: Callable[[CheckpointError | None], None],
         staging: Callable[[], Path] | None = None,
     ) -> None:
-        """Copy the contents and come back; they are written meanwhile. One that is still being written is
-        waited for first.
+        """Copy the contents, return, and write the copy in the background.
 
-        on_done: told by the thread what went wrong, or None once it is durable. Contents that cannot be
-        stored are told at once.
+        Wait first for a checkpoint that is still being written. on_done: the thread calls it with the error,
+        or with None once the checkpoint is durable; for contents that cannot be stored, `start` calls it.
         """
-        if not self.wait():  # its copies of the tensors are still in the buffer
+        if not self.wait():  # the buffer still contains the tensors of the previous checkpoint
             on_done(
                 CheckpointError(
                     f"The checkpoint {shown(path)} was not written: {shown(self._path)} is still being "
@@ -106,47 +103,45 @@ class BackgroundSaver:
             return
 
         def work() -> None:
-            error = _written(snapshot, path, about, staging, self._ranks)
-            if not self._longest and error is None:
-                log.warning("The checkpoint %s, which was given up, is written after all.", shown(path))
+            error = _try_to_write(snapshot, path, about, staging, self._ranks)
+            if not self._timeout and error is None:
+                log.warning("The checkpoint %s was written after its time limit.", shown(path))
             on_done(error)
 
-        self._path, self._report, self._longest = path, on_done, longest_wait(snapshot)
-        # a daemon: a disk that hangs must not keep the process from ending, and whoever ends a run waits for
-        # it
+        self._path, self._on_done, self._timeout = path, on_done, max_write_seconds(snapshot)
+        # a daemon, because a disk that hangs must not keep the process alive; the end of a run calls `wait`
         self._thread = threading.Thread(target=work, name="hookline save", daemon=True)
         self._thread.start()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is being written; return whether it is so.
+        """Wait until no checkpoint is being written; return False after the timeout.
 
-        timeout: seconds. None: as long as a slow disk may take; then the checkpoint is given up, and
-        `on_done` gets the error.
+        timeout: seconds. None: as long as a slow disk may take; after that, `on_done` receives an error.
         """
-        if self._thread is None or ends(self._thread, self._longest if timeout is None else timeout):
+        if self._thread is None or ends(self._thread, self._timeout if timeout is None else timeout):
             self._thread = None
             return True
-        if timeout is None and self._longest:
-            waited, self._longest = self._longest, 0.0
-            self._report(
+        if timeout is None and self._timeout:
+            waited, self._timeout = self._timeout, 0.0
+            self._on_done(
                 CheckpointError(
                     f"The checkpoint {shown(self._path)} could not be written: it was still not on the disk "
-                    f"after {waited:.0f} s. Does the disk answer?"
+                    f"after {waited:.0f} s. Check that the disk responds."
                 )
             )
         return False
 
     def close(self) -> None:
-        """Wait for what is being written, and give the memory back."""
+        """Wait for the current checkpoint and free the memory."""
         if self.wait():
             self._buffer = Buffer()
 
 
-def _nothing(error: CheckpointError | None) -> None:
-    """Before the first checkpoint there is nothing to report."""
+def _ignore(error: CheckpointError | None) -> None:
+    """Do nothing: there is no checkpoint to report on yet."""
 
 
-def _written(
+def _try_to_write(
     snapshot: Packed,
     path: Path | str,
     about: Mapping[str, Any],
@@ -162,10 +157,10 @@ def _written(
             write_on_all_ranks(snapshot, path, about, ranks, staging)
     except CheckpointError as error:
         return error
-    except BaseException as error:  # nobody else would hear of it
+    except BaseException as error:  # an exception that ends a thread would not reach the run
         url = str(path) if is_url(path) else ""
         why = redact(f"{type(error).__name__}: {error}", url)
-        made = CheckpointError(f"The checkpoint {shown(path)} could not be written: {why}")
-        made.__cause__ = None if holds_secret(error, url) else error
-        return made
+        problem = CheckpointError(f"The checkpoint {shown(path)} could not be written: {why}")
+        problem.__cause__ = None if holds_secret(error, url) else error
+        return problem
     return None

@@ -1,6 +1,4 @@
-"""Which checkpoints there are, and which of them is the newest or the best: by what their manifests say,
-never by a link.
-"""
+"""Find checkpoints and order them from newest to oldest or from best to worst, by their manifests."""
 
 from __future__ import annotations
 
@@ -23,24 +21,23 @@ Read = Callable[[Path | str], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A checkpoint whose manifest is whole; whether its files are is known once they are read."""
+    """A checkpoint with a valid manifest; its other files have not been verified yet."""
 
     path: Path
     manifest: dict[str, Any]
 
     @property
     def run(self) -> str:
-        """Which run it belongs to."""
+        """Return the id of the run that saved it."""
         return str(self.manifest.get("run", ""))
 
 
 def newest_first(given: Iterable[T], manifest_of: Callable[[T], Mapping[str, Any]]) -> list[T]:
-    """Order checkpoints by the progress of their run: the number of the save decides, not the clock and not
-    the step.
+    """Return checkpoints from newest to oldest, ordered by the number of the save within a run.
 
-    After a resume from an older checkpoint a lower step can be the newer state, and a clock can be set back.
-    The clock decides only which of several runs was started last, and between checkpoints without a number,
-    which an older version wrote.
+    The step does not decide: after a resume from an older checkpoint, the newer state can have a lower step.
+    The clock can be set back. It decides only between runs, and between checkpoints without a number, which
+    an older version wrote.
     """
     listed = [(each, manifest_of(each)) for each in given]
     started: dict[str, str] = {}
@@ -55,30 +52,28 @@ def newest_first(given: Iterable[T], manifest_of: Callable[[T], Mapping[str, Any
             run,
             number_of(manifest),
             str(manifest.get("saved_at", "")),
-            _whole(manifest.get("batches_seen")),
+            _int_or_zero(manifest.get("batches_seen")),
         )
 
     return [each for each, _ in sorted(listed, key=lambda one: age(one[1]), reverse=True)]
 
 
 def number_of(manifest: Mapping[str, Any]) -> int:
-    """Return the number of a checkpoint among those of its run; 0: an older version wrote it."""
-    return _whole(manifest.get("saves"))
+    """Return the number of a save within its run; 0: an older version wrote it."""
+    return _int_or_zero(manifest.get("saves"))
 
 
 def start_of(manifest: Mapping[str, Any]) -> str:
-    """When the job that wrote it was started; an older version did not say so, then when it was written."""
+    """Return when the job that wrote it started, or, from an older version, when it was written."""
     return str(manifest.get("started_at") or manifest.get("saved_at") or "")
 
 
-def _whole(value: Any) -> int:
+def _int_or_zero(value: Any) -> int:
     return value if type(value) is int else 0
 
 
 def find(folder: Path) -> tuple[list[Found], dict[Path, str]]:
-    """All checkpoints below a folder, the newest first, and those whose manifest cannot be believed, with the
-    reason.
-    """
+    """Return all checkpoints below a folder, the newest first, and the invalid ones with the reason."""
     found, broken = [], {}
     for path in _folders(folder):
         try:
@@ -89,54 +84,54 @@ def find(folder: Path) -> tuple[list[Found], dict[Path, str]]:
 
 
 def clean_up_below(folder: Path, alone: bool = False) -> None:
-    """Put in order what killed processes left in a folder and in those below it. alone: see `tidy`."""
+    """Clean up after killed processes in a folder and in the folders below it. alone: see `clean_up`."""
     for parent in places_below(folder):
         clean_up(parent, alone)
 
 
 def places_below(folder: Path) -> list[Path]:
-    """The folders in which checkpoints are, or may have been, written."""
-    places = []
+    """Return the folders that may contain checkpoints."""
+    parents = []
     for parent, names, files in os.walk(folder):
-        places.append(Path(parent))
+        parents.append(Path(parent))
         names[:] = [] if _is_checkpoint(files) else [name for name in names if not name.startswith(".")]
-    return sorted(places)
+    return sorted(parents)
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Directories that are checkpoints, or look like what is left of one; those being written or removed are
-    hidden.
+    """Return the directories that are checkpoints, or the remains of one.
+
+    A directory that is being written or removed is hidden, and is skipped.
     """
-    made = []
+    checkpoints = []
     for parent, names, files in os.walk(folder):
         names[:] = [name for name in names if not name.startswith(".")]
         if _is_checkpoint(files):
-            made.append(Path(parent))
-            names.clear()  # what others have put into a checkpoint is not searched
-    return made
+            checkpoints.append(Path(parent))
+            names.clear()  # folders that users have put into a checkpoint are not searched
+    return checkpoints
 
 
 def _is_checkpoint(files: list[str]) -> bool:
-    """Whether a directory with these files is one, or was; model.safetensors alone is what other tools call
-    their weights.
+    """Return whether these are the files of a checkpoint, or the remains of one.
+
+    model.safetensors alone is not enough: other tools use this name for their weights.
     """
     return MANIFEST in files or sum(map(is_ours, files)) > 1
 
 
 def being_replaced(folder: Path) -> list[Path]:
-    """Checkpoints below a folder that a process had moved aside to replace them, and has not
-    replaced so far.
-    """
-    aside = [
+    """Return the checkpoints below a folder that were renamed for a replacement that is not there yet."""
+    renamed = [
         path
         for path in folder.rglob(".*.old")
         if LEFT_OVER.fullmatch(path.name) and (path / MANIFEST).is_file()
     ]
-    return [path for path in aside if not path.with_name(LEFT_OVER.fullmatch(path.name)["name"]).exists()]  # type: ignore[index]
+    return [path for path in renamed if not path.with_name(LEFT_OVER.fullmatch(path.name)["name"]).exists()]  # type: ignore[index]
 
 
 def best_first(found: list[Found]) -> list[Found]:
-    """Those that a monitor has kept, the best first; the newest monitor's, if several were used."""
+    """Return the checkpoints with a score, the best first; of several monitors, those of the newest one."""
     scored = [each for each in found if each.manifest["monitor"]]
     if not scored:
         return []
@@ -149,7 +144,7 @@ def best_first(found: list[Found]) -> list[Found]:
 def first_whole(
     found: list[Found], read: Read = read
 ) -> tuple[Found | None, dict[str, Any], dict[Path, str]]:
-    """The first one that can be read, what is in it, and why those before it could not."""
+    """Return the first checkpoint that can be read, its contents, and why each one before it was skipped."""
     passed_over: dict[Path, str] = {}
     for each in found:
         try:

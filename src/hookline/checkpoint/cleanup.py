@@ -1,4 +1,4 @@
-"""Checkpoints removed, and what killed processes left behind put in order."""
+"""Remove checkpoints, and clean up the temporary directories of killed processes."""
 
 from __future__ import annotations
 
@@ -14,27 +14,23 @@ from hookline.checkpoint.writer import delete, flush, machine, writing
 from hookline.util.errors import CheckpointError
 from hookline.util.urls import is_ours
 
-LONG_AGO = 60.0
-"""Seconds. A replacement is between its two renames for an instant: who seems to be so for longer is another
-process by now.
+REPLACE_TIMEOUT = 60.0
+"""Seconds. A replacement takes an instant between its two renames; after this time, its process is dead and
+another one has its id.
 """
-HOURS_AGO = 6 * 3600.0
-"""Seconds. Whether a process on another machine lives cannot be told; what it left for so long is left for
-good.
-"""
+REMOTE_TIMEOUT = 6 * 3600.0
+"""Seconds after which a directory of a process on another machine counts as abandoned."""
 LEFT_OVER = re.compile(
     r"\.(?P<name>.+)\.(?:(?P<host>[0-9a-f]{8})-(?P<pid>\d+)\.(?P<kind>new|old)|(?P<gone>gone))"
 )
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a checkpoint. It loses its name first, so that a removal that is interrupted leaves no half of
-    one.
-    """
+    """Remove a checkpoint. Rename it first, so that an interrupted removal does not leave half of one."""
     gone = path.with_name(f".{path.name}.gone")
     try:
-        if not any(is_ours(each.name) for each in path.iterdir()):  # a whole disk could be named by mistake
-            raise CheckpointError(f"{path} is not removed: nothing in it is a file of a checkpoint.")
+        if not any(is_ours(each.name) for each in path.iterdir()):  # the path of a whole disk, by mistake
+            raise CheckpointError(f"{path} was not removed: it does not contain a file of a checkpoint.")
         shutil.rmtree(gone, ignore_errors=True)
         os.rename(path, gone)
         delete(gone)
@@ -43,7 +39,7 @@ def remove_folder(path: Path) -> None:
 
 
 def left_overs(folder: Path) -> list[tuple[Path, re.Match[str]]]:
-    """What was being written, replaced or removed in a folder when its process ended, or is so just now."""
+    """Return the directories in a folder that a process was, or is, writing, replacing or removing."""
     return (
         [(each, found) for each in folder.iterdir() if (found := LEFT_OVER.fullmatch(each.name))]
         if folder.is_dir()
@@ -52,37 +48,36 @@ def left_overs(folder: Path) -> list[tuple[Path, re.Match[str]]]:
 
 
 def clean_up(folder: Path, alone: bool = False) -> list[Path]:
-    """Put in order what processes that are dead by now left in a folder; the checkpoints that got their name
-    back.
+    """Clean up a folder after processes that have died; return the checkpoints that were restored.
 
-    A checkpoint that was just being replaced gets its name back if the new one did not get it; everything
-    else goes. What a living process writes is left alone, and so is what is no checkpoint. alone: no other
-    process writes here, because this one holds the lock of the run.
+    Restore a checkpoint whose replacement did not finish, and delete the other temporary directories. Leave
+    alone the directories of live processes and directories that are not checkpoints. alone: no other process
+    writes here, because this one holds the lock of the run.
     """
-    back: list[Path] = []
-    # those being replaced last, the newest first: the others may stand in their way
-    for each, found in sorted(left_overs(folder), key=lambda one: (one[1]["kind"] == "old", _age(one[0]))):
-        stuck = found["kind"] == "old" and _age(each) > LONG_AGO
-        pid = os.getpid() if alone else int(found["pid"] or 0)
-        if found["pid"] and _in_use(each, machine() if alone else found["host"], pid) and not stuck:
+    restored: list[Path] = []
+    # replaced checkpoints come last, the newest first, because another directory may still have their name
+    ordered = sorted(left_overs(folder), key=lambda pair: (pair[1]["kind"] == "old", _age(pair[0])))
+    for left_over, match in ordered:
+        is_stuck = match["kind"] == "old" and _age(left_over) > REPLACE_TIMEOUT
+        pid = os.getpid() if alone else int(match["pid"] or 0)
+        host = machine() if alone else match["host"]
+        if match["pid"] and _is_in_use(left_over, host, pid) and not is_stuck:
             continue
-        path = each.with_name(found["name"])
+        path = left_over.with_name(match["name"])
         try:
-            if found["kind"] == "old" and not path.exists() and (each / manifests.NAME).is_file():
-                os.rename(each, path)
+            if match["kind"] == "old" and not path.exists() and (left_over / manifests.NAME).is_file():
+                os.rename(left_over, path)
                 flush(folder)
-                back.append(path)
-            elif _is_ours(each):
-                delete(each)
-        except OSError:  # another process may be tidying as well, or may not be allowed to: no reason to fail
+                restored.append(path)
+            elif _is_ours(left_over):
+                delete(left_over)
+        except OSError:  # another process may clean up as well, or this one lacks permission
             continue
-    return back
+    return restored
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether it was a checkpoint: it has a manifest that we wrote, or nothing but files of ours. A name
-    alone proves nothing.
-    """
+    """Return whether it was a checkpoint: it has a valid manifest, or only files that a checkpoint has."""
     if not path.is_dir() or path.is_symlink():
         return False
     with contextlib.suppress(CheckpointError):
@@ -92,10 +87,10 @@ def _is_ours(path: Path) -> bool:
     return all(map(is_ours, names))
 
 
-def _in_use(path: Path, host: str, pid: int) -> bool:
+def _is_in_use(path: Path, host: str, pid: int) -> bool:
     if host != machine():
-        return _age(path) < HOURS_AGO
-    if pid == os.getpid():  # in a container a process often has the number of its predecessor
+        return _age(path) < REMOTE_TIMEOUT
+    if pid == os.getpid():  # in a container, a process often has the id of its predecessor
         return os.path.abspath(path) in writing
     try:
         os.kill(pid, 0)
@@ -107,7 +102,7 @@ def _in_use(path: Path, host: str, pid: int) -> bool:
 
 
 def _age(path: Path) -> float:
-    """Seconds since it was last renamed or written to."""
+    """Return the seconds since it was last renamed or written to."""
     try:
         return time.time() - path.stat().st_ctime
     except OSError:

@@ -1,8 +1,7 @@
-"""What the contents of a checkpoint must be, checked before anything of a run is changed: a checksum proves
-no types.
+"""Check the types in a checkpoint before a run is changed; a checksum does not prove types.
 
-`check_contents` knows the parts that are the same in every run. `check_like` compares the state of an object
-with the one that the object has now: hooks, optimizers and schedules.
+`check_contents` checks the parts that every run has. `check_like` compares the saved state of a hook, an
+optimizer or a schedule with its current state.
 """
 
 from __future__ import annotations
@@ -23,70 +22,64 @@ from hookline.util.urls import shown
 
 AMOUNTS = ("samples_seen", "tokens_seen")
 MT_WORDS = 624
-"""Words of the Mersenne Twister. Numpy takes any position among them, and reads beyond the array at a larger
-one.
-"""
+"""Words of the Mersenne Twister. NumPy accepts a larger position and then reads beyond the array."""
 Check = Callable[[Any], bool]
 
 
 def check_contents(contents: Mapping[str, Any], path: object) -> None:
-    """Refuse the contents of a run's checkpoint that cannot be restored; those of a `Line`
-    have other parts.
-    """
+    """Raise a CheckpointError if a run cannot restore the contents. Those of a `Line` have other parts."""
     if "position" in contents:
         check_parts(contents, RUN, path)
 
 
 def check_parts(contents: Mapping[str, Any], names: Iterable[str], path: object) -> None:
-    """Refuse contents that lack one of these parts, or in which one is of another kind. path: whose contents
-    they are.
-    """
+    """Raise a CheckpointError if a part is missing or has the wrong type. path: named in the error."""
     for name in names:
-        fits, wanted = RUN[name]
+        is_valid, wanted = RUN[name]
         if name not in contents:
             raise CheckpointError(
                 f"The checkpoint {shown(path)} cannot be read: its state.json has no {name!r}."
             )
-        if not _is_fit(fits, contents[name]):
+        if not _passes(is_valid, contents[name]):
             raise CheckpointError(
                 f"The checkpoint {shown(path)} cannot be read: {name} in its state.json is not {wanted}: "
                 f"{described(contents[name])}"
             )
 
 
-def _is_fit(fits: Check, value: Any) -> bool:
+def _passes(is_valid: Check, value: Any) -> bool:
     try:
-        return bool(fits(value))
-    except Exception:  # a tensor where a number should be cannot be compared with one
+        return bool(is_valid(value))
+    except Exception:  # such as the comparison of a tensor with a number
         return False
 
 
 def check_like(saved: Any, now: Any, where: str, loose: bool = False) -> None:
-    """Refuse state whose values are of other kinds than those that the same object has now.
+    """Raise a CheckpointError if saved values have other types than the current state of the same object.
 
-    None stands for a number that is not known yet; loose: for any value that is left to a default. What is
-    empty now may hold anything later, and so may what is new.
+    None stands for a number that is not known yet, or with `loose` for any value. Containers that are empty
+    now, and entries that only one of the states has, are not checked.
     """
     if now is None or saved is None:
         other = now if saved is None else saved
-        fits = loose or other is None or _is_numeric(other)
+        matches = loose or other is None or _is_numeric(other)
     elif isinstance(now, Mapping):
-        fits = isinstance(saved, Mapping)
-        for key in now if fits else ():
+        matches = isinstance(saved, Mapping)
+        for key in now if matches else ():
             if key in saved:
                 check_like(saved[key], now[key], f"{where}.{key}", loose)
     elif isinstance(now, list | tuple | set):
-        fits = isinstance(saved, list | tuple | set)
-        if fits and not isinstance(now, set) and not isinstance(saved, set) and len(saved) == len(now):
-            for index, (each, other) in enumerate(zip(saved, now, strict=True)):
-                check_like(each, other, f"{where}[{index}]", loose)
+        matches = isinstance(saved, list | tuple | set)
+        if matches and not isinstance(now, set) and not isinstance(saved, set) and len(saved) == len(now):
+            for index, (saved_item, item) in enumerate(zip(saved, now, strict=True)):
+                check_like(saved_item, item, f"{where}[{index}]", loose)
     elif isinstance(now, bool | str):
-        fits = isinstance(saved, type(now))
+        matches = isinstance(saved, type(now))
     elif _is_numeric(now):
-        fits = _is_numeric(saved)
+        matches = _is_numeric(saved)
     else:
-        fits = True  # of a class that we do not know
-    if not fits:
+        matches = True  # an unknown class
+    if not matches:
         raise CheckpointError(f"{where} is {described(saved)}, where this run has {described(now)}.")
 
 
@@ -94,21 +87,21 @@ def _is_numeric(value: Any) -> bool:
     return is_number(value) or isinstance(value, Tensor | ShardedTensor | np.ndarray)
 
 
-# ---- kinds of values ---------------------------------------------------------------------------------------
+# ---- types of values ---------------------------------------------------------------------------------------
 
 
 def is_whole(value: Any, least: int = 0) -> bool:
-    """Whether it is a count: within what other systems can hold, so that nothing overflows later."""
+    """Return whether it is an integer from `least` on that 64 bits can hold, so that it cannot overflow."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and least <= int(value) < 2**63
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a number, finite or not, but not True or False."""
+    """Return whether it is a number, finite or not, but not a bool."""
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def _is_amount(value: Any) -> bool:
-    """Samples or tokens as somebody counts them."""
+    """Return whether it is a number of samples or tokens, which a user's function may return as a float."""
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     return is_number(value) and (
@@ -128,21 +121,23 @@ def _is_flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-def _all(value: Any, kinds: tuple[type, ...], fits: Check) -> bool:
-    """Whether it is a list, or a tuple, of such values."""
-    return isinstance(value, kinds) and all(fits(each) for each in cast(Any, value))
+def _all(value: Any, kinds: tuple[type, ...], is_valid: Check) -> bool:
+    """Return whether it is one of these containers and every item passes."""
+    return isinstance(value, kinds) and all(is_valid(each) for each in cast(Any, value))
 
 
-def _values(value: Any, fits: Check) -> bool:
-    """Whether it is a table of text to such values."""
-    return isinstance(value, dict) and all(map(_is_text, value)) and all(map(fits, value.values()))
+def _values(value: Any, is_valid: Check) -> bool:
+    """Return whether it is a dict with string keys in which every value passes."""
+    return isinstance(value, dict) and all(map(_is_text, value)) and all(map(is_valid, value.values()))
 
 
 def _has(value: Any, entries: Mapping[str, Check], optional: Iterable[str] = ()) -> bool:
-    """Whether it is a table with these entries."""
+    """Return whether it is a dict with these entries, and each passes its check."""
     if not isinstance(value, dict):
         return False
-    return all(fits(value[name]) if name in value else name in optional for name, fits in entries.items())
+    return all(
+        is_valid(value[name]) if name in value else name in optional for name, is_valid in entries.items()
+    )
 
 
 # ---- parts of a run ----------------------------------------------------------------------------------------
@@ -191,7 +186,7 @@ def _is_window(value: Any) -> bool:
         is_triple = isinstance(each, list | tuple) and len(each) == 3
         return is_triple and _is_value(each[0]) and _is_value(each[1]) and _is_text(each[2])
 
-    def losses(each: Any) -> bool:
+    def are_losses(each: Any) -> bool:
         return _all(each, (list,), _is_value)
 
     weighting: dict[str, Check] = {
@@ -211,8 +206,8 @@ def _is_window(value: Any) -> bool:
             "count": _is_amount,
             "size": lambda size: is_whole(size, 1),
             "had_none": _is_flag,
-            "losses": losses,
-            "factors": losses,
+            "losses": are_losses,
+            "factors": are_losses,
             "held": lambda held: _all(held, (list,), is_held),
             "fed": lambda fed: (
                 isinstance(fed, dict) and all(map(is_whole, fed)) and all(map(_is_amount, fed.values()))
@@ -254,7 +249,7 @@ def _are_filters(value: Any) -> bool:
 
 
 def _is_rng(value: Any) -> bool:
-    if value is None:  # of a rank that was not there before
+    if value is None:  # of a rank that the saved run did not have
         return True
 
     def is_numpy(state: Any) -> bool:
@@ -287,12 +282,12 @@ def _is_rng(value: Any) -> bool:
 
 
 READERS = {"indices": ("generators", "current", "opened", "by_index"), "stream": ("generators",)}
-"""What the state of a loader has beside the common parts, by the way that it is read."""
+"""Entries of a loader's state beside the common ones, by the kind of reader."""
 FACTS = ("length", "batch_size", "workers", "units", "world_size", "apart")
 
 
 def _is_loader(value: Any) -> bool:
-    """The parts that we write; what a loader or dataset of the user's keeps is the user's."""
+    """Check the entries that Hookline writes, not the state of the user's loader or dataset."""
     if value is None:
         return True
     if not isinstance(value, dict) or not _is_text(value.get("kind")):
@@ -300,11 +295,11 @@ def _is_loader(value: Any) -> bool:
     if value["kind"] == "mixture":
         return _is_mixture(value)
 
-    def known(each: Any) -> bool:
+    def is_count(each: Any) -> bool:
         return each is None or is_whole(each)
 
-    def facts(each: Any) -> bool:
-        return _values(each, known) and ("of_samples" not in value or set(FACTS) <= set(each))
+    def are_facts(each: Any) -> bool:
+        return _values(each, is_count) and ("of_samples" not in value or set(FACTS) <= set(each))
 
     own: dict[str, Check] = {
         "generators": _is_table,
@@ -323,8 +318,8 @@ def _is_loader(value: Any) -> bool:
             "seed": lambda seed: seed is None or is_whole(seed, -(2**63)),
             "in_pass": _is_flag,
             "of_samples": _is_flag,
-            "passed_over": known,
-            "facts": facts,
+            "passed_over": is_count,
+            "facts": are_facts,
             **own,
         },
         optional,
@@ -332,21 +327,21 @@ def _is_loader(value: Any) -> bool:
 
 
 def _is_mixture(value: dict[str, Any]) -> bool:
-    def counts(each: Any) -> bool:
+    def are_counts(each: Any) -> bool:
         return _values(each, _is_amount)
 
-    def loaders(each: Any) -> bool:
+    def are_loaders(each: Any) -> bool:
         return _values(each, _is_loader)
 
     return _has(
         value,
         {
             "cursor": _is_table,
-            "loaders": loaders,
-            "left": loaders,
-            "samples": counts,
-            "tokens": counts,
-            "batches": counts,
+            "loaders": are_loaders,
+            "left": are_loaders,
+            "samples": are_counts,
+            "tokens": are_counts,
+            "batches": are_counts,
             "seed": lambda seed: seed is None or is_whole(seed, -(2**63)),
             "began_with": lambda _: True,
         },
@@ -395,48 +390,46 @@ RUN: dict[str, tuple[Check, str]] = {
     "rng": (_is_rng, "the state of random streams"),
     "loader": (_is_loader, "the position of a loader"),
 }
-"""Every part that a resume relies on, and what it must be."""
+"""Every part that a resume needs, with its check and its type in words."""
 
 
-# ---- The gradients of an accumulation window that is still open
+# ---- gradients of an open accumulation window --------------------------------------------------------------
 
 
 def window_gradients(module: nn.Module, wrapped: nn.Module) -> dict[str, Tensor]:
-    """By the names of the parameters. Plain ones are this rank's own: the ranks' are brought together when
-    the window closes.
-    """
+    """Return the gradients by parameter name. Plain ones are local until the window closes."""
     found = {name: each.grad for name, each in module.named_parameters() if each.grad is not None}
     for name, each in _fsdp_parameters(module, wrapped):
-        # FSDP keeps whole gradients beside the parameters until they are added up over ranks
-        held = each.unsharded_accumulated_grad
-        if held is None and hasattr(each, "_unsharded_param"):
-            held = each._unsharded_param.grad
-        if held is not None:
-            found[name] = held
+        # FSDP stores unsharded gradients beside the parameters until they are reduced over the ranks
+        gradient = each.unsharded_accumulated_grad
+        if gradient is None and hasattr(each, "_unsharded_param"):
+            gradient = each._unsharded_param.grad
+        if gradient is not None:
+            found[name] = gradient
     return found
 
 
 def put_gradients(module: nn.Module, wrapped: nn.Module, gradients: dict[str, Tensor]) -> None:
-    """The opposite."""
-    kept_beside = dict(_fsdp_parameters(module, wrapped))
+    """Set the gradients that `window_gradients` returned."""
+    fsdp_parameters = dict(_fsdp_parameters(module, wrapped))
     for name, parameter in module.named_parameters():
         value = gradients.get(name)
         if value is None:
             continue
-        if is_dtensor(value) or name not in kept_beside:
+        if is_dtensor(value) or name not in fsdp_parameters:
             parameter.grad = value.to(parameter.device)
         else:
-            kept_beside[name].unsharded_accumulated_grad = value.to(parameter.device)
+            fsdp_parameters[name].unsharded_accumulated_grad = value.to(parameter.device)
 
 
 def _fsdp_parameters(module: nn.Module, wrapped: nn.Module) -> Iterator[tuple[str, Any]]:
-    """FSDP's own record of each parameter, by the parameter's name."""
+    """Yield the name of each sharded parameter with FSDP's `FSDPParam` object."""
     names = {id(each): name for name, each in module.named_parameters() if is_dtensor(each)}
     units: list[Any] = (
         [each for each in wrapped.modules() if hasattr(each, "_get_fsdp_state")] if names else []
     )
-    for each in units:
-        for group in each._get_fsdp_state()._fsdp_param_groups:
+    for unit in units:
+        for group in unit._get_fsdp_state()._fsdp_param_groups:
             for parameter in group.fsdp_params:
                 if id(parameter.sharded_param) in names:
                     yield names[id(parameter.sharded_param)], parameter

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint as one plain file that other tools read."""
+"""Export the weights of a checkpoint as one plain file that other tools read."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SUFFIXES = (".safetensors", ".pt")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written, and where it came from."""
+    """Exported weights and their source."""
 
     where: str
     step: int
     weights: dict[str, Any]
     hook: str | None
-    """The hook whose weights they are; None: they are the trained ones."""
+    """The hook that averaged them; None: they are the trained weights."""
 
 
 def export_weights(
@@ -41,8 +41,8 @@ def export_weights(
 ) -> Exported:
     """Write the weights of a checkpoint to a `.safetensors` file, or as a state_dict to a `.pt` file.
 
-    hook: the weights that this hook keeps, such as an average, where it has them. force: replace a file that
-    exists. weights: without `hook`: 'scored', 'raw' or 'averaged', as for `load_weights`.
+    hook: take the weights in the state of this hook, such as an average, where it has them. force: replace an
+    existing file. weights: without `hook`: 'scored', 'raw' or 'averaged', as for `load_weights`.
     """
     if out.suffix not in SUFFIXES:
         raise OptionError(f"{out} must end with {' or '.join(SUFFIXES)}.{closest(out.suffix, SUFFIXES)}")
@@ -52,8 +52,8 @@ def export_weights(
         )
     if hook is not None and weights == "raw":
         raise OptionError(
-            f"--hook {hook} asks for the weights of a hook, --weights raw for those of no hook: leave one "
-            f"out."
+            f"--hook {hook} selects the weights of a hook, and --weights raw selects the trained weights: "
+            "pass only one of them."
         )
     check_weights(weights)
     read = read_checkpoint(path)
@@ -61,37 +61,39 @@ def export_weights(
         chosen = choose_weights(read.contents, weights, read.where)
     else:
         chosen = Chosen(weights_of_hook(read.contents, hook, read.where), hook)
-    aside = out.with_name(f".{out.name}.{os.getpid()}.new")
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.new")
     try:
-        _write(chosen.weights, aside, out.suffix)
-        os.replace(aside, out)
+        _write(chosen.weights, temporary, out.suffix)
+        os.replace(temporary, out)
         flush(out.parent)
     except OSError as error:
         raise CheckpointError(f"{out} could not be written: {error.strerror or error}") from error
     finally:
         with contextlib.suppress(OSError):
-            aside.unlink()
+            temporary.unlink()
     return Exported(read.where, read.step, dict(chosen.weights), chosen.hook)
 
 
-def _write(weights: Mapping[str, Any], aside: Path, suffix: str) -> None:
+def _write(weights: Mapping[str, Any], temporary: Path, suffix: str) -> None:
     if suffix == ".safetensors":
         for name, value in weights.items():
             if not isinstance(value, Tensor) or value.dtype not in NAMES:
                 kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
                 raise CheckpointError(
-                    f"A .safetensors file has no place for {name} ({kind}). Export to a .pt file instead."
+                    f"A .safetensors file cannot store {name} ({kind}). Export to a .pt file instead."
                 )
-        write_tensors(weights, aside)  # tied weights under each of their names: plain readers want them all
+        write_tensors(
+            weights, temporary
+        )  # tied weights under each name, because plain readers expect them all
         return
-    with aside.open("wb") as file:
+    with temporary.open("wb") as file:
         torch.save(dict(weights), file)
         file.flush()
         os.fsync(file.fileno())
     try:
-        torch.load(aside, weights_only=True, map_location="cpu", mmap=True)
+        torch.load(temporary, weights_only=True, map_location="cpu", mmap=True)
     except Exception as error:
         raise CheckpointError(
-            "These weights hold state of another kind, which no reader without pickled classes takes: "
+            "These weights contain state that can be read only with pickled classes: "
             f"{str(error).partition('.')[0]}."
         ) from error

@@ -1,4 +1,4 @@
-"""Checkpoints by their path or URL: written whole or not at all, verified when read."""
+"""Write, read, verify and remove checkpoints by path or URL. A write is atomic; a read verifies the files."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def write(
     about: Mapping[str, Any] | None = None,
     staging: Callable[[], Path] | None = None,
 ) -> Manifest:
-    """Write a checkpoint; what exists under its name is whole. The manifest that was written.
+    """Write a checkpoint atomically and return its manifest.
 
-    contents: what a run needs to go on, or a snapshot of it. about: why and when, for the manifest: reason,
-    metrics, monitor, ... staging: says where files are put together before they are copied to a URL.
+    contents: the state that a run needs to continue, or a snapshot of it. about: entries of the manifest,
+    such as reason, metrics and monitor. staging: returns the folder for the files that are copied to a URL.
     """
     if url := as_url(path):
         from hookline.checkpoint import remote
@@ -53,7 +53,7 @@ def write(
 
 
 def read(path: Path | str) -> dict[str, Any]:
-    """Read a checkpoint, if every file is what its manifest says."""
+    """Verify every file of a checkpoint against its manifest and return the contents."""
     if url := as_url(path):
         from hookline.checkpoint import remote
 
@@ -62,62 +62,64 @@ def read(path: Path | str) -> dict[str, Any]:
 
 
 def read_on_all_ranks(path: Path | str, ranks: Ranks) -> dict[str, Any]:
-    """What one of several ranks needs of a run's checkpoint that all of them read; what is wrong for one is
-    an error for all.
+    """Return the contents of a run's checkpoint for this rank. An error on one rank is raised on all.
 
-    Each verifies a share of the files. Large tensors are not read yet: `materialize` reads what a rank
+    Each rank verifies a part of the files. Large tensors are not read yet: `materialize` reads what a rank
     needs of them.
     """
-    contents = read(path) if ranks.alone else _read_share(path, ranks)
-    _agreed(ranks, lambda: check_contents(contents, path))
+    contents = read(path) if ranks.alone else _read_for_rank(path, ranks)
+    _run_on_all_ranks(ranks, lambda: check_contents(contents, path))
     return contents
 
 
-def _read_share(path: Path | str, ranks: Ranks) -> dict[str, Any]:
+def _read_for_rank(path: Path | str, ranks: Ranks) -> dict[str, Any]:
     url, folder = as_url(path), Path(path)
     rank, world_size = ranks.rank, ranks.world_size
     if url:
         from hookline.checkpoint import remote
 
-        return _agreed(ranks, lambda: remote.read_url_for_rank(url, rank, world_size))
-    _agreed(ranks, lambda: verify_folder(folder, rank, world_size))
-    contents, of_ranks = _agreed(ranks, lambda: read_for_rank(folder, rank, world_size))
-    check_shards(folder, sum(ranks.gather(of_ranks.counted)))
+        return _run_on_all_ranks(ranks, lambda: remote.read_url_for_rank(url, rank, world_size))
+    _run_on_all_ranks(ranks, lambda: verify_folder(folder, rank, world_size))
+    contents, rank_files = _run_on_all_ranks(ranks, lambda: read_for_rank(folder, rank, world_size))
+    check_shards(folder, sum(ranks.gather(rank_files.counted)))
     return contents
 
 
-def _agreed(ranks: Ranks, act: Callable[[], T]) -> T:
-    """What comes of it on this rank, if nothing was wrong on any."""
+def _run_on_all_ranks(ranks: Ranks, act: Callable[[], T]) -> T:
+    """Return the result of `act` on this rank, or raise the problems of all ranks on every rank."""
     result, problem = cast(T, None), ""
     try:
         result = act()
     except CheckpointError as error:
         problem = str(error)
-    told = ranks.gather(problem)
-    if any(told):
-        said = {each: [rank for rank, text in enumerate(told) if text == each] for each in filter(None, told)}
+    problems = ranks.gather(problem)
+    if any(problems):
+        ranks_of: dict[str, list[int]] = {}
+        for rank, text in enumerate(problems):
+            if text:
+                ranks_of.setdefault(text, []).append(rank)
         raise CheckpointError(
             "; ".join(
-                text if len(who) == len(told) else f"{text} (found by rank {', '.join(map(str, who))})"
-                for text, who in said.items()
+                text
+                if len(found_by) == len(problems)
+                else f"{text} (found by rank {', '.join(map(str, found_by))})"
+                for text, found_by in ranks_of.items()
             )
         )
     return result
 
 
-def read_weights(path: Path | str, as_pieces: bool = False) -> dict[str, Any]:
-    """The weights of a checkpoint and nothing else, verified; `as_pieces`: for a module that needs only a
-    part of each.
-    """
+def read_weights(path: Path | str, as_shards: bool = False) -> dict[str, Any]:
+    """Verify a checkpoint and return only its weights; `as_shards`: return sharded ones unread."""
     if url := as_url(path):
         from hookline.checkpoint import remote
 
         return remote.read_url_module(url)
-    return read_module(Path(path), as_pieces)
+    return read_module(Path(path), as_shards)
 
 
 def read_manifest(path: Path | str) -> Manifest:
-    """Its manifest only, which is quick: the tensors are not looked at."""
+    """Return the manifest of a checkpoint. This is fast, because the tensors are not verified."""
     if url := as_url(path):
         from hookline.checkpoint import remote
 
@@ -126,7 +128,7 @@ def read_manifest(path: Path | str) -> Manifest:
 
 
 def verify(path: Path | str) -> None:
-    """An error that names the file and the reason, if the checkpoint is not whole."""
+    """Raise a CheckpointError that names the file and the reason if the checkpoint is not complete."""
     if url := as_url(path):
         from hookline.checkpoint import remote
 
@@ -136,7 +138,7 @@ def verify(path: Path | str) -> None:
 
 
 def extra_names(path: Path | str) -> list[str]:
-    """The files and folders that others have put beside the checkpoint's own; they are left alone."""
+    """Return the files and folders in a checkpoint's directory that Hookline did not write."""
     if url := as_url(path):
         from hookline.checkpoint import remote
 
@@ -145,7 +147,7 @@ def extra_names(path: Path | str) -> list[str]:
 
 
 def remove(path: Path | str) -> None:
-    """Remove a checkpoint, so that no half of it can be taken for one at any moment."""
+    """Remove a checkpoint. An interrupted removal does not leave a partial checkpoint under its name."""
     if url := as_url(path):
         from hookline.checkpoint import remote
 

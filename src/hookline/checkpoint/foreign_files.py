@@ -1,6 +1,4 @@
-"""Files of other tools: read only when asked for by name, and only with torch's restricted reader. Nothing in
-them is run.
-"""
+"""Import files of other tools with torch's restricted unpickler, which does not run code from the file."""
 
 from __future__ import annotations
 
@@ -19,20 +17,20 @@ from hookline.util.text import redact
 from hookline.util.urls import is_url
 
 WEIGHTS = ("state_dict", "model_state_dict", "model", "module")
-"""Where tools keep the weights; the first one that is there is taken."""
+"""Keys under which tools store the weights; the first one present is taken."""
 HPARAMS = ("hyper_parameters", "hparams", "config", "args")
 STEPS = ("global_step", "step", "iteration")
 EPOCHS = ("epoch", "current_epoch")
 OPTIMIZERS = ("optimizer_states", "optimizer_state_dict", "optimizers", "optimizer")
 WANTED = re.compile(r"GLOBAL ([\w.]+)(.*is blocked)?")
-"""How torch names a class or function that a file asks for and may not have; some are refused whatever is
-allowed.
+"""Torch's message for a class or function that a file requests and that is not allowed; "is blocked" means
+that it cannot be allowed.
 """
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Imported:
-    """What a file of another tool holds; `load_weights(module, imported)` takes its weights."""
+    """The contents of a file of another tool; `load_weights(module, imported)` takes its weights."""
 
     path: Path
     weights: Mapping[str, Any]
@@ -40,9 +38,9 @@ class Imported:
     step: int | None
     epoch: int | None
     optimizers: list[Any]
-    """The states of optimizers, as that tool keeps them."""
+    """The states of optimizers, in that tool's format."""
     contents: Any
-    """All of the file."""
+    """The whole file."""
 
     def __repr__(self) -> str:
         numbers = sum(each.numel() for each in self.weights.values() if isinstance(each, Tensor))
@@ -53,11 +51,10 @@ class Imported:
 
 
 def import_checkpoint(path: str | os.PathLike[str], weights: str | None = None) -> Imported:
-    """Read a Lightning `.ckpt` or any file of torch.save, with `torch.load(weights_only=True)` and never
-    otherwise.
+    """Read a Lightning `.ckpt` or any torch.save file, always with `torch.load(weights_only=True)`.
 
-    weights: the key that holds the weights, if it is none of state_dict, model_state_dict, model or module,
-    nor the file itself.
+    weights: the key of the weights, if it is not state_dict, model_state_dict, model or module, and the file
+    itself is not a state_dict.
     """
     file = Path(path)
     contents = _read(file)
@@ -77,17 +74,20 @@ def import_checkpoint(path: str | os.PathLike[str], weights: str | None = None) 
 
 def _read(file: Path) -> Any:
     if is_url(file) or re.match(r"\w+:/\w", file.as_posix()):
-        # a Path has made one slash of two
+        # Path has replaced the two slashes by one
         raise CheckpointError(
             f"{redact(file.as_posix().replace(':/', '://', 1))} is a URL: copy the file here first."
         )
     if file.is_dir():
         raise CheckpointError(
-            f"{file} is a directory. A checkpoint of Hookline needs no import: fit(resume={str(file)!r}) "
-            f"goes on from it, load_weights(module, {str(file)!r}) takes its weights."
+            f"{file} is a directory. A Hookline checkpoint does not have to be imported: "
+            f"fit(resume={str(file)!r}) continues from it, load_weights(module, {str(file)!r}) takes its "
+            "weights."
         )
     if file.suffix == ".safetensors":
-        raise CheckpointError(f"{file} needs no import: load_weights(module, {str(file)!r}) reads it.")
+        raise CheckpointError(
+            f"{file} does not have to be imported: load_weights(module, {str(file)!r}) reads it."
+        )
     try:
         opened = file.open("rb")
     except OSError as error:
@@ -95,9 +95,7 @@ def _read(file: Path) -> Any:
     with opened:
         try:
             return torch.load(opened, map_location="cpu", weights_only=True, mmap=False)
-        except (
-            Exception
-        ) as error:  # bytes that are no checkpoint, or only half of one, fail in any way there is
+        except Exception as error:  # arbitrary or truncated bytes can raise any exception
             raise CheckpointError(_refusal(file, error)) from error
 
 
@@ -105,47 +103,47 @@ def _refusal(file: Path, error: Exception) -> str:
     text = str(error)
     wanted = WANTED.search(text)
     if wanted is None:
-        why = f"{type(error).__name__}: {_line(text)}"
-        return f"{file} cannot be imported: it is no file of torch.save, or not all of one ({why})."
+        why = f"{type(error).__name__}: {_reason(text)}"
+        return f"{file} cannot be imported: it is not a torch.save file, or it is incomplete ({why})."
     name = wanted[1].rstrip(".")
     refused = (
-        f"{file} was not imported, and nothing in it was run: it asks for {name}, and only tensors and "
+        f"{file} was not imported, and no code from it was run: it requests {name}, and only tensors and "
         "plain values are read."
     )
-    if wanted[2] or "." not in name:  # such as posix.system, or a function of Python itself such as eval
-        return f"{refused} Weights have no use for that: do not trust this file."
+    if wanted[2] or "." not in name:  # such as posix.system, or a built-in function such as eval
+        return f"{refused} Weights do not need it: do not trust this file."
     return (
-        f"{refused} Ask for the weights alone (torch.save(model.state_dict(), ...)). If you know this class "
-        f"and trust the file: `with torch.serialization.safe_globals([{name.rpartition('.')[2]}]): "
+        f"{refused} Save only the weights instead (torch.save(model.state_dict(), ...)). If you know this "
+        f"class and trust the file: `with torch.serialization.safe_globals([{name.rpartition('.')[2]}]): "
         "import_checkpoint(...)`."
     )
 
 
-def _line(text: str) -> str:
-    """What torch found, without its advice, part of which is to read the file without any restriction."""
+def _reason(text: str) -> str:
+    """Return torch's reason without its advice, which includes reading the file without restrictions."""
     found = text.partition("WeightsUnpickler error:")[2] or text
     return found.strip().partition("\n")[0] or "no reason given"
 
 
 def _weights(contents: Any, key: str | None, file: Path) -> Mapping[str, Any]:
     if not isinstance(contents, Mapping):
-        raise CheckpointError(f"{file} holds a {type(contents).__name__}, no weights by name.")
+        raise CheckpointError(f"{file} contains a {type(contents).__name__}, not a table of named weights.")
     keys = [str(each) for each in contents]
     there = f"It has: {', '.join(keys[:20]) or 'nothing'}{', ...' if len(keys) > 20 else ''}."
     if key is not None:
         if key not in contents:
             raise CheckpointError(f"{file} has no {key!r}.{closest(key, keys)} {there}")
         if not _are_weights(contents[key]):
-            raise CheckpointError(f"{key!r} in {file} holds no tensors by name. {there}")
+            raise CheckpointError(f"{key!r} in {file} is not a table of named tensors. {there}")
         return contents[key]  # type: ignore[no-any-return]
-    for each in WEIGHTS:
-        if _are_weights(contents.get(each)):
-            return contents[each]  # type: ignore[no-any-return]
+    for name in WEIGHTS:
+        if _are_weights(contents.get(name)):
+            return contents[name]  # type: ignore[no-any-return]
     others = [name for name, value in contents.items() if not isinstance(value, Tensor)]
     if _are_weights(contents) and all(name.endswith("_extra_state") for name in others):
         return contents
     raise CheckpointError(
-        f"{file} has no weights under {', '.join(WEIGHTS)}. {there} Say where they are: "
+        f"{file} has no weights under {', '.join(WEIGHTS)}. {there} Pass the key of the weights: "
         "import_checkpoint(path, weights=KEY)."
     )
 

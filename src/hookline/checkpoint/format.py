@@ -1,6 +1,4 @@
-"""Nested state as JSON and tensors: what a checkpoint can hold, and nothing else. No pickle is written or
-read.
-"""
+"""Convert nested state to JSON and tensors, and back. No pickle is written or read."""
 
 from __future__ import annotations
 
@@ -18,14 +16,14 @@ from hookline.checkpoint.sharded import is_dtensor, own_shard
 from hookline.util.errors import CheckpointError, described
 
 TAG = "$"
-DEEPEST = 100
-"""Levels of nesting. State that holds itself has no last one."""
+MAX_DEPTH = 100
+"""Levels of nesting; the limit also stops state that contains itself."""
 SAFE_INT = 2**63
-"""From here on whole numbers are written as text: Python refuses to read very long ones, and other readers
-round them.
+"""Integers from here on are written as text: Python refuses to parse very long ones, and other readers round
+them.
 """
 RESERVED = "__metadata__"
-"""The one name that a safetensors file keeps for itself."""
+"""The name that the safetensors format reserves."""
 CAN_HOLD = (
     "It can hold numbers, text, None, tensors, arrays, and lists, tuples, sets and dictionaries of them."
 )
@@ -48,77 +46,73 @@ PLAIN_TYPES = frozenset(
         torch.float8_e5m2,
     )
 )
-"""What every release of safetensors that is allowed can store; other types are stored as bytes or pairs of
-numbers.
-"""
+"""The dtypes that every supported release of safetensors can store; others are stored as bytes or pairs."""
 
 
 class TensorStore(dict[str, Tensor]):
-    """Tensors by name, and by the memory they lie in, so that the same one is found again at once."""
+    """Tensors by name, with an index by memory so that a tied tensor is stored once."""
 
     def __init__(self, prefix: str = "", shards: Shards | None = None, label: str = "") -> None:
         super().__init__()
         self.prefix = prefix
-        """Left out of the names of tensors: `module.weight` is kept as `weight`, as other tools expect it."""
+        """Removed from the names of tensors: `module.weight` is stored as `weight`, as other tools expect."""
         self.label = label
-        """Put before the names."""
+        """Added before the names."""
         self.index: dict[Any, str] = {}
         self.shared: dict[str, str] = {}
         """The names of tied tensors, and the name that each is stored under."""
         self.shards = shards
-        """Where this rank's pieces of tensors go that are spread over ranks."""
+        """The store for this rank's shards of sharded tensors."""
 
 
 class Shards(TensorStore):
-    """This rank's pieces of tensors that are spread over ranks, by the full names of these."""
+    """This rank's shards of sharded tensors, by the full names of the tensors."""
 
     def __init__(self) -> None:
         super().__init__()
         self.blocks: dict[str, tuple[list[int], list[int]]] = {}
-        """Where each piece begins in the whole, and its size."""
+        """The offset of each shard in the whole tensor, and its size."""
         self.names: dict[str, Any] = {}
-        """All such tensors, those included that this rank has no piece of: every rank must choose the same
-        names.
-        """
-        self.numbers_wanted = self.numbers_here = 0
+        """All sharded tensors, also without a shard here, so that all ranks choose the same names."""
+        self.elements_wanted = self.elements_here = 0
 
-    def as_part(self, tensors: TensorStore, own: dict[str, Any]) -> Part:
-        """These pieces, and what else a rank writes for itself."""
+    def as_part(self, tensors: TensorStore, own: dict[str, Any]) -> RankPart:
+        """Return these shards with the per-rank state of this rank."""
         structure = {"own": own, "shards": self.blocks, "shared": self.shared}
-        return Part(structure, tensors, self.numbers_wanted, self.numbers_here)
+        return RankPart(structure, tensors, self.elements_wanted, self.elements_here)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What one rank of many writes for itself: its pieces, and what differs from rank zero's."""
+class RankPart:
+    """The files of one rank: its shards, and its state that differs from rank zero's."""
 
     structure: dict[str, Any] = field(default_factory=lambda: {"own": {}, "shards": {}, "shared": {}})
     tensors: TensorStore = field(default_factory=TensorStore)
-    numbers_wanted: int = 0
-    """How many numbers the tensors have that are spread over ranks, and how many this rank stores: the ranks'
-    add up to them.
-    """
-    numbers_here: int = 0
+    elements_wanted: int = 0
+    """Elements of all sharded tensors. The `elements_here` of all ranks must add up to it."""
+    elements_here: int = 0
+    """Elements that this rank stores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The contents of a checkpoint, taken apart: what goes into each of its files."""
+    """The contents of a checkpoint, split by file."""
 
     structure: dict[str, Any]
     model: TensorStore
     rest: TensorStore
-    part: Part = field(default_factory=Part)
+    part: RankPart = field(default_factory=RankPart)
 
 
 def pack_contents(contents: dict[str, Any], shards: Shards | None = None) -> Packed:
-    """Take contents apart; the tensors are those that came in, not copies."""
+    """Split contents by file. The tensors are not copied."""
     shards = Shards() if shards is None else shards
     model, rest = TensorStore("module.", shards), TensorStore("", shards)
     structure = {key: pack(value, model if key == "module" else rest, key) for key, value in contents.items()}
-    inside = {name: first for name, first in shards.shared.items() if name.startswith("module.")}
     model.shared |= {
-        name.removeprefix("module."): first.removeprefix("module.") for name, first in inside.items()
+        name.removeprefix("module."): first.removeprefix("module.")
+        for name, first in shards.shared.items()
+        if name.startswith("module.")
     }
     return Packed(structure, model, rest, shards.as_part(shards, {}))
 
@@ -126,24 +120,22 @@ def pack_contents(contents: dict[str, Any], shards: Shards | None = None) -> Pac
 def unpack_contents(
     structure: dict[str, Any], model: Mapping[str, Tensor], rest: Mapping[str, Tensor]
 ) -> dict[str, Any]:
-    """The opposite."""
+    """Return the contents that `pack_contents` has split."""
     return {key: unpack(value, model if key == "module" else rest) for key, value in structure.items()}
 
 
 class Stored(dict[str, Tensor]):
-    """The tensors of a file that was read, and those that were spread over the files of several ranks."""
+    """The tensors of a file, with a function that finds tensors sharded over the files of several ranks."""
 
     def __init__(self, tensors: Mapping[str, Tensor], find_sharded: Callable[[dict[str, Any]], Any]) -> None:
         super().__init__(tensors)
         self.find_sharded = find_sharded
-        """From a description to the tensor, or to what stands for it."""
+        """Takes the entry of a sharded tensor; returns the whole tensor or a `ShardedTensor`."""
 
 
 def pack(value: Any, tensors: TensorStore, where: str, depth: int = 0) -> Any:
-    """Something JSON can hold; tensors are put into `tensors`, the same one only once. `where` names the
-    value in errors.
-    """
-    kind: Any = type(value)  # exactly: a subclass would come back as something else
+    """Return a value as JSON and add its tensors to `tensors`, tied ones once. where: named in errors."""
+    kind: Any = type(value)  # the exact type, because a subclass would come back as its base class
     if value is None or kind in (bool, str):
         return value
     if kind is int:
@@ -154,8 +146,10 @@ def pack(value: Any, tensors: TensorStore, where: str, depth: int = 0) -> Any:
         return _pack_tensor(value, tensors, where)
     if kind is np.ndarray or isinstance(value, np.generic):
         return _pack_array(value, tensors, where)
-    if depth > DEEPEST:
-        raise CheckpointError(f"{where[:100]}... is nested more than {DEEPEST} levels deep, or holds itself.")
+    if depth > MAX_DEPTH:
+        raise CheckpointError(
+            f"{where[:100]}... is nested more than {MAX_DEPTH} levels deep, or holds itself."
+        )
     if kind is dict or kind in (Counter, OrderedDict, defaultdict):
         return _pack_dict(value, kind, tensors, where, depth)
     if kind is set:
@@ -169,7 +163,7 @@ def pack(value: Any, tensors: TensorStore, where: str, depth: int = 0) -> Any:
 
 
 def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The opposite of `pack`."""
+    """Return the value that `pack` has converted."""
     if isinstance(value, list):
         return [unpack(each, tensors) for each in value]
     if not isinstance(value, dict):
@@ -197,7 +191,7 @@ def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def tensor_keys(packed: Any) -> set[str]:
-    """Return the names, in their file, of all tensors and arrays in what `pack` returned."""
+    """Return the names in the file of all tensors and arrays in a packed value."""
     if isinstance(packed, dict) and packed.get(TAG) in ("tensor", "array"):
         return {packed["key"]}
     inner = packed.values() if isinstance(packed, dict) else packed if isinstance(packed, list) else ()
@@ -222,11 +216,11 @@ def _pack_dict(value: dict[Any, Any], kind: type, tensors: TensorStore, where: s
                 for key, each in value.items()
             ],
         }
-    if kind is Counter:  # MultiStepLR keeps its milestones in one, and needs its zero for what is missing
+    if kind is Counter:  # MultiStepLR stores its milestones in one, and needs 0 for missing keys
         return {TAG: "counter", "value": packed}
     if kind is not OrderedDict:
         return packed
-    # a module's state_dict carries the versions of its layers as an attribute; load_state_dict looks for it
+    # a module's state_dict has the versions of its layers as an attribute, which load_state_dict reads
     metadata = getattr(value, "_metadata", None)
     return {
         TAG: "ordered",
@@ -241,22 +235,22 @@ def _unpack_dict(kind: str, value: dict[str, Any], tensors: Mapping[str, Tensor]
     inner = unpack(value["value"], tensors)
     if kind == "counter":
         return Counter(inner)
-    made: Any = OrderedDict(inner)
+    ordered: Any = OrderedDict(inner)
     metadata = unpack(value["metadata"], tensors)
     if metadata is not None:
-        made._metadata = metadata
-    return made
+        ordered._metadata = metadata
+    return ordered
 
 
 def _shown(key: Any) -> str:
     try:
         return repr(key)
-    except ValueError:  # Python does not write whole numbers of thousands of digits
+    except ValueError:  # Python does not print integers with thousands of digits
         return "a very long number"
 
 
 def _pack_key(key: Any, tensors: TensorStore, where: str, depth: int) -> Any:
-    if isinstance(key, Tensor):  # found by identity, so nobody could find it again
+    if isinstance(key, Tensor):  # hashed by identity, so that a lookup after a resume would fail
         raise CheckpointError(f"a key of {where} is a tensor, which a checkpoint cannot hold as a key.")
     return pack(key, tensors, f"a key of {where}", depth + 1)
 
@@ -270,7 +264,7 @@ def _pack_tensor(value: Tensor, tensors: TensorStore, where: str) -> Any:
     kind, plain = cast(Any, type(value)), cast(Any, Tensor)
     wrapper = kind.__torch_dispatch__ is not plain.__torch_dispatch__
     if nn.parameter.is_lazy(value):
-        raise CheckpointError(f"{where} has no shape yet: run a batch through the module before it is saved.")
+        raise CheckpointError(f"{where} has no shape yet: run a batch through the module before saving it.")
     if (
         value.layout is not torch.strided
         or value.device.type == "meta"
@@ -279,11 +273,11 @@ def _pack_tensor(value: Tensor, tensors: TensorStore, where: str) -> Any:
         or wrapper
     ):
         raise CheckpointError(
-            f"{where} is a tensor that holds no plain numbers "
+            f"{where} is not a plain dense tensor "
             f"({kind.__name__}, {value.dtype}, {value.layout}, {value.device})."
         )
     tensor = value.detach().as_subclass(Tensor).resolve_conj().resolve_neg()
-    packed: dict[str, Any] = {TAG: "tensor", "key": _keep(tensor, tensors, where)}
+    packed: dict[str, Any] = {TAG: "tensor", "key": _add_tensor(tensor, tensors, where)}
     if tensor.dtype not in PLAIN_TYPES:
         packed |= {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
     if (
@@ -291,33 +285,32 @@ def _pack_tensor(value: Tensor, tensors: TensorStore, where: str) -> Any:
         and not tensor.is_contiguous()
         and tensor.is_contiguous(memory_format=torch.channels_last)
     ):
-        packed["memory_format"] = "channels_last"  # moments of an optimizer lie like their weights
+        packed["memory_format"] = "channels_last"  # an optimizer's moments have the layout of their weights
     return packed
 
 
 def _pack_sharded(value: Any, shards: Shards | None, where: str) -> Any:
-    """A description; this rank's piece is put aside. The name is the same on every rank, whatever piece each
-    has.
+    """Return the entry of a sharded tensor and add this rank's shard to `shards`.
+
+    The name is the same on all ranks, also on a rank without a shard.
     """
     if value.dtype not in PLAIN_TYPES:
         raise CheckpointError(
-            f"{where} is spread over ranks and of {value.dtype}, which can be stored only as a whole."
+            f"{where} is sharded over ranks and has dtype {value.dtype}, which can be stored only unsharded."
         )
     if shards is None:
-        raise CheckpointError(f"{where} is spread over ranks, and has no place here.")
+        raise CheckpointError(f"{where} is sharded over ranks, which is not allowed here.")
     name = _printable(where)
-    while (
-        name in shards.names and shards.names[name] is not value
-    ):  # the same once more: it was packed already
+    while name in shards.names and shards.names[name] is not value:
         name += "'"
     if name not in shards.names:
         shards.names[name] = value
-        shards.numbers_wanted += value.numel()
-        piece = own_shard(value, where)
-        if piece is not None:
-            shards.numbers_here += piece.numbers.numel()
-            if _keep(piece.numbers, shards, name) == name:
-                shards.blocks[name] = (list(piece.begins_at), list(piece.numbers.shape))
+        shards.elements_wanted += value.numel()
+        shard = own_shard(value, where)
+        if shard is not None:
+            shards.elements_here += shard.values.numel()
+            if _add_tensor(shard.values, shards, name) == name:
+                shards.blocks[name] = (list(shard.offset), list(shard.values.shape))
     return {
         TAG: "sharded",
         "key": name,
@@ -337,10 +330,10 @@ def _unpack_tensor(value: dict[str, Any], tensors: Mapping[str, Tensor]) -> Tens
 
 
 def dtype_of(name: Any) -> torch.dtype:
-    """A type of numbers by its name."""
+    """Return a dtype by its name."""
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, torch.dtype):
-        raise CheckpointError(f"{described(name)} is not a type of numbers.")
+        raise CheckpointError(f"{described(name)} is not a dtype.")
     return found
 
 
@@ -360,7 +353,7 @@ def _pack_array(value: Any, tensors: TensorStore, where: str) -> Any:
 
 
 def stored(tensor: Tensor) -> Tensor:
-    """As something that safetensors has a name for: complex numbers as pairs, rare types as their bytes."""
+    """Return a tensor in a dtype that safetensors supports: complex as pairs, rare dtypes as bytes."""
     if tensor.dtype in PLAIN_TYPES:
         return tensor
     if tensor.is_complex():
@@ -369,11 +362,12 @@ def stored(tensor: Tensor) -> Tensor:
 
 
 def _printable(name: str) -> str:
-    """Not every text is allowed as a name in a file: no halves of a pair of surrogates."""
+    """Escape unpaired surrogates, which a name in a file must not contain."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
-def _keep(tensor: Tensor, tensors: TensorStore, where: str) -> str:
+def _add_tensor(tensor: Tensor, tensors: TensorStore, where: str) -> str:
+    """Add a tensor to a store and return its name, or the name of a tied tensor that is already there."""
     name = tensors.label + _printable(where.removeprefix(tensors.prefix))
     memory = (
         (tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.stride())
@@ -382,7 +376,7 @@ def _keep(tensor: Tensor, tensors: TensorStore, where: str) -> str:
     )
     if memory is not None and memory in tensors.index:
         first = tensors.shared[name] = tensors.index[memory]
-        return first  # tied weights are stored once
+        return first
     while name in tensors or name == RESERVED:
         name += "'"
     tensors[name] = stored(tensor)

@@ -1,4 +1,4 @@
-"""A module made again from a checkpoint: its hyper-parameters, then its weights."""
+"""Create a module from the hyper-parameters and weights in a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ log = logging.getLogger("hookline")
 def load_module(
     cls: type[M], path: str | os.PathLike[str], strict: bool = True, weights: Any = "scored", **overrides: Any
 ) -> M:
-    """Make a `cls` with the arguments that the checkpoint has, or these instead, and give it the weights of a
-    checkpoint.
+    """Create a `cls` with the arguments in the checkpoint, updated by `overrides`, and load its weights.
 
-    weights: as for `load_weights`, unless the class has an argument of that name itself: then it is that.
+    weights: as for `load_weights`; if the class has an argument of this name, the value is for the class.
     """
     if "weights" in inspect.signature(cls.__init__).parameters:
         overrides, weights = overrides if weights == "scored" else {**overrides, "weights": weights}, "scored"
@@ -41,7 +40,7 @@ def load_module(
     if hasattr(module, "configure_model"):  # not a plain nn.Module
         module.configure_model()
         state = State(module=module, checkpoint=contents, path=where if is_url(where) else Path(where))
-        foreign = adopt_steps(module)  # one of another package has its own hooks
+        foreign = adopt_steps(module)  # a module of another package has its own hooks
         listeners = (
             foreign.listeners(cls.__name__, EVENTS)
             if foreign
@@ -58,8 +57,8 @@ def load_module(
 def _arguments(
     cls: type[nn.Module], contents: dict[str, Any], overrides: dict[str, Any], where: str
 ) -> inspect.BoundArguments:
-    """What `__init__` takes of them; kept ones that it does not take are there for the log only."""
-    kept, left_out = contents.get("hparams", {}), contents.get("hparams_left_out", {})
+    """Bind saved and given arguments to `__init__`; ignore saved ones that it does not take."""
+    saved, left_out = contents.get("hparams", {}), contents.get("hparams_left_out", {})
     parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
     rest = next((each.name for each in parameters if each.kind is each.VAR_KEYWORD), None)
     named = {each.name: each for each in parameters if each.kind is not each.VAR_KEYWORD}
@@ -69,26 +68,26 @@ def _arguments(
                 f"{cls.__name__}.__init__ has no argument {name!r}.{closest(name, named)} "
                 f"It has: {', '.join(named) or 'none'}."
             )
-    known = {**kept, **overrides}
+    known = {**saved, **overrides}
     missing = [
         name
         for name, each in named.items()
         if each.default is each.empty and each.kind is not each.VAR_POSITIONAL and name not in known
     ]
     if missing:
-        held = ", ".join(
+        listed = ", ".join(
             f"{name} ({left_out[name]}, which a checkpoint cannot hold)" if name in left_out else name
             for name in missing
         )
-        hint = "" if kept or left_out else ", or train with hooks=[HParams()]"
+        hint = "" if saved or left_out else ", or train with hooks=[HParams()]"
         raise OptionError(
-            f"{where} does not say what {cls.__name__} was made with: {held}. Pass it "
+            f"{where} does not contain these arguments of {cls.__name__}: {listed}. Pass them "
             f"(load_from_checkpoint(path, {missing[0]}=...)){hint}."
         )
     for name in left_out.keys() & named.keys() - overrides.keys():
         log.warning(
-            "%s was made with %s=%s, which a checkpoint cannot hold: now it has its default. To make it as "
-            "it was: load_from_checkpoint(path, %s=...).",
+            "%s was created with %s=%s, which a checkpoint cannot hold: the default is used instead. To set "
+            "it: load_from_checkpoint(path, %s=...).",
             cls.__name__,
             name,
             left_out[name],

@@ -1,5 +1,5 @@
-"""The manifest of a checkpoint: what it is, and what its files must be. It is written last
-and signs itself.
+"""The manifest of a checkpoint: its description and the checksums of its files. It is written last and
+contains its own checksum.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FORMAT = 2
 KIND = "hookline checkpoint"
 COUNTERS = ("step", "epoch", "epochs_seen", "batches_seen")
 OWN = ("format", "kind", "saved_at", "versions", "shared", "files", "sha256")
-"""What only the writer can know."""
+"""Entries that the writer computes."""
 
 Manifest: TypeAlias = dict[str, Any]
 
@@ -45,19 +45,17 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def is_file(name: str) -> bool:
-    """Whether a checkpoint may have a file of this name, beside its manifest."""
+    """Return whether a checkpoint may have a file of this name beside its manifest."""
     return name != NAME and is_ours(name)
 
 
 def make(
     about: Mapping[str, Any], counters: Mapping[str, Any], shared: dict[str, str], files: dict[str, Any]
 ) -> Manifest:
-    """A manifest for these files. `about` says why and when it was saved; what it leaves out is taken from
-    the counters.
-    """
+    """Return a manifest for these files. `about` has further entries and overrides the counters."""
     for name in OWN:
         if name in about:
-            raise CheckpointError(f"{name!r} is worked out when a checkpoint is written; it cannot be given.")
+            raise CheckpointError(f"{name!r} is computed when a checkpoint is written; it cannot be passed.")
     manifest = {
         "format": FORMAT,
         "kind": KIND,
@@ -78,37 +76,37 @@ def make(
         "shared": shared,
         "files": files,
     }
-    if wrong := _wrong(manifest):
+    if wrong := _find_problem(manifest):
         raise CheckpointError(f"A manifest cannot hold {wrong}.")
     return {**manifest, "sha256": signature(manifest)}
 
 
 def render(manifest: Manifest) -> str:
-    """As it stands in the file."""
+    """Return the text of the file."""
     text = json.dumps(manifest, indent=1) + "\n"
     if len(text) > MANIFEST_BYTES:
         raise CheckpointError(
-            f"The manifest would have {len(text)} bytes, and at most {MANIFEST_BYTES} are read again."
+            f"The manifest would have {len(text)} bytes, and at most {MANIFEST_BYTES} can be read."
         )
     return text
 
 
 def signature(manifest: Mapping[str, Any]) -> str:
-    """The sha256 of everything in it but the signature."""
+    """Return the sha256 of all entries except the sha256 itself."""
     signed = {name: value for name, value in manifest.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(signed, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def load(path: Path) -> Manifest:
-    """The manifest of the checkpoint at this path, if nobody has changed it."""
+    """Read and verify the manifest of the checkpoint at this path."""
     file = path / NAME
     if path.is_file():
         raise CheckpointError(
-            f"{path} is a file; a checkpoint of a run is a directory. The weights in another program's file "
-            f"are taken over by load_weights(module, hookline.import_checkpoint({str(path)!r}))."
+            f"{path} is a file; a checkpoint of a run is a directory. To load weights from a file of another "
+            f"tool: load_weights(module, hookline.import_checkpoint({str(path)!r}))."
         )
     if not file.is_file():
-        raise CheckpointError(f"{path} is no checkpoint: it has no {NAME}.{_beside(path)}")
+        raise CheckpointError(f"{path} is not a checkpoint: it has no {NAME}.{_neighbors(path)}")
     try:
         return parse(read_within(file, MANIFEST_BYTES), str(path))
     except TooLarge as error:
@@ -120,42 +118,46 @@ def load(path: Path) -> Manifest:
 
 
 def parse(data: bytes, path: str) -> Manifest:
-    """A manifest from its bytes. `path` is for errors."""
+    """Return a verified manifest from its bytes. path: named in errors."""
     damaged = f"The checkpoint {path} is damaged: {NAME}"
     if len(data) > MANIFEST_BYTES:
         raise CheckpointError(
-            f"{damaged} is larger than {MANIFEST_BYTES // 2**20} MB, which no such file is."
+            f"{damaged} is larger than {MANIFEST_BYTES // 2**20} MB, the limit for a manifest."
         )
     try:
         manifest = parse_json(data, MANIFEST_LEVELS)
     except ValueError as error:
         raise CheckpointError(
-            f"{damaged} is no JSON ({error})." if data else f"{damaged} is empty."
+            f"{damaged} is not valid JSON ({error})." if data else f"{damaged} is empty."
         ) from None
     if not isinstance(manifest, dict) or type(manifest.get("format")) is not int:
         raise CheckpointError(f"{damaged} does not say which format it has.")
     if manifest["format"] != FORMAT:
         raise CheckpointError(
-            f"{path} has format {manifest['format']}; this version reads format {FORMAT} and no other."
+            f"{path} has format {manifest['format']}; this version reads only format {FORMAT}."
         )
     if manifest.get("sha256") != signature(manifest) or render(manifest).encode() != data:
-        raise CheckpointError(f"{damaged} is not as it was written: its sha256 does not fit its text.")
+        raise CheckpointError(
+            f"{damaged} was changed after it was written: its sha256 does not match its text."
+        )
     if manifest.get("kind") != KIND:
-        raise CheckpointError(f"{path} is no checkpoint of a run: it is a {described(manifest.get('kind'))}.")
-    if wrong := _wrong(manifest):  # somebody has made it so and signed it: we never write such a one
+        raise CheckpointError(
+            f"{path} is not a checkpoint of a run: it is a {described(manifest.get('kind'))}."
+        )
+    if wrong := _find_problem(manifest):  # possible in a forged manifest with a valid sha256
         raise CheckpointError(f"{damaged} has {wrong}.")
     return manifest
 
 
-# ---- what may be in it -------------------------------------------------------------------------------------
+# ---- types of the entries ----------------------------------------------------------------------------------
 
 
-def _wrong(manifest: Mapping[str, Any]) -> str:
-    """What has another type than whoever reads a manifest relies on; empty if all is as it should be."""
-    for name, (fits, wanted) in TYPES.items():
+def _find_problem(manifest: Mapping[str, Any]) -> str:
+    """Return a description of the first missing or wrong entry, or an empty string."""
+    for name, (is_valid, wanted) in TYPES.items():
         if name not in manifest:
             return f"no {name!r}"
-        if not fits(manifest[name]):
+        if not is_valid(manifest[name]):
             return f"{name}={described(manifest[name])}, which is not {wanted}"
     if not _is_text(manifest.get("run", "")):
         return "a run that is not text"
@@ -176,7 +178,7 @@ def _is_table_of_text(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """What is not finite is text in JSON."""
+    """Return whether it is a number; NaN and infinity are text in JSON."""
     return type(value) is float or is_count(value, -(2**63)) or value in ("nan", "inf", "-inf")
 
 
@@ -218,18 +220,13 @@ TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "versions": (_is_table_of_text, "a table of text"),
     "shared": (_is_table_of_text, "a table of text"),
     "monitor": (_is_monitor, "a table of a name, a mode ('min' or 'max') and a score"),
-    "files": (
-        _are_files,
-        "a table of files of a checkpoint, with the size and sha256 of each, within what is read",
-    ),
+    "files": (_are_files, "a table of files of a checkpoint, with the sha256 and an allowed size of each"),
 }
-"""Every entry that somebody reads, and what it must be; others may be there and are not looked at."""
+"""Every entry that is read, with its check and its type in words; other entries are ignored."""
 
 
 def _plain(value: Any, where: str) -> Any:
-    """What JSON can hold everywhere: numbers that are not finite as text, and tensors or numpy's numbers as
-    plain ones.
-    """
+    """Return a value as portable JSON: NaN and infinity as text, tensors and NumPy scalars as floats."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, Mapping):
@@ -242,11 +239,11 @@ def _plain(value: Any, where: str) -> Any:
         number = float(value)
     except (TypeError, ValueError, RuntimeError):
         raise CheckpointError(
-            f"A manifest cannot hold {where}={value!r}: only numbers, text and None."
+            f"A manifest cannot hold {where}={value!r}: it can hold only numbers, text and None."
         ) from None
     return number if math.isfinite(number) else repr(number)
 
 
-def _beside(path: Path) -> str:
+def _neighbors(path: Path) -> str:
     near = sorted(each.name for each in path.parent.glob("step-*")) if path.parent.is_dir() else []
-    return f" There are: {', '.join(near)}." if near else ""
+    return f" Its directory has: {', '.join(near)}." if near else ""

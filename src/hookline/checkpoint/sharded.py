@@ -1,4 +1,7 @@
-"""Tensors that lie in the files of several ranks: read as a whole, or only the block that a rank needs."""
+"""Sharded tensors: DTensors in memory, and tensors in the files of several ranks.
+
+A reader can load a whole tensor, or only the block that its rank needs.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,17 @@ from torch import Tensor
 
 from hookline.util.errors import CheckpointError
 
-# ---- Tensors that are spread over ranks (torch's DTensor)
-
 
 @dataclass(frozen=True, slots=True)
 class TensorShard:
-    """A block of a tensor: where it begins in the whole, and its numbers."""
+    """A block of a tensor: its offset in the whole tensor, and its values."""
 
-    begins_at: tuple[int, ...]
-    numbers: Tensor
+    offset: tuple[int, ...]
+    values: Tensor
 
 
 def is_dtensor(value: Any) -> TypeGuard[Any]:
-    """Whether it is a DTensor. Torch's class is looked up only if somebody has loaded it: it
-    takes a while.
-    """
+    """Return whether it is a DTensor. Import the class only if necessary, because the import is slow."""
     if type(value) is Tensor or not isinstance(value, Tensor) or not hasattr(value, "_spec"):
         return False
     from torch.distributed.tensor import DTensor
@@ -37,38 +36,34 @@ def is_dtensor(value: Any) -> TypeGuard[Any]:
 
 
 def own_shard(value: Any, where: str) -> TensorShard | None:
-    """What this rank has to write of it; None if there is nothing, or another rank has the same and writes
-    it.
-    """
+    """Return the shard that this rank writes; None if it has no elements or another rank writes them."""
     mesh, placements = value.device_mesh, value.placements
     if any(each.is_partial() for each in placements):
         raise CheckpointError(
-            f"{where} is a sum that the ranks have not added up yet ({value.placements}): it has no value to "
-            "be stored. Call .redistribute() on it first."
+            f"{where} has a partial placement ({value.placements}): its value is not known until the ranks "
+            "reduce it. Call .redistribute() on it first."
         )
     _refuse_strided(value, where)
     coordinate = mesh.get_coordinate()
-    if coordinate is None:  # this rank is not in its mesh
+    if coordinate is None:  # this rank is not in the device mesh
         return None
-    if any(each.is_replicate() and at for each, at in zip(placements, coordinate, strict=True)):
+    if any(each.is_replicate() and index for each, index in zip(placements, coordinate, strict=True)):
         return None
-    size, begins_at = _block(value)
+    size, offset = _block(value)
     local = value.to_local()
     if not math.prod(size):
         return None
-    return TensorShard(begins_at, local.detach())
+    return TensorShard(offset, local.detach())
 
 
-def placed_like(target: Any, read: Any) -> Tensor:
-    """A DTensor laid out like `target`, with the numbers that `read(begins_at, size)` finds; only this rank's
-    are read.
-    """
+def shard_like(target: Any, read: Any) -> Tensor:
+    """Return a DTensor with the placements of `target`; `read(offset, size)` reads this rank's block."""
     from torch.distributed.tensor import DTensor
 
     _refuse_strided(target, "A tensor")
-    size, begins_at = _block(target)
+    size, offset = _block(target)
     local = target.to_local()
-    block = read(begins_at, size).to(local.device)
+    block = read(offset, size).to(local.device)
     return DTensor.from_local(
         block,
         target.device_mesh,
@@ -79,49 +74,50 @@ def placed_like(target: Any, read: Any) -> Tensor:
     )
 
 
-def block_of(whole: Tensor, begins_at: Sequence[int], size: Sequence[int]) -> Tensor:
-    """A copy of a block of a tensor that is there as a whole."""
-    for dim, (start, length) in enumerate(zip(begins_at, size, strict=True)):
+def block_of(whole: Tensor, offset: Sequence[int], size: Sequence[int]) -> Tensor:
+    """Return a copy of a block of a tensor."""
+    for dim, (start, length) in enumerate(zip(offset, size, strict=True)):
         whole = whole.narrow(dim, min(start, whole.shape[dim]), length)
     return whole.clone(memory_format=torch.contiguous_format)
 
 
 def _block(value: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The size of this rank's block, and where it begins."""
+    """Return the size and the offset of this rank's block."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    size, begins_at = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
-    return tuple(size), tuple(begins_at)
+    size, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+    return tuple(size), tuple(offset)
 
 
 def _refuse_strided(value: Any, where: str) -> None:
-    """Two meshes that cut one dimension (tensor parallel within FSDP) leave a rank rows that are not
-    neighbours.
+    """Raise a CheckpointError if one dimension is sharded twice (tensor parallel within FSDP).
+
+    Such a rank has rows that are not contiguous.
     """
     if any(type(each).__name__ == "_StridedShard" for each in value.placements):
         raise CheckpointError(
-            f"{where} is cut twice along one dimension ({value.placements}), which leaves each rank with "
-            "rows that are not neighbours; checkpoints cannot hold that. Cut each dimension once."
+            f"{where} is sharded twice along one dimension ({value.placements}), which leaves each rank with "
+            "rows that are not contiguous; checkpoints cannot hold that. Shard each dimension once."
         )
 
 
-class Opened:
-    """A file of tensors that is opened when it is first needed, and once."""
+class LazyFile:
+    """A safetensors file that is opened on first use."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: Any = None
 
     def part(self, name: str) -> Any:
-        """A tensor whose numbers are read when it is sliced."""
-        return self._opened().get_slice(name)
+        """Return a tensor whose values are read when it is sliced."""
+        return self._open().get_slice(name)
 
     def others(self, names: Container[str]) -> dict[str, Tensor]:
-        """Every tensor but these, in memory of its own."""
-        file = self._opened()
-        return {name: file.get_tensor(name).clone() for name in file.keys() if name not in names}  # noqa: SIM118 - no mapping
+        """Return copies of all tensors except these."""
+        file = self._open()
+        return {name: file.get_tensor(name).clone() for name in file.keys() if name not in names}  # noqa: SIM118 - not a mapping
 
-    def _opened(self) -> Any:
+    def _open(self) -> Any:
         if self._file is None:
             self._file = safe_open(self.path, framework="pt")
         return self._file
@@ -129,62 +125,60 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class ShardLocation:
-    """Where a piece is: its file and its name there, where it begins in the whole, and its size."""
+    """The location of a shard: its file, its name there, its offset in the whole tensor, and its size."""
 
-    file: Opened
+    file: LazyFile
     name: str
-    begins_at: Sequence[int]
+    offset: Sequence[int]
     size: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class ShardedTensor:
-    """A tensor of a checkpoint that several ranks have written, not read yet."""
+    """A tensor in the files of several ranks that is not read yet."""
 
     name: str
     shape: torch.Size
     dtype: torch.dtype
-    places: Callable[[], Iterator[ShardLocation]]
-    """Where the pieces are, those first that this rank is most likely to need: the others may never be looked
-    for.
-    """
+    locations: Callable[[], Iterator[ShardLocation]]
+    """Yields the shards, those that this rank probably needs first, so that the others need not be found."""
 
     def whole(self) -> Tensor:
-        """All of it, in memory of its own."""
+        """Read the whole tensor."""
         return self.read((0,) * len(self.shape), self.shape)
 
-    def read(self, begins_at: Sequence[int], size: Sequence[int]) -> Tensor:
-        """A block of it, in memory of its own; only the bytes that belong to the block are read."""
-        made = torch.empty(tuple(size), dtype=self.dtype)
-        missing = made.numel()
-        places = self.places()
-        while missing and (place := next(places, None)) is not None:
-            there, here = [], []
-            for start, length, at, wide in zip(begins_at, size, place.begins_at, place.size, strict=True):
-                low, high = max(start, at), min(start + length, at + wide)
-                there.append(slice(low - at, high - at))
-                here.append(slice(low - start, high - start))
-            if all(each.stop > each.start for each in here):
-                stored = place.file.part(place.name)
-                made[tuple(here)] = stored[tuple(there)] if there else stored[...]
-                missing -= math.prod(each.stop - each.start for each in here)
+    def read(self, offset: Sequence[int], size: Sequence[int]) -> Tensor:
+        """Read a block; only its bytes are read from the files."""
+        block = torch.empty(tuple(size), dtype=self.dtype)
+        missing = block.numel()
+        locations = self.locations()
+        while missing and (shard := next(locations, None)) is not None:
+            in_shard, in_block = [], []
+            for start, length, shard_start, shard_length in zip(
+                offset, size, shard.offset, shard.size, strict=True
+            ):
+                low, high = max(start, shard_start), min(start + length, shard_start + shard_length)
+                in_shard.append(slice(low - shard_start, high - shard_start))
+                in_block.append(slice(low - start, high - start))
+            if all(each.stop > each.start for each in in_block):
+                stored = shard.file.part(shard.name)
+                block[tuple(in_block)] = stored[tuple(in_shard)] if in_shard else stored[...]
+                missing -= math.prod(each.stop - each.start for each in in_block)
         if missing:
             raise CheckpointError(
-                f"{self.name}: {missing} of its {made.numel()} numbers are in no file of the checkpoint."
+                f"{self.name}: {missing} of its {block.numel()} elements are in no file of the checkpoint."
             )
-        return made
+        return block
 
 
 def materialize(value: Any, like: Mapping[str, Any], name: str = "") -> Any:
-    """What was read, as a run needs it: tensors by the name of one that is spread over ranks are spread like
-    it.
+    """Return state with every tensor read: sharded like the tensor of the same name in `like`, else whole.
 
-    So are those that were spread, under another name, like one of the same shape: a hook may call them what
-    it likes. Everything else becomes a whole tensor in memory of its own. Dictionaries and lists are changed
-    in place.
+    A `ShardedTensor` with another name is sharded like one of the same shape, because a hook may use its own
+    names. Dictionaries and lists are changed in place.
     """
     if isinstance(value, ShardedTensor | Tensor):
-        return materialize_tensor(value, like[name] if name in like else _of_shape(value, like))
+        return materialize_tensor(value, like[name] if name in like else _same_shape(value, like))
     if isinstance(value, dict):
         for key, each in value.items():
             value[key] = materialize(each, like, key if isinstance(key, str) else "")
@@ -195,7 +189,7 @@ def materialize(value: Any, like: Mapping[str, Any], name: str = "") -> Any:
     return value
 
 
-def _of_shape(value: ShardedTensor | Tensor, like: Mapping[str, Any]) -> Any:
+def _same_shape(value: ShardedTensor | Tensor, like: Mapping[str, Any]) -> Any:
     return (
         next((each for each in like.values() if each.shape == value.shape), None)
         if isinstance(value, ShardedTensor)
@@ -204,24 +198,24 @@ def _of_shape(value: ShardedTensor | Tensor, like: Mapping[str, Any]) -> Any:
 
 
 def materialize_tensor(value: Any, like: Any) -> Any:
-    """One tensor: spread like another of its shape if that is spread, else whole."""
+    """Read one tensor: sharded like `like` if that is a DTensor of the same shape, else whole."""
     if is_dtensor(value):
         return value
     if is_dtensor(like) and like.shape == value.shape:
         read = (
             value.read
             if isinstance(value, ShardedTensor)
-            else lambda begins_at, size: block_of(value, begins_at, size)
+            else lambda offset, size: block_of(value, offset, size)
         )
-        return placed_like(like, read)
+        return shard_like(like, read)
     return value.whole() if isinstance(value, ShardedTensor) else value.clone()
 
 
 def materialize_optimizer(state: dict[str, Any], optimizer: Any) -> None:
-    """The state of an optimizer: what is shaped like its parameter is spread like it."""
+    """Read the state of an optimizer in place: tensors with a parameter's shape are sharded like it."""
     names = [name for group in state["param_groups"] for name in group["params"]]
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    for name, parameter in zip(names, parameters, strict=False):  # torch says what does not fit
+    for name, parameter in zip(names, parameters, strict=False):  # torch reports a mismatch
         for key, value in state["state"].get(name, {}).items():
             if isinstance(value, ShardedTensor | Tensor):
                 state["state"][name][key] = materialize_tensor(value, parameter)
@@ -229,9 +223,7 @@ def materialize_optimizer(state: dict[str, Any], optimizer: Any) -> None:
 
 
 def materialize_gradients(window: dict[str, Any], like: Mapping[str, Any]) -> None:
-    """Of an accumulation window: those that were spread are spread again; whole ones are a rank's own and
-    stay whole.
-    """
+    """Read the gradients of an accumulation window in place; unsharded ones are local and stay whole."""
     for name, value in window.get("gradients", {}).items():
         window["gradients"][name] = materialize_tensor(
             value, like.get(name) if isinstance(value, ShardedTensor) else None
@@ -240,9 +232,7 @@ def materialize_gradients(window: dict[str, Any], like: Mapping[str, Any]) -> No
 
 
 def sharded_tensors(module: torch.nn.Module) -> dict[str, Any]:
-    """The parameters and buffers of a module that are spread over ranks, by their names in it and in its
-    state_dict.
-    """
+    """Return the sharded parameters and buffers of a module, by their names in it and in its state_dict."""
     own = {
         name: each for name, each in (*module.named_parameters(), *module.named_buffers()) if is_dtensor(each)
     }

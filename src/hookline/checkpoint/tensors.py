@@ -1,8 +1,7 @@
-"""Tensors in a safetensors file: written straight from their own memory and hashed on the way, read by the
-library.
+"""Write and read safetensors files. Writing hashes the bytes on the way; reading uses the library.
 
-The library would write as fast, but tells nothing of the bytes, so they would have to be read again to be
-hashed. The format is small: the length of a header, a header of JSON, then the numbers.
+The library writes as fast but does not expose the bytes, so that the file would have to be read again for
+its checksum. The format is small: the length of a header, a header of JSON, then the values.
 """
 
 from __future__ import annotations
@@ -42,57 +41,53 @@ NAMES = {
     torch.float8_e5m2: "F8_E5M2",
 }
 CHUNK = 16 * 2**20
-HASHING = 120
-"""Turns in which a chunk is hashed, however busy the machine is."""
-ENDING = 5.0
-"""Seconds in which a thread that has nothing left to hash ends."""
+HASH_TURNS = 120
+"""Turns after which hashing one chunk counts as failed, even on a busy machine."""
+JOIN_TIMEOUT = 5.0
+"""Seconds to wait until a thread that has nothing left to hash ends."""
 LONGEST_HEADER = 100_000_000
-"""Bytes; the library refuses to read a longer one."""
+"""The library refuses to read a longer header."""
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Any]:
-    """Write and flush a file; its size and sha256."""
+    """Write and flush a file; return its size and sha256."""
     digest = Digest()
     size = 0
     try:
-        with naming(path), path.open("wb") as file:
+        with name_file_in_errors(path), path.open("wb") as file:
             for chunk, borrowed in _chunks(tensors):
                 digest.add(chunk)
                 size += file.write(chunk)
                 if not borrowed:
-                    digest.catch_up()  # otherwise copies would pile up
+                    digest.catch_up()  # otherwise copies would accumulate in memory
             file.flush()
             os.fsync(file.fileno())
     finally:
-        found = digest.finish()
-    return {"bytes": size, "sha256": found}
+        sha256 = digest.finish()
+    return {"bytes": size, "sha256": sha256}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a file, in memory of its own: not tied to a file that may be removed while the run goes
-    on.
-    """
+    """Return copies of all tensors of a file, because the file may be removed during the run."""
     with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
 
 
 def read_some(path: Path, names: Iterable[str]) -> dict[str, Tensor]:
-    """These tensors of a file, in memory of their own."""
+    """Return copies of these tensors of a file."""
     with safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name).clone() for name in names}
 
 
 def map_tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a file, in the memory of the file itself: read from the disk as far as somebody looks
-    at it.
-    """
+    """Return all tensors of a file, memory-mapped: they are read from the disk when they are used."""
     with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """A write that fails does not say by itself which file it was."""
+def name_file_in_errors(path: Path) -> Iterator[None]:
+    """Add the path to an OSError, because a failed write does not name its file."""
     try:
         yield
     except OSError as error:
@@ -101,7 +96,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 class Digest:
-    """A sha256 worked out by a thread of its own, beside the writing."""
+    """A sha256 that a thread computes while the file is written."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -113,22 +108,22 @@ class Digest:
         self._thread.start()
 
     def add(self, chunk: Any) -> None:
-        """Hash this next; its memory must not change until then."""
+        """Queue a chunk; its memory must not change until it is hashed."""
         self._behind += 1
         self._waiting.put(chunk)
 
     def catch_up(self) -> None:
-        """Wait until everything added so far is hashed."""
+        """Wait until all queued chunks are hashed."""
         while self._behind:
-            if not any(self._hashed.acquire(timeout=TURN) for _ in range(HASHING)):
-                raise CheckpointError(f"{CHUNK} bytes were not hashed within {HASHING * TURN:g} s.")
+            if not any(self._hashed.acquire(timeout=TURN) for _ in range(HASH_TURNS)):
+                raise CheckpointError(f"{CHUNK} bytes were not hashed within {HASH_TURNS * TURN:g} s.")
             self._behind -= 1
 
     def finish(self) -> str:
-        """The sum of it all, as hexadecimal digits."""
+        """Return the sha256 of all chunks as hexadecimal digits."""
         self._waiting.put(None)
         self.catch_up()
-        join(self._thread, ENDING)
+        join(self._thread, JOIN_TIMEOUT)
         if self._failed is not None:
             raise self._failed
         return self._hash.hexdigest()
@@ -136,18 +131,16 @@ class Digest:
     def _work(self) -> None:
         while (chunk := self._waiting.get()) is not None:
             try:
-                self._hash.update(chunk)  # lets other threads run meanwhile
-            except (
-                BaseException
-            ) as error:  # raised again by `finish`; what waits for the rest must not wait in vain
+                self._hash.update(chunk)  # releases the GIL
+            except BaseException as error:  # `finish` raises it; the semaphore must still be released
                 self._failed = error
             del chunk
             self._hashed.release()
 
 
 def _chunks(tensors: Mapping[str, Tensor]) -> Iterator[tuple[Any, bool]]:
-    """The file's bytes piece by piece, and whether a piece is the tensor's own memory rather than a copy."""
-    # wide types first: then every tensor begins at a multiple of its own width
+    """Yield the file's bytes in chunks, and whether a chunk is the tensor's own memory, not a copy."""
+    # wide dtypes first, so that every tensor starts at a multiple of its element size
     order = sorted(tensors, key=lambda name: -tensors[name].element_size())
     yield _header(tensors, order), True
     for name in order:

@@ -1,4 +1,4 @@
-"""Weights alone: a warm start from those of another run or file, with a report of what fitted."""
+"""Load only the weights of another run or file (a warm start), and report which of them matched."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ from hookline.util.urls import as_url, is_url
 
 log = logging.getLogger("hookline")
 SHOWN = 8
-"""Names of one kind in a report's text; its lists have them all."""
+"""Names of one kind in a report's text; its lists have all names."""
 
 Rename: TypeAlias = Mapping[str, str] | Callable[[str], str | None]
 
 
 @dataclass(slots=True)
 class WeightsReport:
-    """What came of loading weights into a module; print it."""
+    """The result of loading weights into a module; print it."""
 
     source: str
     module: str
     wanted: int
-    """How many the module has."""
+    """The number of weights in the module."""
     step: int | None = None
-    """The step of the checkpoint that they are from."""
+    """The step of the checkpoint, if the source is one."""
     weights: str = "raw"
-    """'averaged' if they are the average that a hook keeps, else 'raw'."""
+    """'averaged' if a hook has averaged them, else 'raw'."""
     loaded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    """The module has them, the source does not: they stay as they were."""
+    """Weights that only the module has; they are not changed."""
     unexpected: list[str] = field(default_factory=list)
-    """The source has them, the module does not."""
+    """Weights that only the source has."""
     mismatched: dict[str, tuple[list[int], list[int]]] = field(default_factory=dict)
-    """The shape in the source and the shape in the module; never loaded."""
+    """The shape in the source and the shape in the module; these weights are not loaded."""
 
     @property
     def complete(self) -> bool:
-        """Whether everything fitted, both ways."""
+        """Return whether the source and the module have the same weights."""
         return not (self.missing or self.unexpected or self.mismatched)
 
     def __str__(self) -> str:
@@ -68,23 +68,23 @@ class WeightsReport:
         return "\n".join([head, *self.problems()])
 
     def problems(self) -> list[str]:
-        """What did not fit, a line for each kind, and what may help."""
+        """Return a line for each kind of mismatch, and a hint."""
         lines = []
         if self.missing:
-            lines.append(f"  missing, only the module has them: {_some(self.missing)}")
+            lines.append(f"  missing, only the module has them: {_shorten(self.missing)}")
         if self.unexpected:
-            lines.append(f"  unexpected, only the source has them: {_some(self.unexpected)}")
+            lines.append(f"  unexpected, only the source has them: {_shorten(self.unexpected)}")
         if self.mismatched:
             shapes = [
-                f"{name} ({theirs} there, {ours} in the module)"
+                f"{name} ({theirs} in the source, {ours} in the module)"
                 for name, (theirs, ours) in self.mismatched.items()
             ]
-            lines.append(f"  of another shape, not loaded: {_some(shapes)}")
+            lines.append(f"  of another shape, not loaded: {_shorten(shapes)}")
         return [*lines, *self._hint()]
 
     def _hint(self) -> list[str]:
-        """Most names that do not fit differ by one prefix: a wrapper, or a part of a larger module."""
-        for longer, shorter, made in (
+        """Return a `rename=` for a common prefix, as from a wrapper, or else the closest names."""
+        for longer, shorter, template in (
             (self.unexpected, self.missing, "{{{0!r}: ''}}"),
             (self.missing, self.unexpected, "{{'': {0!r}}}"),
         ):
@@ -94,7 +94,7 @@ class WeightsReport:
             }
             for prefix in prefixes:
                 if 2 * sum(name.removeprefix(prefix) in known for name in longer) > len(longer):
-                    return [f"  The names differ by a prefix: pass rename={made.format(prefix)}."]
+                    return [f"  The names differ by a prefix: pass rename={template.format(prefix)}."]
         near = {name: closest(name, self.missing) for name in self.unexpected[:SHOWN]}
         return [f"  {name}:{hint}" for name, hint in near.items() if hint]
 
@@ -102,17 +102,16 @@ class WeightsReport:
 def load_weights(
     module: nn.Module, source: Any, strict: bool = True, rename: Rename | None = None, weights: str = "scored"
 ) -> WeightsReport:
-    """Give a module the weights of another run: a warm start, without optimizer, counters or hooks.
+    """Load the weights of another run into a module: a warm start, without optimizer, counters or hooks.
 
-    source: a checkpoint (a directory or an fsspec URL), a run's directory (its newest whole checkpoint), a
-    .safetensors file, a mapping of names to tensors, or what `import_checkpoint` returned.
-    strict: everything must fit, otherwise nothing is loaded and the error holds the report; False: what fits
-    is loaded. rename: {old prefix: new prefix}, or a function from a name in the source to the module's, or
-    to None to leave it out. weights: of a checkpoint with averaged weights: 'scored' takes those that
-    evaluations used, 'raw' the trained ones, 'averaged' the average. The report says which, and of which
-    step.
+    source: a checkpoint (a directory or an fsspec URL), a run's directory (its newest complete checkpoint), a
+    .safetensors file, a mapping of names to tensors, or the result of `import_checkpoint`.
+    strict: raise an error with the report, and load nothing, unless all weights match; False: load those
+    that match. rename: {old prefix: new prefix}, or a function from a name in the source to the name in the
+    module, or to None to leave the weight out. weights: 'scored' takes the weights that evaluations used,
+    'raw' the trained weights, 'averaged' the average. The report says which, and of which step.
     """
-    found = find_weights(source, weights, as_pieces=bool(sharded_tensors(module)))
+    found = find_weights(source, weights, as_shards=bool(sharded_tensors(module)))
     return put_weights(
         module, _renamed(found.weights, rename, found.where), found.where, strict, found.step, found.kind
     )
@@ -120,20 +119,18 @@ def load_weights(
 
 @dataclass(frozen=True, slots=True)
 class FoundWeights:
-    """The weights that a source holds."""
+    """Weights and their source."""
 
     where: str
-    """What to call the source in messages."""
+    """The name of the source in messages."""
     weights: Mapping[str, Any]
     step: int | None = None
     kind: str = "raw"
     """'averaged' or 'raw'."""
 
 
-def find_weights(source: Any, wanted: str = "scored", as_pieces: bool = False) -> FoundWeights:
-    """Return the weights that a source holds; `as_pieces`: those of a checkpoint may be read
-    later, in parts.
-    """
+def find_weights(source: Any, wanted: str = "scored", as_shards: bool = False) -> FoundWeights:
+    """Return the weights of a source. as_shards: leave the sharded tensors of a checkpoint unread."""
     check_weights(wanted)
     if isinstance(source, Imported | Mapping) or _is_file(source):
         if isinstance(source, Imported):
@@ -144,8 +141,8 @@ def find_weights(source: Any, wanted: str = "scored", as_pieces: bool = False) -
             found = FoundWeights(str(source), _read_file(Path(source)))
         if wanted == "averaged":
             raise OptionError(
-                f"{found.where} holds no averaged weights beside others, as a checkpoint does: leave "
-                f"weights= out."
+                f"{found.where} is not a checkpoint: it has only one set of weights. Leave out "
+                "weights='averaged'."
             )
         return found
     if not isinstance(source, str | os.PathLike):
@@ -153,7 +150,7 @@ def find_weights(source: Any, wanted: str = "scored", as_pieces: bool = False) -
             f"Weights cannot be taken from a {type(source).__name__}: pass a checkpoint, a run's directory, "
             "a .safetensors file, or a mapping such as module.state_dict()."
         )
-    read = read_checkpoint(source, functools.partial(read_weights, as_pieces=as_pieces))
+    read = read_checkpoint(source, functools.partial(read_weights, as_shards=as_shards))
     chosen = choose_weights(read.contents, wanted, read.where)
     return FoundWeights(read.where, chosen.weights, read.step, chosen.kind)
 
@@ -172,9 +169,7 @@ class ReadCheckpoint:
 
 
 def read_checkpoint(source: str | os.PathLike[str], read: Read = read) -> ReadCheckpoint:
-    """Read a checkpoint by its path or URL, or the newest whole one below it, which is logged
-    with its step.
-    """
+    """Read the checkpoint at a path or URL, or else the newest complete one below it, and log which."""
     path = _plain(source)
     url = as_url(path)
     if url:
@@ -185,21 +180,22 @@ def read_checkpoint(source: str | os.PathLike[str], read: Read = read) -> ReadCh
     records = {
         each.path: read_record(run_dir) for each in found if (run_dir := run_dir_of(each.path, Path(path)))
     }
-    # those of a run that was begun anew in this directory come before those of the run before it
+    # the checkpoints of the current run come before those of earlier runs in this directory
     found.sort(key=lambda each: records.get(each.path, {}).get("id", each.run) != each.run)
     chosen, contents, unreadable = first_whole(found, read)
     passed_over = {**broken, **unreadable}
     if chosen is None:
         reasons = "".join(f"\n  {reason}" for reason in passed_over.values())
-        raise CheckpointError(f"{path} is no checkpoint, and there is no whole one below it.{reasons}")
-    for each, reason in passed_over.items():
-        log.warning("passing over %s: %s", each, reason)
+        raise CheckpointError(f"{path} is not a checkpoint, and there is no complete one below it.{reasons}")
+    for skipped, reason in passed_over.items():
+        log.warning("skipping %s: %s", skipped, reason)
     step = chosen.manifest["step"]
     log.warning("%s: taking %s, of step %d.", path, chosen.path, step)
     record = records.get(chosen.path, {})
     if record.get("id", chosen.run) != chosen.run:
         log.warning(
-            "%s is of an earlier run in this directory; the present one has saved nothing yet.", chosen.path
+            "%s is from an earlier run in this directory; the current run has not saved a checkpoint yet.",
+            chosen.path,
         )
     elif missing := unsaved_end(record, chosen.manifest):
         log.warning("%s was %s.", path, missing)
@@ -214,25 +210,23 @@ def put_weights(
     step: int | None = None,
     kind: str = "raw",
 ) -> WeightsReport:
-    """Load weights by name. What the module says about its names counts: it may have its own ways of reading
-    older ones.
-    """
+    """Load weights by name. Use the module's own report, because it may convert older names."""
     own = module.state_dict()
     if any(isinstance(each, Tensor) and each.is_meta for each in own.values()):
         raise OptionError(
-            f"{type(module).__name__} is on the meta device, where weights have no place: "
+            f"{type(module).__name__} is on the meta device, which has no memory for weights: "
             "call module.to_empty(device='cpu') first."
         )
     report = WeightsReport(where, type(module).__name__, len(own), step, kind)
-    spread = sharded_tensors(module)
+    sharded = sharded_tensors(module)
     fitting: Any = OrderedDict()
-    fitting._metadata = getattr(weights, "_metadata", OrderedDict())  # the versions of its layers
+    fitting._metadata = getattr(weights, "_metadata", OrderedDict())  # the versions of the layers
     for name, value in weights.items():
         if name in own and not _fits(value, own[name]):
             report.mismatched[name] = (_shape(value), _shape(own[name]))
         else:
-            is_laid_out = isinstance(value, ShardedTensor) or (name in spread and isinstance(value, Tensor))
-            fitting[name] = materialize_tensor(value, spread.get(name)) if is_laid_out else value
+            is_sharded = isinstance(value, ShardedTensor) or (name in sharded and isinstance(value, Tensor))
+            fitting[name] = materialize_tensor(value, sharded.get(name)) if is_sharded else value
     if fitting.keys() == own.keys():
         _load(module, fitting, where)
         report.loaded = list(fitting)
@@ -242,13 +236,15 @@ def put_weights(
         for name, each in own.items()
         if strict and not _is_lazy(each)
     }
-    told = _load(module, fitting, where, strict=False)  # nothing, from a load_state_dict of the user's own
-    missing, unexpected = told or ([x for x in own if x not in fitting], [x for x in fitting if x not in own])
+    result = _load(module, fitting, where, strict=False)  # None from a user's load_state_dict
+    missing, unexpected = result or (
+        [x for x in own if x not in fitting],
+        [x for x in fitting if x not in own],
+    )
     report.unexpected = list(unexpected)
     refused = set(unexpected)
     report.loaded = [name for name in fitting if name not in refused]
-    # many tools store tied weights under one name only: one that lies where a loaded one does has got its
-    # numbers
+    # many tools store tied weights under one name: a weight that shares memory with a loaded one is loaded
     filled = {_memory(own.get(name)) for name in report.loaded} - {None}
     report.missing = [
         name for name in missing if name not in report.mismatched and _memory(own.get(name)) not in filled
@@ -274,13 +270,8 @@ def put_weights(
 def _load(module: nn.Module, weights: Mapping[str, Any], where: str, **options: Any) -> Any:
     try:
         return module.load_state_dict(weights, **options)
-    except (
-        RuntimeError,
-        TypeError,
-        ValueError,
-        KeyError,
-        AttributeError,
-    ) as error:  # a module may have checks of its own
+    # a module may have its own checks
+    except (RuntimeError, TypeError, ValueError, KeyError, AttributeError) as error:
         raise CheckpointError(
             f"The weights in {where} do not fit {type(module).__name__}: {error}"
         ) from error
@@ -289,7 +280,7 @@ def _load(module: nn.Module, weights: Mapping[str, Any], where: str, **options: 
 def _fits(theirs: Any, ours: Any) -> bool:
     if isinstance(ours, Tensor) and isinstance(theirs, Tensor | ShardedTensor):
         return _is_lazy(ours) or _is_lazy(theirs) or theirs.shape == ours.shape
-    return not isinstance(ours, Tensor)  # state of the user's own kind: the module knows
+    return not isinstance(ours, Tensor)  # extra state, which the module itself checks
 
 
 def _is_lazy(value: Any) -> bool:
@@ -305,7 +296,7 @@ def _shape(value: Any) -> Any:
 
 
 def _memory(value: Any) -> tuple[Any, ...] | None:
-    """Where a tensor lies; None for what has no place."""
+    """Return the address and layout of a tensor; None if it has no memory."""
     if not isinstance(value, Tensor) or _is_lazy(value) or not value.numel():
         return None
     return value.data_ptr(), value.shape, value.stride()
@@ -314,26 +305,28 @@ def _memory(value: Any) -> tuple[Any, ...] | None:
 def _renamed(weights: Mapping[str, Any], rename: Rename | None, where: str) -> Mapping[str, Any]:
     if rename is None:
         return weights
-    new_name = rename if callable(rename) else _prefixes(weights, rename, where)
-    made: dict[str, Any] = {}
+    new_name = rename if callable(rename) else _rename_prefixes(weights, rename, where)
+    renamed: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for name, value in weights.items():
         new = new_name(name)
         if new is None:
             continue
-        if new in made:
-            raise OptionError(f"rename: {origin[new]!r} and {name!r} would both be called {new!r}.")
-        made[new], origin[new] = value, name
-    return made
+        if new in renamed:
+            raise OptionError(f"rename: {origin[new]!r} and {name!r} would both be renamed to {new!r}.")
+        renamed[new], origin[new] = value, name
+    return renamed
 
 
-def _prefixes(weights: Mapping[str, Any], prefixes: Mapping[str, str], where: str) -> Callable[[str], str]:
+def _rename_prefixes(
+    weights: Mapping[str, Any], prefixes: Mapping[str, str], where: str
+) -> Callable[[str], str]:
     for old in prefixes:
         if not any(name.startswith(old) for name in weights):
             parts = sorted({f"{name.partition('.')[0]}." for name in weights})
             raise OptionError(
-                f"rename: no name in {where} begins with {old!r}.{closest(old, parts)} "
-                f"They begin with: {_some(parts)}."
+                f"rename: no name in {where} starts with {old!r}.{closest(old, parts)} "
+                f"They start with: {_shorten(parts)}."
             )
     longest_first = sorted(prefixes, key=len, reverse=True)
 
@@ -347,8 +340,8 @@ def _prefixes(weights: Mapping[str, Any], prefixes: Mapping[str, str], where: st
 def _read_file(path: Path) -> Mapping[str, Any]:
     if path.suffix != ".safetensors":
         raise CheckpointError(
-            f"{path} is no .safetensors file. One of torch.save or Lightning is read only by an explicit "
-            f"call: load_weights(module, hookline.import_checkpoint({str(path)!r}))."
+            f"{path} is not a .safetensors file. To read a file of torch.save or Lightning, call "
+            f"load_weights(module, hookline.import_checkpoint({str(path)!r}))."
         )
     try:
         return read_tensors(path)
@@ -361,19 +354,19 @@ def _read_below_url(url: str, read: Read) -> ReadCheckpoint:
     if url.rstrip("/") in below or not below:
         return ReadCheckpoint(redact(url), read(url), read_manifest(url)["step"])
     problems = []
-    for each in newest_first(below, _manifest_at):
+    for checkpoint in newest_first(below, _manifest_or_empty):
         try:
-            taken = ReadCheckpoint(redact(each), read(each), read_manifest(each)["step"])
+            taken = ReadCheckpoint(redact(checkpoint), read(checkpoint), read_manifest(checkpoint)["step"])
         except CheckpointError as error:
             problems.append(str(error))
-            log.warning("passing over %s: %s", redact(each), error)
+            log.warning("skipping %s: %s", redact(checkpoint), error)
             continue
         log.warning("%s: taking %s, of step %d.", redact(url), taken.where, taken.step)
         return taken
-    raise CheckpointError("\n  ".join([f"There is no whole checkpoint below {redact(url)}.", *problems]))
+    raise CheckpointError("\n  ".join([f"There is no complete checkpoint below {redact(url)}.", *problems]))
 
 
-def _manifest_at(url: str) -> Mapping[str, Any]:
+def _manifest_or_empty(url: str) -> Mapping[str, Any]:
     try:
         return read_manifest(url)
     except CheckpointError:
@@ -381,10 +374,10 @@ def _manifest_at(url: str) -> Mapping[str, Any]:
 
 
 def _plain(source: str | os.PathLike[str]) -> Path | str:
-    """Text if it is a URL, else a path."""
+    """Return a URL as text, anything else as a Path."""
     return source if isinstance(source, str) and is_url(source) else Path(source)
 
 
-def _some(names: list[str]) -> str:
+def _shorten(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

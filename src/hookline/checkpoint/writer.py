@@ -1,5 +1,6 @@
-"""A checkpoint written to disk: aside, flushed, then renamed into place. What exists under
-its name is whole.
+"""Write a checkpoint to disk: into a temporary directory, which is flushed and then renamed.
+
+A directory with the checkpoint's name is therefore always complete.
 """
 
 from __future__ import annotations
@@ -23,82 +24,74 @@ from typing import Any
 from hookline.checkpoint import manifest as manifests
 from hookline.checkpoint.format import Packed, pack_contents
 from hookline.checkpoint.manifest import Manifest
-from hookline.checkpoint.tensors import naming, write_tensors
+from hookline.checkpoint.tensors import name_file_in_errors, write_tensors
 from hookline.util.errors import CheckpointError
 from hookline.util.limited_json import STRUCTURE_BYTES
 from hookline.util.processes import ends
 from hookline.util.urls import FILES, is_ours
 
 WRITE_TIMEOUT = 10.0
-"""Seconds until a folder that rank zero has made must be seen everywhere: network file systems tell of it
-late.
-"""
-SLOWEST = 1e6
-"""Bytes per second of the slowest disk, or network, that a checkpoint is waited for."""
-FLUSHING = 600.0
-"""Seconds besides: a disk may have to write what others have left in the system's memory."""
+"""Seconds until all ranks must see a folder that rank zero has created; network file systems show it late."""
+MIN_BYTES_PER_SECOND = 1e6
+"""The slowest disk or network for which the time limit of a write is enough."""
+FLUSH_TIMEOUT = 600.0
+"""Seconds added to the time limit, because a disk may first have to flush the data of other processes."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
-"""Of Linux: relative paths are relative to the current directory; both names stay, with each other's
-contents.
-"""
+"""Linux constants: paths relative to the current directory; exchange two names."""
 writing: set[str] = set()
-"""The directories that this process writes just now, so that nobody tidies them away."""
+"""The directories that this process is writing, which the cleanup leaves alone."""
 
 
 def owner() -> str:
-    """This process among all that may write to a shared disk: its machine, and its number there."""
+    """Return an id of this process that is unique on a shared disk: the machine and the process id."""
     return f"{machine()}-{os.getpid()}"
 
 
 @functools.cache
 def machine() -> str:
-    """This machine, in eight letters."""
+    """Return an id of this machine, eight hexadecimal digits."""
     return f"{zlib.crc32(socket.gethostname().encode()):08x}"
 
 
 def write_folder(
     contents: dict[str, Any] | Packed, path: Path, about: Mapping[str, Any] | None = None
 ) -> Manifest:
-    """Write a checkpoint and flush it to the disk. An older one of this name is replaced once the new one is
-    whole.
-    """
+    """Write a checkpoint and flush it to the disk. Replace an older one once the new one is complete."""
     packed = contents if isinstance(contents, Packed) else pack_contents(contents)
-    with telling_why(packed, path), open_temporary(path) as (aside, place):
-        files = write_parts(aside, packed, 0)
-        return commit(aside, place, packed, about or {}, files)
+    with explain_write_errors(packed, path), open_temporary(path) as (temporary, target):
+        files = write_parts(temporary, packed, 0)
+        return commit(temporary, target, packed, about or {}, files)
 
 
 @contextlib.contextmanager
 def open_temporary(path: Path) -> Iterator[tuple[Path, Path]]:
-    """A hidden folder beside the place of a checkpoint, and that place; what fails meanwhile leaves nothing
-    behind.
-    """
-    place = _place(path)
-    aside = place.with_name(f".{place.name}.{owner()}.new")
-    with left_alone(aside):
+    """Create a temporary directory beside a checkpoint's path; yield both. Remove it after an exception."""
+    target = _target_directory(path)
+    temporary = target.with_name(f".{target.name}.{owner()}.new")
+    with protect_from_cleanup(temporary):
         try:
-            shutil.rmtree(aside, ignore_errors=True)
-            _make_folder(aside)
-            yield aside, place
+            shutil.rmtree(temporary, ignore_errors=True)
+            _make_folder(temporary)
+            yield temporary, target
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             raise
 
 
 @contextlib.contextmanager
-def telling_why(packed: Packed, path: Path) -> Iterator[None]:
-    """A disk that fails, as an error that says what could not be written and why."""
+def explain_write_errors(packed: Packed, path: Path) -> Iterator[None]:
+    """Turn an OSError into a CheckpointError that names the file and the reason."""
     try:
         yield
     except OSError as error:
         raise CheckpointError(
-            f"The checkpoint {path} could not be written: {_cause(error, packed, path)}"
+            f"The checkpoint {path} could not be written: {_describe_cause(error, packed, path)}"
         ) from error
 
 
 def flush(folder: Path) -> None:
-    """Have the disk, not only the system's memory, hold the names in a directory."""
-    if os.name == "nt":  # which cannot open one
+    """Flush the entries of a directory to the disk."""
+    if os.name == "nt":  # Windows cannot open a directory
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -107,25 +100,25 @@ def flush(folder: Path) -> None:
         os.close(handle)
 
 
-def _place(path: Path) -> Path:
-    """The directory to write; never one that holds something else, which would be lost."""
-    place = Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
-    if place.is_dir():
-        if not (place / manifests.NAME).exists() and any(
-            not manifests.is_file(each.name) for each in place.iterdir()
+def _target_directory(path: Path) -> Path:
+    """Return the directory to write. Raise if it exists and is not a checkpoint, because it would be lost."""
+    target = Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
+    if target.is_dir():
+        if not (target / manifests.NAME).exists() and any(
+            not manifests.is_file(each.name) for each in target.iterdir()
         ):
             raise FileExistsError(
                 errno.EEXIST,
-                "a directory of that name exists, and what is in it is no checkpoint. Files that "
-                "belong to a checkpoint are added in on_checkpoint_save, when it is complete",
+                "a directory of that name exists and is not a checkpoint. To add files to a checkpoint, "
+                "write them in on_checkpoint_save, when it is complete",
             )
-    elif place.exists():
+    elif target.exists():
         raise FileExistsError(errno.EEXIST, "a file of that name exists")
-    return place
+    return target
 
 
 def write_parts(folder: Path, packed: Packed, rank: int) -> dict[str, Any]:
-    """The files that this rank writes, each flushed; their sizes and sums."""
+    """Write and flush the files of this rank; return their sizes and checksums."""
     tensors: dict[str, Mapping[str, Any]] = {}
     texts: dict[str, Any] = {}
     if rank == 0:
@@ -134,60 +127,59 @@ def write_parts(folder: Path, packed: Packed, rank: int) -> dict[str, Any]:
     if packed.part.tensors or packed.part.structure["own"]:
         tensors[f"rank-{rank}.safetensors"] = packed.part.tensors
         texts[f"rank-{rank}.json"] = packed.part.structure
-    files = _write_at_once(folder, tensors)
+    files = _write_in_parallel(folder, tensors)
     for name, structure in texts.items():
         files[name] = _write_text(_as_json(structure, name), folder / name)
     return files
 
 
 def _as_json(structure: dict[str, Any], name: str) -> str:
-    """In a line. What would be too long to be read again is refused while the run can still do something
-    about it.
-    """
+    """Return a structure as one line of JSON. Raise if it would be too long to be read again."""
     text = json.dumps(structure, allow_nan=False)
     if len(text) > STRUCTURE_BYTES:
         largest = max(structure, key=lambda key: len(json.dumps(structure[key])))
         raise CheckpointError(
-            f"{name} would have {len(text) / 1e6:.0f} MB, most of them of {largest!r}, and at most "
-            f"{STRUCTURE_BYTES / 1e6:.0f} are read again. Keep large data in tensors or arrays."
+            f"{name} would have {len(text) / 1e6:.0f} MB, most of it in {largest!r}, and at most "
+            f"{STRUCTURE_BYTES / 1e6:.0f} MB can be read. Store large data in tensors or arrays."
         )
     return text
 
 
-def _write_at_once(folder: Path, tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Several files at a time: hashing keeps two cores busy, and the disk has always something to do."""
+def _write_in_parallel(folder: Path, tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Write several files in threads, so that hashing uses two cores and the disk is never idle."""
     files: dict[str, Any] = {}
-    failed: list[BaseException] = []
+    errors: list[BaseException] = []
 
-    def keep(name: str) -> None:
+    def write(name: str) -> None:
         try:
             files[name] = write_tensors(tensors[name], folder / name)
-        except BaseException as error:  # raised again where somebody can catch it
-            failed.append(error)
+        except BaseException as error:  # raised below, in the calling thread
+            errors.append(error)
 
-    seconds = FLUSHING + sum(each.nbytes for store in tensors.values() for each in store.values()) / SLOWEST
+    seconds = (
+        FLUSH_TIMEOUT
+        + sum(each.nbytes for store in tensors.values() for each in store.values()) / MIN_BYTES_PER_SECOND
+    )
     threads = [
-        threading.Thread(target=keep, args=(name,), name=f"hookline {name}", daemon=True) for name in tensors
+        threading.Thread(target=write, args=(name,), name=f"hookline {name}", daemon=True) for name in tensors
     ]
-    for each in threads[:-1]:
-        each.start()
+    for thread in threads[:-1]:
+        thread.start()
     try:
-        for each in threads[-1:]:
-            each.run()
+        for thread in threads[-1:]:
+            thread.run()
     finally:
         late = [name for name, each in zip(tensors, threads[:-1], strict=False) if not ends(each, seconds)]
     if late:
         raise OSError(errno.ETIMEDOUT, f"still not on the disk after {seconds:.0f} s", str(folder / late[0]))
-    if failed:
-        raise failed[0]
+    if errors:
+        raise errors[0]
     return files
 
 
-def longest_wait(packed: Packed) -> float:
-    """Seconds after which a checkpoint that is being written counts as lost: its disk does not answer any
-    more.
-    """
-    return FLUSHING + _bytes(packed) / SLOWEST
+def max_write_seconds(packed: Packed) -> float:
+    """Return the seconds after which a write counts as failed because the disk does not respond."""
+    return FLUSH_TIMEOUT + _bytes(packed) / MIN_BYTES_PER_SECOND
 
 
 def _bytes(packed: Packed) -> int:
@@ -197,20 +189,20 @@ def _bytes(packed: Packed) -> int:
 
 
 def commit(
-    aside: Path, place: Path, packed: Packed, about: Mapping[str, Any], files: dict[str, Any]
+    temporary: Path, target: Path, packed: Packed, about: Mapping[str, Any], files: dict[str, Any]
 ) -> Manifest:
-    """All files are durable: the manifest comes last, then the name."""
+    """Write the manifest after all files are durable, then rename the directory; return the manifest."""
     ordered = {name: files[name] for name in (*FILES, *sorted(set(files) - set(FILES)))}
     manifest = manifests.make(about, packed.structure.get("counters") or {}, packed.model.shared, ordered)
-    _write_text(manifests.render(manifest), aside / manifests.NAME)
-    flush(aside)
-    _put_in_place(aside, place)
+    _write_text(manifests.render(manifest), temporary / manifests.NAME)
+    flush(temporary)
+    _move_into_place(temporary, target)
     return manifest
 
 
 def _write_text(text: str, path: Path) -> dict[str, Any]:
     data = text.encode()
-    with naming(path), path.open("wb") as file:
+    with name_file_in_errors(path), path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -218,38 +210,31 @@ def _write_text(text: str, path: Path) -> dict[str, Any]:
 
 
 def _make_folder(path: Path) -> None:
-    """With all folders above it that are missing; their names must outlive a power cut as well."""
+    """Create a folder and its missing parents; flush the parents so that they survive a power failure."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
-    for each in reversed(missing):
-        each.mkdir(exist_ok=True)
-        if each != path:
-            flush(each.parent)
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)
+        if folder != path:
+            flush(folder.parent)
 
 
 def exchange(first: Path, second: Path) -> bool:
-    """Exchange the names of two directories in one call, so that both exist at every moment; False where the
-    system cannot.
-    """
+    """Exchange the names of two directories atomically; return False if the system does not support it."""
     rename = _renameat2()
     if rename is None:
         return False
     if rename(AT_FDCWD, os.fsencode(first), AT_FDCWD, os.fsencode(second), RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
-    if number in (
-        errno.ENOSYS,
-        errno.EINVAL,
-        errno.ENOTSUP,
-        errno.EXDEV,
-        errno.EPERM,
-    ):  # network and layered file systems
+    # network and layered file systems do not support it
+    if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EXDEV, errno.EPERM):
         return False
     raise OSError(number, os.strerror(number), str(second))
 
 
 @functools.cache
 def _renameat2() -> Any:
-    """Return Linux's call, which Python does not offer; None on other systems."""
+    """Return Linux's system call, which Python does not offer; None on other systems."""
     if sys.platform != "linux":
         return None
     try:
@@ -260,24 +245,22 @@ def _renameat2() -> Any:
     return found
 
 
-def _put_in_place(aside: Path, path: Path) -> None:
-    """Give a new checkpoint its name. One that has the name is replaced in one call, or moved away until the
-    new one has it.
-    """
-    if path.exists() and exchange(aside, path):
+def _move_into_place(temporary: Path, path: Path) -> None:
+    """Rename a new checkpoint to its path. Exchange it with an existing one, or rename that one first."""
+    if path.exists() and exchange(temporary, path):
         flush(path.parent)
-        shutil.rmtree(aside, ignore_errors=True)  # it holds the old one now
+        shutil.rmtree(temporary, ignore_errors=True)  # after the exchange, this is the old checkpoint
         return
     old = path.with_name(f".{path.name}.{owner()}.old")
-    with left_alone(old):
+    with protect_from_cleanup(old):
         shutil.rmtree(old, ignore_errors=True)
-        replacing = path.exists()
-        if replacing:
+        is_replacing = path.exists()
+        if is_replacing:
             os.rename(path, old)
         try:
-            os.rename(aside, path)
+            os.rename(temporary, path)
         except BaseException:
-            if replacing:
+            if is_replacing:
                 os.rename(old, path)
             raise
         flush(path.parent)
@@ -286,21 +269,22 @@ def _put_in_place(aside: Path, path: Path) -> None:
 
 
 def delete(folder: Path) -> None:
-    """Remove the directory of a checkpoint, files of others first: as long as they are there its manifest
-    says what it is.
+    """Remove the directory of a checkpoint, its manifest and files last.
+
+    After an interruption, the manifest still identifies the directory as a checkpoint.
     """
-    for each in folder.iterdir():
-        if not is_ours(each.name):
-            if each.is_dir() and not each.is_symlink():
-                shutil.rmtree(each)
+    for path in folder.iterdir():
+        if not is_ours(path.name):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
             else:
-                each.unlink()
+                path.unlink()
     shutil.rmtree(folder)
 
 
 @contextlib.contextmanager
-def left_alone(path: Path) -> Iterator[None]:
-    """Meanwhile this path is one that a living process writes."""
+def protect_from_cleanup(path: Path) -> Iterator[None]:
+    """Mark a path as in use by this process for the duration of the block."""
     writing.add(str(path))
     try:
         yield
@@ -308,12 +292,10 @@ def left_alone(path: Path) -> Iterator[None]:
         writing.discard(str(path))
 
 
-def _cause(error: OSError, packed: Packed, path: Path) -> str:
-    """What went wrong, and with which file."""
+def _describe_cause(error: OSError, packed: Packed, path: Path) -> str:
+    """Return the reason of an OSError with the name of the file."""
     file = Path(os.fsdecode(error.filename or ""))
-    name = (
-        file.name if file.parent.suffix == ".new" else str(file)
-    )  # what lies aside is named as it would be in its place
+    name = file.name if file.parent.suffix == ".new" else str(file)  # without the temporary directory
     text = (f"{name}: " if error.filename else "") + (error.strerror or str(error))
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         text += f"; its tensors need {_bytes(packed) / 1e6:.1f} MB"

@@ -1,5 +1,4 @@
-"""The command line. What is heavy is imported by the command that needs it, so that `--help`
-answers at once.
+"""The command line. Heavy modules are imported by the command that needs them, so that `--help` is fast.
 
 May import: util, engine, loggers, run, checkpoint, reliability, tracing, control, training, config, report,
 watch.
@@ -32,44 +31,44 @@ exit codes: 0 success (also a run that a hook stopped), 1 the run failed, 2 a wr
 CHECKPOINT_CODES = """PATH is a checkpoint, a directory with checkpoints below it (a run), or an fsspec URL
 such as s3://bucket/run.
 
-exit codes: 0 it went well, 1 a checkpoint is damaged or cannot be read, 2 a wrong command"""
-REPORT_CODES = "exit codes: 0 it was written, 2 a wrong command, or no directory of a run"
+exit codes: 0 success, 1 a checkpoint is damaged or cannot be read, 2 a wrong command"""
+REPORT_CODES = "exit codes: 0 success, 2 a wrong command, or not the directory of a run"
 RUNS_CODES = """\
 The best value is that of the metric that a hook monitors, else of the validation loss. The age counts from
 the first start. A run that has not ended is running or was killed; the lock of its directory shows which.
-`killed?` means that it may run on another machine.
+`killed?` means that it may be running on another machine.
 
-exit codes: 0 it was printed, 2 a wrong command, or no such directory"""
+exit codes: 0 success, 2 a wrong command, or the directory does not exist"""
 SUMMARY_CODES = """\
-Better is lower or higher as the hook that monitors a metric says, else as its name does (loss, error,
+The hook that monitors a metric decides whether lower or higher is better, else its name does (loss, error,
 accuracy, ...). The trend compares the two halves of the last third of the values.
 --json prints these rules too.
 
-exit codes: 0 it was printed, 2 a wrong command, or no directory of a run"""
-WATCH_CODES = "exit codes: 0 ended by Ctrl-C, 2 a wrong command, or no directory of a run"
+exit codes: 0 success, 2 a wrong command, or not the directory of a run"""
+WATCH_CODES = "exit codes: 0 ended by Ctrl-C, 2 a wrong command, or not the directory of a run"
 CONTROL_CODES = """ACTION is one of
-  status                where it is, its hooks, and what they cost; also without ACTION
-  enable HOOK           switch a hook on
-  disable HOOK          switch a hook off
-  every HOOK INTERVAL   let it be heard every so often: 200 steps, 10 minutes
+  status                progress, hooks and their cost; the default
+  enable HOOK           enable a hook
+  disable HOOK          disable a hook
+  every HOOK INTERVAL   call the hook at this interval: 200 steps, 10 minutes
   checkpoint            save now
-  stop                  end the run after this step, as it would by itself
-  attach FILE.py:CLASS  add a hook from a file; attached again, it takes the place of the earlier one
+  stop                  end the run after this step, as at its regular end
+  attach FILE.py:CLASS  add a hook from a file; attaching it again replaces it
   detach HOOK           remove a hook that was attached
 
-Everything but status is carried out at the next step, by all ranks, and written to the run's log.
+All ranks carry out the action at the next step and log it; status answers at once.
 
-exit codes: 0 it was done, 1 no job is running there or it refused, 2 a wrong command"""
+exit codes: 0 success, 1 no job is running there or it rejected the request, 2 a wrong command"""
 TRACE_CODES = (
-    "exit codes: 0 it went well, 1 the hook failed or asks for what was not recorded, 2 a wrong "
-    "command, or no trace"
+    "exit codes: 0 success, 1 the hook failed or requests a fact that was not recorded, 2 a wrong "
+    "command, or not a trace"
 )
 OVERRIDES = """Any key of the configuration can be set here, after the file:
   --trainer.max_epochs 3  --hooks.stop.patience 9  --module.width=64  --hooks.bar false"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is returned."""
+    """Run one command and return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _command(given)
@@ -79,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # or Python complains again when it exits
+        )  # otherwise Python reports the error again when it exits
         return BROKEN_PIPE
     except Exception as error:
         return _report(error, given)
@@ -145,10 +144,10 @@ def _command(given: list[str]) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Wrong options end with a hint about where a key of the configuration belongs."""
+    """A parser whose errors say where a key of the configuration belongs."""
 
     def error(self, message: str) -> Any:
-        """As argparse, with the hint."""
+        """Report an error as argparse does, with the hint."""
         unknown = message.partition("unrecognized arguments: ")[2].split()
         for each in unknown[:1]:
             from hookline.config.sections import option_names
@@ -160,7 +159,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
+    """Return a parser with all commands and their options."""
     parser = _Parser(
         "hookline",
         description="Train PyTorch models with every moment of the training open to hooks.",
@@ -189,32 +188,36 @@ def make_parser() -> argparse.ArgumentParser:
             "config", metavar="CONFIG", help="a .toml or .yaml file", nargs="?" if name == "explain" else None
         )
         added.add_argument(
-            "--allow", action="append", default=[], metavar="PACKAGE", help="class paths may also name this"
+            "--allow",
+            action="append",
+            default=[],
+            metavar="PACKAGE",
+            help="also allow class paths of this package",
         )
         added.add_argument(
             "--hook", action="append", default=[], metavar="HOOK", help="add a hook, by name or class path"
         )
         if name == "explain":
             added.add_argument("--verb", choices=[each for each in RUNS if each != "explain"], default="fit")
-            added.add_argument("--all", action="store_true", help="also events that nobody listens to")
+            added.add_argument("--all", action="store_true", help="also show events without listeners")
             added.add_argument(
-                "--from", dest="trace", metavar="TRACE", help="show what happened beside what was planned"
+                "--from", dest="trace", metavar="TRACE", help="compare the recorded run with the plan"
             )
             added.add_argument(
-                "--diff", nargs=2, metavar="CONFIG", help="name the differences between two configurations"
+                "--diff", nargs=2, metavar="CONFIG", help="list the differences between two configurations"
             )
         else:
             added.add_argument(
                 "--trace", action="store_true", help="write trace.json, a timeline, into the run's directory"
             )
             added.add_argument(
-                "--traceback", action="store_true", help="show where an error of Hookline was raised"
+                "--traceback", action="store_true", help="show the traceback of an error of Hookline"
             )
         if name == "fit":
             added.add_argument(
-                "--fresh", action="store_true", help="begin a new run, even if run_dir has checkpoints"
+                "--fresh", action="store_true", help="start a new run, even if run_dir has checkpoints"
             )
-    added = command("hooks", "list the hooks there are, or describe one")
+    added = command("hooks", "list the available hooks, or describe one")
     added.add_argument("name", nargs="?", metavar="NAME")
     added = command("events", "list the events of a run, or describe one")
     added.add_argument("name", nargs="?", metavar="NAME")
@@ -228,7 +231,7 @@ def make_parser() -> argparse.ArgumentParser:
         "directory", metavar="DIR", nargs="?", help="by default runs/, or this directory if there is none"
     )
     added = command(
-        "summary", "say how a run ended, its metrics and its cost, or how several runs differ", SUMMARY_CODES
+        "summary", "print how a run ended, its metrics and its cost, or compare several runs", SUMMARY_CODES
     )
     added.add_argument("run_dirs", metavar="RUN", nargs="+", help="a run's directory, or its name in runs/")
     added = command(
@@ -242,7 +245,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     _running_commands(command)
     _trace_commands(command)
-    about = "look into checkpoints, verify them, or export their weights"
+    about = "describe checkpoints, verify them, or export their weights"
     whole = commands.add_parser(
         "checkpoint",
         help=about,
@@ -256,24 +259,24 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _running_commands(command: Any) -> None:
-    added = command("watch", "show the page about a run live, on this machine only", WATCH_CODES)
+    added = command("watch", "serve a live page about a run, on this machine only", WATCH_CODES)
     added.add_argument("run_dir", metavar="RUN_DIR", help="a run's directory; the run may have ended")
-    added.add_argument("--port", type=int, default=0, metavar="N", help="by default any that is free")
-    added = command("control", "ask a running job to switch a hook, save or stop", CONTROL_CODES)
+    added.add_argument("--port", type=int, default=0, metavar="N", help="by default any free port")
+    added = command("control", "tell a running job to enable or disable a hook, save or stop", CONTROL_CODES)
     added.add_argument("run_dir", metavar="RUN_DIR", help="the directory that the job writes into")
     added.add_argument("action", metavar="ACTION", nargs="?", default="status")
-    added.add_argument("words", metavar="...", nargs="*", help="what the action needs to know")
-    added.add_argument("--name", metavar="NAME", help="what to call a hook that is attached")
+    added.add_argument("words", metavar="...", nargs="*", help="the arguments of the action")
+    added.add_argument("--name", metavar="NAME", help="the name of an attached hook")
     added.add_argument(
-        "--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait until it is done (60)"
+        "--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait for the result (60)"
     )
 
 
 def _trace_commands(command: Any) -> None:
-    added = command("trace", "say what traces hold, or put those of several ranks into one", TRACE_CODES)
-    added.add_argument("traces", metavar="TRACE", nargs="+", help="what a run with --trace has written")
-    added.add_argument("--out", metavar="FILE", help="put them into this file, on one clock")
-    added = command("replay", "play a recorded run to a hook, without a model", TRACE_CODES)
+    added = command("trace", "describe traces, or merge those of several ranks", TRACE_CODES)
+    added.add_argument("traces", metavar="TRACE", nargs="+", help="a file that a run with --trace wrote")
+    added.add_argument("--out", metavar="FILE", help="merge them into this file, on one clock")
+    added = command("replay", "replay a recorded run to a hook, without a model", TRACE_CODES)
     added.add_argument("trace", metavar="TRACE")
     added.add_argument("hook", metavar="HOOK", help="a name or a class path: my_hooks:MyHook")
     added.add_argument(
@@ -283,15 +286,17 @@ def _trace_commands(command: Any) -> None:
 
 
 def _checkpoint_commands(command: Any, group: Any) -> None:
-    added = command("show", "say what a checkpoint holds, or list those of a run", CHECKPOINT_CODES, group)
+    added = command("show", "describe a checkpoint, or list those of a run", CHECKPOINT_CODES, group)
     added.add_argument("path", metavar="PATH")
-    added.add_argument("--tensors", action="store_true", help="also every weight with its type and shape")
+    added.add_argument(
+        "--tensors", action="store_true", help="also list every weight with its type and shape"
+    )
     added = command(
         "verify", "read every file of a checkpoint, or of all those of a run", CHECKPOINT_CODES, group
     )
     added.add_argument("paths", metavar="PATH", nargs="+")
     added = command("export", "write the weights alone, for other tools", CHECKPOINT_CODES, group)
-    added.add_argument("path", metavar="PATH", help="of a run: its newest whole checkpoint")
+    added.add_argument("path", metavar="PATH", help="a checkpoint, or a run: its newest complete checkpoint")
     added.add_argument(
         "out", metavar="OUT", help="FILE.safetensors, or FILE.pt for torch.load(weights_only=True)"
     )
@@ -308,23 +313,23 @@ def _checkpoint_commands(command: Any, group: Any) -> None:
 
 
 def _report(error: Exception, given: list[str]) -> int:
-    """Say what went wrong: errors about a configuration in words, others as Python does."""
+    """Print an error: messages of Hookline as text, others with a traceback; return the exit code."""
     from hookline.config.problems import ConfigError
     from hookline.util.errors import HooklineError, OptionError
     from hookline.util.text import printable_lines
 
     notes: list[str] = getattr(error, "__notes__", [])
     trained = bool(notes) and not any(note.endswith(" step 0") for note in notes)
-    settled = isinstance(error, ConfigError) or (isinstance(error, OptionError) and not trained)
+    is_usage_error = isinstance(error, ConfigError) or (isinstance(error, OptionError) and not trained)
     if "--json" in given:
         about = error.data() if isinstance(error, ConfigError) else {"problem": str(error), "notes": notes}
         print(json.dumps({"error": {"type": type(error).__name__, **about}}))
     if isinstance(error, HooklineError) and "--traceback" not in given:
-        said = [] if settled else [line for note in notes for line in note.splitlines()]
+        lines = [] if is_usage_error else [line for note in notes for line in note.splitlines()]
         print(
-            printable_lines("\n".join([f"hookline: {error}", *(f"  {line}" for line in said)])),
+            printable_lines("\n".join([f"hookline: {error}", *(f"  {line}" for line in lines)])),
             file=sys.stderr,
         )
     else:
         traceback.print_exception(error)
-    return USAGE if settled else FAILED
+    return USAGE if is_usage_error else FAILED

@@ -1,6 +1,4 @@
-"""`checkpoint show | verify | export`: what a checkpoint or a run's directory holds, whether it is whole, its
-weights alone.
-"""
+"""`checkpoint show | verify | export`: describe and verify checkpoints, or export their weights."""
 
 from __future__ import annotations
 
@@ -19,6 +17,7 @@ from hookline.checkpoint.export import export_weights
 from hookline.checkpoint.format import TAG
 from hookline.checkpoint.tensors import LONGEST_HEADER, NAMES
 from hookline.cli.codes import FAILED, OK
+from hookline.cli.summaries import size
 from hookline.report.runs import in_words, standing_of
 from hookline.run.record import read_record, unsaved_end
 from hookline.util.errors import CheckpointError, OptionError, closest
@@ -27,31 +26,31 @@ from hookline.util.text import holds_secret, printable, redact
 from hookline.util.urls import below, is_url, open_url
 
 KEPT = ("id", "status", "reason", "step", "epochs", "limits", "noted_at")
-"""What `show` says about the run; run.json has more."""
+"""The keys of run.json that `show` prints."""
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Carry out one of them."""
+    """Run one of the three commands."""
     return {"show": _show, "verify": _verify, "export": _export}[chosen.action](chosen)
 
 
 @dataclass(slots=True)
 class Listed:
-    """A checkpoint by its path or URL, with its manifest or what is wrong with it."""
+    """A checkpoint by its path or URL, with its manifest or its problem."""
 
     place: Path | str
     manifest: dict[str, Any] | None = None
     problem: str = ""
     extra: list[str] = field(default_factory=list)
-    """Files and folders of others that lie in it, once it was looked at."""
+    """Files and folders in it that are not Hookline's, once it was verified."""
 
     @property
     def name(self) -> str:
-        """What to call it; secrets are left out."""
+        """Return the path or URL without secrets."""
         return redact(self.place) if isinstance(self.place, str) else str(self.place)
 
     def verify(self) -> None:
-        """Look at all of its files."""
+        """Verify all of its files."""
         if not self.problem:
             try:
                 files.verify(self.place)
@@ -61,7 +60,9 @@ class Listed:
 
 
 def find_checkpoints(path: str) -> tuple[list[Listed], bool]:
-    """A checkpoint, or all below a directory or URL, the newest first; and whether the path itself is one."""
+    """Return a checkpoint, or all below a directory or URL, the newest first; and whether the path itself is
+    one.
+    """
     if is_url(path):
         found = newest_first(
             [_at_url(each) for each in remote.list_urls(path)], lambda each: each.manifest or {}
@@ -77,7 +78,7 @@ def find_checkpoints(path: str) -> tuple[list[Listed], bool]:
             [each.name for each in folder.parent.iterdir() if each.is_dir()] if folder.parent.is_dir() else []
         )
         there = f" {folder.parent} has: {', '.join(sorted(beside)[:20])}." if beside else ""
-        kind = "is a file, and a checkpoint is a directory" if folder.exists() else "does not exist"
+        kind = "is a file, but a checkpoint is a directory" if folder.exists() else "does not exist"
         raise CheckpointError(f"{folder} {kind}.{closest(folder.name, beside)}{there}")
     whole, broken = find(folder)
     listed = [
@@ -104,7 +105,7 @@ def _at_url(url: str) -> Listed:
 
 
 def _verify(chosen: argparse.Namespace) -> int:
-    looked_at: list[Listed] = []
+    checked: list[Listed] = []
     for path in chosen.paths:
         try:
             found, _ = find_checkpoints(path)
@@ -112,7 +113,7 @@ def _verify(chosen: argparse.Namespace) -> int:
             found = [Listed(path if is_url(path) else Path(path), None, str(error))]
         for each in found:
             each.verify()
-        looked_at += found
+        checked += found
     if chosen.json:
         print(
             json.dumps(
@@ -123,15 +124,15 @@ def _verify(chosen: argparse.Namespace) -> int:
                         "problem": each.problem or None,
                         "extra": each.extra,
                     }
-                    for each in looked_at
+                    for each in checked
                 ]
             )
         )
     else:
-        for each in looked_at:
-            others = f" (not ours, left alone: {', '.join(each.extra)})" if each.extra else ""
+        for each in checked:
+            others = f" (not of Hookline, ignored: {', '.join(each.extra)})" if each.extra else ""
             print(printable(f"wrong  {each.problem}" if each.problem else f"whole  {each.name}{others}"))
-    return FAILED if any(each.problem for each in looked_at) else OK
+    return FAILED if any(each.problem for each in checked) else OK
 
 
 def _export(chosen: argparse.Namespace) -> int:
@@ -165,7 +166,7 @@ def _export(chosen: argparse.Namespace) -> int:
             "hook": f", those of {done.hook} where it has them",
         }[kind]
         print(
-            f"wrote {out} ({_size(written)}): {len(sizes)} tensors, {sum(sizes):,} numbers, from "
+            f"wrote {out} ({size(written)}): {len(sizes)} tensors, {sum(sizes):,} numbers, from "
             f"{done.where} (step {done.step}){of_hook}"
         )
     return OK
@@ -186,7 +187,9 @@ def _show(chosen: argparse.Namespace) -> int:
 
 
 def _printable(value: Any) -> Any:
-    """Every text in it without control characters: whoever wrote a manifest may have put some into it."""
+    """Return the value with control characters removed from every text, because a manifest may contain
+    some.
+    """
     if isinstance(value, dict):
         return {_printable(key): _printable(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -218,8 +221,8 @@ def _hooks_in(structure: dict[str, Any]) -> list[str]:
 
 
 def _look_inside(listed: Listed) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """How its contents are laid out, and its weights by name: read from the small files and the head of the
-    large one.
+    """Return the structure of the contents, and the weights by name, from the small files and the header of
+    the large one.
     """
     assert listed.manifest is not None
     text = _piece(listed, "state.json", listed.manifest["files"]["state.json"]["bytes"] + 1)
@@ -233,14 +236,14 @@ def _look_inside(listed: Listed) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         module = structure["module"]
         file = "model.safetensors"
         if length > min(LONGEST_HEADER, listed.manifest["files"][file]["bytes"]):
-            raise ValueError("its head is longer than the file, or than any that can be read")
+            raise ValueError("its header is longer than the file, or than the limit")
         head = parse_json(_piece(listed, file, 8 + length)[8:])
         types = {short: str(dtype).removeprefix("torch.") for dtype, short in NAMES.items()}
         tensors = []
         for name, packed in (module["value"] if TAG in module else module).items():
             if not isinstance(packed, dict) or packed.get(TAG) not in ("tensor", "sharded"):
                 continue
-            if packed[TAG] == "sharded":  # in pieces in the files of several ranks
+            if packed[TAG] == "sharded":  # split over the files of several ranks
                 own = packed["key"].removeprefix("module.")
                 stored, entry = listed.manifest["shared"].get(own, own), packed
             else:
@@ -261,7 +264,7 @@ def _look_inside(listed: Listed) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def _piece(listed: Listed, name: str, size: int) -> bytes:
-    """The first bytes of a file."""
+    """Return the first bytes of a file."""
     url = listed.place if isinstance(listed.place, str) else ""
     try:
         if isinstance(listed.place, str):
@@ -271,7 +274,7 @@ def _piece(listed: Listed, name: str, size: int) -> bytes:
             return file.read(size)
     except FileNotFoundError:
         raise CheckpointError(f"The checkpoint {listed.name} is damaged: {name} is missing.") from None
-    except Exception as error:  # every file system has errors of its own
+    except Exception as error:  # every file system has its own errors
         why = redact(f"{type(error).__name__}: {error}", url)
         cause = None if holds_secret(error, url) else error
         raise CheckpointError(f"The checkpoint {listed.name} cannot be read: {name}: {why}") from cause
@@ -280,7 +283,7 @@ def _piece(listed: Listed, name: str, size: int) -> bytes:
 def _describe_text(data: dict[str, Any]) -> str:
     monitor = data["monitor"]
     versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
-    sizes = ", ".join(f"{name} {_size(each['bytes'])}" for name, each in data["files"].items())
+    sizes = ", ".join(f"{name} {size(each['bytes'])}" for name, each in data["files"].items())
     tied = (
         f"; tied: {', '.join(f'{name} = {first}' for name, first in data['shared'].items())}"
         if data["shared"]
@@ -301,8 +304,8 @@ def _describe_text(data: dict[str, Any]) -> str:
         ("hooks", ", ".join(data["hooks"])),
         ("world size", str(data["world_size"])),
         ("written by", versions),
-        ("files", f"{sizes}; {_size(data['bytes'])} in all"),
-        ("not ours", ", ".join(data["extra"])),
+        ("files", f"{sizes}; {size(data['bytes'])} in all"),
+        ("other files", ", ".join(data["extra"])),
     ]
     lines = [data["path"], *(f"  {label:<12}{text}" for label, text in rows if text)]
     named = data.get("tensors_by_name", [])
@@ -312,8 +315,8 @@ def _describe_text(data: dict[str, Any]) -> str:
 
 
 def _table_data(found: list[Listed], path: str) -> dict[str, Any]:
-    """Every checkpoint of a run, and which of them a resume would take. At a URL only manifests are looked
-    at.
+    """Return every checkpoint of a run, and which of them a resume would use. At a URL only manifests are
+    read.
     """
     is_remote = is_url(path)
     record = {} if is_remote else read_record(Path(path))
@@ -385,7 +388,7 @@ def _table_text(data: dict[str, Any]) -> str:
                     str(each["epoch"]),
                     each["reason"],
                     _score(each["monitor"]),
-                    _size(each["bytes"]),
+                    size(each["bytes"]),
                     _time(each["saved_at"]),
                     state + resume,
                 )
@@ -409,13 +412,6 @@ def _table_text(data: dict[str, Any]) -> str:
 
 def _bytes(facts: dict[str, Any]) -> int:
     return sum(each["bytes"] for each in facts["files"].values())
-
-
-def _size(count: int) -> str:
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} B"
 
 
 def _time(saved_at: str) -> str:

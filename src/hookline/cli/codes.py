@@ -8,4 +8,4 @@ USAGE = 2
 INTERRUPTED = 130
 """Ctrl-C."""
 BROKEN_PIPE = 141
-"""Whoever read the output went away."""
+"""The reader of the output was closed."""

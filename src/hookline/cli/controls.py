@@ -1,4 +1,4 @@
-"""`hookline control`: ask a running job for something."""
+"""`hookline control`: send a request to a running job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hookline.util.errors import OptionError, closest
 
 LONGEST_WAIT = 3600.0
 LONGEST_NAME = 60
-"""Characters of a hook's name in the table."""
+"""The most characters of a hook's name in the table."""
 ACTIONS: dict[str, tuple[str, ...]] = {
     "status": (),
     "enable": ("hook",),
@@ -24,11 +24,11 @@ ACTIONS: dict[str, tuple[str, ...]] = {
     "attach": ("file",),
     "detach": ("hook",),
 }
-"""What can be asked for, and what each needs to know."""
+"""The actions, and the arguments of each."""
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Ask, and say what came of it."""
+    """Send the request and print the answer."""
     if not 0 <= chosen.wait <= LONGEST_WAIT:
         raise OptionError(f"--wait {chosen.wait:g} must be a number of seconds from 0 to {LONGEST_WAIT:g}.")
     answer = ask(chosen.run_dir, chosen.action, patience=chosen.wait, **_given(chosen))
@@ -41,7 +41,7 @@ def run(chosen: argparse.Namespace) -> int:
             chosen.action, "it has not been done"
         )
         print(
-            f"{chosen.action}: asked for; {what} within {chosen.wait:g} s, and will be after the next step."
+            f"{chosen.action}: requested; {what} within {chosen.wait:g} s, and will be after the next step."
         )
     elif "said" in answer:
         print(f"{chosen.action}: {answer['said']}")
@@ -55,7 +55,7 @@ def _given(chosen: argparse.Namespace) -> dict[str, Any]:
     action, words = chosen.action, list(chosen.words)
     if action not in ACTIONS:
         raise OptionError(
-            f"A job cannot be asked for {action!r}.{closest(action, ACTIONS)} It can: {', '.join(ACTIONS)}."
+            f"{action!r} is not an action.{closest(action, ACTIONS)} Actions: {', '.join(ACTIONS)}."
         )
     names = ACTIONS[action]
     if "interval" in names:  # `every NAME 200 steps` needs no quotes
@@ -64,7 +64,7 @@ def _given(chosen: argparse.Namespace) -> dict[str, Any]:
         needed = " ".join(each.upper() for each in names) or "nothing more"
         raise OptionError(f"{action} takes {needed}; got {' '.join(chosen.words) or 'nothing'}.")
     if chosen.name is not None and action != "attach":
-        raise OptionError(f"--name names a hook that is attached; {action} has no use for it.")
+        raise OptionError(f"--name is the name of an attached hook; {action} does not take it.")
     given: dict[str, Any] = dict(zip(names, words, strict=True))
     if action == "attach":
         given |= {
@@ -75,7 +75,7 @@ def _given(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def _in_a_cell(name: str) -> str:
-    """A program may call its hooks what it likes; a table needs lines that are whole."""
+    """Return a hook's name without line breaks, shortened to fit a table cell."""
     shown = name if name.isprintable() else repr(name)
     return shown if len(shown) <= LONGEST_NAME else f"{shown[: LONGEST_NAME - 1]}…"
 
@@ -93,11 +93,11 @@ def _table(answer: dict[str, Any]) -> list[str]:
                 f"{each['share']:.2%}",
             )
         )
-    wide = [max(len(row[place]) for row in rows) for place in range(6)]
+    wide = [max(len(row[column]) for row in rows) for column in range(6)]
     lines = [
         "  ".join(
-            cell.rjust(width) if place > 2 else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, wide, strict=True))
+            cell.rjust(width) if column > 2 else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, wide, strict=True))
         ).rstrip()
         for row in rows
     ]

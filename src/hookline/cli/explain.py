@@ -1,6 +1,4 @@
-"""`explain`: the lifecycle of a run before it runs, beside what a trace tells of it, or two
-of them compared.
-"""
+"""`explain`: the lifecycle of a run before it runs, compared with a trace, or two of them compared."""
 
 from __future__ import annotations
 
@@ -16,13 +14,13 @@ from hookline.util.text import printable_lines
 
 
 def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
-    """Show what was asked for."""
+    """Print the requested explanation."""
     if chosen.diff:
         if chosen.config or chosen.trace:
             raise ConfigError("explain --diff takes two configurations and nothing else.")
         return _diff(chosen, overrides)
     if chosen.trace:
-        return _happened(chosen, overrides)
+        return _compare_with_trace(chosen, overrides)
     if not chosen.config:
         raise ConfigError("explain needs a configuration, --from TRACE, or --diff CONFIG CONFIG.")
     explanation = _planned(chosen.config, chosen, overrides)
@@ -42,18 +40,20 @@ def _planned(config: str, chosen: argparse.Namespace, overrides: list[str], verb
     return explanation
 
 
-def _happened(chosen: argparse.Namespace, overrides: list[str]) -> int:
+def _compare_with_trace(chosen: argparse.Namespace, overrides: list[str]) -> int:
     from hookline.tracing.reader import of_first_rank, read_trace
     from hookline.tracing.report import beside, count
 
-    told = count(of_first_rank(read_trace(chosen.trace)))
+    recorded = count(of_first_rank(read_trace(chosen.trace)))
     planned: list[dict[str, Any]] | None = None
     if chosen.config:
-        rows = _planned(chosen.config, chosen, overrides, told.verb).data()
+        rows = _planned(chosen.config, chosen, overrides, recorded.verb).data()
         planned = [row for row in rows if row["listeners"]]
-    explanation, different = beside(told, planned)
+    explanation, different = beside(recorded, planned)
     if chosen.json:
-        print(json.dumps({"events": told.events, "listeners": explanation.data(), "differences": different}))
+        print(
+            json.dumps({"events": recorded.events, "listeners": explanation.data(), "differences": different})
+        )
         return OK
     print(printable_lines(explanation.text(everything=chosen.all)))
     _list("Everything was as planned.", "Not as planned:", different)
@@ -77,8 +77,8 @@ def _diff(chosen: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _settings(chosen: argparse.Namespace, overrides: list[str]) -> list[str]:
-    """What is set differently, key by key: a plan does not show how often a hook that counts by itself acts,
-    or its budget.
+    """Return the settings that differ, key by key: a plan does not show intervals and budgets inside a
+    hook.
     """
     from hookline.config import load_config
 

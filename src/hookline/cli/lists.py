@@ -1,6 +1,4 @@
-"""`hooks`, `events` and `schema`: what there is, as text or for programs. Torch is imported only to describe
-a hook.
-"""
+"""`hooks`, `events` and `schema`: lists, as text or JSON. Torch is imported only to describe a hook."""
 
 from __future__ import annotations
 
@@ -40,8 +38,8 @@ def show(chosen: argparse.Namespace) -> int:
 
 
 def listed_hook(name: str) -> dict[str, Any]:
-    """A hook without importing it: its doc is read from the source of built-ins, others say which package
-    offers them.
+    """Return a hook's entry without importing it: the doc comes from the source, or names the package that
+    offers it.
     """
     path = offered_hooks()[name]
     if name not in BUILTIN_HOOKS:
@@ -73,7 +71,7 @@ def listed_hook(name: str) -> dict[str, Any]:
 
 
 def hook_data(name: str) -> dict[str, Any]:
-    """A hook with its parameters and the events it listens to."""
+    """Return a hook with its parameters and its events."""
     from hookline.config.classes import annotation
     from hookline.config.problems import plain, spelled
     from hookline.engine.listener import event_methods
@@ -94,8 +92,8 @@ def hook_data(name: str) -> dict[str, Any]:
             }
         )
     bare = object.__new__(cls)
-    heard = {event.name for _, heard in event_methods(bare, "H", EVENTS, check=False) for event in heard}
-    events = [event.name for event in EVENTS if event.name in heard]
+    names = {event.name for _, events in event_methods(bare, "H", EVENTS, check=False) for event in events}
+    events = [event.name for event in EVENTS if event.name in names]
     doc = "\n\n".join(each for each in (inspect.getdoc(cls), _own_doc(cls)) if each)
     path = offered_hooks()[name].replace(":", ".")
     return {
@@ -113,7 +111,7 @@ def _own_doc(cls: Any) -> str:
 
 
 def event_data(event: Event) -> dict[str, Any]:
-    """A row of the table."""
+    """Return a row of the event table."""
     return {
         "name": event.name,
         "doc": event.doc,
@@ -149,20 +147,20 @@ def _hook_text(data: dict[str, Any]) -> str:
     rows = [(f"  {each['name']}", _parameter(each)) for each in data["parameters"]]
     needed = [f"{each['name']} = ...  # {each['type']}" for each in data["parameters"] if each["required"]]
     use = "\n".join([f"[hooks.{data['name']}]", f'class_path = "{data["name"]}"', *needed])
-    heard = textwrap.wrap(f"Listens to {', '.join(data['events']) or 'nothing'}.", _width())
+    listens = textwrap.wrap(f"Listens to {', '.join(data['events']) or 'nothing'}.", _width())
     return "\n\n".join(
         [
             f"{data['name']} ({data['class_path']})",
             data["doc"],
             f"Parameters:\n{_table(rows) or '  none'}",
-            "\n".join(heard),
+            "\n".join(listens),
             f"In a configuration:\n{textwrap.indent(use, '  ')}",
         ]
     )
 
 
 def _parameter(about: dict[str, Any]) -> str:
-    """`a whole number (default: 3)`; nothing is what Python calls None, and YAML null."""
+    """Return `a whole number (default: 3)`; "nothing" is Python's None and YAML's null."""
     words = about["type"].replace("nothing (null)", "nothing")
     if about["name"].startswith("*"):
         return str(words)
@@ -174,14 +172,13 @@ def _event_text(data: dict[str, Any]) -> str:
     returned = {
         "nothing": "ignored",
         "signal": " or ".join(data["signals"]),
-        "replace": "takes the place of the fact",
-        "value": "what the run goes on with",
+        "replace": "replaces the fact",
+        "value": "used by the run",
     }[data["returns"]]
     parts = [
         f"{data['name']}: {data['doc']}",
-        f"Heard by: {', '.join(data['heard_by'])}. In: {', '.join(data['verbs'])}.",
-        "Facts:\n"
-        + (_table([(f"  {name}", doc) for name, doc in data["facts"].items()]) or "  none of its own"),
+        f"Received by: {', '.join(data['heard_by'])}. In: {', '.join(data['verbs'])}.",
+        "Facts:\n" + (_table([(f"  {name}", doc) for name, doc in data["facts"].items()]) or "  none"),
         f"A returned value: {returned}.",
     ]
     if data["spellings"]:

@@ -15,7 +15,7 @@ from hookline.util.text import printable
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Write the page and say where it is."""
+    """Write the page and print its path."""
     path, runs = write_report(chosen.run_dirs, chosen.out)
     size, now = path.stat().st_size, time.time()
     if chosen.json:

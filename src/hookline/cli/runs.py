@@ -1,4 +1,4 @@
-"""`fit`, `validate`, `test` and `predict`: from a configuration to a run, and what is said about it."""
+"""`fit`, `validate`, `test` and `predict`: run a configuration and print the result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOTHING = object()
 
 
 def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
-    """Carry out one verb."""
+    """Run one stage."""
     if chosen.command == "fit" and chosen.fresh:
         if any(each.startswith("--checkpoint=") for each in overrides):
             raise ConfigError(
@@ -38,12 +38,12 @@ def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
     trainer = parts.make_trainer(Trainer)
     saved = SavedPath()
     trainer.add_hook(saved)
-    trainer.shows_model = False  # it is the last line here, after what the command says of the run
-    # what hooks and modules print is not the JSON document
-    aside = contextlib.redirect_stdout(sys.stderr) if chosen.json else contextlib.nullcontext()
+    trainer.shows_model = False  # printed last here, after the result of the command
+    # output of hooks and modules must not mix with the JSON document
+    redirect = contextlib.redirect_stdout(sys.stderr) if chosen.json else contextlib.nullcontext()
     predictions, code = None, OK
     try:
-        with aside:
+        with redirect:
             predictions = _execute(chosen.command, trainer, parts)
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -51,22 +51,24 @@ def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
         code = int(ended.code or FAILED)
     except (
         SystemExit
-    ) as error:  # called by a hook, or by something that it uses; its last words are on the terminal
+    ) as error:  # a hook called sys.exit; the note about the failure is on the terminal already
         if (words := _last_words(error)) is not None and words.saved:
             print(f"Or: {_again(chosen, overrides, trainer, words.saved)}", file=sys.stderr)
         raise
     except Exception as error:
-        _say_how_to_resume(error, chosen, overrides, trainer)
+        _add_resume_command(error, chosen, overrides, trainer)
         raise
     if not trainer.strategy.ranks.alone and predictions is not None:
         predictions = _of_all_ranks(predictions, trainer.strategy.ranks)
     if trainer.strategy.rank == 0:
-        _say(chosen, overrides, trainer, saved, predictions, interrupted=code != OK)
+        _print_result(chosen, overrides, trainer, saved, predictions, interrupted=code != OK)
     return code
 
 
 def _of_all_ranks(predictions: list[Any], ranks: Any) -> list[Any]:
-    """Everyone's, in the order of the data: each rank has had every so-many-th batch."""
+    """Return the predictions of all ranks in the order of the data: the batches are dealt to ranks in
+    turn.
+    """
     from hookline.loggers.jsonl import jsonable
 
     shares = ranks.gather(jsonable(predictions))
@@ -76,7 +78,7 @@ def _of_all_ranks(predictions: list[Any], ranks: Any) -> list[Any]:
 
 def _execute(verb: str, trainer: Any, parts: Parts) -> Any:
     if verb == "fit":
-        # whoever names the directory means this very run, so it goes on where it was
+        # a named directory means this run, so it continues there
         resume = (
             "auto"
             if parts.checkpoint is None and trainer.options.run_dir is not None
@@ -94,18 +96,18 @@ def _execute(verb: str, trainer: Any, parts: Parts) -> Any:
 
 
 class SavedPath(Hook):
-    """Remembers the newest checkpoint, to tell the user how to go on."""
+    """Remembers the newest checkpoint, for the command that continues the run."""
 
     name = "cli_saved_path"
     tier = "builtin"
     path: Path | None = None
 
     def on_checkpoint_save(self, path: Path) -> None:
-        """A checkpoint is durable."""
+        """Remember the path."""
         self.path = path
 
 
-def _say(
+def _print_result(
     chosen: argparse.Namespace,
     overrides: list[str],
     trainer: Any,
@@ -114,7 +116,7 @@ def _say(
     interrupted: bool,
 ) -> None:
     state = trainer.state
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "command": chosen.command,
         "status": trainer.status,
         "step": trainer.global_step,
@@ -123,22 +125,22 @@ def _say(
         **_on_disk(chosen, trainer, saved),
     }
     if predictions is not None:
-        told["predictions"] = str(_write(predictions, trainer.run_dir / "predictions.jsonl"))
+        result["predictions"] = str(_write(predictions, trainer.run_dir / "predictions.jsonl"))
     if trainer.loggers or saved.path is not None or predictions is not None:
-        told["run_dir"] = str(trainer.run_dir)
+        result["run_dir"] = str(trainer.run_dir)
     if chosen.json:
         from hookline.loggers.jsonl import jsonable
 
-        print(json.dumps(jsonable(told)))
+        print(json.dumps(jsonable(result)))
         return
     reason = f" ({state.stop_reason})" if state.stop_reason else ""
-    numbers = ", ".join(f"{name} {value:.4g}" for name, value in told["metrics"].items())
-    at = state.progress if chosen.command == "fit" else f"step {told['step']:,}"
-    print(f"{chosen.command} {told['status']}{reason} at {at}{': ' if numbers else ''}{numbers}")
+    numbers = ", ".join(f"{name} {value:.4g}" for name, value in result["metrics"].items())
+    at = state.progress if chosen.command == "fit" else f"step {result['step']:,}"
+    print(f"{chosen.command} {result['status']}{reason} at {at}{': ' if numbers else ''}{numbers}")
     line = _model_line(trainer) if chosen.command == "fit" else ""  # it has the checkpoint
     for what in ("predictions", "checkpoint", "run_dir"):
-        if (chosen.command == "fit" and not line) if what == "checkpoint" else told.get(what):
-            text = _of_step(told) if what == "checkpoint" else told[what]
+        if (chosen.command == "fit" and not line) if what == "checkpoint" else result.get(what):
+            text = _of_step(result) if what == "checkpoint" else result[what]
             print(f"{what.replace('_dir', ' directory')}: {text}")
     if interrupted and saved.path is not None:
         again = _again(chosen, overrides, trainer, saved.path)
@@ -154,9 +156,7 @@ def _model_line(trainer: Any) -> str:
 
 
 def _on_disk(chosen: argparse.Namespace, trainer: Any, saved: SavedPath) -> dict[str, Any]:
-    """Return the newest checkpoint of a fit, its step, and whether it is the state that the fit has ended
-    with.
-    """
+    """Return the newest checkpoint of a fit, its step, and whether it has the last state of the fit."""
     run = trainer._fitted
     if chosen.command != "fit" or run is None:
         return {"checkpoint": None}
@@ -170,15 +170,17 @@ def _on_disk(chosen: argparse.Namespace, trainer: Any, saved: SavedPath) -> dict
     }
 
 
-def _of_step(told: dict[str, Any]) -> str:
-    if told["checkpoint"] is None:
+def _of_step(result: dict[str, Any]) -> str:
+    if result["checkpoint"] is None:
         return "none; nothing of this run is saved"
-    missing = "" if told["last_state_saved"] else f"; the last state, of step {told['step']}, is not saved"
-    return f"{told['checkpoint']} (step {told['checkpoint_step']}){missing}"
+    missing = (
+        "" if result["last_state_saved"] else f"; the last state, of step {result['step']}, is not saved"
+    )
+    return f"{result['checkpoint']} (step {result['checkpoint_step']}){missing}"
 
 
 def _again(chosen: argparse.Namespace, overrides: list[str], trainer: Any, path: Path | str) -> str:
-    """The command that goes on from a checkpoint."""
+    """Return the command that continues from a checkpoint."""
     from hookline.config.problems import Override, has_secret
 
     again = []
@@ -188,7 +190,7 @@ def _again(chosen: argparse.Namespace, overrides: list[str], trainer: Any, path:
             again.append(f"--{key}=..." if has_secret(key, Override(text)) else each)
     allowed = [word for each in chosen.allow or () for word in ("--allow", str(each))]
     hooks = [word for each in chosen.hook or () for word in ("--hook", str(each))]
-    # a run that has a name finds its newest checkpoint by itself
+    # a run with a run_dir finds its newest checkpoint itself
     where = [] if trainer.options.run_dir is not None else ["--checkpoint", str(path)]
     words = [
         *_launcher(trainer.strategy.world_size),
@@ -203,9 +205,7 @@ def _again(chosen: argparse.Namespace, overrides: list[str], trainer: Any, path:
 
 
 def _to_fill_in(command: str) -> str:
-    """Return what the user has to do before the command works: values that look like secrets
-    are not shown.
-    """
+    """Return a hint to fill in values of the command that look like secrets and are hidden."""
     hidden = [word.removesuffix("=...") for word in shlex.split(command) if word.endswith("=...")]
     return (
         f" (fill in the hidden {'value' if len(hidden) == 1 else 'values'} of {', '.join(hidden)})"
@@ -218,7 +218,7 @@ def _launcher(world_size: int) -> list[str]:
     here = os.environ.get("LOCAL_WORLD_SIZE", "")
     if "TORCHELASTIC_RUN_ID" in os.environ and here == str(world_size):
         return ["torchrun", "--standalone", "--nproc-per-node", here, "-m", "hookline"]
-    return ["hookline"]  # by one process, or by whatever has started those of several machines
+    return ["hookline"]  # one process, or an unknown launcher of several machines
 
 
 def _last_words(error: BaseException) -> Any:
@@ -227,10 +227,10 @@ def _last_words(error: BaseException) -> Any:
     return end_summary(error)
 
 
-def _say_how_to_resume(
+def _add_resume_command(
     error: Exception, chosen: argparse.Namespace, overrides: list[str], trainer: Any
 ) -> None:
-    """The last words of a failed run end with a command instead of a call."""
+    """Replace the call in the last note of a failed run by a command."""
     words = _last_words(error)
     if words is not None:
         notes = error.__notes__
@@ -238,7 +238,7 @@ def _say_how_to_resume(
 
 
 def _write(predictions: Any, path: Path) -> Path:
-    """One line per batch, or per batch of each loader."""
+    """Write one line per batch, or per batch of each loader."""
     from hookline.loggers.jsonl import jsonable
 
     with path.open("w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""`hookline new`: a small project to start from. What is written here is run by the tests."""
+"""`hookline new`: a small project to start from. The tests run it."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ PROJECT = {
 
 
 def write_project(directory: str | Path) -> list[Path]:
-    """Write the project; nothing that exists is overwritten."""
+    """Write the project without overwriting files."""
     folder = Path(directory)
     if folder.exists() and not folder.is_dir():
         raise OptionError(f"{folder} is a file; name a directory.")

@@ -1,4 +1,4 @@
-"""`hookline runs` and `hookline summary`: which runs there are, and what became of them."""
+"""`hookline runs` and `hookline summary`: lists of runs and their results."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from hookline.util.text import printable
 
 MOST_METRICS = 60
 MOST_COLUMNS = 8
-"""Settings beside each run; the others are named below the table."""
+"""The most settings beside each run; the others are named below the table."""
 MOST_ROWS = 6
-"""Rows of what hooks cost."""
+"""The most rows of hook costs."""
 WIDEST = 48
-"""Characters of a value in a table."""
+"""The most characters of a value in a table."""
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Carry out one of them."""
+    """Run one of the two commands."""
     if chosen.command == "runs":
         return _list(chosen)
     data = summarize(chosen.run_dirs)
@@ -191,8 +191,8 @@ def _cost_text(cost: dict[str, Any]) -> str:
 
 
 def _timings(timings: dict[str, Any]) -> str:
-    """Return `2.5 s = 71% training (forward 22%, ...), 18% waiting for data`; without a total, the seconds
-    that are known.
+    """Return `2.5 s = 71% training (forward 22%, ...), 18% waiting for data`; without a total, the known
+    seconds.
     """
     known = {
         key: float(each)
@@ -279,12 +279,12 @@ def _rank(best: dict[str, Any] | None, metric: str | None) -> tuple[bool, float]
 
 
 def _hook_of(key: str) -> str:
-    """Return what a column is called: that of a hook that not all runs have has the hook's name."""
+    """Return the title of a column; for a hook's class it is the hook's name."""
     return key.removesuffix(".class") if key.startswith("hooks.") else key
 
 
 def _titles(keys: list[str]) -> list[str]:
-    """The last part of every key, or as much of it as tells it from the others."""
+    """Return the last part of every key, or as many parts as make it unique."""
     found = []
     for key in keys:
         parts = key.split(".")
@@ -302,7 +302,7 @@ def _titles(keys: list[str]) -> list[str]:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """A table in columns, as plain text without control characters."""
+    """Return a table in columns, as plain text without control characters."""
     shown = [[_cut(printable(text)) for text in row] for row in rows]
     wide = [max(len(row[column]) for row in shown) for column in range(len(rows[0]))]
     return "\n".join(
@@ -325,7 +325,7 @@ def _value(value: Any, is_class: bool = False) -> str:
 
 
 def number(value: Any) -> str:
-    """Four digits are enough to compare by eye."""
+    """Return a number with four digits."""
     return (
         f"{value:.4g}"
         if isinstance(value, int | float) and math.isfinite(value)
@@ -336,7 +336,7 @@ def number(value: Any) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes in the unit that fits."""
+    """Return a number of bytes in a suitable unit."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= factor:
             return f"{count / factor:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""`trace` and `replay`: what a recorded run holds, several ranks in one file, and a run played to a hook."""
+"""`trace` and `replay`: describe traces, merge those of several ranks, and replay a run to a hook."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hookline.util.text import printable
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Carry out one command."""
+    """Run one of the two commands."""
     return _replay(chosen) if chosen.command == "replay" else _trace(chosen)
 
 
@@ -50,15 +50,15 @@ def _trace(chosen: argparse.Namespace) -> int:
 
 def _about(path: Path) -> dict[str, Any]:
     header = next(read_trace(path))["args"]
-    told = count(read_trace(path))
+    counts = count(read_trace(path))
     return {
         "trace": str(path),
         "stage": header["stage"],
         "rank": header["rank"],
         "world_size": header["world_size"],
-        "step": max(told.last_step.values(), default=0),
-        "events": sum(told.events.values()),
-        "calls": sum(each.calls for each in told.calls.values()),
+        "step": max(counts.last_step.values(), default=0),
+        "events": sum(counts.events.values()),
+        "calls": sum(each.calls for each in counts.calls.values()),
     }
 
 
@@ -80,7 +80,7 @@ def _replay(chosen: argparse.Namespace) -> int:
             )
         )
         return OK
-    print(f"hook {done.hook!r} has heard a run of {done.steps} steps, {done.events} events:")
+    print(f"hook {done.hook!r} replayed a run of {done.steps} steps, {done.events} events:")
     for row in done.cost:
         print(
             f"  {row.event}: {row.calls} calls, {duration(row.mean)} each, the longest {duration(row.worst)}"
@@ -88,7 +88,7 @@ def _replay(chosen: argparse.Namespace) -> int:
     if done.asked:
         print(
             "\n".join(
-                ["In a run it would have asked for:", *(f"  {printable(each)}" for each in done.asked[:20])]
+                ["In a run it would have requested:", *(f"  {printable(each)}" for each in done.asked[:20])]
             )
         )
         if len(done.asked) > 20:
@@ -97,7 +97,9 @@ def _replay(chosen: argparse.Namespace) -> int:
 
 
 def _hook(chosen: argparse.Namespace) -> Any:
-    """The hook by name or class path, with its arguments; modules in the current folder can be named."""
+    """Return the hook by name or class path, with its arguments; modules in the current folder can be
+    named.
+    """
     source = Source({}, name="the command line")
     arguments: dict[str, Any] = {}
     for each in chosen.set:

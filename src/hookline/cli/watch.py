@@ -1,4 +1,4 @@
-"""`hookline watch`: the page about a run, live."""
+"""`hookline watch`: a live page about a run."""
 
 from __future__ import annotations
 

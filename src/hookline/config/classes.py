@@ -1,6 +1,4 @@
-"""A part of a run by class path: looked up where it may come from, checked for its kind and its parameters,
-then made.
-"""
+"""Make a part of a run from its class path: look the class up, check its kind and its parameters, call it."""
 
 from __future__ import annotations
 
@@ -22,34 +20,34 @@ from hookline.util.errors import HooklineError, closest
 
 @dataclass(frozen=True, slots=True)
 class ConfigKey:
-    """What a place in a configuration takes."""
+    """The classes that a key of a configuration accepts."""
 
     word: str
     kinds: tuple[type, ...]
     home: str = ""
-    """Where a name without a dot is looked up."""
+    """The module in which a name without a dot is looked up."""
     skip: frozenset[str | int] = frozenset()
     """Parameters that the run fills in itself."""
     adopts: Callable[[type], bool] = lambda cls: False
-    """Whether a class of another package is taken as well."""
+    """Return whether a class of another package is accepted as well."""
     settings: tuple[str, ...] = ()
-    """Keys beside class_path and init_args that are about the part, not for its class."""
+    """Keys beside class_path and init_args that configure the part and are not passed to its class."""
 
     @property
     def wanted(self) -> str:
-        """The classes in words."""
+        """Return the accepted classes in words."""
         return " or ".join(_public(each) for each in self.kinds)
 
 
 def _public(cls: type) -> str:
-    """Where people import it from: hookline.Hook, torch.nn.Module, torch.optim.Optimizer."""
+    """Return the public path of a class: hookline.Hook, torch.nn.Module, torch.optim.Optimizer."""
     depth = 2 if cls.__module__.startswith("torch.") else 1
     return ".".join([*cls.__module__.split(".")[:depth], cls.__name__])
 
 
 @dataclass(slots=True)
 class Part:
-    """One class path with its arguments, and the key each of them has in the file."""
+    """A class path with its arguments and the key of each argument in the file."""
 
     key: str
     class_path: str
@@ -57,13 +55,11 @@ class Part:
     keys: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     doubts: dict[str, str] = field(default_factory=dict)
-    """Key -> why a text that could have been the path of a function is none; said if the class refuses the
-    text.
-    """
+    """Key -> why a text does not name a function; added to the error if the class refuses the text."""
 
 
 def read_part(source: Source, key: str, given: Any, place: ConfigKey, default_path: str = "") -> Part:
-    """`"pkg.Class"`, or a table with class_path and either init_args or the arguments themselves."""
+    """Read `"pkg.Class"`, or a table with class_path and either init_args or the arguments themselves."""
     if isinstance(given, str):
         return Part(key, str(given))
     if not isinstance(given, dict):
@@ -97,12 +93,12 @@ def read_part(source: Source, key: str, given: Any, place: ConfigKey, default_pa
 
 
 def resolve(source: Source, part: Part, place: ConfigKey, permissions: Permissions) -> Any:
-    """The class a path names: permission first, then the import, then its kind."""
+    """Return the class that a path names. Check the permission first, then import, then check its kind."""
     path = part.class_path
     key = f"{part.key}.class_path"
     if not PATH.fullmatch(path):
         raise source.wrong(
-            key, f"this is no dotted name of {place.word}, such as 'package.module.Class'.", path
+            key, f"this is not the dotted name of {place.word}, such as 'package.module.Class'.", path
         )
     if "." not in path and ":" not in path:
         if not place.home:
@@ -135,7 +131,7 @@ def resolve(source: Source, part: Part, place: ConfigKey, permissions: Permissio
 
 
 def parameters(cls: type) -> list[str]:
-    """What a class takes, its parents' through **kwargs included."""
+    """Return the names of a class's parameters, with those that it passes to its parents by **kwargs."""
     return _parser(cls, frozenset())[1]
 
 
@@ -150,8 +146,8 @@ def _parser(cls: type, skip: frozenset[str | int]) -> tuple[Any, list[str]]:
 def check(
     source: Source, part: Part, cls: type, place: ConfigKey, permissions: Permissions
 ) -> dict[str, Any]:
-    """The arguments as their types want them, nested class paths as objects; the first wrong
-    one is refused.
+    """Return the arguments converted to their types, nested class paths as objects. Raise for the first wrong
+    one.
     """
     with permissions.enforced():
         parser, names = _parser(cls, place.skip)
@@ -169,7 +165,7 @@ def check(
             for name, value in part.init_args.items()
         }
         part.doubts.update(functions.doubts)
-        # looked for here, because jsonargparse lets a parameter without a type be left out
+        # checked here, because jsonargparse does not require a parameter without a type
         if missing := [name for name in _required(cls) if name in names and name not in values]:
             raise source.wrong(
                 part.key, f"{cls.__name__} needs {', '.join(missing)}: write {part.key}.{missing[0]} = ..."
@@ -188,7 +184,7 @@ def check(
 
 
 def _check_resolved(source: Source, key: str, given: Any, parsed: Any, permissions: Permissions) -> None:
-    """Refuse classes and functions that jsonargparse has found by itself, under a bare name or where a type
+    """Refuse classes and functions that jsonargparse resolved by itself: from a bare name, or where a type
     cannot be read.
     """
     known = {id(each) for _, each in _items([given])}
@@ -202,8 +198,8 @@ def _check_resolved(source: Source, key: str, given: Any, parsed: Any, permissio
 
 
 def class_paths(value: Any) -> list[str]:
-    """Every class path in a value that is still a table, at any depth; what is no text counts as an empty
-    one.
+    """Return every class path in the tables of a value, at any depth; one that is not text as an empty
+    string.
     """
     return [
         str(each) if isinstance(each, str) else "" for name, each in _items(value) if name == "class_path"
@@ -211,7 +207,7 @@ def class_paths(value: Any) -> list[str]:
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:
-    """The keys and values of all tables in a value, of lists the members without a key."""
+    """Yield the keys and values of all tables in a value; members of lists have an empty key."""
     inner: Any = ()
     if isinstance(value, list | tuple):
         inner = [("", each) for each in value]
@@ -225,17 +221,17 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _untyped(cls: type, name: str, path: str) -> str:
-    """A class path that was left as a table, because the type of the parameter does not ask for a class."""
+    """Return the error about a class path for a parameter whose type is not a class."""
     hint = annotation(cls, name)
     takes = f"takes {spelled(hint)}" if hint is not None else "has no type"
     return (
-        f"{path!r} was not made: a class path is taken where a parameter's type says which class is meant, "
-        f"and {name} of {cls.__name__} {takes}. Give it a type, such as `{name}: nn.Module`."
+        f"{path!r} was not made: a class path is accepted where a parameter's type names the class, and "
+        f"{name} of {cls.__name__} {takes}. Give it a type, such as `{name}: nn.Module`."
     )
 
 
 def _required(cls: type) -> list[str]:
-    """The parameters that a class cannot be made without, as far as its signature can be read."""
+    """Return the parameters without a default, or an empty list if the signature cannot be read."""
     try:
         return [
             name for name, each in inspect.signature(cls).parameters.items() if each.default is each.empty
@@ -245,7 +241,7 @@ def _required(cls: type) -> list[str]:
 
 
 def _one(functions: Functions, part: Part, cls: type, name: str, value: Any, names: set[str | int]) -> Any:
-    """Check one value alone, so that an error is about it and nothing else."""
+    """Check one value alone, so that an error is about this value only."""
     from jsonargparse import ArgumentParser
 
     skip = names - {name}
@@ -254,8 +250,7 @@ def _one(functions: Functions, part: Part, cls: type, name: str, value: Any, nam
     failure: Exception | None = None
     hint = annotation(cls, name)
     if isinstance(first, str) and not first.strip() and hint is not None and not is_text(hint):
-        # YAML reads it as null: an option that a script has forgotten to fill in would be the default in
-        # silence
+        # YAML reads it as null: an option that a script left empty would silently be the default
         raise functions.source.wrong(
             part.keys[name], f"this is empty; {name} must be {spelled(hint)}.", value
         )
@@ -273,9 +268,7 @@ def _one(functions: Functions, part: Part, cls: type, name: str, value: Any, nam
 
 
 def _gathered(value: Any) -> Any:
-    """Arguments beside a class_path, moved into init_args: inside of arguments, jsonargparse knows them only
-    there.
-    """
+    """Move arguments beside a class_path into init_args, where jsonargparse expects nested ones."""
     if isinstance(value, list):
         return [_gathered(each) for each in value]
     if not isinstance(value, dict):
@@ -312,7 +305,7 @@ def _wrong(cls: type, name: str, value: Any, error: Exception) -> str:
 
 
 def annotation(cls: Any, name: str) -> Any:
-    """The type of a parameter, if it can be told."""
+    """Return the type of a parameter, or None if it cannot be resolved."""
     for each in inspect.getmro(cls):
         owner = each if name in vars(each).get("__annotations__", {}) else vars(each).get("__init__")
         try:
@@ -348,8 +341,8 @@ def _check_filename(source: Source, key: str, value: Any) -> None:
 
 
 def make(source: Source, part: Part, cls: Any, arguments: dict[str, Any]) -> Any:
-    """Call the class. What it refuses is an error of the configuration; what breaks in it is an error of its
-    own.
+    """Call the class. Report a refused value as an error of the configuration; let other errors through with
+    a note.
     """
     try:
         return cls(**arguments)

@@ -1,6 +1,4 @@
-"""Reading a configuration file, and telling the command line's values from its other words. Nothing is
-imported or built here.
-"""
+"""Read a configuration file and apply the overrides of the command line. Imports and builds nothing."""
 
 from __future__ import annotations
 
@@ -20,22 +18,22 @@ _OVERRIDE = re.compile(r"--(?P<key>[A-Za-z_][\w-]*(?:\.[\w:/-]+)*)(?:=(?P<value>
 
 
 class Source:
-    """The values of a configuration, and where each one came from."""
+    """The values of a configuration and the origin of each value."""
 
     def __init__(self, values: dict[str, Any], path: Path | None = None, name: str = "") -> None:
         self.values = values
         self.path = path
         self.name = name or (str(path) if path is not None else "configuration")
         self.typed: dict[str, str] = {}
-        """Key -> the option on the command line that set it."""
+        """Key -> the command-line option that set it."""
 
     @property
     def folder(self) -> Path | None:
-        """Where the file is: class paths may name modules beside it."""
+        """Return the folder of the file. Class paths may name modules in it."""
         return self.path.resolve().parent if self.path is not None else None
 
     def where(self, key: str) -> str:
-        """The file, or the option if the command line said it."""
+        """Return the file, with the option if the command line set this key."""
         known = [
             each
             for each in self.typed
@@ -50,20 +48,20 @@ class Source:
         return f"{self.name} with {self.typed[known[0]]}" if known else self.name
 
     def wrong(self, key: str, problem: str, *value: Any) -> ConfigError:
-        """The error, with everything that is known about the place."""
+        """Return an error with the file, the option, the key and the value."""
         return ConfigError(
             problem, where=self.where(key), key=key, value=value[0] if value else None, has_value=bool(value)
         )
 
     def refused(self, key: str, error: Exception, *value: Any, more: str = "") -> ConfigError:
-        """The error of the configuration about a part that was refused."""
+        """Return the configuration error for a part that raised `error`."""
         made = self.wrong(key, f"{error}{more}", *value)
         made.allowed = getattr(error, "allowed", ())
         return made
 
 
 def read(path: str | Path) -> Source:
-    """A TOML or YAML file as plain values."""
+    """Read a TOML or YAML file as plain values."""
     path = Path(path)
     name = str(path)
     if path.is_dir() and any((path / each).exists() for each in (MANIFEST, "model.safetensors")):
@@ -81,7 +79,7 @@ def read(path: str | Path) -> Source:
             else "has no ending"
         )
         raise ConfigError(
-            f"a configuration is a file that ends in {', '.join(SUFFIXES)}; this {kind}.", where=name
+            f"the name of a configuration ends in {', '.join(SUFFIXES)}; this {kind}.", where=name
         )
     try:
         with path.open("rb") as file:
@@ -117,14 +115,14 @@ def _toml(text: str, name: str) -> dict[str, Any]:
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(
-            f"this is no valid TOML: {error}.{_toml_hint(text, str(error))}", where=name
+            f"this is not valid TOML: {error}.{_toml_hint(text, str(error))}", where=name
         ) from None
-    except ValueError:  # Python converts no text of thousands of digits
+    except ValueError:  # Python does not convert a text of thousands of digits
         raise ConfigError(problems.TOO_LONG, where=name) from None
 
 
 def _toml_hint(text: str, error: str) -> str:
-    """The line it is about; text without quotes is what newcomers stumble over."""
+    """Return the line with the error, and a hint if it has text without quotes."""
     line = re.search(r"line (\d+)", error)
     lines = text.splitlines()
     if line is None or not 0 < int(line[1]) <= len(lines):
@@ -139,7 +137,7 @@ def _toml_hint(text: str, error: str) -> str:
 
 
 def read_yaml(text: str, name: str) -> dict[str, Any]:
-    """YAML as plain values; `name` is where it stands."""
+    """Read YAML as plain values. `name` is the source for errors."""
     import yaml  # type: ignore[import-untyped]
     from jsonargparse import get_loader
 
@@ -150,7 +148,7 @@ def read_yaml(text: str, name: str) -> dict[str, Any]:
     except problems.TooMuch as error:
         raise ConfigError(str(error), where=name) from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"this is no valid YAML: {' '.join(str(error).split())}", where=name) from None
+        raise ConfigError(f"this is not valid YAML: {' '.join(str(error).split())}", where=name) from None
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -159,7 +157,7 @@ def read_yaml(text: str, name: str) -> dict[str, Any]:
 
 
 def _refuse_doubles(node: Any, name: str) -> None:
-    """YAML lets a later key of the same name win in silence."""
+    """Refuse a key that occurs twice, because YAML silently keeps the last one."""
     lines: dict[str, list[int]] = {}
     for part in getattr(node, "value", ()) if not isinstance(getattr(node, "value", ""), str) else ():
         key, value = part if isinstance(part, tuple) else (None, part)
@@ -176,7 +174,7 @@ def _refuse_doubles(node: Any, name: str) -> None:
 
 
 def _text_keys(values: Mapping[Any, Any], name: str, above: str) -> dict[str, Any]:
-    """YAML reads the keys `on:` and `3:` as something else than text."""
+    """Refuse keys that are not text: YAML reads `on:` as a boolean and `3:` as a number."""
     for key in values:
         if not isinstance(key, str):
             raise ConfigError(
@@ -191,7 +189,7 @@ def _text_keys(values: Mapping[Any, Any], name: str, above: str) -> dict[str, An
 def split_overrides(
     arguments: list[str], known: Iterable[str] = ()
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """`--a.b 3 --c.d=4 --e.f` -> pairs of key and text, and the arguments that are none of these."""
+    """Split `--a.b 3 --c.d=4 --e.f` into pairs of key and text, and the remaining arguments."""
     settings: list[tuple[str, str]] = []
     rest: list[str] = []
     known = set(known)
@@ -216,14 +214,14 @@ def split_overrides(
 
 
 def short_name(path: str) -> str:
-    """`pkg.hooks.MyHook` -> `my_hook`: what a hook in a list is called."""
+    """Return the name of a hook in a list: `pkg.hooks.MyHook` -> `my_hook`."""
     from hookline.engine.hook import snake_case
 
     return snake_case(re.split(r"[.:]", path)[-1])
 
 
 def _named(given: list[Any]) -> dict[str, Any]:
-    """A list of class paths as a mapping of names, so that one of them can be overridden."""
+    """Return a list of class paths as a mapping of names, so that each can be overridden."""
     named: dict[str, Any] = {}
     for each in given:
         path = each if isinstance(each, str) else each.get("class_path", "") if isinstance(each, dict) else ""
@@ -236,20 +234,20 @@ def _named(given: list[Any]) -> dict[str, Any]:
 
 
 def named(given: Any) -> Any:
-    """Lists as mappings of names; anything else as it is."""
+    """Return a list as a mapping of names, and any other value unchanged."""
     return _named(given) if isinstance(given, list) else given
 
 
-# ---- Laying the command line's values over a file's
+# ---- overrides of the command line -------------------------------------------------------------------------
 
 
 PARTS = ("module", "datamodule", "optimizer", "lr_scheduler", "loss", "step", "trainer", "trainer.strategy")
 MAPPINGS = ("hooks", "loggers")
-"""Their members are parts."""
+"""Sections whose members are parts."""
 
 
 def lay_over(source: Source, settings: Iterable[tuple[str, str]]) -> None:
-    """`("trainer.max_epochs", "3")`, or `("module", '{"class_path": "model.Net", "width": 3}')`."""
+    """Apply overrides: `("trainer.max_epochs", "3")`, or `("module", '{"class_path": "model.Net"}')`."""
     for key, text in settings:
         source.typed[key] = f"--{key}"
         path = key.split(".")
@@ -270,7 +268,7 @@ def _is_part(key: str, path: list[str]) -> bool:
 
 
 def _table(source: Source, key: str, text: str) -> dict[str, Any]:
-    """With the checks that a file gets: no key twice, and every key is text."""
+    """Read a table with the checks of a file: no key twice, and every key is text."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict(pairs)
@@ -295,7 +293,7 @@ def _table(source: Source, key: str, text: str) -> dict[str, Any]:
 
 
 def _merge(source: Source, path: list[str], table: dict[str, Any]) -> None:
-    """Other arguments stay as they are, as long as the class stays the same."""
+    """Keep the other arguments if the class stays the same, else replace the part."""
     *above, last = path
     present = _as_table(_inside(source, above).get(last)) or {}
     if not present or table.get("class_path", present.get("class_path")) != present.get("class_path"):
@@ -315,30 +313,28 @@ def _set(source: Source, path: list[str], value: Any) -> None:
     inner = table.get("init_args")
     (inner if isinstance(inner, dict) and last in inner else table)[last] = value
     if above[-1:] == ["init_args"]:
-        _inside(source, above[:-1]).pop(
-            last, None
-        )  # it takes the place of the same argument beside init_args
+        _inside(source, above[:-1]).pop(last, None)  # replaces the same argument beside init_args
     elif last == "init_args" and isinstance(value, dict):
         for name in value:
             table.pop(name, None)
 
 
 def _inside(source: Source, path: list[str]) -> dict[str, Any]:
-    """The table at this place, made if there is none."""
+    """Return the table at this path, and create it if it does not exist."""
     table: dict[str, Any] = source.values
     for depth, name in enumerate(path):
         inner = _as_table(table.get(name))
         if inner is None:
             key = ".".join(path[: depth + 1])
-            raise source.wrong(key, "there is nothing below it that could be set.", table[name])
+            raise source.wrong(key, "this is a plain value, so no key below it can be set.", table[name])
         table[name] = inner
         table = inner
     return table
 
 
 def _as_table(value: Any) -> dict[str, Any] | None:
-    """A class path alone is a table with nothing else in it; a list of them, a table of names. None if it can
-    be none.
+    """Return a value as a table: a class path as a table with only class_path, a list as a table of names.
+    Return None if it cannot be a table.
     """
     if isinstance(value, Override) and value.startswith(("[", "{")) and isinstance(value.guess, dict | list):
         value = value.guess

@@ -1,5 +1,5 @@
-"""Functions by their dotted names, wherever a parameter takes something to call; under the same permissions
-as classes.
+"""Resolve functions by their dotted names where a parameter's type is a callable. Permissions are those of
+classes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from hookline.config.files import Source
 from hookline.config.permissions import PATH, Permissions
 from hookline.config.problems import ConfigError, nearest
 
-# ---- From a dotted path to what it names
-
 
 def import_path(
     source: Source,
@@ -28,11 +26,10 @@ def import_path(
     *,
     function: bool = False,
 ) -> Any:
-    """What `package.module.name` (or `package.module:name`) names. `fits` tells which names to offer if there
-    is no such one.
+    """Return the object that `package.module.name` (or `package.module:name`) names.
 
-    `given` is what the file says, if that is not the path itself; `function`: a function will do, and not
-    only a class.
+    fits: which names to suggest if there is no such name. given: the text in the file, if it is not the path.
+    function: a function is accepted as well as a class.
     """
     dotted, given = path.replace(":", "."), given or path
     if refusal := permissions.refusal(dotted):
@@ -51,7 +48,7 @@ def _look_up(source: Source, key: str, dotted: str, fits: Callable[[Any], bool],
     except ModuleNotFoundError as error:
         if error.name is None or not f"{dotted}.".startswith(f"{error.name}."):
             error.add_note(f"while importing {dotted} for {key} of {source.name}")
-            raise  # the module is there, and needs another one that is not
+            raise  # the module exists and imports another one that does not
         if module.rpartition(".")[0] and error.name == module:  # perhaps something inside a class
             try:
                 return pkgutil.resolve_name(f"{module.rpartition('.')[0]}:{module.rpartition('.')[2]}.{name}")
@@ -68,7 +65,7 @@ def _look_up(source: Source, key: str, dotted: str, fits: Callable[[Any], bool],
         ]
         fitting = [each for each in names if fits(getattr(there, each))]
         own = [each for each in fitting if getattr(getattr(there, each), "__module__", "") == module]
-        # of a single file only its own; a package is there to offer what its files have
+        # suggest only the names that a single file defines, but all names that a package re-exports
         offered = (fitting if hasattr(there, "__path__") else own) or fitting or names
         raise source.wrong(
             key, f"{module} has no {name!r}.{nearest(name, offered, 'It has')}", given
@@ -76,20 +73,20 @@ def _look_up(source: Source, key: str, dotted: str, fits: Callable[[Any], bool],
 
 
 def is_a(kinds: tuple[type, ...]) -> Callable[[Any], bool]:
-    """Whether something is a subclass of one of these."""
+    """Return a function that tells whether an object is a subclass of one of these."""
     return lambda found: inspect.isclass(found) and issubclass(found, kinds)
 
 
 class Functions:
-    """Puts functions in the place of the paths that name them."""
+    """Replaces paths of functions by the functions."""
 
     def __init__(self, source: Source, permissions: Permissions) -> None:
         self.source, self.permissions = source, permissions
         self.doubts: dict[str, str] = {}
-        """Key -> why the text there, which may also be just text, names no function."""
+        """Key -> why the text there does not name a function. It may be plain text."""
 
     def within(self, hint: Any, value: Any, key: str) -> Any:
-        """The value with its paths replaced, as deep as the type says that functions can be."""
+        """Return the value with paths replaced wherever its type has a callable."""
         kinds = list(members(hint))
         if isinstance(value, str):
             wanted = [each for each in kinds if is_function_type(each)]
@@ -116,7 +113,7 @@ class Functions:
         return value
 
     def _find(self, path: str, key: str, wanted: list[Any]) -> Any:
-        """The function; of a class its path, which jsonargparse makes an object of."""
+        """Return the function, or the path of a class, which jsonargparse instantiates."""
         dotted = path.replace(":", ".")
         found = import_path(self.source, key, path, self.permissions, inspect.isroutine, function=True)
         if inspect.isclass(found):
@@ -137,7 +134,7 @@ class Functions:
 
 
 def members(hint: Any) -> Iterator[Any]:
-    """The types that a union is made of; any other type is its own only one."""
+    """Yield the members of a union, or the type itself."""
     origin = typing.get_origin(hint)
     if origin is typing.Annotated:
         yield from members(typing.get_args(hint)[0])
@@ -149,12 +146,12 @@ def members(hint: Any) -> Iterator[Any]:
 
 
 def is_function_type(hint: Any) -> bool:
-    """`Callable`, with or without what it takes and returns."""
+    """Return whether a type is `Callable`, with or without parameters."""
     return Callable in (hint, typing.get_origin(hint))
 
 
 def is_text(hint: Any) -> bool:
-    """Whether any text will do."""
+    """Return whether the type accepts any text."""
     return any(each in (str, Any, object) for each in members(hint))
 
 

@@ -1,4 +1,4 @@
-"""The hooks of a configuration: a mapping of names, so that one can be overridden from the command line."""
+"""Read and make the hooks of a configuration. They have names, so that an override can set one of them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,18 @@ from hookline.engine.hook import FunctionHook, Hook
 from hookline.engine.registry import offered_hooks
 from hookline.util.errors import OptionError, closest
 
-# ---- Hooks from their class paths
-
-
 SETTINGS = ("enabled", "on_error", "order", "ranks", "after_module", "budget", "over_budget")
-"""What can be set of any hook, whatever its own parameters."""
+"""Settings of every hook, beside its own parameters."""
 HOOK = ConfigKey("a hook", (Hook,), home="hookline.hooks", settings=SETTINGS, adopts=is_hook_class)
 
 
 def find_by_name(source: Source, part: Part) -> None:
-    """A name instead of a class path becomes the path it stands for."""
+    """Replace the name of an offered hook by its class path."""
     name, offered = part.class_path, offered_hooks()
     if "." in name or ":" in name:
         return
-    paths = {
-        **{path.partition(":")[2]: path for path in offered.values()},
-        **offered,
-    }  # `EarlyStopping` is clear as well
+    # the class name, such as `EarlyStopping`, is accepted as well
+    paths = {**{path.partition(":")[2]: path for path in offered.values()}, **offered}
     if name not in paths:
         raise source.wrong(
             f"{part.key}.class_path",
@@ -44,13 +39,13 @@ def find_by_name(source: Source, part: Part) -> None:
 
 
 def make_hooks(source: Source, parts: list[tuple[str, Part]], permissions: Permissions) -> dict[str, Any]:
-    """Look up, check and make every hook; names that come twice are numbered."""
+    """Look up, check and make every hook. Number names that occur twice."""
     made: dict[str, Any] = {}
     for wanted, part in parts:
         find_by_name(source, part)
         hook = _make(source, part, resolve(source, part, HOOK, permissions), permissions)
         if "name" in part.init_args and isinstance(vars(hook).get("name"), str):
-            wanted = hook.name  # its class was told one
+            wanted = hook.name  # given as an argument
         name, number = wanted, 2
         while name in made:
             name, number = f"{wanted}_{number}", number + 1
@@ -66,18 +61,14 @@ def _make(source: Source, part: Part, cls: Any, permissions: Permissions) -> Any
         if setting in part.init_args and setting not in own:
             del part.init_args[setting]
     arguments = check(source, part, cls, HOOK, permissions)
-    hook = make(
-        source, part, lambda **given: adopt(cls(**given)), arguments
-    )  # one of another package may be refused
+    # adopt within make, because it may refuse a hook of another package
+    hook = make(source, part, lambda **given: adopt(cls(**given)), arguments)
     for setting, value in part.settings.items():
         if setting not in own and setting != "enabled":
             setattr(hook, setting, value)
     if not isinstance(part.settings.get("enabled", True), bool):
         raise source.wrong(f"{part.key}.enabled", "must be true or false.", part.settings["enabled"])
     return hook
-
-
-# ---- `HooksConfig`
 
 
 SWITCHES: dict[str, tuple[str, str]] = {
@@ -94,14 +85,14 @@ SWITCHES: dict[str, tuple[str, str]] = {
 
 @dataclass(slots=True, kw_only=True)
 class HooksConfig:
-    """Which hooks a run has. `build()` makes them: those of `hook_classes` in order, then the built-in ones.
+    """The hooks of a run. `build()` makes those of `hook_classes` in order, then the built-in ones.
 
     >>> HooksConfig(enable_early_stopping_hook=True, early_stopping_config={"monitor": "val/loss", "patience":
     10})
     """
 
     enable_logging_hook: bool | None = None
-    """Say on the console how the run gets on (ConsoleLog)."""
+    """Log the progress of the run to the console (ConsoleLog)."""
     enable_gradient_monitor: bool | None = None
     gradient_monitor_config: dict[str, Any] = field(default_factory=dict)
     enable_model_checkpoint_hook: bool | None = None
@@ -113,14 +104,11 @@ class HooksConfig:
     hook_classes: list[str] = field(default_factory=list)
     """Dotted class paths, in order; they run before the built-in hooks."""
     hook_configs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Arguments for them, by the full dotted path; the bare class name is accepted where it is clear."""
+    """Arguments by full dotted path; the class name is accepted if only one path ends in it."""
     continue_on_hook_error: bool | None = None
-    """True: a failing hook is reported and passed over. False: it ends the run. None: as each hook says
-    itself.
-    """
+    """True: log the error of a hook and continue. False: raise it. None: use the `on_error` of each hook."""
     log_hook_errors: bool | None = None
-    """False, with continue_on_hook_error: report a failing hook once and switch it off, not at every failure.
-    """
+    """False, with continue_on_hook_error: log the first error of a hook and disable the hook."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -155,7 +143,7 @@ class HooksConfig:
             if not isinstance(path, str):
                 raise refused("hook_classes", path, "a list of class paths as text")
         for key in self.hook_configs:
-            if not self._meant(key):
+            if not self._full_path(key):
                 paths = self.hook_classes
                 several = [path for path in paths if path.rpartition(".")[2] == key]
                 if several:
@@ -166,13 +154,13 @@ class HooksConfig:
                         value=key,
                     )
                 raise OptionError(
-                    f"hook_configs={key!r} is none of hook_classes.{closest(key, paths)} "
+                    f"hook_configs={key!r} is not in hook_classes.{closest(key, paths)} "
                     f"hook_classes: {', '.join(paths) or 'none'}.",
                     option="hook_configs",
                     value=key,
                 )
 
-    def _meant(self, key: str) -> str | None:
+    def _full_path(self, key: str) -> str | None:
         if key in self.hook_classes:
             return key
         ends = [path for path in self.hook_classes if path.rpartition(".")[2] == key]
@@ -180,7 +168,7 @@ class HooksConfig:
 
     @property
     def on_error(self) -> str | None:
-        """The policy of its hooks; None leaves each hook its own."""
+        """Return the `on_error` for all hooks, or None to keep each hook's own."""
         if self.continue_on_hook_error is None:
             return None
         return (
@@ -192,8 +180,8 @@ class HooksConfig:
         )
 
     def parts(self, key: str = "hooks") -> list[tuple[str, Part]]:
-        """The hooks by name, in order, not yet made."""
-        given = {self._meant(name) or name: (name, values) for name, values in self.hook_configs.items()}
+        """Return names and parts of the hooks in order, without making them."""
+        given = {self._full_path(name) or name: (name, values) for name, values in self.hook_configs.items()}
         found: list[tuple[str, Part]] = []
         for path in self.hook_classes:
             name, values = given.get(path, (path, {}))
@@ -210,7 +198,7 @@ class HooksConfig:
         return found
 
     def build(self) -> list[Any]:
-        """The hooks, ready for `Trainer(hooks=...)`."""
+        """Return the hooks for `Trainer(hooks=...)`."""
         return list(
             make_hooks(Source({}, name="HooksConfig"), self.parts(), Permissions(trusted=True)).values()
         )
@@ -221,13 +209,13 @@ def _part(key: str, path: str, values: dict[str, Any], above: str) -> Part:
 
 
 def switch_names() -> Iterable[str]:
-    """Every key of `HooksConfig`."""
+    """Return every key of `HooksConfig`."""
     return [each.name for each in fields(HooksConfig)]
 
 
 def read_hooks(source: Source, given: Any) -> list[tuple[str, Part]]:
-    """From a mapping of names, a list of class paths, the switches of `HooksConfig`, or a mixture; nothing is
-    imported.
+    """Read hooks from a mapping of names, a list of class paths, the switches of `HooksConfig`, or a mixture.
+    Import nothing.
     """
     given = named(given.guess if isinstance(given, Override) else given)
     if given is None or given is False:

@@ -1,4 +1,4 @@
-"""A whole configuration: read, checked from top to bottom, and made into the parts of a run."""
+"""Read a whole configuration, check every section and make the parts of a run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ from hookline.engine.registry import offered_hooks
 from hookline.util.errors import HooklineError, OptionError
 from hookline.util.urls import check_url, is_url
 
-# ---- A metric that nobody logs would be waited for in vain
-
 
 class CheckMonitors(Hook):
-    """Refuses a misspelt `monitor` of a hook or a schedule before the first step, if validation has shown the
-    right one.
+    """A hook that refuses a misspelt `monitor` of a hook or schedule after the sanity check, when the metrics
+    of validation are known.
     """
 
     name = "check_monitors"
@@ -36,14 +34,13 @@ class CheckMonitors(Hook):
         """Key in the configuration -> metric."""
 
     def on_validation_end(self, metrics: Any, sanity_checking: bool) -> None:
-        """Before any training; later validations are the hooks' own business."""
+        """Check after the sanity check only. Hooks check later validations themselves."""
         if not sanity_checking:
             return
         known = sorted(metrics)
         for key, monitor in self.monitors.items():
             near = difflib.get_close_matches(monitor, known, n=1, cutoff=0.75)
-            # a metric of training, or one that only comes later, is judged by the hook itself when it looks
-            # for it
+            # the hook itself checks a metric of training, or one that is logged later, when it reads it
             if monitor not in known and near and monitor.startswith("val"):
                 raise self.source.wrong(
                     key,
@@ -74,12 +71,12 @@ SECTIONS: dict[str, str] = {
 }
 
 TYPED = tuple(name for name in SECTIONS if name != "allow")
-"""Sections that can be set on the command line as a whole; `--allow` there is the person's own word."""
+"""Sections that the command line can set as a whole. It has an option `--allow` of its own."""
 
 
 @dataclass(slots=True)
 class Parts:
-    """What a configuration describes, made: give them to a trainer."""
+    """The objects that a configuration describes, ready for a trainer."""
 
     source: Source
     module: Any
@@ -93,11 +90,10 @@ class Parts:
     """Name of a hook -> its key in the file."""
 
     def make_trainer(self, trainer: Callable[..., Any]) -> Any:
-        """Call the class of trainers with its options, and give it the hooks under their names."""
+        """Make a trainer with these options and add the hooks under their names."""
         asked = [getattr(each, "__hookline_trainer__", "") for each in (self.module, *self.hooks.values())]
-        if dialect := next(
-            filter(None, asked), ""
-        ):  # parts that are written for a trainer with further names
+        # parts may be written for a trainer with further names
+        if dialect := next(filter(None, asked), ""):
             trainer = pkgutil.resolve_name(dialect)
         try:
             made = trainer(**self.trainer_arguments)
@@ -115,7 +111,7 @@ class Parts:
 
 
 class Config:
-    """A configuration that was read and whose keys are known; `build` checks the rest and makes the parts."""
+    """A configuration with known sections. `build` checks the rest and makes the parts."""
 
     def __init__(self, source: Source, allow: Iterable[str] = ()) -> None:
         self.source = source
@@ -127,7 +123,7 @@ class Config:
 
     @property
     def values(self) -> dict[str, Any]:
-        """All of it as plain values, those of the command line included."""
+        """Return all values as plain data, with the overrides of the command line."""
         values: dict[str, Any] = plain(self.source.values)
         return values
 
@@ -158,20 +154,18 @@ class Config:
                 raise self.source.wrong(
                     "allow",
                     f"{each!r} {why}, so a file cannot allow it: it can allow packages of your own. If you "
-                    f"mean it, add --allow {each} on the command line, or derive a class from it in a "
+                    f"trust it, add --allow {each} on the command line, or derive a class from it in a "
                     "module of your own and name that.",
                     given,
                 )
         return given
 
     def build(self) -> Parts:
-        """Check everything that has a type and make it. Errors name the key; nothing has been trained or
-        written by then.
-        """
-        import torch  # noqa: F401 - what follows needs it, and everything before this line does not
+        """Check and make every part. Errors name the key and come before anything is written."""
+        import torch  # noqa: F401 - needed from here on, and not for reading a configuration
 
         from hookline.config import sections as trainer_section
-        from hookline.config.sections import read_optimizer
+        from hookline.config.optimizer import read_optimizer
         from hookline.run.module import Module
 
         source, permissions = self.source, self.permissions
@@ -188,7 +182,7 @@ class Config:
         hooks = make_hooks(source, self.hooks, permissions)
         checkpoint = self._checkpoint()
         datamodule = trainer_section.read_datamodule(source, permissions)
-        if "seed" in arguments:  # also what the module's own weights are drawn from
+        if "seed" in arguments:  # before the module is made, because it draws its initial weights
             from hookline.data.seeding import seed_everything
 
             seed_everything(arguments["seed"])
@@ -213,7 +207,7 @@ class Config:
             for name, (_, part) in zip(hooks, self.hooks, strict=True)
             if part.settings.get("enabled") is False
         ]
-        self._settle_progress_bar(arguments, hooks, keys)
+        self._choose_progress_bar(arguments, hooks, keys)
         self._watch_monitors(hooks, keys)
         return Parts(source, module, datamodule, hooks, disabled, arguments, functions, checkpoint, keys)
 
@@ -228,7 +222,7 @@ class Config:
             raise self.source.refused(below("mixture", error), error, value) from error
 
     def _checkpoint(self) -> Path | str | None:
-        """A path, 'auto', 'best', or an empty text for none at all, whatever there is."""
+        """Return a path, 'auto', 'best', an empty text for `false`, or None if the key is not given."""
         given = self.source.values.get("checkpoint")
         if given is None:
             return None
@@ -247,15 +241,15 @@ class Config:
                 raise self.source.refused("checkpoint", error, given) from None
         path = Path(given)
         if not isinstance(given, Override) and self.source.folder is not None:
-            path = self.source.folder / path  # a path in a file is meant from where the file is
+            path = self.source.folder / path  # a path in a file is relative to the file
         if not path.exists():
             raise self.source.wrong("checkpoint", f"there is no checkpoint at {path}.", given)
         return path
 
-    def _settle_progress_bar(
+    def _choose_progress_bar(
         self, arguments: dict[str, Any], hooks: dict[str, Any], keys: dict[str, str]
     ) -> None:
-        """A bar that is configured as a hook takes the place of the trainer's own."""
+        """Switch the trainer's own progress bar off if a hook is one."""
         for name, hook in hooks.items():
             if type(hook).__name__ == "ProgressBar":
                 if arguments.get("enable_progress_bar"):
@@ -265,7 +259,6 @@ class Config:
                 arguments["enable_progress_bar"] = False
 
     def _watch_monitors(self, hooks: dict[str, Any], keys: dict[str, str]) -> None:
-
         watched = {
             part.keys["monitor"]: str(part.init_args["monitor"])
             for _, part in self.hooks
@@ -286,7 +279,7 @@ def load_config(
     allow: Iterable[str] = (),
     hooks: Iterable[str] = (),
 ) -> Config:
-    """Read a TOML or YAML file (or take a mapping), with values of the command line over it.
+    """Read a TOML or YAML file, or a mapping, and apply the overrides.
 
     `overrides` are as on the command line: `["--trainer.max_epochs", "3", "--hooks.stop.patience=9"]`;
     `allow` are further packages that class paths may name; `hooks` are further hooks, by name or class path.
@@ -294,13 +287,13 @@ def load_config(
     source = Source(_copied(given)) if isinstance(given, Mapping) else files.read(given)
     settings, rest = files.split_overrides(list(overrides), TYPED)
     if rest:
-        raise ConfigError(f"{rest[0]!r} is no override; write --section.key value.", where="command line")
+        raise ConfigError(f"{rest[0]!r} is not an override; write --section.key value.", where="command line")
     for extra in hooks:
         present = named(source.values.get("hooks") or {})
         source.values["hooks"] = present if isinstance(present, dict) else {}
         name = base = files.short_name(extra)
         number = 2
-        while name in source.values["hooks"]:  # it is added, and takes nobody's place
+        while name in source.values["hooks"]:  # added beside hooks of the same name
             name, number = f"{base}_{number}", number + 1
         source.values["hooks"][name] = {"class_path": extra}
         source.typed[f"hooks.{name}"] = f"--hook {extra}"

@@ -1,8 +1,9 @@
-"""Where class paths may import from. Checked before anything is imported, because importing runs code."""
+"""Decide which class paths may be imported, before any import, because importing runs code."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.metadata
 import importlib.util
 import inspect
@@ -14,14 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from hookline.engine.registry import GROUP, offered_hooks
-from hookline.util.errors import closest
+from hookline.util.errors import HooklineError, closest
 
 ALWAYS = ("hookline", "torch.nn", "torch.optim")
-"""Where classes may come from, if they are of the kind that their place takes."""
+"""Packages of allowed classes, if the class is of the kind that its key accepts."""
 FUNCTIONS = ("torch.nn.functional", "torch.nn.init", "torch.optim")
-"""Where functions may come from. Hookline's own are not meant for configurations, and some of them remove
-files.
-"""
+"""Modules of allowed functions. Hookline's own are left out, because some of them remove files."""
 LIBRARIES = frozenset(
     {
         "cloudpickle",
@@ -30,11 +29,13 @@ LIBRARIES = frozenset(
         "dill",
         "fsspec",
         "joblib",
+        "jsonargparse",
         "keras",
         "lightning",
         "numpy",
         "pandas",
         "pip",
+        "pkg_resources",
         "pytorch_lightning",
         "scipy",
         "setuptools",
@@ -46,21 +47,19 @@ LIBRARIES = frozenset(
         "yaml",
     }
 )
-"""Libraries that load pickles, write files or run code, and are never the user's own, however they were
-installed.
-"""
+"""Libraries that load pickles, write files or run code. A file cannot allow them, however installed."""
 PATH = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*(?:[.:][^\W\d]\w*)?")
 
 
 class Permissions:
-    """Hookline itself, packages that offer hooks, the configuration's own folder, and what
-    the user allows.
+    """The packages that class paths may name: Hookline, packages that offer hooks, the configuration's own
+    folder, and those that the user allows.
     """
 
     def __init__(self, folder: Path | None = None, allow: Iterable[str] = (), trusted: bool = False) -> None:
         self.folder = folder
         self.trusted = trusted
-        """The paths come from the user's own program, not from a file."""
+        """Whether the paths come from the user's own program and not from a file."""
         offered = {
             each.value.partition(":")[0].partition(".")[0]
             for each in importlib.metadata.entry_points(group=GROUP)
@@ -68,7 +67,7 @@ class Permissions:
         self.prefixes = tuple(dict.fromkeys([*ALWAYS, *sorted(offered), *allow]))
 
     def refusal(self, path: str) -> str:
-        """Why this path may not be imported; an empty string if it may."""
+        """Return why this path may not be imported, or an empty string if it may."""
         if self.trusted or _is_below(path, self.prefixes):
             return ""
         top = path.partition(".")[0]
@@ -91,10 +90,10 @@ class Permissions:
         )
 
     def refusal_of(self, path: str, found: Any, *, function: bool = False) -> str:
-        """Why the object that a path led to may not be used; an empty string if it may.
+        """Return why the object that a path names may not be used, or an empty string if it may.
 
-        The place where an object is defined counts, and every module on the way to it: `mine.os.system` is
-        os.system. `function`: the object is to be called with arguments that the configuration does not see.
+        Check the module that defines the object and every module on the path: `mine.os.system` is os.system.
+        function: the object is called with arguments that are not in the configuration.
         """
         refused = "" if self.trusted else self._detour(path, found, function)
         return (
@@ -106,7 +105,7 @@ class Permissions:
     def _detour(self, path: str, found: Any, function: bool) -> str:
         first, *names = path.split(".")
         if any(each.startswith("__") for each in names):
-            return f"{path!r} names something inside Python's own workings."
+            return f"{path!r} names a special attribute of Python."
         there: Any = sys.modules.get(first)
         for depth, name in enumerate(names, 2):
             there = getattr(there, name, None)
@@ -139,8 +138,8 @@ class Permissions:
         return ""
 
     def _beside(self) -> list[str]:
-        """The modules and packages in the configuration's own folder; names of Python's own modules stay
-        Python's.
+        """Return the modules and packages in the configuration's own folder, without names of the standard
+        library.
         """
         if self.folder is None:
             return []
@@ -152,7 +151,7 @@ class Permissions:
         return [name for name in names if name.isidentifier() and name not in sys.stdlib_module_names]
 
     def _shadow(self, top: str) -> str:
-        """A module of the same name that is loaded already is what an import would give."""
+        """Return the error about another loaded module of this name, which an import would return."""
         loaded = getattr(sys.modules.get(top), "__file__", None)
         if loaded is None or self.folder is None or Path(loaded).resolve().is_relative_to(self.folder):
             return ""
@@ -163,26 +162,48 @@ class Permissions:
 
     @contextlib.contextmanager
     def enforced(self) -> Iterator[None]:
-        """For nested class paths, which jsonargparse imports: its own policy, set for the length of a block.
+        """Set jsonargparse's import policy for a block, because it imports nested class paths.
 
-        Where a parameter takes anything, only a trusted program's class paths are made into objects.
+        For a parameter of type `Any`, make objects only from the class paths of a trusted program.
         """
-        from jsonargparse import _common, set_parsing_settings
+        from jsonargparse import set_parsing_settings
 
-        before = dict(_common.parsing_settings)
-        try:
+        with _settings_restored():
             if not self.trusted:
                 allowed = [*self.prefixes, *(each for each in self._beside() if not self._shadow(each))]
                 set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=allowed)
             set_parsing_settings(instantiate_subclass_spec_in_any=self.trusted)
             yield
-        finally:
-            _common.parsing_settings.update(before)  # there is no public way to take a policy back
 
     def open_folder(self) -> None:
-        """Modules beside the file can be imported, as beside a script."""
+        """Make modules beside the file importable, as beside a script."""
         if self.folder is not None and str(self.folder) not in sys.path:
             sys.path.insert(0, str(self.folder))
+
+
+@contextlib.contextmanager
+def _settings_restored() -> Iterator[None]:
+    """Restore jsonargparse's settings at the end of a block.
+
+    This is the only use of a private name of jsonargparse: its settings belong to the process,
+    `set_parsing_settings` only adds to the lists, and no public function reads or resets them. Without it, a
+    configuration would widen what the next one may import.
+    """
+    try:
+        from jsonargparse import _common
+
+        settings = _common.parsing_settings
+        before = dict(settings)
+    except (ImportError, AttributeError, TypeError):
+        version = importlib.metadata.version("jsonargparse")
+        raise HooklineError(
+            f"Hookline cannot restrict imports with jsonargparse {version}, because its settings have moved. "
+            "Install jsonargparse 4.53."
+        ) from None
+    try:
+        yield
+    finally:
+        settings.update(before)
 
 
 def _is_below(path: str, prefixes: Iterable[str]) -> bool:
@@ -190,25 +211,22 @@ def _is_below(path: str, prefixes: Iterable[str]) -> bool:
 
 
 def why_not_own(path: str) -> str:
-    """Why a file cannot allow this; an empty string if it is a package of the user's own. Nothing is
-    imported.
+    """Return why a file cannot allow this path, or an empty string for a package of the user's own.
 
-    Python's own modules, and packages from an index, hold classes and functions that write files and run
-    code. Only the person at the command line can allow them.
+    The standard library and packages from an index have classes and functions that write files and run code.
+    Only the command line can allow them. Nothing is imported here.
     """
-    from jsonargparse import _common
-
     top = path.partition(".")[0]
     if _is_below(path, ALWAYS):
         return ""
-    if top in sys.stdlib_module_names or _is_below(path, _common.default_import_path_denylist):
+    if top in sys.stdlib_module_names:
         return "is part of Python and can run commands or write files"
     if top in LIBRARIES:
         return "is a library that can run code or write files"
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
-        return ""  # it is loaded, and not from a file; `refusal` and the import decide
+        return ""  # a loaded module without a file; `refusal` and the import decide
     places = (
         [Path(each) for each in (*(spec.submodule_search_locations or ()), spec.origin) if each]
         if spec is not None
@@ -225,10 +243,8 @@ def why_not_own(path: str) -> str:
 
 
 def _is_from_a_folder(top: str, site: Path) -> bool:
-    """Whether a package was installed from a folder or a repository (`pip install .`), and not from an index
-    or by conda.
-    """
-    for origin in site.glob("*.dist-info/direct_url.json"):  # an index leaves no such file
+    """Return whether a package was installed from a folder or repository, not from an index or by conda."""
+    for origin in site.glob("*.dist-info/direct_url.json"):  # not written for a package from an index
         found = importlib.metadata.Distribution.at(origin.parent)
         listed = (found.read_text("top_level.txt") or "").split()
         names = listed or [each.parts[0].removesuffix(".py") for each in found.files or ()]

@@ -1,6 +1,4 @@
-"""Errors of a configuration: which file, which key, which value, what is allowed, and what was probably
-meant.
-"""
+"""Errors of a configuration, with the file, the key, the value, the allowed values and the closest name."""
 
 from __future__ import annotations
 
@@ -17,34 +15,31 @@ from typing import IO, Any
 from hookline.util.errors import HooklineError, OptionError, closest
 from hookline.util.text import redact
 
-# ---- How large a configuration may be, and how deep
-
+# ---- limits ------------------------------------------------------------------------------------------------
 
 BYTES = 2**20
 LEVELS = 50
 ALIASES = 1000
 NODES = 100_000
-"""Keys and values, with every alias counted as what it stands for."""
+"""Keys and values, with every alias counted as the values that it expands to."""
 TOO_DEEP = f"it is nested more than {LEVELS} levels deep."
 DIGITS = 1000
-"""Of a number: reading longer ones takes time that grows with the square of their length, and Python does not
-show them.
-"""
+"""Digits of a number. Reading takes time quadratic in the length, and Python does not print longer ones."""
 TOO_LONG = f"it has a number of more than {DIGITS} digits."
 _NUMBER = re.compile(r"[-+]?[0-9.][0-9a-fA-FxXoO_:.+-]*")
-"""Also hexadecimal ones, and YAML's `59:59:59`, which is a number in base 60."""
+"""A number, also hexadecimal or YAML's `59:59:59`, which is in base 60."""
 _ENDS = re.compile(r"([=,{}\[\]\n])")
 _DOT = re.compile(r"""[\w"'-][ \t]*\.[ \t]*(?=[\w"'-])""")
 
 
 class TooMuch(ValueError):
-    """A configuration beyond what anybody writes by hand."""
+    """A configuration that exceeds a limit."""
 
 
 def check_size(text: str | bytes) -> None:
-    """Refuse a text that is longer than any configuration."""
+    """Refuse a text that is too long for a configuration."""
     if len(text) > BYTES:
-        raise TooMuch(f"it has more than {BYTES // 2**20} MB, which no configuration has.")
+        raise TooMuch(f"it has more than {BYTES // 2**20} MB, which is the limit for a configuration.")
 
 
 def check_depth(values: Any) -> None:
@@ -65,7 +60,7 @@ def check_depth(values: Any) -> None:
 
 
 def check_toml(text: str) -> None:
-    """Refuse keys of very many parts, which would be read for minutes: `a.a.a = 1`, `[a.a.a]`."""
+    """Refuse keys of very many parts, such as `a.a.a = 1`, because reading them takes minutes."""
     parts = _ENDS.split(text)
     if any(
         end in "=]" and len(_DOT.findall(key)) > LEVELS
@@ -75,21 +70,19 @@ def check_toml(text: str) -> None:
 
 
 def check_yaml(text: str) -> None:
-    """Refuse YAML that is too large once its aliases are followed, before they are. Raises yaml.YAMLError if
-    it is no YAML.
-    """
+    """Refuse YAML that is too large with its aliases expanded. Raises yaml.YAMLError if it is not YAML."""
     import yaml  # type: ignore[import-untyped]
 
     check_size(text)
     aliases, sizes = 0, dict[str, int]()
-    stack = [("", 0)]  # of every container that is open its anchor, and how many nodes it has so far
+    stack = [("", 0)]  # anchor and number of nodes of every open container
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         added = 0
         if isinstance(event, yaml.AliasEvent):
             aliases += 1
             if event.anchor in [anchor for anchor, _ in stack]:
-                raise TooMuch(f"the alias *{event.anchor} stands for something that it is part of.")
-            added = sizes.get(event.anchor, 1)  # one that is not defined is an error of its own
+                raise TooMuch(f"the alias *{event.anchor} is inside of the value that it stands for.")
+            added = sizes.get(event.anchor, 1)  # an undefined one raises an error later
         elif isinstance(event, yaml.ScalarEvent):
             is_text = event.style in ("'", '"', "|", ">") and event.tag is None  # a plain one has None or ''
             if len(event.value) > DIGITS and not is_text and _NUMBER.fullmatch(event.value):
@@ -104,9 +97,7 @@ def check_yaml(text: str) -> None:
         if aliases > ALIASES:
             raise TooMuch(f"it has more than {ALIASES} aliases: write the values out.")
         if stack[-1][1] > NODES:
-            raise TooMuch(
-                f"it has more than {NODES} values, with its {aliases} aliases counted as what they stand for."
-            )
+            raise TooMuch(f"it has more than {NODES} values, with its {aliases} aliases expanded.")
         if len(stack) > LEVELS + 1:
             raise TooMuch(TOO_DEEP)
 
@@ -130,11 +121,11 @@ _PLAIN: dict[Any, str] = {
 SECRET = re.compile(
     r"(?:^|[_.])(?:url|urls|token|password|passwd|secret|credentials?|key|dsn)$", re.IGNORECASE
 )
-"""Keys whose values are never shown: addresses of webhooks and the like are passwords."""
+"""Keys whose values are never shown. The address of a webhook is a password."""
 
 
 class ConfigError(OptionError):
-    """A configuration that is refused, before anything runs."""
+    """A configuration that is refused before anything runs."""
 
     def __init__(
         self, problem: str, *, where: str = "", key: str = "", value: Any = None, has_value: bool = False
@@ -146,7 +137,7 @@ class ConfigError(OptionError):
         self.problem, self.where, self.key = problem, where, key
 
     def data(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the error as plain data."""
         value = plain(_masked(self.value))
         return {
             "where": self.where,
@@ -157,20 +148,18 @@ class ConfigError(OptionError):
 
 
 def below(key: str, error: HooklineError) -> str:
-    """The key of the option that an error is about, in the table under `key`; `key` itself if it is not about
-    one option.
-    """
+    """Return the key of the option that an error names, below `key`, or `key` itself if it names none."""
     return f"{key}.{error.option}" if isinstance(error, OptionError) and error.option else key
 
 
 class Override(str):
-    """A value as it was typed on the command line; what it means depends on the type of where it goes."""
+    """The text of an override. The type of its parameter decides how it is read."""
 
     __slots__ = ()
 
     @property
     def guess(self) -> Any:
-        """A number, true, false, null, a list or a table if it looks like one, else the text itself."""
+        """Return the number, boolean, null, list or table that the text looks like, else the text."""
         named = {"true": True, "false": False, "null": None, "none": None}
         if self.lower() in named:
             return named[self.lower()]
@@ -192,13 +181,13 @@ def _flow(text: str) -> Any:
 
     try:
         check_yaml(text)
-        return get_loader("yaml")(text)  # plain YAML takes 1e-3 for text
+        return get_loader("yaml")(text)  # plain YAML reads 1e-3 as text
     except (yaml.YAMLError, TooMuch):
         return text
 
 
 def plain(value: Any) -> Any:
-    """A value without marks of where it came from."""
+    """Return a value as plain data, with overrides read by their looks."""
     if isinstance(value, Override):
         return value.guess
     if isinstance(value, dict):
@@ -209,7 +198,7 @@ def plain(value: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """As it would be written in a file, shortened."""
+    """Return a value as it would be written in a file, shortened."""
     if isinstance(value, Override) and value.startswith(("[", "{")):  # a table or a list may hold a secret
         value = value.guess
     text = redact(
@@ -229,13 +218,13 @@ def _masked(value: Any) -> Any:
 
 
 def has_secret(key: str, value: Any) -> bool:
-    """Whether this must not be shown as it is."""
+    """Return whether a value holds a secret, so that it must not be shown."""
     known = plain(value)
     return SECRET.search(key) is not None or bool(_masked(known) != known)
 
 
 def nearest(name: str, allowed: Iterable[str], what: str) -> str:
-    """` Did you mean 'x'? <what>: a, b, c.`"""
+    """Return ` Did you mean 'x'? <what>: a, b, c.`"""
     names = list(allowed)
     same = next((each for each in names if each.lower() == name.lower()), None)
     meant = f" Did you mean {same!r}?" if same is not None else closest(name, names)
@@ -243,7 +232,7 @@ def nearest(name: str, allowed: Iterable[str], what: str) -> str:
 
 
 def spelled(annotation: Any) -> str:
-    """A type in words: `int | None` is 'a whole number or nothing (null)'."""
+    """Return a type in words: `int | None` is 'a whole number or nothing (null)'."""
     if (known := _PLAIN.get(annotation) if isinstance(annotation, Hashable) else None) is not None:
         return known
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
@@ -270,7 +259,7 @@ def spelled(annotation: Any) -> str:
     if origin is type or annotation is type:
         return "a class (its dotted name, such as 'module.Class')"
     if inspect.isclass(annotation) and annotation.__module__ == "torch":
-        return f"a torch.{annotation.__name__}"  # a device or a dtype, which no table makes
+        return f"a torch.{annotation.__name__}"  # a device or a dtype, which a table cannot describe
     if inspect.isclass(annotation):
         article = "an" if annotation.__name__[:1] in "AEIOU" else "a"
         return f"{article} {annotation.__name__} (a table with class_path and init_args)"
@@ -278,7 +267,7 @@ def spelled(annotation: Any) -> str:
 
 
 def _words(annotation: Any) -> list[str]:
-    """The members of a union, each in words."""
+    """Return the members of a union, each in words."""
     if annotation is bool:
         return ["true", "false"]
     if typing.get_origin(annotation) is typing.Literal:
@@ -287,7 +276,7 @@ def _words(annotation: Any) -> list[str]:
 
 
 def choices(annotation: Any) -> list[str]:
-    """The texts a Literal allows, wherever it is in the type."""
+    """Return the texts that the Literals in a type allow."""
     if typing.get_origin(annotation) is typing.Literal:
         return [each for each in typing.get_args(annotation) if isinstance(each, str)]
     return [text for each in typing.get_args(annotation) for text in choices(each)]

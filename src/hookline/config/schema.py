@@ -1,4 +1,4 @@
-"""The JSON schema of a configuration, for editors that complete and check."""
+"""Make the JSON schema of a configuration, for editors."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _PATH = {"type": "string", "description": "a class path: package.module.Class"}
 
 
 def schema() -> dict[str, Any]:
-    """A JSON schema (draft 2020-12). Built-in hooks are described with their parameters, other classes by
-    their path.
+    """Return a JSON schema (draft 2020-12), with the parameters of built-in hooks and the paths of other
+    classes.
     """
     from hookline.config.sections import TrainerSettings
 
@@ -72,7 +72,7 @@ def schema() -> dict[str, Any]:
 
 
 def _part() -> dict[str, Any]:
-    """A class path, or a table; arguments may stand in init_args or beside class_path."""
+    """Return the schema of a part: a class path, or a table with class_path and arguments."""
     table = {
         "type": "object",
         "properties": {"class_path": _PATH, "init_args": {"type": "object"}},
@@ -102,7 +102,7 @@ def _hook() -> dict[str, Any]:
 
 
 def _hook_table(name: str, needs_path: bool) -> dict[str, Any]:
-    """A built-in hook with its parameters, beside class_path or in init_args."""
+    """Return the schema of a built-in hook, with parameters beside class_path or in init_args."""
     cls = hook_class(name)
     inner = _parameters(cls)
     own = inner["properties"]
@@ -119,9 +119,7 @@ def _hook_table(name: str, needs_path: bool) -> dict[str, Any]:
 
 
 def _parameters(cls: type) -> dict[str, Any]:
-    """The parameters of a class. Not by jsonargparse, which would list whatever subclasses happen to be
-    imported.
-    """
+    """Return the schema of a class's parameters. jsonargparse would list all imported subclasses."""
     signature = inspect.signature(cls).parameters
     properties: dict[str, Any] = {}
     for name in parameters(cls):
@@ -146,7 +144,7 @@ _PLAIN: dict[Any, str] = {
 
 
 def of_type(hint: Any) -> dict[str, Any]:
-    """The schema of a type; of one that JSON cannot tell from others, an empty one."""
+    """Return the schema of a type, or an empty one for a type that JSON cannot describe."""
     if hint is Any or hint is object:
         return {}
     if hint in _PLAIN:

@@ -1,17 +1,12 @@
-"""The trainer's options, and the parts that are one object each: module, data module, loggers, strategy,
-loss.
+"""Read the sections of a configuration: trainer options, module, data module, loggers, strategy, loss,
+optimizer.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import fields, make_dataclass
 from typing import Any
-
-from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from hookline.config.classes import ConfigKey, Part, check, make, read_part, resolve
 from hookline.config.files import Source, named
@@ -23,9 +18,7 @@ from hookline.util.errors import OptionError
 
 
 def _settings() -> dict[str, tuple[Any, Any]]:
-    """Every key of the trainer's section with its type and its default, as the arguments of the trainer are
-    declared.
-    """
+    """Return every key of the trainer's section with its type and default."""
     found = {each.name: (each.type, each.default) for each in fields(Options)}
     for each in fields(Parts):
         for note in getattr(each.type, "__metadata__", ()):
@@ -35,18 +28,16 @@ def _settings() -> dict[str, tuple[Any, Any]]:
 
 
 TrainerSettings = make_dataclass("TrainerSettings", [(name, *each) for name, each in _settings().items()])
-"""The trainer's arguments that a file can hold, as a class: its parameters are checked and described like
-those of any part.
-"""
+"""The trainer's arguments that a file can hold, as a class, so that `check` can check them."""
 
 
 def option_names() -> list[str]:
-    """Every key of the trainer's section."""
+    """Return every key of the trainer's section."""
     return [each.name for each in fields(TrainerSettings)]
 
 
 def read(source: Source, permissions: Permissions) -> dict[str, Any]:
-    """The trainer's keyword arguments."""
+    """Return the trainer's keyword arguments."""
     given = source.values.get("trainer", {})
     if given is None:
         return {}
@@ -62,9 +53,8 @@ def read(source: Source, permissions: Permissions) -> dict[str, Any]:
     place = ConfigKey("trainer options", (TrainerSettings,))
     given = dict(given)
     strategy = given.pop("strategy", None)
-    if isinstance(
-        given.get("checkpoint"), dict
-    ):  # its keys have types of their own, which a parser of `dict` does not know
+    # its keys have types of their own, which a parser of `dict` does not know
+    if isinstance(given.get("checkpoint"), dict):
         given["checkpoint"] = plain(given["checkpoint"])
     try:
         options = with_new_names(
@@ -91,7 +81,7 @@ def _strategy(source: Source, given: Any, permissions: Permissions) -> Any:
 
 
 def read_module(source: Source, permissions: Permissions) -> Any:
-    """The model."""
+    """Make the module."""
     from torch import nn
 
     if source.values.get("module") is None:
@@ -106,7 +96,7 @@ def read_module(source: Source, permissions: Permissions) -> Any:
 
 
 def read_datamodule(source: Source, permissions: Permissions) -> Any:
-    """The data, if the module has no loaders of its own."""
+    """Make the data module, or return None if there is none."""
     from hookline.run.module import DataModule
 
     given = source.values.get("datamodule")
@@ -115,7 +105,7 @@ def read_datamodule(source: Source, permissions: Permissions) -> Any:
 
 
 def read_loggers(source: Source, permissions: Permissions) -> Any:
-    """For `Trainer(logger=...)`: a list of loggers, True for the default one, or False."""
+    """Return the value for `Trainer(logger=...)`: a list of loggers, True for the default one, or False."""
     from hookline.loggers.base import Logger
 
     given = source.values.get("loggers", True)
@@ -135,11 +125,12 @@ def read_loggers(source: Source, permissions: Permissions) -> Any:
 
 
 def read_function(source: Source, key: str, permissions: Permissions) -> Any:
-    """A function by its dotted name, or a loss class with arguments."""
+    """Return a function by its dotted name, or an instance of a loss class."""
+    from torch import nn
+
     given = source.values.get(key)
     if given is None:
         return None
-    from torch import nn
 
     place = ConfigKey(f"a {key} function", (nn.Module,), home="torch.nn.functional")
     part = read_part(source, key, given, place)
@@ -150,14 +141,14 @@ def read_function(source: Source, key: str, permissions: Permissions) -> Any:
 
 
 def resolve_function(source: Source, part: Part, place: ConfigKey, permissions: Permissions) -> Any:
-    """The function a path names; None if it names a class."""
+    """Return the function that a path names, or None if it names a class."""
     import pkgutil
 
     dotted = (
         part.class_path.replace(":", ".") if "." in part.class_path else f"{place.home}.{part.class_path}"
     )
     if permissions.refusal(dotted) or part.init_args:
-        return None  # `resolve` says why
+        return None  # `resolve` raises the error
     permissions.open_folder()
     try:
         found = pkgutil.resolve_name(":".join(dotted.rpartition(".")[::2]))
@@ -174,90 +165,3 @@ def _object(source: Source, key: str, given: Any, place: ConfigKey, permissions:
     part = read_part(source, key, given, place)
     cls = resolve(source, part, place, permissions)
     return make(source, part, cls, check(source, part, cls, place, permissions))
-
-
-# ---- Optimizer and learning-rate schedule from a configuration, in place of the module's own
-
-
-OPTIMIZER = ConfigKey("an optimizer", (Optimizer,), home="torch.optim", skip=frozenset({"params"}))
-WHEN = ("interval", "frequency", "monitor", "strict", "name")
-SCHEDULER = ConfigKey(
-    "a learning-rate scheduler",
-    (LRScheduler,),
-    home="torch.optim.lr_scheduler",
-    settings=WHEN,
-    skip=frozenset({"optimizer"}),
-)
-
-
-@dataclass(slots=True)
-class OptimizerSettings:
-    """Makes the optimizer and its schedule once the parameters are known."""
-
-    optimizer: type[Optimizer]
-    arguments: dict[str, Any]
-    scheduler: Any = None
-    scheduler_arguments: dict[str, Any] = field(default_factory=dict)
-    when: dict[str, Any] = field(default_factory=dict)
-    module: nn.Module | None = None
-
-    def __call__(self, params: Iterable[nn.Parameter]) -> Any:
-        """What `configure_optimizers` returns."""
-        optimizer = self.optimizer(params, **self.arguments)
-        if self.scheduler is None:
-            return optimizer
-        schedule = {"scheduler": self.scheduler(optimizer, **self.scheduler_arguments), **self.when}
-        return {"optimizer": optimizer, "lr_scheduler": schedule}
-
-    def configure_optimizers(self) -> Any:
-        """For a `hookline.Module`, in place of its own method."""
-        assert self.module is not None
-        return self(p for p in self.module.parameters() if p.requires_grad)
-
-
-def read_optimizer(source: Source, permissions: Permissions) -> OptimizerSettings | None:
-    """Check `optimizer` and `lr_scheduler`; values that the optimizer itself refuses are found on a parameter
-    of its own.
-    """
-    values = source.values
-    if values.get("optimizer") is None:
-        if values.get("lr_scheduler") is not None:
-            raise source.wrong(
-                "lr_scheduler",
-                "this needs an optimizer beside it; without one the module's own "
-                "configure_optimizers decides.",
-                values["lr_scheduler"],
-            )
-        return None
-    part = read_part(source, "optimizer", values["optimizer"], OPTIMIZER)
-    cls = resolve(source, part, OPTIMIZER, permissions)
-    settings = OptimizerSettings(cls, check(source, part, cls, OPTIMIZER, permissions))
-    _try(source, part, lambda: settings([nn.Parameter(_zeros())]))
-    if values.get("lr_scheduler") is None:
-        return settings
-    part = read_part(source, "lr_scheduler", values["lr_scheduler"], SCHEDULER)
-    for name in WHEN:
-        if name in part.init_args:
-            settings.when[name] = plain(part.init_args.pop(name))
-    settings.scheduler = resolve(source, part, SCHEDULER, permissions)
-    settings.scheduler_arguments = check(source, part, settings.scheduler, SCHEDULER, permissions)
-    from hookline.run.optimizers import parse
-
-    _try(source, part, lambda: parse(settings([nn.Parameter(_zeros())]), "lr_scheduler"))
-    return settings
-
-
-def _zeros() -> Any:
-    import torch
-
-    return torch.zeros(2, 2)  # two dimensions: Muon takes nothing less
-
-
-def _try(source: Source, part: Part, call: Any) -> None:
-    import warnings
-
-    from hookline.config.classes import make
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a scheduler warns about an optimizer that has made no step yet
-        make(source, part, lambda **_: call(), {})

@@ -1,4 +1,4 @@
-"""What a batch holds: moving it to a device, counting its samples and tokens."""
+"""Move a batch to a device, and count its samples and tokens."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """The same structure with every tensor, and everything that has `.to`, on the device."""
+    """Return the same structure with every tensor, and every object with `.to`, on the device."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if hasattr(batch, "to"):
         return batch.to(device)
     if isinstance(batch, dict):
-        moved = copy.copy(batch)  # stays what it is, a defaultdict say
+        moved = copy.copy(batch)  # keeps the type, such as a defaultdict
         moved.update({key: move(value, device) for key, value in batch.items()})
         return moved
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -37,7 +37,7 @@ def move(batch: Any, device: torch.device) -> Any:
 
 
 def batch_size(batch: Any) -> int:
-    """The number of samples: the length of the first tensor or array found; 1 if there is none."""
+    """Return the number of samples: the length of the first tensor or array found; 1 if there is none."""
     kind = type(batch)
     if kind is tuple or kind is list:  # the common case first: this runs every batch
         first = batch[0] if batch else None
@@ -48,7 +48,7 @@ def batch_size(batch: Any) -> int:
 
 
 def count_tokens(batch: Any) -> int:
-    """The number of tokens: the elements of `input_ids`, or of the first tensor."""
+    """Return the number of tokens: the elements of `input_ids`, or of the first tensor."""
     kind = type(batch)
     if kind is tuple or kind is list:  # the common case first, as above
         first = batch[0] if batch else None
@@ -60,7 +60,7 @@ def count_tokens(batch: Any) -> int:
 
 
 def first_array(batch: Any) -> Any:
-    """The first tensor or array in a nested structure. Nothing is used up: iterators are left alone."""
+    """Return the first tensor or array in a nested structure. Do not consume iterators."""
     if hasattr(batch, "shape") and hasattr(batch, "ndim"):
         return batch
     if isinstance(batch, Mapping):

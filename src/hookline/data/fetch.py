@@ -1,5 +1,6 @@
-"""Batches of torch's DataLoader without workers, fetched and collated without its iterator, which costs 11 µs
-for a batch.
+"""Fetch and collate batches of a DataLoader without workers.
+
+This avoids its iterator, which costs 11 µs a batch.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch.autograd import profiler
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset, dataloader, default_collate
 from torch.utils.data._utils import collate
 
-# ---- Batches of datasets whose samples are rows of tensors in memory
+# ---- datasets whose samples are rows of tensors in memory --------------------------------------------------
 
 
 DTYPES = frozenset(
@@ -37,7 +38,7 @@ DTYPES = frozenset(
 )
 INDICES = ({int}, {np.int64})
 """The types of indices that select one row. A bool, a slice or a tensor selects something else, or is slower
-to look at.
+to check.
 """
 
 Columns = tuple[tuple[torch.dtype, torch.Size], ...]
@@ -48,13 +49,11 @@ class Rows(Protocol):
     """A dataset whose samples are rows of tensors."""
 
     def read(self, index: Sequence[int]) -> list[Tensor] | None:
-        """Return the rows as one tensor for each column; None if they may differ from those of torch's
-        DataLoader.
-        """
+        """Return the rows as one tensor per column; None if torch's DataLoader may return others."""
         ...
 
     def columns(self) -> Columns | None:
-        """Return what its columns are; None if they are not read here."""
+        """Return its columns; None if they cannot be read here."""
         ...
 
 
@@ -62,15 +61,13 @@ class Batches(Protocol):
     """A dataset that can be read by batches."""
 
     def read(self, index: Sequence[int]) -> Any:
-        """Return the batch of these indices; None if it may differ from that of torch's DataLoader."""
+        """Return the batch of these indices; None if torch's DataLoader may return another one."""
         ...
 
 
 def rows_of(loader: Any) -> Batches | None:
-    """Return the rows that a loader reads and collates as torch does; None if it does anything else."""
-    functions: dict[Any, Any] = (
-        collate.default_collate_fn_map
-    )  # packages may add functions for types, or replace them
+    """Return the rows of a loader that reads and collates as torch does; None for any other loader."""
+    functions: dict[Any, Any] = collate.default_collate_fn_map  # other packages may change it
     is_default = functions.get(torch.Tensor) is collate.collate_tensor_fn and not any(
         isinstance((), each) for each in functions
     )
@@ -83,7 +80,7 @@ def rows_of(loader: Any) -> Batches | None:
 
 
 def _rows(dataset: Any) -> Rows | None:
-    """Exactly torch's classes: a subclass may read otherwise."""
+    """Return the rows of a dataset of exactly torch's classes, because a subclass may read differently."""
     if "__getitems__" in getattr(dataset, "__dict__", ()):  # the loader would call it instead
         return None
     if type(dataset) is TensorDataset:
@@ -99,7 +96,7 @@ def _rows(dataset: Any) -> Rows | None:
 
 
 def _is_original(kind: type[Any]) -> bool:
-    """Whether the methods of a class are those that torch has defined."""
+    """Return whether torch defines the methods of a class."""
     methods = [getattr(kind, name) for name in ("__getitem__", "__getitems__") if hasattr(kind, name)]
     return all(getattr(getattr(each, "__code__", None), "co_filename", "") == _SOURCE for each in methods)
 
@@ -108,7 +105,7 @@ _SOURCE = TensorDataset.__init__.__code__.co_filename
 
 
 class TensorRows:
-    """A TensorDataset."""
+    """The rows of a TensorDataset."""
 
     def __init__(self, dataset: TensorDataset) -> None:
         self.dataset = dataset
@@ -116,7 +113,7 @@ class TensorRows:
         self._columns: Columns | None = None
 
     def columns(self) -> Columns | None:
-        """Look at the tensors again if the dataset has others than before."""
+        """Return the columns; check the tensors again if the dataset has new ones."""
         tensors: Any = self.dataset.tensors
         if tensors is not self._tensors:
             is_known = type(tensors) is tuple and all(is_plain(each) for each in tensors)
@@ -125,9 +122,7 @@ class TensorRows:
         return self._columns
 
     def read(self, index: Sequence[int]) -> list[Tensor] | None:
-        """One indexing operation for each tensor. It raises an error for an index that is negative or too
-        large.
-        """
+        """Index each tensor once. Raise for an index that is negative or too large."""
         if self.columns() is None or set(map(type, index)) not in INDICES:
             return None
         at = torch.from_numpy(np.fromiter(index, np.int64, len(index)))
@@ -140,19 +135,17 @@ class TensorRows:
 
 
 class SubsetRows:
-    """A Subset of rows, as `random_split` makes it. Its indices are looked up for each batch, because they
-    may change.
-    """
+    """The rows of a Subset, as from `random_split`. Its indices may change between batches."""
 
     def __init__(self, dataset: Subset[Any], rows: Rows) -> None:
         self.dataset, self.rows, self._inner = dataset, rows, dataset.dataset
 
     def columns(self) -> Columns | None:
-        """Those of the whole dataset."""
+        """Return the columns of the whole dataset."""
         return self.rows.columns() if self.dataset.dataset is self._inner else None
 
     def read(self, index: Sequence[int]) -> list[Tensor] | None:
-        """Read the rows that the subset's own indices name."""
+        """Read the rows by the subset's indices."""
         indices: Any = self.dataset.indices
         if self.dataset.dataset is not self._inner or type(indices) not in (list, tuple, range, np.ndarray):
             return None
@@ -160,13 +153,13 @@ class SubsetRows:
 
 
 class ConcatRows:
-    """Rows of several datasets, one after the other, that have the same columns."""
+    """The rows of a ConcatDataset of datasets with the same columns."""
 
     def __init__(self, dataset: ConcatDataset[Any], parts: list[Rows]) -> None:
         self.dataset, self.parts, self._inner = dataset, parts, list(dataset.datasets)
 
     def columns(self) -> Columns | None:
-        """Those of all parts, if they are the same."""
+        """Return the columns if all parts have the same."""
         datasets = self.dataset.datasets
         if len(datasets) != len(self._inner) or any(
             now is not then for now, then in zip(datasets, self._inner, strict=True)
@@ -176,17 +169,15 @@ class ConcatRows:
         return first if all(each == first for each in others) else None
 
     def read(self, index: Sequence[int]) -> list[Tensor] | None:
-        """Read the rows of each part, put them one after the other, and bring them into the order of the
-        indices.
-        """
+        """Read the rows of each part, concatenate them, and sort them into the order of the indices."""
         if self.columns() is None or set(map(type, index)) not in INDICES or min(index) < 0:
             return None
         ends = self.dataset.cumulative_sizes
-        places: dict[int, list[int]] = {}
+        positions: dict[int, list[int]] = {}
         rows: dict[int, list[int]] = {}
-        for place, each in enumerate(index):
+        for position, each in enumerate(index):
             part = bisect.bisect_right(ends, each)
-            places.setdefault(part, []).append(place)
+            positions.setdefault(part, []).append(position)
             rows.setdefault(part, []).append(each - ends[part - 1] if part else each)
         read = [self.parts[part].read(wanted) for part, wanted in rows.items()]
         if len(read) == 1:
@@ -194,15 +185,13 @@ class ConcatRows:
         known = [each for each in read if each is not None]
         if len(known) < len(read):
             return None
-        order = np.argsort([place for part in places.values() for place in part])
+        order = np.argsort([position for part in positions.values() for position in part])
         at = torch.from_numpy(order)
         return [torch.cat(columns).index_select(0, at) for columns in zip(*known, strict=True)]
 
 
 class ArrowRows:
-    """A `datasets.Dataset` in torch format: it reads a batch at once, and torch's DataLoader would take it
-    apart and stack it.
-    """
+    """A `datasets.Dataset` in torch format, which reads whole batches."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -217,9 +206,7 @@ class ArrowRows:
         return kind is not None and type(dataset) is kind and not own
 
     def read(self, index: Sequence[int]) -> dict[str, Tensor] | None:
-        """Return the batch as the dataset reads it, if its columns are tensors; texts and lists are for
-        torch's DataLoader.
-        """
+        """Return the dataset's batch if its columns are tensors; None for text and lists."""
         about = self.dataset.format
         if (
             about["type"] != "torch"
@@ -236,9 +223,7 @@ class ArrowRows:
 
 
 def is_plain(tensor: Any) -> bool:
-    """Whether a tensor's rows are copied as they are: of torch's own class, on the CPU, dense, not empty,
-    without gradients.
-    """
+    """Return whether a tensor is a plain, dense and contiguous CPU tensor without gradients."""
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return False
     if (
@@ -253,7 +238,7 @@ def is_plain(tensor: Any) -> bool:
     for size in reversed(tensor.shape):
         strides.append(step)
         step *= max(size, 1)
-    has_names = any(getattr(tensor, "names", ()))  # torch has removed them
+    has_names = any(getattr(tensor, "names", ()))  # removed in newer versions of torch
     return (
         tensor.ndim > 0
         and tensor.numel() > 0
@@ -263,15 +248,13 @@ def is_plain(tensor: Any) -> bool:
 
 
 class InMemoryFetch:
-    """Reads a batch in memory where that is exact, and as torch's fetcher does everywhere else."""
+    """A fetcher that reads a batch in memory if the result is exact, else with torch's fetcher."""
 
     def __init__(self, rows: Batches, fetch: Any) -> None:
         self._read, self._fetch = rows.read, fetch
 
     def fetch(self, index: Any) -> Any:
-        """Return the batch of these indices. An error comes from torch's fetcher, which words it for the
-        dataset's user.
-        """
+        """Return the batch of these indices. Errors come from torch's fetcher, whose messages users know."""
         batch = None
         if type(index) is list and index:
             try:
@@ -282,27 +265,22 @@ class InMemoryFetch:
 
 
 PROFILE_NAME = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-"""What torch's iterator is called in a profile."""
+"""The name of torch's iterator in a profile."""
 
 
 def reads_directly(loader: Any) -> bool:
-    """Return whether a loader's own iterator does nothing but fetch and collate, one batch
-    after the other.
-    """
+    """Return whether a loader's own iterator only fetches and collates one batch after the other."""
     if type(loader) is not DataLoader or loader.num_workers or loader.timeout or loader.pin_memory:
         return False
     return loader.batch_sampler is not None and "_get_iterator" not in vars(loader) and _loader_is_original()
 
 
 def direct_batches(loader: Any) -> Iterator[Any]:
-    """Iterate over a loader as its own iterator does, with the same draws from its generator and the same
-    fetcher of torch.
-    """
+    """Iterate over a loader with the same draws and the same fetcher as its own iterator."""
     kind: Any = dataloader._DatasetKind
     indices = iter(loader.batch_sampler)
-    torch.empty((), dtype=torch.int64).random_(
-        generator=loader.generator
-    ).item()  # the seed for workers, which are not there
+    # torch's iterator draws the seed of the workers even if there are none
+    torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()
     fetch = kind.create_fetcher(
         loader._dataset_kind, loader.dataset, True, loader.collate_fn, loader.drop_last
     ).fetch
@@ -312,9 +290,7 @@ def direct_batches(loader: Any) -> Iterator[Any]:
 
 
 def _profiled(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Show a fetch in a profile as torch's iterator does; the profiler may be started and stopped at any
-    batch.
-    """
+    """Record a fetch in a profile as torch's iterator does; the profiler may start at any batch."""
 
     def fetch_batch(index: Any) -> Any:
         if not profiler._is_profiler_enabled:
@@ -326,9 +302,7 @@ def _profiled(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _loader_is_original() -> bool:
-    """Whether the methods that are left out are those that torch has defined: another package may have
-    replaced one.
-    """
+    """Return whether torch defines the bypassed methods, because another package may have replaced one."""
     methods: tuple[Any, ...] = (
         DataLoader.__iter__,
         DataLoader._get_iterator,

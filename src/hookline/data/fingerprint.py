@@ -1,6 +1,4 @@
-"""Fingerprints of batches and of loader states: enough to tell whether two are the same, small enough to
-write down.
-"""
+"""Small fingerprints of batches and loader states, to check whether two are the same."""
 
 from __future__ import annotations
 
@@ -16,25 +14,21 @@ import torch
 from torch import Tensor
 
 LEAVES, NUMBERS, TEXT = 256, 4096, 4096
-"""At most so many values of a batch are looked at, so many elements of each, spread evenly, and so many
-characters.
-"""
+"""Limits: values of a batch, evenly spaced elements of each, and characters."""
 SECTIONS = 4
-"""Parts of an array of floating-point numbers that are summed up separately."""
+"""Parts of a floating-point array that are summed separately."""
 TOLERANCE = 1e-4
-"""Relative. Another processor may round a decoded image otherwise, and that is still the same image."""
-LARGEST_STATE = 1_000_000
-"""Bytes. Larger states are not compared."""
+"""Relative. Another processor may round the values of the same decoded image differently."""
+MAX_STATE_BYTES = 1_000_000
+"""Larger states are not compared."""
 
 Fingerprint = dict[str, Any]
 
 
 def fingerprint(batch: Any) -> Fingerprint:
-    """Return what identifies a batch: hashes of its structure and of its integers and text, sums of its other
-    numbers.
+    """Return hashes of a batch's structure, integers and text, and sums of its floating-point numbers.
 
-    Nothing is read from an accelerator, because that would wait for the device: such tensors count by shape
-    and type alone.
+    Tensors on an accelerator count only by shape and dtype, because reading them would wait for the device.
     """
     structure, exact, floats, has_exact = (
         hashlib.blake2b(digest_size=8),
@@ -64,7 +58,7 @@ def fingerprint(batch: Any) -> Fingerprint:
 
 
 def difference(was: Fingerprint, now: Fingerprint) -> str:
-    """Return in words what differs between two batches; an empty string if they are the same."""
+    """Return a description of the difference between two batches; an empty string if they are the same."""
     if was["structure"] != now["structure"]:
         return "its structure, shapes or types differ"
     if was["exact"] != now["exact"]:
@@ -81,7 +75,7 @@ def difference(was: Fingerprint, now: Fingerprint) -> str:
 
 
 def digest(state: Any) -> str | None:
-    """Return a hash of all of a state; None if it is too large, or holds what has no plain content."""
+    """Return a hash of a state; None if it is too large or contains an object that cannot be hashed."""
     found = hashlib.blake2b(digest_size=8)
     size = 0
     for path, leaf in _leaves(state, ""):
@@ -93,14 +87,14 @@ def digest(state: Any) -> str | None:
         else:
             return None
         size += len(content)
-        if size > LARGEST_STATE:
+        if size > MAX_STATE_BYTES:
             return None
         found.update(content + b";")
     return found.hexdigest()
 
 
 def _leaves(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield what is in a nested structure, with the way to it."""
+    """Yield the path and the value of each leaf of a nested structure."""
     if isinstance(value, Mapping):
         parts: Any = value.items()
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -125,9 +119,7 @@ def _kind(leaf: Any) -> str:
 
 
 def _numbers(leaf: Any, whole: bool = False) -> np.ndarray[Any, Any] | None:
-    """Return the numbers of a leaf, `NUMBERS` of them unless all are asked for; None if it has none that can
-    be read here.
-    """
+    """Return `NUMBERS` numbers of a leaf, or all with `whole`; None if it has none that can be read here."""
     if isinstance(leaf, bool | int | float | complex):
         leaf = (
             np.asarray(leaf)
@@ -149,7 +141,7 @@ def _numbers(leaf: Any, whole: bool = False) -> np.ndarray[Any, Any] | None:
             return (
                 flat.to(torch.float32) if flat.dtype.is_floating_point and flat.dtype.itemsize < 4 else flat
             ).numpy()
-        except (RuntimeError, TypeError, NotImplementedError):  # a subclass without numbers of its own
+        except (RuntimeError, TypeError, NotImplementedError):  # a subclass without readable values
             return None
     if isinstance(leaf, np.ndarray | np.generic):
         array = np.asarray(leaf).reshape(-1)
@@ -160,9 +152,7 @@ def _numbers(leaf: Any, whole: bool = False) -> np.ndarray[Any, Any] | None:
 
 
 def _sums(numbers: np.ndarray[Any, Any]) -> list[float]:
-    """Return weighted means of sections, and the mean size of a number: what survives other rounding, and not
-    another order.
-    """
+    """Return weighted means of sections and the mean magnitude; they depend on the order, not on rounding."""
     parts = (
         numbers.astype(np.complex128).view(np.float64)
         if numbers.dtype.kind == "c"
@@ -175,18 +165,16 @@ def _sums(numbers: np.ndarray[Any, Any]) -> list[float]:
     return [float(f"{each:.9g}") for each in (*sums, float(np.abs(parts).sum() / size))]
 
 
-# ---- Whether the state_dict of a loader or sampler advances as batches are read
+# ---- states that do not advance ----------------------------------------------------------------------------
 
 
 log = logging.getLogger("hookline")
 
 
 class StateCheck:
-    """Compares the states of one pass: a state that is the same at two batches cannot say where the loader
-    is.
+    """A check that the state_dict of a training loader or sampler advances as batches are read.
 
-    It looks when a pass is opened, after the first batch, and at each save. Loaders that are not trained on
-    are not looked at.
+    It compares the states at the start of a pass, after the first batch, and at each save.
     """
 
     def __init__(self, owner: Any, trains: bool) -> None:
@@ -200,21 +188,19 @@ class StateCheck:
         self._after_first: str | None = None
 
     def open(self, position: int, stuck: bool = False) -> None:
-        """Note where a pass begins. stuck: whether the state it was begun with is known not to advance."""
+        """Record the start of a pass. stuck: whether the loaded state is known not to advance."""
         self._first, self._after_first = position, None
         self.is_stuck = self.is_stuck or stuck
-        # later passes may be put back to the beginning only when they are first read
+        # a later pass may reset its state only when its first batch is read
         self._at_open = self._now() if self._passes == 0 else None
         self._passes += 1
 
     def after_first(self) -> None:
-        """Note the state after the first batch of the pass."""
+        """Record the state after the first batch of the pass."""
         self._after_first = self._now()
 
     def check(self, state: Any, position: int) -> bool:
-        """Return whether this state, of a save at this batch, does not advance. The first time it is
-        reported.
-        """
+        """Return whether the state of a save at this batch has not advanced. Log it the first time."""
         read = position - self._first
         before = self._after_first if read > 1 else self._at_open
         if read > 0 and before is not None:
@@ -222,9 +208,9 @@ class StateCheck:
         if self.is_stuck and not self._is_reported:
             self._is_reported = True
             log.warning(
-                "%s.state_dict() does not advance: at batch %d it is the same as at batch %d, so it cannot "
-                "say where the run is. A resume will not rely on it and will read the epoch again up to "
-                "the saved batch. Let state_dict() count what was yielded.",
+                "%s.state_dict() does not advance: at batch %d it is the same as at batch %d, so it does not "
+                "determine the position. A resume ignores it and reads the epoch again up to the saved "
+                "batch. Make state_dict() count the yielded batches.",
                 type(self.owner).__name__,
                 position,
                 self._first + (read > 1),
@@ -234,5 +220,5 @@ class StateCheck:
     def _now(self) -> str | None:
         try:
             return digest(self.owner.state_dict()) if self.trains else None
-        except Exception:  # one that has no state before it is read; when it is saved, the error counts
+        except Exception:  # it may have no state before the first batch; a save raises the error
             return None

@@ -1,4 +1,4 @@
-"""Random generators that belong to a loader, its samplers or its dataset: found, kept and put back."""
+"""Find, save and restore the random generators of a loader, its samplers and its dataset."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ import torch
 KINDS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
 Found = dict[str, Any]
-"""Generators by where they were found: "sampler.generator"."""
+"""Generators by location, such as "sampler.generator"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A seed, or the number of an epoch, that decides an order as a generator's state does."""
+    """A seed or an epoch number that determines an order like a generator's state."""
 
     owner: dict[str, Any]
     name: str
 
 
 def find_generators(**owners: Any) -> Found:
-    """Those that are attributes of one of the owners, each once however many share it."""
+    """Return the generators that are attributes of the owners, each once."""
     found: Found = {}
     seen: set[int] = set()
     for owner, value in owners.items():
-        for name, each in getattr(value, "__dict__", {}).items():
-            if isinstance(each, KINDS) and id(each) not in seen:
-                seen.add(id(each))
-                found[f"{owner}.{name}"] = each
+        for name, attribute in getattr(value, "__dict__", {}).items():
+            if isinstance(attribute, KINDS) and id(attribute) not in seen:
+                seen.add(id(attribute))
+                found[f"{owner}.{name}"] = attribute
     return found
 
 
 def states_of(generators: Found) -> dict[str, Any]:
-    """Their states, as plain data and tensors."""
+    """Return the states of generators as plain data and tensors."""
     return {name: _state(each) for name, each in generators.items()}
 
 
 def put_back(generators: Found, states: dict[str, Any]) -> None:
-    """Take the states back; a generator that was not there when they were kept stays as it is."""
-    for name, each in generators.items():
+    """Restore the states of generators; skip generators without a saved state."""
+    for name, generator in generators.items():
         if name not in states:
             continue
-        if isinstance(each, Value):
-            each.owner[each.name] = states[name]
-        elif isinstance(each, torch.Generator):
-            each.set_state(states[name])
-        elif isinstance(each, random.Random):
-            each.setstate(states[name])
-        elif isinstance(each, np.random.RandomState):
-            each.set_state(states[name])
+        if isinstance(generator, Value):
+            generator.owner[generator.name] = states[name]
+        elif isinstance(generator, torch.Generator):
+            generator.set_state(states[name])
+        elif isinstance(generator, random.Random):
+            generator.setstate(states[name])
+        elif isinstance(generator, np.random.RandomState):
+            generator.set_state(states[name])
         else:
-            each.bit_generator.state = states[name]
+            generator.bit_generator.state = states[name]
 
 
 def _state(generator: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Loaders: names, lengths, limits, and where in them a run is."""
+"""Loaders: their names, lengths and limits, and the position of a run in them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hookline.data.readers import ListReader, Reader, Saved, reader_for
 from hookline.data.seeding import key_of
 from hookline.data.sharding import (
     OwnSource,
+    RankSharding,
     ShardPlan,
-    Share,
-    agree_on,
-    in_step,
+    compare_sources,
     is_apart,
+    padded_batches,
     rank_batches,
     shard_plan_for,
     units_of,
@@ -33,105 +33,98 @@ from hookline.util.errors import OptionError
 log = logging.getLogger("hookline")
 
 EVALUATION = 0
-"""The seed of every evaluation: what is measured does not change with the training's."""
+"""The seed of every evaluation, so that the training's seed does not change what is measured."""
 
 
 @dataclass(slots=True)
 class Loader:
-    """One source of batches with its name and how much of it is used.
+    """One source of batches with its name and limit.
 
-    What a pass yields follows from the seed, the epoch and the position: it can begin at any batch, in
-    another process too.
+    The batches of a pass depend only on the seed, the epoch and the position, so that a pass can start at any
+    batch, also in another process.
     """
 
     name: str
     source: Iterable[Any]
     length: int | None
-    """Batches of this rank in the present pass, after the limit; None if the source cannot tell."""
+    """Batches of this rank in the current pass, after the limit; None if unknown."""
     ahead: int = 0
-    """Batches that a thread fetches in advance, where that changes nothing of what is trained."""
+    """Batches that a thread prefetches, if that does not change the training."""
     move: Callable[[Any], Any] | None = None
-    """What it does to them: the way to the device."""
-    share: Share = field(default_factory=Share)
-    """Whose batches they are."""
+    """Moves a prefetched batch to the device."""
+    sharding: RankSharding = field(default_factory=RankSharding)
+    """How the ranks share the source."""
     seed: int | None = field(default=None, init=False)
-    """What the order comes from; known when the first pass is opened, and kept in checkpoints."""
+    """The seed of the order; set when the first pass is opened, and saved in checkpoints."""
     shard_plan: ShardPlan = field(init=False, repr=False)
     _whole: int | None = field(init=False, repr=False)
-    """Batches of this rank in a pass that began at its beginning."""
-    _in_step: bool = field(default=False, init=False, repr=False)
-    """Whether each rank has a source of its own, and they do not end together."""
+    """Batches of this rank in a whole pass."""
+    _lengths_differ: bool = field(default=False, init=False, repr=False)
+    """Whether each rank has its own source, and their lengths differ or are unknown."""
     _is_agreed: bool = field(default=False, init=False, repr=False)
-    _began: tuple[int, int] = field(default=(0, 0), init=False, repr=False)
-    """Where the present pass was begun in this process: this rank's batches, and the units of all ranks,
-    before it.
-    """
+    _pass_start: tuple[int, int] = field(default=(0, 0), init=False, repr=False)
+    """The start of the current pass in this process: this rank's batches, and all ranks' units, before it."""
     _reader: Reader | None = field(default=None, init=False, repr=False)
     _epoch: int = field(default=-1, init=False, repr=False)
     _fetching: Generator[Any, None, None] | None = field(default=None, init=False, repr=False)
     _restored: Saved | None = field(default=None, init=False, repr=False)
     is_as_saved: bool = field(default=True, init=False)
-    """Whether it makes the same batches as the loader that the checkpoint was made with."""
+    """Whether it yields the same batches as the loader that the checkpoint was saved with."""
     _before_newest: Saved | None = field(default=None, init=False, repr=False)
-    """Its state before the batch that was read to see whether there is one."""
+    """The state before a batch that was read ahead to check whether there is one."""
 
     def __post_init__(self) -> None:
         self._whole = self.length
-        self.shard_plan = shard_plan_for(self.source, self.share)
+        self.shard_plan = shard_plan_for(self.source, self.sharding)
 
     @property
     def is_exact(self) -> bool:
-        """Whether the length is certain: a stream has none, and an iterable dataset may only have estimated
-        it.
-        """
+        """Return whether the length is certain; that of an iterable dataset may be an estimate."""
         return length_of(self.source) is not None and not isinstance(
             getattr(self.source, "dataset", None), IterableDataset
         )
 
     @property
     def reader(self) -> Reader:
-        """How this source is read; found out when it is first needed."""
+        """Return the reader of this source; create it on first use."""
         if self._reader is None:
             self._reader = reader_for(
-                self.source, self.shard_plan, self.share.trains, self.share.ranks.world_size
+                self.source, self.shard_plan, self.sharding.trains, self.sharding.ranks.world_size
             )
         return self._reader
 
     def agree(self) -> None:
-        """See that all ranks have the same source, or one of their own each, before anything is read from it.
-        Waits for all.
-        """
-        if self._is_agreed or self.share.ranks.alone:
+        """Check that all ranks have the same source, or that each has its own. Waits for all ranks."""
+        if self._is_agreed or self.sharding.ranks.alone:
             return
         self._is_agreed = True
-        apart = is_apart(self.source, self.share)
-        lengths = agree_on(
-            self.share.ranks, self.name, self.source, self.reader.generators, self.length, apart
+        apart = is_apart(self.source, self.sharding)
+        lengths = compare_sources(
+            self.sharding.ranks, self.name, self.source, self.reader.generators, self.length, apart
         )
         if apart:
             known = [each for each in lengths if each is not None]
-            self._in_step = len(known) < len(lengths) or len(set(known)) > 1 or not self.is_exact
+            self._lengths_differ = len(known) < len(lengths) or len(set(known)) > 1 or not self.is_exact
             self.length = self._whole = max(known) if len(known) == len(lengths) else None
 
     def open(self, epoch: int, position: int = 0, seed: int | None = None) -> Iterator[Any]:
-        """An epoch's batches from the position on. The random streams of the main process are not moved by
-        it.
+        """Return an epoch's batches from a position on, without advancing the main process's random streams.
 
-        Without a seed one is drawn from torch's stream, once for all epochs. The one in a checkpoint goes
-        before any other.
+        Without a seed, draw one from torch's stream, once for all epochs. A seed from a checkpoint overrides
+        both.
         """
         self.agree()
         reader = self.reader
-        tell_epoch(self.source, epoch)
+        set_epoch(self.source, epoch)
         if self.seed is None and not isinstance(reader, ListReader):
             drawn = int(torch.randint(2**62, ()).item()) if seed is None else seed
-            self.seed = self.share.ranks.from_zero(drawn)
+            self.seed = self.sharding.ranks.from_zero(drawn)
         saved, self._restored, self._epoch, self._before_newest = self._restored, None, epoch, None
         self._begin(position, saved)
-        natural = rank_batches(self.source, self.shard_plan, self.share.trains)
+        natural = rank_batches(self.source, self.shard_plan, self.sharding.trains)
         limit = None if self.length == natural or self._whole == natural else self.length
         batches = reader.open(
-            key_of(self.seed or 0, epoch, self.name), position, self._began[1], limit, saved
+            key_of(self.seed or 0, epoch, self.name), position, self._pass_start[1], limit, saved
         )
         if self.shard_plan.world_size > 1 and not reader.is_sharded:
             self.shard_plan.short.clear()
@@ -140,58 +133,60 @@ class Loader:
             batches = itertools.islice(batches, max(0, self.length - position))
         if self.ahead and reader.may_run_ahead:
             self._fetching = batches = ahead(batches, self.ahead, self.move)
-        return batches if self.share.ranks.alone else self._in_turns(batches, position)
+        return batches if self.sharding.ranks.alone else self._describe_batches(batches, position)
 
     def _begin(self, position: int, saved: Saved | None) -> None:
-        """Where the pass begins, in units of all ranks: another number of ranks, or other batches, go on with
-        the next one.
+        """Set the start of the pass in units of all ranks, so that another world size or batch size continues
+        with the next unit.
         """
         passed_over = position * self.shard_plan.per_turn
         if saved is not None and saved["in_pass"] and saved["of_samples"] == self.shard_plan.of_samples:
             per_batch = (saved["facts"]["batch_size"] or 1) if self.shard_plan.of_samples else 1
             passed_over = position * per_batch if saved["passed_over"] is None else saved["passed_over"]
-        self._began, self.length = (position, passed_over), self._whole
-        units = units_of(self.source, self.shard_plan, self.share.trains)
+        self._pass_start, self.length = (position, passed_over), self._whole
+        units = units_of(self.source, self.shard_plan, self.sharding.trains)
         if (
             passed_over != position * self.shard_plan.per_turn
             and units is not None
             and self._whole is not None
         ):
             rest = position + self.shard_plan.turns(max(0, units - passed_over))
-            is_limited = self._whole != rank_batches(self.source, self.shard_plan, self.share.trains)
+            is_limited = self._whole != rank_batches(self.source, self.shard_plan, self.sharding.trains)
             self.length = min(rest, self._whole) if is_limited else rest
 
-    def _in_turns(self, batches: Iterator[Any], position: int) -> Iterator[Any]:
-        """The same batches; before each one it is said what it is among those of all ranks."""
-        turn, shard_plan = self.share.turn, self.shard_plan
-        if self._in_step:
-            keep = (
-                functools.partial(self._keep_state, itertools.count(position))
-                if self.reader.moves_on
-                else _nothing
+    def _describe_batches(self, batches: Iterator[Any], position: int) -> Iterator[Any]:
+        """Yield the batches; update `rank_batch` before each one."""
+        rank_batch, shard_plan = self.sharding.rank_batch, self.shard_plan
+        if self._lengths_differ:
+            before_reading = (
+                functools.partial(self._save_state, itertools.count(position))
+                if self.reader.state_is_current
+                else _do_nothing
             )
             source = OwnSource(
-                self.name, keep, lambda: self.reader.any_batch(key_of(self.seed or 0, self.name))
+                self.name, before_reading, lambda: self.reader.any_batch(key_of(self.seed or 0, self.name))
             )
-            yield from in_step(batches, source, self.share.ranks, turn)
+            yield from padded_batches(batches, source, self.sharding.ranks, rank_batch)
         elif shard_plan.world_size == 1:
-            turn.is_padding, turn.factor, turn.samples = False, 1.0, None
+            rank_batch.is_padding, rank_batch.factor, rank_batch.samples = False, 1.0, None
             yield from batches
         else:
             for number, batch in enumerate(batches, position):
-                shard_plan.describe(number, turn)
+                shard_plan.describe(number, rank_batch)
                 yield batch
 
-    def _keep_state(self, positions: Iterator[int]) -> None:
+    def _save_state(self, positions: Iterator[int]) -> None:
         self._before_newest = self.reader.state(True, next(positions))
 
     def batches(self, epoch: int = 0) -> Iterator[Any]:
-        """A pass for an evaluation: always in the same order, and generators of the loader's own are left as
-        they were.
-        """
-        return self._undone(epoch) if self.reader.generators else self.open(epoch, 0, EVALUATION)
+        """Return a pass for an evaluation, always in the same order. Restore the loader's generators."""
+        return (
+            self._with_generators_restored(epoch)
+            if self.reader.generators
+            else self.open(epoch, 0, EVALUATION)
+        )
 
-    def _undone(self, epoch: int) -> Iterator[Any]:
+    def _with_generators_restored(self, epoch: int) -> Iterator[Any]:
         before = states_of(self.reader.generators)
         try:
             yield from self.open(epoch, 0, EVALUATION)
@@ -199,18 +194,18 @@ class Loader:
             put_back(self.reader.generators, before)
 
     def close(self) -> None:
-        """End the threads and workers that are still there."""
+        """End the prefetching thread and the workers."""
         if self._fetching is not None:
             self._fetching.close()
         if self._reader is not None:
             self._reader.close()
 
     def state_dict(self, epoch: int, position: int) -> Saved:
-        """What another process needs to go on with this batch of this epoch, as plain data and tensors."""
+        """Return the state from which another process continues at this batch, as plain data and tensors."""
         if self._restored is not None:
-            return self._restored  # nothing was read since
+            return self._restored  # nothing was read since the resume
         in_pass = self._epoch == epoch
-        first, passed_over = self._began
+        first, passed_over = self._pass_start
         passed_over += (position - first) * self.shard_plan.per_turn
         own = self.reader.state(in_pass, position) if self._before_newest is None else self._before_newest
         own = self.reader.checked(own, position) if in_pass else own
@@ -224,15 +219,15 @@ class Loader:
             **own,
         }
 
-    def is_cut_otherwise(self, saved: Saved) -> bool:
-        """Whether other batches are made of the same data than when this was saved."""
+    def has_other_batches(self, saved: Saved) -> bool:
+        """Return whether the batch size or the world size differs from the saved state."""
         now = self._facts()
         was = as_saved_now(saved, now, self.shard_plan.of_samples)["facts"]
         return any(was[name] != now[name] for name in ("batch_size", "world_size"))
 
     def left_of(self, saved: Saved) -> int | None:
-        """Batches that this rank has left of the pass in which this was saved."""
-        units = units_of(self.source, self.shard_plan, self.share.trains)
+        """Return the batches that this rank has left in the pass of the saved state."""
+        units = units_of(self.source, self.shard_plan, self.sharding.trains)
         if (
             units is None
             or saved.get("of_samples") != self.shard_plan.of_samples
@@ -242,12 +237,12 @@ class Loader:
         return self.shard_plan.turns(max(0, units - saved["passed_over"]))
 
     def _facts(self) -> dict[str, int | None]:
-        apart = is_apart(self.source, self.share)
-        units = units_of(self.source, self.shard_plan, self.share.trains)
-        return facts_of(self.source, self._whole, units, self.share.ranks.world_size, apart)
+        apart = is_apart(self.source, self.sharding)
+        units = units_of(self.source, self.shard_plan, self.sharding.trains)
+        return facts_of(self.source, self._whole, units, self.sharding.ranks.world_size, apart)
 
     def load_state_dict(self, saved: Saved) -> None:
-        """The next pass that is opened begins where this was saved. What has changed since is said."""
+        """Start the next pass at the saved position. Log what has changed since."""
         self.seed = saved["seed"]
         saved = as_saved_now(saved, self._facts(), self.shard_plan.of_samples)
         self.is_as_saved = saved["kind"] == self.reader.kind and saved["facts"] == self._facts()
@@ -257,12 +252,12 @@ class Loader:
             self._restored = saved
 
 
-def _nothing() -> None:
-    """What need not be kept."""
+def _do_nothing() -> None:
+    """Do nothing: the position alone determines the state."""
 
 
-def tell_epoch(source: Any, epoch: int) -> None:
-    """Samplers and datasets that shuffle by the epoch are told which one it is."""
+def set_epoch(source: Any, epoch: int) -> None:
+    """Call `set_epoch` of the samplers and the dataset of a loader."""
     batch_sampler = getattr(source, "batch_sampler", None)
     owners: tuple[Any, ...] = (
         getattr(source, "sampler", None),
@@ -275,16 +270,18 @@ def tell_epoch(source: Any, epoch: int) -> None:
             owner.set_epoch(epoch)
 
 
-def make_loaders(given: Any, limit: int | float, kind: str, share: Share | None = None) -> list[Loader]:
-    """Named loaders from what the user passed: one, a list, or a dictionary of names."""
-    share = share or Share()
+def make_loaders(
+    given: Any, limit: int | float, kind: str, sharding: RankSharding | None = None
+) -> list[Loader]:
+    """Return named loaders for the user's argument: one loader, a list, or a dictionary of names."""
+    sharding = sharding or RankSharding()
     if given is None:
         return []
     if isinstance(given, Mapping):
         named = {str(name): source for name, source in given.items()}
         if len(named) < len(given):
             raise OptionError(
-                f"Two {kind} loaders have the same name as text: {', '.join(map(repr, given))}."
+                f"Two {kind} loaders have the same name after str(): {', '.join(map(repr, given))}."
             )
     elif isinstance(given, list | tuple) and len(given) == 1 and _is_loader(given[0]):
         named = {kind: given[0]}
@@ -304,24 +301,24 @@ def make_loaders(given: Any, limit: int | float, kind: str, share: Share | None 
                 "Pass a DataLoader or any iterable of batches."
             )
     lengths = {
-        name: rank_batches(source, shard_plan_for(source, share), share.trains)
+        name: rank_batches(source, shard_plan_for(source, sharding), sharding.trains)
         for name, source in named.items()
     }
     return [
-        Loader(name, source, limited(lengths[name], limit, kind), share=share)
+        Loader(name, source, limited(lengths[name], limit, kind), sharding=sharding)
         for name, source in named.items()
     ]
 
 
 def _is_loader(value: Any) -> bool:
-    """A list of loaders, not a list of batches: its members yield batches and are no arrays."""
+    """Return whether an item of a list is a loader, not a batch: it is iterable and not an array."""
     if hasattr(value, "shape") or isinstance(value, list | tuple | Mapping | str | bytes):
         return False
     return hasattr(value, "__iter__")
 
 
 def limited(length: int | None, limit: int | float, kind: str) -> int | None:
-    """Apply `limit_*_batches`: a whole number of batches or a fraction of them."""
+    """Apply `limit_*_batches`: an integer number of batches or a fraction of them."""
     if isinstance(limit, int):
         return limit if length is None else min(length, limit)
     if limit == 1.0 or limit == 0.0:
@@ -332,6 +329,6 @@ def limited(length: int | None, limit: int | float, kind: str) -> int | None:
         )
     if length and not int(length * limit):
         raise OptionError(
-            f"limit_{kind}_batches={limit} of {length} batches is none; pass more, or 0 if you mean none."
+            f"limit_{kind}_batches={limit} of {length} batches is 0 batches; pass a larger fraction, or 0."
         )
     return int(length * limit)

@@ -1,4 +1,4 @@
-"""Several training loaders as one: each batch comes from the loader that the mixture picks."""
+"""Read several training loaders as one: the mixture picks the loader of each batch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ log = logging.getLogger("hookline")
 T = TypeVar("T")
 _NOTHING = object()
 FIXED = ("loss_weights", "optimizers")
-"""Settings that say what becomes of a batch, not which one is next."""
+"""Settings of how a batch is trained, not of which loader is next."""
 
 
 class MixedLoader:
-    """What the loop reads, and what hooks may change: `trainer.loaders`.
+    """The loader that the loop reads and hooks may change: `trainer.loaders`.
 
-    A change holds from the next window of the mixture on; it is part of the checkpoint, and written to the
-    log.
+    A change takes effect at the next window of the mixture. It is saved in checkpoints and logged.
     """
 
     name = "mixture"
@@ -36,54 +35,48 @@ class MixedLoader:
         self, loaders: list[Loader], mixture: Mixture, count_tokens: Callable[[Any], int] = count_tokens
     ) -> None:
         self.loaders = {loader.name: loader for loader in loaders}
-        self._all = loaders  # the run's list: those that are added are closed with the others
+        self._all = loaders  # the run's list, so that added loaders are closed with the others
         self.cursor = MixtureCursor(mixture, {loader.name: loader.length for loader in loaders})
         self.picked: Callable[[int, str], None] = lambda index, name: None
-        """Told before each batch which loader it comes from."""
+        """Called before each batch with the index and name of its loader."""
         self.changed: Callable[[str], None] = lambda text: None
-        """Told in words of each change."""
+        """Called with a description of each change."""
         self.first_length = self.began_with = self.cursor.total
-        """Batches that this epoch was to have when it began: later changes do not move what goes by fractions
-        of it.
-        """
+        """Batches of this epoch when it started; later changes do not affect fractions of it."""
         self.samples: dict[str, int] = dict.fromkeys(self.loaders, 0)
         self.tokens: dict[str, int] = dict.fromkeys(self.loaders, 0)
         self.batches_drawn: dict[str, int] = dict.fromkeys(self.loaders, 0)
         self._count_tokens = count_tokens
-        self.share = loaders[0].share
-        self._is_alone = self.share.ranks.alone
+        self.sharding = loaders[0].sharding
+        self._is_alone = self.sharding.ranks.alone
         self._newest = ("", 0, 0)
-        """The batch drawn last: its loader, samples and tokens; no loader while it is being fetched."""
+        """The loader, samples and tokens of the newest batch; no loader while it is being fetched."""
         self._seed: int | None = None
-        """What the orders of all loaders come from."""
+        """The seed of the orders of all loaders."""
         self._streams: dict[int, Iterator[Any]] = {}
         self._restored: dict[str, Any] = {}
-        """The checkpoint's, until the first epoch is opened."""
-        self._taken: object = None
+        """The loaded state, until the first epoch is opened."""
+        self._loaded: object = None
         self._left: dict[str, tuple[int, Any]] = {}
-        """Loaders that were in a pass when the checkpoint was made: how many batches they had given, and how
-        a new one begins.
-        """
+        """Loaders with an open pass in the checkpoint: their batches so far, and the state of a new pass."""
         for doubt in self.cursor.doubts:
             log.warning("Mixture: %s", doubt)
 
     @property
     def length(self) -> int:
-        """Batches in this epoch, as far as is known."""
+        """Return the number of batches in this epoch, as far as it is known."""
         return self.cursor.total
 
-    # ---- as one loader -------------------------------------------------------------------------------------
+    # ---- reading -------------------------------------------------------------------------------------------
 
     def open(self, epoch: int, position: int = 0, seed: int | None = None) -> Iterator[Any]:
-        """The epoch's batches from the position on, each from the loader whose turn it is."""
+        """Return the epoch's batches from a position on, each from the loader that the mixture picks."""
         self._finish_passes()
         self._streams = {}
-        if (
-            self._seed is None
-        ):  # drawn now: in the middle of an epoch it would move the streams that the model draws from
-            self._seed = self.share.ranks.from_zero(self._draw_seed() if seed is None else seed)
+        if self._seed is None:  # drawn now, because a draw during the epoch would change the model's numbers
+            self._seed = self.sharding.ranks.from_zero(self._draw_seed() if seed is None else seed)
         if self._restored:
-            self._go_on()
+            self._reopen_passes()
         if self.cursor.epoch != epoch or (position == 0 and self.cursor.position):
             self.cursor.begin(epoch)
             for name, state in self._unread().items():
@@ -97,17 +90,17 @@ class MixedLoader:
         cursor, names = self.cursor, self.cursor.names
         for index in cursor:
             if index >= len(names):
-                names = cursor.names  # one was added
+                names = cursor.names  # a loader was added
             name = names[index]
             self._newest = ("", 0, 0)
             batch = next(self._stream(index, name), _NOTHING)
             if batch is _NOTHING:
                 self._refuse_short(index, name)
                 if not cursor.ended(index):
-                    continue  # the others go on without it
+                    continue  # the other loaders continue without it
                 del self._streams[index]
                 if (batch := next(self._stream(index, name), _NOTHING)) is _NOTHING:
-                    cursor.ended(index)  # says that it has nothing to give
+                    cursor.ended(index)  # raises, because the loader is empty
             self._newest = (name, 0, 0)
             self.batches_drawn[name] += 1
             if self._is_alone:
@@ -117,38 +110,36 @@ class MixedLoader:
         self._finish_passes()
 
     def count(self, samples: int, tokens: int) -> None:
-        """What the newest batch holds; with several ranks those of all of them, once they know."""
+        """Add the samples and tokens of the newest batch, over all ranks."""
         name = self._newest[0]
         self._newest = (name, samples, tokens)
         self.samples[name] += samples
         self.tokens[name] += tokens
 
     def _finish_passes(self) -> None:
-        """Let loaders that have given all their batches run to their end, where one may put itself back to
-        its beginning.
-        """
+        """Read loaders without further batches to their end, where a loader may reset itself."""
         for index, stream in self._streams.items():
             if self.cursor.reading(index)[1] == 0:
                 next(stream, None)
 
     def _stream(self, index: int, name: str) -> Iterator[Any]:
         if index not in self._streams:
-            passes, read = self._place_of_pick(index, name)
+            passes, read = self._position_of_pick(index, name)
             self._streams[index] = self.loaders[name].open(passes, read, self._seed)
         return self._streams[index]
 
-    def _place_of_pick(self, index: int, name: str) -> tuple[int, int]:
-        """Which pass the batch that is just being picked belongs to, and which of its batches it is."""
+    def _position_of_pick(self, index: int, name: str) -> tuple[int, int]:
+        """Return the pass of the batch that is being picked, and its position in the pass."""
         passes, read = self.cursor.reading(index)
         return (passes, read - 1) if read else (passes - 1, (self.cursor.lengths.get(name) or 1) - 1)
 
     def _refuse_short(self, index: int, name: str) -> None:
-        """A loader that is sure of its length and ends before hides an error of its dataset."""
-        loader, (_, read) = self.loaders[name], self._place_of_pick(index, name)
+        """Raise if a loader with a certain length ends early, which hides an error in its dataset."""
+        loader, (_, read) = self.loaders[name], self._position_of_pick(index, name)
         if loader.is_exact and loader.length is not None and 0 < read < loader.length:
             raise OptionError(
                 f"The training loader {name!r} ended after {read} of {loader.length} batches. "
-                "Does its dataset raise StopIteration?"
+                "Check whether its dataset raises StopIteration."
             )
 
     def _draw_seed(self) -> int | None:
@@ -157,24 +148,20 @@ class MixedLoader:
         return int(torch.randint(2**62, ()).item())
 
     def _unread(self) -> dict[str, Any]:
-        """Passes that were under way when the checkpoint was made, and of which nothing has
-        been read since.
-        """
+        """Return the open passes of the checkpoint from which nothing has been read since."""
         return {
             name: state
             for name, (given, state) in self._left.items()
             if name in self.loaders and self.batches_drawn[name] == given
         }
 
-    def _go_on(self) -> None:
-        """Open passes that are under way: now, for if the epoch ends before their turn comes, the next one
-        must be new.
-        """
+    def _reopen_passes(self) -> None:
+        """Open the unfinished passes now, so that a loader starts a new pass if the epoch ends before it."""
         self._restored = {}
         if missing := [name for name in self.cursor.drawn_from if name not in self.loaders]:
             raise CheckpointError(
-                f"The checkpoint draws batches from {', '.join(map(repr, missing))}, and this run has only "
-                f"{', '.join(map(repr, self.loaders))}. Pass it, or add it in on_train_start."
+                f"The checkpoint uses the training loaders {', '.join(map(repr, missing))}, but this run has "
+                f"only {', '.join(map(repr, self.loaders))}. Pass them, or add them in on_train_start."
             )
         for index, name in enumerate(self.cursor.names):
             passes, read = self.cursor.reading(index)
@@ -182,11 +169,9 @@ class MixedLoader:
                 self._streams[index] = self.loaders[name].open(passes, read, self._seed)
 
     def state_dict(self, epoch: int, position: int) -> dict[str, Any]:
-        """Where the mixture stands, and each of its loaders. A batch that was drawn and not trained on comes
-        again.
-        """
+        """Return the state of the mixture and its loaders. A batch that was not trained on is drawn again."""
         cursor = self.cursor
-        self._finish_passes()  # a sampler may draw from its generator once more when it ends
+        self._finish_passes()  # a sampler may draw from its generator again at its end
         is_over = cursor.epoch != epoch
         counts = {
             "samples": dict(self.samples),
@@ -198,17 +183,17 @@ class MixedLoader:
             for kind, number in (("samples", samples), ("tokens", tokens), ("batches", 1)):
                 counts[kind][name] -= number
         with cursor.as_of(cursor.position if is_over else position):
-            places = {name: cursor.reading(index) for index, name in enumerate(cursor.names)}
-            if is_over:  # the next epoch begins a new pass of each
-                places = {name: (passes + (read > 0), 0) for name, (passes, read) in places.items()}
+            positions = {name: cursor.reading(index) for index, name in enumerate(cursor.names)}
+            if is_over:  # the next epoch starts a new pass of each loader
+                positions = {name: (passes + (read > 0), 0) for name, (passes, read) in positions.items()}
             states = {
-                name: self.loaders[name].state_dict(*place)
-                for name, place in places.items()
+                name: self.loaders[name].state_dict(*pass_and_batch)
+                for name, pass_and_batch in positions.items()
                 if name in self.loaders
             }
             left = {
                 name: self.loaders[name].state_dict(passes + 1, 0)
-                for name, (passes, read) in places.items()
+                for name, (passes, read) in positions.items()
                 if read and name in self.loaders
             } | self._unread()
             return {
@@ -222,20 +207,19 @@ class MixedLoader:
             }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Stand where this was saved; the first epoch that is opened goes on there. A second time it changes
-        nothing.
-        """
-        if saved is self._taken:
+        """Continue from the saved state in the first epoch that is opened. Ignore the same state again."""
+        if saved is self._loaded:
             return
         if saved.get("kind") != "mixture":
             raise OptionError(
-                f"The checkpoint was made with one training loader; this run mixes {', '.join(self.loaders)}."
+                "The checkpoint was saved with one training loader; this run mixes "
+                f"{', '.join(self.loaders)}."
             )
-        self._taken = self._restored = saved
+        self._loaded = self._restored = saved
         self.cursor.load_state_dict(saved["cursor"], awaited=saved["loaders"])
         here = {name: state for name, state in saved["loaders"].items() if name in self.loaders}
-        if any(self.loaders[name].is_cut_otherwise(state) for name, state in here.items()):
-            self.cursor.cut_anew({name: self.loaders[name].left_of(state) for name, state in here.items()})
+        if any(self.loaders[name].has_other_batches(state) for name, state in here.items()):
+            self.cursor.rebatch({name: self.loaders[name].left_of(state) for name, state in here.items()})
         self._seed, self.began_with = saved["seed"], saved["began_with"]
         for name, state in here.items():
             self.loaders[name].load_state_dict(state)
@@ -251,88 +235,80 @@ class MixedLoader:
 
     @property
     def names(self) -> list[str]:
-        """The loaders that are drawn from, or will be from the next window on."""
+        """Return the loaders of the mixture, with changes that take effect at the next window."""
         return list(self.cursor.latest[1])
 
     @property
     def weights(self) -> dict[str, float]:
-        """What was asked for last; empty if the order goes by no weights."""
+        """Return the newest weights; empty if the order does not use weights."""
         return dict(self.cursor.latest[0].weights)
 
     def set_weights(self, weights: Mapping[str, float]) -> int:
-        """New weights from the next window on; names that are not given keep theirs. Returns the position of
-        that window.
-        """
+        """Change weights from the next window on, and return its position. Other loaders keep theirs."""
         return self._revise(f"weights {dict(weights)}", self._with_weights(weights))
 
     update_weights = set_weights
 
     def check_weights(self, weights: Mapping[str, float]) -> None:
-        """Fail as `set_weights` would, and change nothing: for hooks that know beforehand what they will ask
-        for.
-        """
+        """Raise as `set_weights` would, without a change: for hooks that know their weights in advance."""
         check(self._with_weights(weights), self.names, self.cursor.latest[1])
 
     def _with_weights(self, weights: Mapping[str, float]) -> Mixture:
         mixture = self.cursor.latest[0]
         if mixture.order not in ("weighted", "random"):
             raise OptionError(
-                f"order={mixture.order!r} goes by no weights; train with Mixture('weighted', weights=...)."
+                f"order={mixture.order!r} does not use weights; train with Mixture('weighted', weights=...)."
             )
         return replace(mixture, weights={**mixture.weights, **weights})
 
     def add(self, name: str, loader: Any, weight: float | None = None) -> int:
-        """A further loader from the next window on; where weights count, it needs one."""
+        """Add a loader from the next window on; return its position. It needs a weight if others have one."""
         mixture, lengths = self.cursor.latest
         if name in self._restored.get("loaders", {}) and name not in self.loaders:
-            return self._add_again(name, loader)
+            return self._add_restored(name, loader)
         if name in lengths:
-            raise OptionError(f"There is a loader named {name!r} already; loaders: {', '.join(lengths)}.")
+            raise OptionError(f"There is already a loader named {name!r}; loaders: {', '.join(lengths)}.")
         if mixture.weights and weight is None:
             raise OptionError(
-                f"The loader {name!r} needs a weight, as the others have one: {mixture.weights}."
+                f"The loader {name!r} needs a weight, because the others have one: {mixture.weights}."
             )
-        made = self._made_again(name, loader) if name in self.loaders else self._made_of(name, loader)
+        made = self._readd(name, loader) if name in self.loaders else self._make_loader(name, loader)
         weights = {**mixture.weights, name: weight} if weight is not None else mixture.weights
         at = self._revise(
             f"{name!r} added", replace(mixture, weights=weights), {**lengths, name: made.length}
         )
         if name not in self.loaders:
-            self._take_in(made)
+            self._register(made)
         return at
 
-    def _made_of(self, name: str, source: Any) -> Loader:
-        (made,) = make_loaders({name: source}, 1.0, "train", self.share)
+    def _make_loader(self, name: str, source: Any) -> Loader:
+        (made,) = make_loaders({name: source}, 1.0, "train", self.sharding)
         made.agree()
         return made
 
-    def _take_in(self, made: Loader) -> None:
+    def _register(self, made: Loader) -> None:
         self.loaders[made.name] = made
         self._all.append(made)
         for counts in (self.samples, self.tokens, self.batches_drawn):
             counts.setdefault(made.name, 0)
 
-    def _add_again(self, name: str, source: Any) -> int:
-        """One that was added before the checkpoint was made: it is part of the mixture already, and goes on
-        where it was.
-        """
-        made = self._made_of(name, source)
+    def _add_restored(self, name: str, source: Any) -> int:
+        """Add a loader that is already part of the restored mixture, and restore its position."""
+        made = self._make_loader(name, source)
         made.load_state_dict(self._restored["loaders"][name])
-        self._take_in(made)
+        self._register(made)
         return self.cursor.next_window
 
-    def _made_again(self, name: str, source: Any) -> Loader:
-        """One that was taken out comes back and goes on where it was; another one under its name would be
-        taken for it.
-        """
+    def _readd(self, name: str, source: Any) -> Loader:
+        """Return a loader that was removed before, to continue it. Raise if the source is another one."""
         if self.loaders[name].source is not source:
             raise OptionError(
-                f"There was another loader named {name!r} in this run; give the new one a name of its own."
+                f"There was another loader named {name!r} in this run; use a different name for the new one."
             )
         return self.loaders[name]
 
     def remove(self, name: str) -> int:
-        """Draw nothing more from a loader, from the next window on."""
+        """Remove a loader from the next window on; return its position."""
         mixture, lengths = self.cursor.latest
         if name not in lengths:
             raise OptionError(
@@ -340,7 +316,7 @@ class MixedLoader:
             )
         if len(lengths) == 1:
             raise OptionError(
-                f"{name!r} is the only loader that is drawn from; add another one before you remove it."
+                f"{name!r} is the only loader of the mixture; add another one before you remove it."
             )
         pattern = [each for each in mixture.pattern if each != name]
         if mixture.pattern and not pattern:
@@ -357,13 +333,11 @@ class MixedLoader:
         return self._revise(f"{name!r} removed", rest, _without(name, lengths))
 
     def rebuild_schedule(self, **settings: Any) -> int:
-        """Any settings of `Mixture` anew, from the next window on: `rebuild_schedule(order="random",
-        burst=4)`.
-        """
+        """Change settings from the next window on, as in `rebuild_schedule(order="random", burst=4)`."""
         known = [name for name in self.cursor.latest[0].to_dict() if name not in FIXED]
         for name in settings:
             if name in FIXED:
-                raise OptionError(f"{name} belongs to the whole run and cannot be changed while it goes on.")
+                raise OptionError(f"{name} is fixed for the whole run and cannot be changed during it.")
             if name not in known:
                 raise OptionError(
                     f"Mixture has no setting {name!r}.{closest(name, known)} Settings: {', '.join(known)}."
@@ -377,12 +351,10 @@ class MixedLoader:
         self.changed(f"{what}, from batch {at} of epoch {self.cursor.epoch} on")
         return at
 
-    # ---- what it came to -----------------------------------------------------------------------------------
+    # ---- results -------------------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
-        """Per loader: samples and tokens so far, and its part of the batches beside the part that was asked
-        for.
-        """
+        """Return the samples, tokens and proportion of each loader so far, with the requested proportion."""
         found: dict[str, float] = {}
         weights = self.cursor.mixture.weights
         parts = proportions(self.batches_drawn, weights)
@@ -404,7 +376,7 @@ def _without(name: str, table: Mapping[str, T]) -> dict[str, T]:
 
 
 class OneLoader:
-    """`trainer.loaders` of a run with a single training loader: nothing to mix."""
+    """`trainer.loaders` of a run with a single training loader and no mixture."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = names
@@ -414,5 +386,5 @@ class OneLoader:
             raise AttributeError(name)
         raise HooklineError(
             f"trainer.loaders.{name}: this run does not mix training loaders. Pass several by name, "
-            "fit(train={'web': ..., 'code': ...}), or one with a mixture, to change them meanwhile."
+            "fit(train={'web': ..., 'code': ...}), or one with a mixture, to change them during the run."
         )

@@ -1,5 +1,5 @@
-"""The order of a map-style loader: its sampler, drawn in a random stream of its own, dealt to ranks, begun at
-any position.
+"""The order of a map-style loader: indices from its sampler, drawn in a separate random stream, sharded over
+ranks, from any position on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hookline.data.sharding import END, ShardedSampler, ShardPlan
 from hookline.data.sources import has_state
 from hookline.data.workers import Keyed
 
-SETTLED = (
+DRAWS_ONCE = (
     BatchSampler,
     RandomSampler,
     SequentialSampler,
@@ -38,45 +38,40 @@ SETTLED = (
     tuple,
     range,
 )
-"""These draw from the global streams when they are asked for the first index, and never again."""
+"""Samplers that draw from the global random streams only for the first index."""
 
 
 class Order:
-    """Stands in for the user's sampler in the copy of a loader that Hookline iterates over; one for all of
-    its epochs.
-    """
+    """A replacement for the user's sampler in the copy of the loader that Hookline reads, for all epochs."""
 
     def __init__(
         self, sampler: Any, generators: Found, ahead: int, shard_plan: ShardPlan, trains: bool
     ) -> None:
         self.sampler = sampler
         self.shard_plan = shard_plan
-        self.dealt = ShardedSampler(sampler, shard_plan, trains)
+        self.sharded = ShardedSampler(sampler, shard_plan, trains)
         self.generators = generators
         self.ahead = ahead
-        """Batches that the workers are given in advance; 0 without workers."""
+        """Batches that the workers prefetch; 0 without workers."""
         inner = getattr(sampler, "sampler", None)
-        self.settled = type(sampler) in SETTLED and (inner is None or type(inner) in SETTLED)
+        self.draws_once = type(sampler) in DRAWS_ONCE and (inner is None or type(inner) in DRAWS_ONCE)
         self.stateful = next((each for each in (sampler, inner) if has_state(each)), None)
         self.check = None if self.stateful is None else StateCheck(self.stateful, trains)
         self.may_be_spent = False
-        """Whether the sampler has taken up a state that may be that of a finished pass."""
+        """Whether the sampler has loaded a state that may be that of a finished pass."""
         self.begin(0, 0, 0, None)
 
     def begin(self, key: int, position: int, passed_over: int, limit: int | None) -> None:
-        """Settle the next pass: what its randomness comes from, which batch is the first, and after how many
-        it ends.
+        """Set up the next pass: its seed, its first batch, and the number of batches after which it ends.
 
-        `passed_over`: samples of all ranks, or batches of theirs, that come before this rank's first batch.
+        passed_over: samples or batches of all ranks that come before this rank's first batch.
         """
         self.key, self.position, self.passed_over, self.limit = key, position, passed_over, limit
         self.shard_plan.short.clear()
         self.begins: dict[str, Any] | None = None
-        """What its generators begin this pass with; known when the first index is drawn, or from a
-        checkpoint.
-        """
-        self.goes_on = False
-        """Whether the sampler has been put to the position by its own state."""
+        """The generators' states at the start of this pass; set at the first index, or by a checkpoint."""
+        self.is_positioned = False
+        """Whether the sampler's own state has moved it to the position."""
         self.drawn = position
         self.states: deque[tuple[int, Any]] = deque(maxlen=self.ahead + 2)
 
@@ -84,23 +79,24 @@ class Order:
         return len(self.sampler)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["sampler"], name)  # batch_size and the like
+        return getattr(self.__dict__["sampler"], name)  # such as batch_size
 
     def __iter__(self) -> Iterator[Any]:
-        """The pass that was settled. Its body begins with the first index, when whoever iterates has drawn
-        what it needs.
+        """Yield the indices of the pass that `begin` has set up.
+
+        This is a generator, so the states are taken at the first index, after the loader's own draws.
         """
         if self.begins is not None:
             put_back(self.generators, self.begins)
         self.begins = states_of(self.generators)
         stream, rank = OwnStream(self.key), self.shard_plan.rank
-        place, is_first = self.position, True
-        self._keep_state(place)
+        position, is_first = self.position, True
+        self._save_state(position)
         if self.check is not None:
-            self.check.open(place)
+            self.check.open(position)
         indices = self._start(stream)
-        while self.limit is None or place < self.limit:
-            if self.settled and not is_first:
+        while self.limit is None or position < self.limit:
+            if self.draws_once and not is_first:
                 index = next(indices, END)
             else:
                 with stream:
@@ -110,40 +106,36 @@ class Order:
             if is_first and self.check is not None:
                 self.check.after_first()
             is_first = False
-            self.drawn = place = place + 1
-            self._keep_state(place)
-            yield Keyed(key_of(self.key, place, *([rank] if rank else [])), index) if self.ahead else index
+            self.drawn = position = position + 1
+            self._save_state(position)
+            yield Keyed(key_of(self.key, position, *([rank] if rank else [])), index) if self.ahead else index
 
     def _start(self, stream: OwnStream) -> Iterator[Any]:
         with stream:
-            indices = self.dealt.begin(self.position, 0 if self.goes_on else self.passed_over)
+            indices = self.sharded.begin(self.position, 0 if self.is_positioned else self.passed_over)
             if not self.may_be_spent:
                 return indices
             first = next(indices, END)
             self.may_be_spent = first is END and self.position > 0
             if (
                 first is END and self.position == 0
-            ):  # the state was that of a finished pass, and this is a new one
-                indices = self.dealt.begin(0, 0)
+            ):  # the state was that of a finished pass; this is a new one
+                indices = self.sharded.begin(0, 0)
         return indices if first is END else itertools.chain((first,), indices)
 
     def go_to(self, state: Any, is_stuck: bool) -> None:
-        """Restore the sampler. Nothing has to be drawn to get to its position, unless its state does not
-        advance.
-        """
+        """Restore the sampler's state. It is then at its position, unless the state does not advance."""
         assert self.stateful is not None and self.check is not None
         self.stateful.load_state_dict(state)
         self.check.is_stuck = is_stuck
-        self.goes_on = self.may_be_spent = not is_stuck
+        self.is_positioned = self.may_be_spent = not is_stuck
 
     def state_at(self, position: int) -> Any:
-        """The sampler's own state when the batch before this position had been drawn, however far workers are
-        ahead.
-        """
+        """Return the sampler's state at a position, even if the workers have prefetched further batches."""
         assert self.stateful is not None
-        kept = [state for place, state in self.states if place == position]
-        return kept[0] if kept else self.stateful.state_dict()
+        saved = [state for saved_at, state in self.states if saved_at == position]
+        return saved[0] if saved else self.stateful.state_dict()
 
-    def _keep_state(self, place: int) -> None:
+    def _save_state(self, position: int) -> None:
         if self.ahead and self.stateful is not None:
-            self.states.append((place, copy.deepcopy(self.stateful.state_dict())))
+            self.states.append((position, copy.deepcopy(self.stateful.state_dict())))

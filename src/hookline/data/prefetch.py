@@ -1,6 +1,4 @@
-"""Batches fetched ahead by a thread, in their order: the next ones are ready, and on their device, while the
-model trains.
-"""
+"""Prefetch batches in a thread, in order, so that the next ones are on the device while the model trains."""
 
 from __future__ import annotations
 
@@ -12,19 +10,17 @@ from typing import Any
 from hookline.util.processes import join
 
 THREAD_TIMEOUT = 1.0
-"""Seconds that closing waits for a batch which is just being fetched; a source that blocks for longer is left
-to itself.
-"""
+"""Seconds that closing waits for a batch that is being fetched; after that, the thread is abandoned."""
 _END: Any = object()
 
 
 def ahead(
     batches: Iterator[Any], depth: int, move: Callable[[Any], Any] | None = None
 ) -> Generator[Any, None, None]:
-    """The same batches, of which a thread keeps up to `depth` ready, moved by `move`.
+    """Yield the batches; a thread prefetches up to `depth` of them and applies `move`.
 
-    Never more than `depth` are fetched and not handed out. An error comes out where its batch would have. The
-    random streams belong to the whole process: do not use it for a source that draws from them as it is read.
+    An error is raised at the position of its batch. Do not use it for a source that draws from the process's
+    random streams while it is read.
     """
     if depth < 1:
         yield from batches if move is None else map(move, batches)
@@ -40,13 +36,13 @@ def ahead(
                 return
             fetching.free.release()
             yield batch
-            del batch  # not kept alive while the next one is waited for
+            del batch  # frees its memory while the next one is awaited
     finally:
         fetching.stop()
 
 
 class _Fetching:
-    """The thread, and what it shares with whoever takes the batches."""
+    """The thread and its queue."""
 
     def __init__(self, batches: Iterator[Any], depth: int, move: Callable[[Any], Any] | None) -> None:
         self.batches, self.move = batches, move
@@ -56,7 +52,7 @@ class _Fetching:
         self.thread = threading.Thread(target=self.fetch, name="hookline-prefetch", daemon=True)
 
     def fetch(self) -> None:
-        """Until the source ends or fails, or nobody wants more."""
+        """Fetch batches until the source ends or fails, or `stop` is called."""
         try:
             while True:
                 self.free.acquire()
@@ -68,14 +64,12 @@ class _Fetching:
                 self.ready.put((batch, None))
                 if batch is _END:
                     return
-                del batch  # one that is waiting for its turn belongs to the queue alone
-        except (
-            BaseException
-        ) as error:  # also what a source raises to end the run: it is the other thread's to handle
+                del batch  # only the queue may keep it alive
+        except BaseException as error:  # the reading thread raises it
             self.ready.put((_END, error))
 
     def stop(self) -> None:
-        """Nothing more is fetched."""
+        """Stop fetching and wait for the thread."""
         self.is_over = True
         self.free.release()
-        join(self.thread, THREAD_TIMEOUT, "it still waits for the next batch of its loader")
+        join(self.thread, THREAD_TIMEOUT, "it is still waiting for the next batch of its loader")

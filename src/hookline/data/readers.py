@@ -1,5 +1,5 @@
-"""The ways to read a source of batches from a position on: by index, by its own state, by reading again, or
-as a list.
+"""Readers of a source of batches from a position on: by index, by its own state, by reading it again, or as
+a list.
 """
 
 from __future__ import annotations
@@ -36,27 +36,23 @@ Saved = dict[str, Any]
 
 
 class Reader:
-    """One way to read. `saved` is what `state` gave when the checkpoint was made, in the pass that is opened
-    now if `in_pass`.
-    """
+    """A way to read a source. `saved` is a result of `state`, of the pass that is opened if `in_pass`."""
 
     kind = ""
     how = ""
-    """What `describe` returns."""
+    """The text that `describe` returns."""
     caps = False
     """Whether it ends a pass at the limit itself."""
     is_sharded = False
-    """Whether it reads this rank's batches only; else those of all ranks, one after the other."""
+    """Whether it reads only this rank's batches, not those of all ranks."""
     may_run_ahead = False
-    """Whether a thread may fetch its batches in advance: nothing is drawn from the process's random streams
-    for them.
-    """
-    moves_on = False
-    """Whether its state is that of the present moment, however far it was read."""
+    """Whether a thread may prefetch its batches, because they do not use the process's random streams."""
+    state_is_current = False
+    """Whether its state is the source's current one, which includes prefetched batches."""
 
     def __init__(self) -> None:
         self.generators: Found = {}
-        """Those whose states decide what a pass yields."""
+        """The generators that determine the batches of a pass."""
         self.begins: dict[str, Any] = {}
 
     def describe(self) -> str:
@@ -66,27 +62,23 @@ class Reader:
     def open(
         self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None
     ) -> Iterator[Any]:
-        """A pass from the position on. `passed_over`: the samples or batches of all ranks that come before
-        it.
-        """
+        """Return a pass from a position on. passed_over: samples or batches of all ranks before it."""
         raise NotImplementedError
 
     def state(self, in_pass: bool, position: int) -> Saved:
-        """What `open` needs to get to the position again; in no pass: to begin the next one."""
+        """Return the state for `open` to continue at the position, or without a pass, to start the next."""
         return {"generators": self.begins if in_pass else states_of(self.generators)}
 
     def checked(self, saved: Saved, position: int) -> Saved:
-        """Mark what `state` returned at this position of the present pass if it does not say where the pass
-        is.
-        """
+        """Mark a result of `state` that does not determine the position in the current pass."""
         return saved
 
     def any_batch(self, key: int) -> Any:
-        """A batch for a rank that has none left in its pass: the first one of another pass."""
+        """Return the first batch of another pass, for a rank without a batch in its pass."""
         return next(self.open(key, 0, 0, None, None), END)
 
     def close(self) -> None:
-        """End the workers that are still there."""
+        """End the workers."""
 
     def _begin(self, saved: Saved | None) -> None:
         if saved is not None:
@@ -95,7 +87,7 @@ class Reader:
 
 
 class ListReader(Reader):
-    """Batches that are there already."""
+    """A reader of a list of batches."""
 
     kind = "list"
     how = "as a list: its batches are used as they are"
@@ -108,14 +100,12 @@ class ListReader(Reader):
     def open(
         self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None
     ) -> Iterator[Any]:
-        """Nothing is random, nothing is read."""
+        """Return the batches from the position on."""
         return itertools.islice(self.source, passed_over, None)
 
 
 class IndexReader(Reader):
-    """A DataLoader over a dataset with indices: the order is drawn again up to the position, the dataset is
-    not touched.
-    """
+    """A reader of a DataLoader over a map-style dataset: draws the order again without reading samples."""
 
     kind = "indices"
 
@@ -132,18 +122,19 @@ class IndexReader(Reader):
         in_main = loader.num_workers == 0
         self.current = find_generators(dataset=loader.dataset) if in_main else {}
         self.stateful: Any = loader.dataset if in_main and has_state(loader.dataset) else None
-        self.moves_on = bool(self.current) or self.stateful is not None
+        self.state_is_current = bool(self.current) or self.stateful is not None
         ahead = 0 if in_main else loader.num_workers * (loader.prefetch_factor or 1)
         self.order = Order(sampler, self.generators, ahead, shard_plan, trains)
         self.caps = type(loader).__iter__ is DataLoader.__iter__
         self.copy = PrivateCopy(loader, self.order)
-        # workers that stay have one iterator for all passes, which the thread of the last pass may still be
-        # in
-        lasting = in_main or loader.persistent_workers
-        self.may_run_ahead = not lasting and self.caps and self.order.settled and self.order.stateful is None
+        # persistent workers have one iterator for all passes, which the thread of the last pass may still use
+        is_reused = in_main or loader.persistent_workers
+        self.may_run_ahead = (
+            not is_reused and self.caps and self.order.draws_once and self.order.stateful is None
+        )
 
     def describe(self) -> str:
-        """Look at the loader as it is now: what is possible may change with its dataset."""
+        """Return how it reads the loader now; this may change with its dataset."""
         loader = self.loader
         if loader.num_workers:
             return f"by index, with torch's iterator and {loader.num_workers} workers"
@@ -159,7 +150,7 @@ class IndexReader(Reader):
     def open(
         self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None
     ) -> Iterator[Any]:
-        """The indices before the position are drawn and passed over."""
+        """Draw and skip the indices before the position."""
         by_reading = saved is not None and saved["in_pass"] and not saved["by_index"]
         first = (0, 0) if by_reading else (position, passed_over)
         self.order.begin(key, *first, limit if self.caps else None)
@@ -170,7 +161,7 @@ class IndexReader(Reader):
         return read_again(batches, position) if by_reading else batches
 
     def close(self) -> None:
-        """End the workers that are still there."""
+        """End the workers."""
         self.copy.close()
 
     def _restore(self, saved: Saved, by_reading: bool) -> None:
@@ -181,22 +172,21 @@ class IndexReader(Reader):
             self.order.go_to(saved["sampler"], saved.get("is_stuck", False))
             if not saved.get("is_stuck", False):
                 return
+        # a new iterator also draws from the generators, except for persistent workers after the first pass;
+        # in these cases `Order` restores the states at the first index
         if saved["in_pass"] or (saved["opened"] and self.loader.persistent_workers):
-            self.order.begins = saved[
-                "generators"
-            ]  # as of the first index: making a loader's iterator draws from them too,
-        else:  # but only once for one whose workers stay
+            self.order.begins = saved["generators"]
+        else:
             put_back(self.generators, saved["generators"])
 
     def state(self, in_pass: bool, position: int) -> Saved:
-        """The order's beginning, and the present state of what lives on in the main process."""
+        """Return the generators at the start of the order, and the current state of the dataset."""
         order, begins = self.order, self.order.begins
         saved: Saved = {
             "generators": begins if in_pass and begins is not None else states_of(self.generators),
             "current": states_of(self.current),
             "opened": self.copy.begun,
-            # an __iter__ of its own need not make one batch of each; near the end that cannot be told when
-            # workers are ahead
+            # a user's __iter__ may not yield one batch per index; prefetching hides it near the end
             "by_index": self.caps or order.drawn == position + order.ahead,
         }
         if self.stateful is not None:
@@ -206,9 +196,7 @@ class IndexReader(Reader):
         return saved
 
     def checked(self, saved: Saved, position: int) -> Saved:
-        """Mark the state of a sampler that does not advance: a resume draws its order again, up to the
-        position.
-        """
+        """Mark the state of a sampler that does not advance; a resume then draws its order again."""
         check = self.order.check
         if check is None or "sampler" not in saved or not check.check(saved["sampler"], position):
             return saved
@@ -216,12 +204,12 @@ class IndexReader(Reader):
 
 
 class StateReader(Reader):
-    """A loader, or the dataset of one without workers, that can say itself where it is."""
+    """A reader of a loader with a state_dict, or without workers, of a dataset with one."""
 
     kind = "state"
     how = "by its own state, which is saved with the run"
     caps = True
-    moves_on = True
+    state_is_current = True
 
     def __init__(self, source: Any, owner: Any, shard_plan: ShardPlan, trains: bool) -> None:
         super().__init__()
@@ -229,21 +217,19 @@ class StateReader(Reader):
         self.source, self.owner = source, owner
         self.copy = None if owner is source else PrivateCopy(source)
         self.may_be_spent = False
-        """Whether it has taken up a state that may be that of a finished pass."""
+        """Whether it has loaded a state that may be that of a finished pass."""
         self.check = StateCheck(owner, trains)
         self.stands_at = 0
         """The batch that the state belongs to, if it does not advance."""
         self.is_over = True
-        """Whether the present pass was read to its end."""
-        self.starts_over = is_stateful_loader(source)
-        """Whether each iterator begins a new pass, also if the one before was left in the middle."""
+        """Whether the current pass was read to its end."""
+        self.restarts = is_stateful_loader(source)
+        """Whether each iterator starts a new pass, even if the previous one was not finished."""
 
     def open(
         self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None
     ) -> Iterator[Any]:
-        """Continue where its state says; read a loader whose state does not advance again, up to the
-        position.
-        """
+        """Continue from the state; if it does not advance, read the batches before the position again."""
         self.stands_at = 0
         is_stuck = False
         if saved is not None and "state" in saved:
@@ -252,9 +238,7 @@ class StateReader(Reader):
             is_stuck = "stands_at" in saved
             self.stands_at = saved["stands_at"] if is_stuck else position
             if saved.get("is_left", False):
-                next(
-                    self._start(key), None
-                )  # begin the pass that was left in the middle and leave it, so that a new one follows
+                next(self._start(key), None)  # start and leave the unfinished pass, so that a new one follows
         batches = self._start(key)
         self.check.open(position, is_stuck)
         if self.may_be_spent:
@@ -263,7 +247,7 @@ class StateReader(Reader):
             batches = read_again(batches, (position - self.stands_at) * self.shard_plan.per_turn)
         self.is_over = False
         batches = itertools.chain(self._first(batches), batches, self._end())
-        # without a limit it is let run to its end, where it may put itself back to the beginning
+        # without a limit, read to the end, where the source may reset itself
         return (
             batches
             if limit is None
@@ -271,7 +255,7 @@ class StateReader(Reader):
         )
 
     def _first(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the first batch, and look at the state when the next one is requested."""
+        """Yield the first batch, and check the state when the next one is requested."""
         batch = next(batches, END)
         if batch is not END:
             yield batch
@@ -282,7 +266,7 @@ class StateReader(Reader):
         yield from ()
 
     def any_batch(self, key: int) -> Any:
-        """The same, and it stands again where it stood."""
+        """Return the first batch of another pass and restore the state."""
         before = copy.deepcopy(self.state(True, 0)["state"])
         batch = super().any_batch(key)
         self.owner.load_state_dict(before)
@@ -294,9 +278,7 @@ class StateReader(Reader):
             return iter(self.source) if self.copy is None else self.copy.begin(key)
 
     def _not_spent(self, batches: Iterator[Any], key: int, position: int) -> Iterator[Any]:
-        """A state saved at a pass's end yields nothing once: that is the end of the old pass, not the new
-        one.
-        """
+        """Yield a pass; start it again if it is empty because the state was that of a finished pass."""
         for batch in batches:
             self.may_be_spent = False
             yield batch
@@ -305,44 +287,39 @@ class StateReader(Reader):
             yield from self._start(key)
 
     def state(self, in_pass: bool, position: int) -> Saved:
-        """Its own."""
+        """Return the source's own state."""
         state = self.owner.state_dict()
         return (
             {"state": state, "is_left": True}
-            if self.starts_over and not in_pass and not self.is_over
+            if self.restarts and not in_pass and not self.is_over
             else {"state": state}
         )
 
     def checked(self, saved: Saved, position: int) -> Saved:
-        """Add the batch that the state belongs to, if it does not advance."""
+        """Add the position of a state that does not advance."""
         return {**saved, "stands_at": self.stands_at} if self.check.check(saved["state"], position) else saved
 
 
 class CountReader(StateReader):
-    """A DataLoader over a dataset whose state is made from the number of samples that were read: MosaicML's
-    StreamingDataset.
-    """
+    """A reader of MosaicML's StreamingDataset, whose state_dict takes the number of samples read."""
 
-    moves_on = False  # the position says it all
+    state_is_current = False  # the position determines the state
 
     def __init__(self, loader: DataLoader[Any], shard_plan: ShardPlan, world_size: int) -> None:
-        super().__init__(
-            loader, loader.dataset, shard_plan, trains=False
-        )  # its state advances, because it is made from the position
+        # trains=False skips the check of the state, which advances because the position determines it
+        super().__init__(loader, loader.dataset, shard_plan, trains=False)
         replication = getattr(loader.dataset, "replication", None)
         self.samples = (
             (loader.batch_size or 1) * world_size // (replication if isinstance(replication, int) else 1)
         )
-        """Samples that all ranks read together for one batch of each."""
+        """Samples in one batch of all ranks."""
         self.unread: Saved | None = None
-        """A state that was loaded, and of which nothing was read yet."""
+        """A loaded state from which nothing was read yet."""
 
     def open(
         self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None
     ) -> Iterator[Any]:
-        """Continue at the sample of its state. If nothing was left to read of a restored pass, begin the next
-        epoch.
-        """
+        """Continue at the sample of the state, or at the next epoch if a restored pass had nothing left."""
         if saved is None and self.unread is not None:
             saved = {"state": {**self.unread, "epoch": self.unread["epoch"] + 1, "sample_in_epoch": 0}}
         self.unread = None if saved is None else saved["state"]
@@ -355,16 +332,16 @@ class CountReader(StateReader):
             yield batch
 
     def state(self, in_pass: bool, position: int) -> Saved:
-        """Return the state at the position, or at the beginning of the next pass."""
+        """Return the state at the position, or at the start of the next pass."""
         state = self.owner.state_dict(num_samples=position * self.samples, from_beginning=True)
         return {"state": state if in_pass else {**state, "epoch": state["epoch"] + 1}}
 
 
 class StreamReader(Reader):
-    """Anything else that yields batches: read again up to the position, with random streams of its own."""
+    """A reader of any other iterable: reads it again up to the position, with separate random streams."""
 
     kind = "stream"
-    how = "as an iterable, with random streams of its own; a resume reads the epoch again"
+    how = "as an iterable, with separate random streams; a resume reads the epoch again"
 
     def __init__(self, source: Any) -> None:
         super().__init__()
@@ -379,23 +356,23 @@ class StreamReader(Reader):
     def open(
         self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None
     ) -> Iterator[Any]:
-        """The randomness of what is read does not mix with the main streams, so it can be read again."""
+        """Open a pass with separate random streams, so that the same batches can be read again."""
         self._begin(saved)
         stream = OwnStream(key)
         with stream:
             batches = iter(self.source) if self.copy is None else self.copy.begin(key)
         if not self.workers:
-            batches = inside(stream, batches)
+            batches = with_stream(stream, batches)
         return read_again(batches, passed_over) if passed_over else batches
 
     def close(self) -> None:
-        """End the workers that are still there."""
+        """End the workers."""
         if self.copy is not None:
             self.copy.close()
 
 
-def inside(stream: OwnStream, batches: Iterator[Any]) -> Iterator[Any]:
-    """Every batch is made with these random streams in place of the main ones."""
+def with_stream(stream: OwnStream, batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches, each read with these random streams instead of the main ones."""
     while True:
         with stream:
             batch = next(batches, END)
@@ -405,13 +382,13 @@ def inside(stream: OwnStream, batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def read_again(batches: Iterator[Any], count: int) -> Iterator[Any]:
-    """Pass over the first batches, and say what that took."""
+    """Skip the first batches and log how long it took."""
     began = time.monotonic()
     read = sum(1 for _ in itertools.islice(batches, count))
     log.warning(
-        "To go on where the run was, %d batches were read again, which took %.1f s: the loader cannot be "
-        "told where to begin. One with state_dict and load_state_dict, or a dataset with indices, goes on "
-        "at once.",
+        "To continue at the saved position, %d batches were read again, which took %.1f s: the loader "
+        "cannot start at a position. A loader with state_dict and load_state_dict, or a map-style dataset, "
+        "continues immediately.",
         read,
         time.monotonic() - began,
     )
@@ -419,9 +396,7 @@ def read_again(batches: Iterator[Any], count: int) -> Iterator[Any]:
 
 
 class PrivateCopy:
-    """The user's loader with our order, and with workers that know whose randomness they draw from. The
-    user's stays as it is.
-    """
+    """A copy of the user's loader with our order, and with workers that are seeded for each batch."""
 
     def __init__(self, loader: DataLoader[Any], order: Order | None = None) -> None:
         self.loader, self.order = loader, order
@@ -430,14 +405,12 @@ class PrivateCopy:
         self.batches: Iterator[Any] | None = None
 
     def begin(self, key: int) -> Iterator[Any]:
-        """Iterate over a new copy, so that changes of the user's loader count; over the same one if its
-        workers stay.
-        """
+        """Iterate over a new copy with the user's latest changes; with persistent workers, over the same."""
         self.begun = True
         if self.made is not None and self.loader.persistent_workers:
             self.batches = iter(self.made)
             return self.batches
-        self.close()  # workers of a pass that was left early end before new ones begin
+        self.close()  # end the workers of an unfinished pass before new ones start
         self.made = self._make(key)
         if self.order is not None and reads_directly(self.made):
             self.batches = direct_batches(self.made)
@@ -449,31 +422,27 @@ class PrivateCopy:
     def _make(self, key: int) -> DataLoader[Any]:
         loader, order = self.loader, self.order
         made = copy.copy(loader)
-        inside = made.__dict__  # a DataLoader refuses assignment
-        inside["_iterator"] = None
+        attributes = made.__dict__  # a DataLoader refuses assignment
+        attributes["_iterator"] = None
         if order is not None:
-            inside["sampler" if loader.batch_sampler is None else "batch_sampler"] = order
-        if (
-            loader.generator is None
-        ):  # else it would draw the workers' seed from the main stream, for every iterator
-            inside["generator"] = torch.Generator().manual_seed(key)
+            attributes["sampler" if loader.batch_sampler is None else "batch_sampler"] = order
+        if loader.generator is None:  # an iterator would draw the workers' seed from the main stream
+            attributes["generator"] = torch.Generator().manual_seed(key)
         if loader.num_workers:
-            inside["worker_init_fn"] = WorkerStart(loader.worker_init_fn)
+            attributes["worker_init_fn"] = WorkerStart(loader.worker_init_fn)
             if order is not None:
-                inside["dataset"] = KeyedDataset(loader.dataset)
+                attributes["dataset"] = KeyedDataset(loader.dataset)
         return made
 
     def close(self) -> None:
-        """End the workers now. Left to the garbage collector each would be waited for in vain, five seconds
-        long.
-        """
+        """End the workers now, because the garbage collector would wait five seconds for each."""
         batches, self.made, self.batches = self.batches, None, None
         if batches is not None:
             end_workers(batches)
 
 
 def reader_for(source: Any, shard_plan: ShardPlan, trains: bool, world_size: int = 1) -> Reader:
-    """The best way to read a source."""
+    """Return the best reader for a source."""
     if isinstance(source, list | tuple):
         return ListReader(source)
     if isinstance(source, DataLoader) and takes_sample_count(source.dataset):

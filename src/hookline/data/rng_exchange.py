@@ -1,10 +1,9 @@
-"""Random streams of a reader's own, exchanged with the main ones of Python, numpy and torch around each
+"""Separate random streams for a reader, exchanged with the main ones of Python, NumPy and torch around each
 fetch.
 
-The public state of a stream is slow to read and write: 27 µs for Python's, 95 µs for numpy's, 4 µs for
-torch's. So each stream is exchanged through its memory, as far as a check shows that the memory is laid out
-as assumed. A stream that fails its check is exchanged through its public state; the other two are not
-affected.
+The public state of a stream is slow to read and write: 27 µs for Python's, 95 µs for NumPy's, 4 µs for
+torch's. So each stream is exchanged through its memory, if a check confirms the assumed layout. A stream that
+fails its check is exchanged through its public state; the other two are not affected.
 """
 
 from __future__ import annotations
@@ -22,36 +21,34 @@ import torch
 
 numpy_random: Any = np.random  # its stubs know neither get_bit_generator nor set_bit_generator
 MT_WORDS = 624
-"""The words of a Mersenne twister, which is the generator behind each of the three streams."""
+"""The words of a Mersenne Twister, the generator of all three streams."""
 MT_BYTES = 4 * (MT_WORDS + 1)
-"""The words and the position in them."""
+"""The size of the words and the position in them."""
 TORCH_WORDS = 20
-"""Where the words begin in torch's generator: after its seed, the number of words left, a flag and the
+"""The offset of the words in torch's generator: after its seed, the number of words left, a flag and the
 position.
 """
 TORCH_BYTES = 2544
-"""Torch's generator: seed, counts and words (2520), and the second of a pair of normal numbers, as float and
-as double.
+"""The size of torch's generator: seed, counts and words (2520), and the second of a pair of normal numbers,
+as float and as double.
 """
 TORCH_HEAD = 256
-"""Bytes of torch's object in which its seed is searched."""
+"""Bytes of torch's object in which the seed is searched."""
 Memory = memoryview
 
 
 class Stream(Protocol):
-    """One random stream of a reader's own."""
+    """One separate random stream of a reader."""
 
     def enter(self) -> None:
-        """Keep the main stream and continue with this one in its place."""
+        """Save the main stream and replace it by this one."""
 
     def leave(self) -> None:
-        """Keep this stream and put the main one back."""
+        """Save this stream and restore the main one."""
 
 
 class OwnStream:
-    """Random streams of one reader: inside the block they replace the main ones, from where the last block
-    left them.
-    """
+    """The random streams of one reader. Inside a block, they replace the main ones."""
 
     __slots__ = ("_enter", "_leave")
 
@@ -100,14 +97,14 @@ class PythonWords:
         self._main_gauss: Any = None
 
     def enter(self) -> None:
-        """The second of a pair of normal numbers is an attribute, beside the words."""
+        """Exchange the words, and the second of a pair of normal numbers, which is an attribute."""
         main: Any = self._main
         self._main_words[:] = self._live
         self._live[:] = self._own_words
         self._main_gauss, main.gauss_next = main.gauss_next, self._own_gauss
 
     def leave(self) -> None:
-        """The same the other way round."""
+        """Exchange them back."""
         main: Any = self._main
         self._own_words[:] = self._live
         self._live[:] = self._main_words
@@ -154,18 +151,18 @@ def _has_words(generator: random.Random) -> bool:
 
 
 def _words(generator: random.Random) -> Memory:
-    """The position and the words, which come first in CPython's object."""
+    """Return the position and the words, which are the first fields of CPython's object."""
     return _memory(id(generator) + object.__basicsize__, MT_BYTES)
 
 
-# ---- numpy -------------------------------------------------------------------------------------------------
+# ---- NumPy -------------------------------------------------------------------------------------------------
 
 
 class NumpyGauss:
-    """Numpy's stream, exchanged by the generator behind it.
+    """NumPy's stream, exchanged by its bit generator.
 
-    That clears the second of a pair of normal numbers, so the main stream's is kept from the memory of
-    numpy's object.
+    That clears the second of a pair of normal numbers, so the main stream's is saved from the memory of
+    NumPy's object.
     """
 
     def __init__(self, key: int, live: Memory) -> None:
@@ -173,14 +170,14 @@ class NumpyGauss:
         self._live, self._gauss = live, memoryview(bytearray(len(live)))
 
     def enter(self) -> None:
-        """Keep the normal number and exchange the generators."""
+        """Save the normal number and exchange the generators."""
         before = numpy_random.get_bit_generator()
         self._gauss[:] = self._live
         numpy_random.set_bit_generator(self._other)
         self._other = before
 
     def leave(self) -> None:
-        """Exchange the generators and put the normal number back."""
+        """Exchange the generators and restore the normal number."""
         before = numpy_random.get_bit_generator()
         numpy_random.set_bit_generator(self._other)
         self._live[:] = self._gauss
@@ -188,11 +185,9 @@ class NumpyGauss:
 
 
 class NumpyState:
-    """Numpy's stream, exchanged by the generator behind it; the second of a pair of normal numbers by the
-    public state.
+    """NumPy's stream, exchanged by its bit generator, and for a stored normal number by its public state.
 
-    The main stream holds none if it held none before and has not moved since. So most of the time the state
-    is not read.
+    A main stream without such a number has none until it advances, so that the state is rarely read.
     """
 
     def __init__(self, key: int) -> None:
@@ -201,7 +196,7 @@ class NumpyState:
         self._half_drawn: Any = None
 
     def enter(self) -> None:
-        """Keep the state if it holds a normal number, and exchange the generators."""
+        """Save the state if it has a normal number, and exchange the generators."""
         generator: Any = numpy_random.get_bit_generator()
         words = (
             ctypes.string_at(generator.ctypes.state_address, MT_BYTES)
@@ -217,7 +212,7 @@ class NumpyState:
         self._other = generator
 
     def leave(self) -> None:
-        """Exchange the generators and put the normal number back."""
+        """Exchange the generators and restore the normal number."""
         before = numpy_random.get_bit_generator()
         numpy_random.set_bit_generator(self._other)
         self._other = before
@@ -226,9 +221,7 @@ class NumpyState:
 
 
 def numpy_gauss() -> Memory | None:
-    """Return the memory in which numpy's main stream keeps the second of a pair of normal numbers; None if it
-    was not found.
-    """
+    """Return the memory of the stored normal number in NumPy's main stream; None if it is not found."""
     return _checked_gauss(numpy_random.mtrand._rand)
 
 
@@ -236,32 +229,30 @@ def numpy_gauss() -> Memory | None:
 def _checked_gauss(main: np.random.RandomState) -> Memory | None:
     if sys.implementation.name != "cpython" or type(main) is not np.random.RandomState:
         return None
-    place = _gauss_place()
-    if place is None:
+    offset = _gauss_offset()
+    if offset is None:
         return None
-    memory, state = _memory(id(main) + place, 16), _gauss_of(main)
+    memory, state = _memory(id(main) + offset, 16), _gauss_of(main)
     return memory if struct.unpack("i4xd", memory) == state else None
 
 
-def _gauss_place() -> int | None:
-    """Find the flag and the number by values that are set through the public state, and see that writing them
-    works too.
-    """
+def _gauss_offset() -> int | None:
+    """Find the flag and the number by values set through the public state, and check that writing works."""
     scratch = np.random.RandomState(0)
     size = np.random.RandomState.__basicsize__
     state: Any = scratch.get_state(legacy=False)
-    places = set()
+    offsets = set()
     for value in (1.2345678e-77, -8.7654321e88):
         scratch.set_state({**state, "has_gauss": 1, "gauss": value})
-        places.add(_memory(id(scratch), size).tobytes().find(struct.pack("i4xd", 1, value)))
-    place = places.pop()
-    if places or place < 0:
+        offsets.add(_memory(id(scratch), size).tobytes().find(struct.pack("i4xd", 1, value)))
+    offset = offsets.pop()
+    if offsets or offset < 0:
         return None
-    memory = _memory(id(scratch) + place, 16)
+    memory = _memory(id(scratch) + offset, 16)
     scratch.set_state({**state, "has_gauss": 0, "gauss": 0.0})
     is_cleared = struct.unpack("i4xd", memory) == (0, 0.0)
     memory[:] = struct.pack("i4xd", 1, 0.25)
-    return place if is_cleared and _gauss_of(scratch) == (1, 0.25) else None
+    return offset if is_cleared and _gauss_of(scratch) == (1, 0.25) else None
 
 
 def _gauss_of(generator: np.random.RandomState) -> tuple[int, float]:
@@ -273,11 +264,10 @@ def _gauss_of(generator: np.random.RandomState) -> tuple[int, float]:
 
 
 class TorchEngine:
-    """Torch's stream, exchanged by its public state, which is read only if the memory shows that the stream
-    has moved.
+    """Torch's stream, exchanged by its public state, which is read only if the memory has changed.
 
-    Its memory is not written to: other threads may draw from the stream without the interpreter's lock, and
-    writing the public state takes torch's own lock.
+    Its memory is not written: other threads may draw from the stream without the GIL, and writing the public
+    state takes torch's own lock.
     """
 
     def __init__(self, key: int, live: Memory) -> None:
@@ -286,14 +276,14 @@ class TorchEngine:
         self._main, self._main_seen = self._own, b""
 
     def enter(self) -> None:
-        """Read the main stream's state if it has moved since the last block."""
+        """Read the main stream's state if it has advanced since the last block."""
         seen = self._live.tobytes()
         if seen != self._main_seen:
             self._main, self._main_seen = torch.default_generator.get_state(), seen
         torch.default_generator.set_state(self._own)
 
     def leave(self) -> None:
-        """Read the own stream's state if it has moved since the last block."""
+        """Read this stream's state if it has advanced since the last block."""
         seen = self._live.tobytes()
         if seen != self._own_seen:
             self._own, self._own_seen = torch.default_generator.get_state(), seen
@@ -322,40 +312,34 @@ def torch_engine() -> Memory | None:
 
 @functools.cache
 def _checked_engine(main: Any) -> Memory | None:
-    place = (
-        _engine_place() if sys.implementation.name == "cpython" and type(main) is torch.Generator else None
+    offset = (
+        _engine_offset() if sys.implementation.name == "cpython" and type(main) is torch.Generator else None
     )
-    if place is None:
+    if offset is None:
         return None
     address: int = getattr(main, "_cdata")  # noqa: B009  # its stubs do not know it
-    memory = _memory(address + place, TORCH_BYTES)
+    memory = _memory(address + offset, TORCH_BYTES)
     return memory if _is_engine(memory, main) else None
 
 
-def _engine_place() -> int | None:
-    """Find the seed of a generator in its memory, and see that every part of the public state shows in the
-    memory behind it.
-    """
+def _engine_offset() -> int | None:
+    """Find the seed of a generator in its memory, and check that the memory shows all of the public state."""
     seed = 0x123456789ABCDEF
     scratch = torch.Generator().manual_seed(seed)
     address: int | None = getattr(scratch, "_cdata", None)
     if address is None:
         return None
-    place = _memory(address, TORCH_HEAD).tobytes().find(struct.pack("Q", seed))
-    if place < 0:
+    offset = _memory(address, TORCH_HEAD).tobytes().find(struct.pack("Q", seed))
+    if offset < 0:
         return None
-    memory = _memory(address + place, TORCH_BYTES)
+    memory = _memory(address + offset, TORCH_BYTES)
     is_known, before = _is_engine(memory, scratch), memory.tobytes()
-    for move in (
-        _draw,
-        _draw_normal,
-        _draw_normal,
-        _keep_float,
-    ):  # the second normal number was kept by the first draw
-        move(scratch)
+    # the first normal draw stores the second number of the pair, which the second draw uses
+    for change in (_draw, _draw_normal, _draw_normal, _set_float):
+        change(scratch)
         is_known = is_known and _is_engine(memory, scratch) and memory.tobytes() != before
         before = memory.tobytes()
-    return place if is_known else None
+    return offset if is_known else None
 
 
 def _draw(generator: torch.Generator) -> None:
@@ -366,10 +350,8 @@ def _draw_normal(generator: torch.Generator) -> None:
     torch.randn((), generator=generator, dtype=torch.float64, device="cpu")
 
 
-def _keep_float(generator: torch.Generator) -> None:
-    """Set the second of a pair of float numbers, which are the last 8 bytes of the public state: a number and
-    a flag.
-    """
+def _set_float(generator: torch.Generator) -> None:
+    """Set the stored normal float: the last 8 bytes of the public state, a number and a flag."""
     state = generator.get_state()
     state[-8:] = torch.frombuffer(bytearray(struct.pack("f?3x", 0.25, True)), dtype=torch.uint8)
     generator.set_state(state)

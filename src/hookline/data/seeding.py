@@ -1,4 +1,4 @@
-"""Every source of randomness at once: seed it, keep it, put it back."""
+"""Seed, save and restore all random streams: Python's, NumPy's and torch's."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ import torch
 from hookline.engine.checks import check_seed
 
 seed_torch = torch.default_generator.manual_seed
-"""The CPU's stream only: 1.3 µs, where torch.manual_seed looks at every kind of device for 188."""
+"""Seeds only the CPU's stream: 1.3 µs, where torch.manual_seed takes 188 for all devices."""
 
 log = logging.getLogger("hookline")
 UNSEEDED = 2**32
-"""A stream of torch's that was never seeded has a random seed of 53 bits or more; people choose smaller ones.
-"""
+"""An unseeded torch stream has a random seed of 53 bits or more; users choose smaller ones."""
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, numpy and torch, on the CPU and on every accelerator. seed: from 0 to 2**64 - 1."""
+    """Seed Python, NumPy and torch, on the CPU and on every accelerator. seed: from 0 to 2**64 - 1."""
     check_seed("seed", seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -34,9 +33,7 @@ def seed_everything(seed: int) -> None:
 
 
 class Creation:
-    """The moment at which a module or a trainer is made: its place in the order of all, and whether torch was
-    seeded by then.
-    """
+    """The creation of a module or a trainer: its number in the process, and whether torch was seeded."""
 
     __slots__ = ("number", "seeded")
 
@@ -48,16 +45,12 @@ class Creation:
 
 _creations = itertools.count()
 _chosen: set[int] = set()
-"""Seeds that `seed_everything` was given: they may be large."""
+"""Seeds that were passed to `seed_everything`; they may be large."""
 
 
 def report_unseeded(trainer: Creation, module: Any, seed: int) -> bool:
-    """Warn if a module was made between a trainer with a seed and its fit, and drew its
-    weights without one.
-    """
-    made = getattr(
-        module.__dict__.get("_door"), "made", None
-    )  # of a module that is not ours nothing is known
+    """Warn if an unseeded module was created after a trainer with a seed and before its fit."""
+    made = getattr(module.__dict__.get("_door"), "made", None)  # None for a plain nn.Module
     if made is None or made.seeded or made.number < trainer.number:
         return False
     name = type(module).__name__
@@ -73,31 +66,31 @@ def report_unseeded(trainer: Creation, module: Any, seed: int) -> bool:
 
 
 def seed_rank(seed: int, rank: int) -> None:
-    """Streams of this rank's own; rank zero goes on with those of the seed."""
+    """Seed the random streams of this rank differently; rank zero keeps those of the seed."""
     if rank > 0:
         seed_everything(key_of(seed, "rank", rank))
 
 
 def key_of(*parts: int | str) -> int:
-    """A seed of 62 bits made of numbers and names: the same in every process, unlike `hash`."""
+    """Return a 62-bit seed from numbers and names, the same in every process, unlike `hash`."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 2
 
 
 def rng_state() -> dict[str, Any]:
-    """The random streams of Python, numpy and torch."""
+    """Return the states of the random streams of Python, NumPy and torch."""
     streams: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     kind, keys, position, has_gauss, gauss = np.random.get_state()
     streams["numpy"] = (str(kind), np.asarray(keys), int(position), int(has_gauss), float(gauss))
     if torch.cuda.is_available():
-        # of several ranks each has a device of its own; to ask all of them would take memory on every one
+        # each of several ranks has its own device, and reading the other devices would allocate memory there
         several = torch.distributed.is_available() and torch.distributed.is_initialized()
         streams["cuda"] = [torch.cuda.get_rng_state()] if several else torch.cuda.get_rng_state_all()
     return streams
 
 
 def set_rng_state(streams: dict[str, Any]) -> None:
-    """Take them back."""
+    """Restore the random streams of Python, NumPy and torch."""
     random.setstate(streams["python"])
     np.random.set_state(streams["numpy"])
     torch.set_rng_state(streams["torch"])
@@ -110,7 +103,7 @@ def set_rng_state(streams: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def isolated_rng() -> Iterator[None]:
-    """A block that leaves the random streams as it found them."""
+    """Restore the random streams after the block."""
     before = rng_state()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Which part of the data is this rank's: one order for all ranks, dealt out in turn like cards."""
+"""Rank sharding: all ranks use one order of samples or batches, and each reads its part of it."""
 
 from __future__ import annotations
 
@@ -21,37 +21,35 @@ END: Any = object()
 
 @dataclass(slots=True)
 class RankBatch:
-    """What this rank's newest batch is among the batches that all ranks got in the same turn."""
+    """This rank's newest batch, in relation to the batches that the other ranks read at the same time."""
 
     is_padding: bool = False
-    """There was nothing left for this rank: it repeats something, which counts for nothing, so that it can
-    take part.
-    """
+    """Whether the rank is out of data and repeats a batch so that collectives match."""
     factor: float = 1.0
-    """What a loss is multiplied by, so that the mean over ranks is the mean over the samples of all of them.
-    """
+    """The weight of the loss that makes the mean over the ranks the mean over the samples of all ranks."""
     samples: int | None = None
-    """Samples of all ranks in this turn; None if only the ranks themselves know."""
+    """The samples in the batches of all ranks; None if they must be counted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """Whose data it is, and what for."""
+class RankSharding:
+    """How a loader is shared by the ranks: which ranks read it, and for training or evaluation."""
 
     ranks: Ranks = field(default_factory=Ranks)
     trains: bool = True
-    """Training drops what `drop_last` says of all ranks together; an evaluation measures the same as on one
-    process.
+    """Training applies `drop_last` to the batches of all ranks together; an evaluation uses the same samples
+    as on one process.
     """
     is_sharded: bool = True
-    """False: whatever comes is meant for this rank alone."""
-    turn: RankBatch = field(default_factory=RankBatch)
-    """Where it is said what the newest batch is."""
+    """False: all batches of the loader are for this rank."""
+    rank_batch: RankBatch = field(default_factory=RankBatch)
+    """Updated before each batch."""
 
 
 class ShardPlan:
-    """Units of one order, dealt out to all ranks: `size` to each at a time. A unit is a sample, or a whole
-    batch.
+    """A division of one order over the ranks. A unit is a sample or a whole batch.
+
+    In each turn, every rank gets `size` units, which make one batch.
     """
 
     def __init__(self, rank: int, world_size: int, size: int, of_samples: bool, drops_short: bool) -> None:
@@ -60,21 +58,21 @@ class ShardPlan:
         self.size = size
         self.of_samples = of_samples
         self.drops_short = drops_short
-        """Whether a last turn that has not enough for everybody is left out."""
+        """Whether to drop a last turn that does not have enough units for all ranks."""
         self.short: dict[int, int] = {}
-        """The turns that had not enough for everybody, and how many units there were."""
+        """The turns without enough units for all ranks, with their number of units."""
 
     @property
     def per_turn(self) -> int:
-        """Units that all ranks get together in one turn."""
+        """Return the number of units in one turn of all ranks."""
         return self.size * self.world_size
 
     def turns(self, units: int) -> int:
-        """How many turns this many units make."""
+        """Return the number of turns in this many units."""
         return units // self.per_turn if self.drops_short else -(-units // self.per_turn)
 
     def samples(self, units: Iterable[Any], turn: int) -> Iterator[list[Any]]:
-        """This rank's samples, turn by turn."""
+        """Yield this rank's samples of each turn."""
         rank, world_size, remaining = self.rank, self.world_size, iter(units)
         while group := list(itertools.islice(remaining, self.per_turn)):
             if len(group) < self.per_turn:
@@ -85,12 +83,11 @@ class ShardPlan:
             turn += 1
 
     def batches(self, units: Iterable[Any], turn: int) -> Iterator[Any]:
-        """This rank's batches; the others' are read and let go."""
+        """Yield this rank's batches; read and discard those of the other ranks."""
         remaining, count, mine = iter(units), 0, END
         while (unit := next(remaining, END)) is not END:
-            if count == self.rank or (
-                count < self.rank and mine is END
-            ):  # the first one, until its own comes
+            # the first batch of the turn is the padding batch if this rank gets none
+            if count == self.rank or (count < self.rank and mine is END):
                 mine = unit
             count += 1
             if count == self.world_size:
@@ -101,7 +98,7 @@ class ShardPlan:
             yield mine
 
     def describe(self, turn: int, into: RankBatch) -> None:
-        """Say what this rank's batch of a turn is among those of all ranks."""
+        """Write the weight, samples and padding flag of this rank's batch in a turn."""
         units = self.short.get(turn)
         if units is None:
             into.is_padding, into.factor, units = False, 1.0, self.per_turn
@@ -111,31 +108,31 @@ class ShardPlan:
         into.samples = units if self.of_samples else None
 
 
-def shard_plan_for(source: Any, share: Share) -> ShardPlan:
-    """How a source is dealt out: by samples where its batches are made of them here, else batch by batch."""
-    ranks = share.ranks
-    rank, world_size = (0, 1) if is_apart(source, share) else (ranks.rank, ranks.world_size)
+def shard_plan_for(source: Any, sharding: RankSharding) -> ShardPlan:
+    """Return a plan that divides a source by samples if its batches are built here, else by batches."""
+    ranks = sharding.ranks
+    rank, world_size = (0, 1) if is_apart(source, sharding) else (ranks.rank, ranks.world_size)
     if is_of_samples(source):
         batch_sampler = source.batch_sampler
         return ShardPlan(
-            rank, world_size, batch_sampler.batch_size, True, share.trains and batch_sampler.drop_last
+            rank, world_size, batch_sampler.batch_size, True, sharding.trains and batch_sampler.drop_last
         )
     return ShardPlan(
         rank,
         world_size,
         1,
         False,
-        world_size > 1 and share.trains and getattr(source, "drop_last", False) is True,
+        world_size > 1 and sharding.trains and getattr(source, "drop_last", False) is True,
     )
 
 
-def is_apart(source: Any, share: Share) -> bool:
-    """Whether each rank has a source of its own, whose batches are all meant for it."""
-    return share.ranks.alone or not share.is_sharded or shards_itself(source)
+def is_apart(source: Any, sharding: RankSharding) -> bool:
+    """Return whether each rank has its own source and reads all of its batches."""
+    return sharding.ranks.alone or not sharding.is_sharded or shards_itself(source)
 
 
 def units_of(source: Any, shard_plan: ShardPlan, trains: bool) -> int | None:
-    """How many there are to be dealt out in a pass, if that is known."""
+    """Return the number of units in a pass, if it is known."""
     if not shard_plan.of_samples:
         return length_of(source)
     batch_sampler: BatchSampler = source.batch_sampler
@@ -146,7 +143,7 @@ def units_of(source: Any, shard_plan: ShardPlan, trains: bool) -> int | None:
 
 
 def rank_batches(source: Any, shard_plan: ShardPlan, trains: bool) -> int | None:
-    """Batches that this rank gets in a pass, if that is known."""
+    """Return the number of batches of this rank in a pass, if it is known."""
     if shard_plan.world_size == 1 or not (shard_plan.of_samples and keeps_its_ways(source)):
         length = length_of(source)
         return None if length is None else shard_plan.turns(length * shard_plan.size)
@@ -155,20 +152,18 @@ def rank_batches(source: Any, shard_plan: ShardPlan, trains: bool) -> int | None
 
 
 class ShardedSampler:
-    """This rank's part of what a sampler yields, as lists of indices or whatever the sampler makes of a
-    batch.
-    """
+    """This rank's part of a sampler's indices, batch by batch."""
 
     def __init__(self, sampler: Any, shard_plan: ShardPlan, trains: bool) -> None:
         self.shard_plan = shard_plan
         self.units: Any = sampler
-        if shard_plan.of_samples:  # an evaluation drops what the batch sampler would drop on one process
-            self.units = sampler.sampler if trains else Flat(sampler)
+        if (
+            shard_plan.of_samples
+        ):  # an evaluation drops the samples that the batch sampler drops on one process
+            self.units = sampler.sampler if trains else FlatBatches(sampler)
 
     def begin(self, turn: int, passed_over: int) -> Iterator[Any]:
-        """From this turn on. The units before it are drawn, also if nothing comes after them: generators move
-        by that.
-        """
+        """Yield from this turn on. Draw the units before it, because that advances the generators."""
         units = iter(self.units)
         deque(itertools.islice(units, passed_over), maxlen=0)
         return (
@@ -178,8 +173,8 @@ class ShardedSampler:
         )
 
 
-class Flat:
-    """The samples of batches."""
+class FlatBatches:
+    """An iterable over the samples of batches."""
 
     def __init__(self, batches: Iterable[Iterable[Any]]) -> None:
         self.batches = batches
@@ -190,26 +185,25 @@ class Flat:
 
 @dataclass(frozen=True, slots=True)
 class OwnSource:
-    """What `in_step` needs of a source that is this rank's own."""
+    """The access of `padded_batches` to a source that only this rank reads."""
 
     name: str
     before_reading: Callable[[], None]
     """Called before each batch is read."""
     any_batch: Callable[[], Any]
-    """A batch to repeat, for a rank that has none left from the start."""
+    """Returns a batch to repeat if the rank has no batch from the start."""
 
 
-def in_step(batches: Iterator[Any], source: OwnSource, ranks: Ranks, turn: RankBatch) -> Iterator[Any]:
-    """Batches of a source of this rank's own, as many as the rank with the most has; those that are missing
-    are padding batches.
+def padded_batches(batches: Iterator[Any], source: OwnSource, ranks: Ranks, turn: RankBatch) -> Iterator[Any]:
+    """Yield the batches of this rank's own source, and padding batches until all ranks are out of data.
 
-    Whether anybody has another one is asked before a batch is worked on and read afterwards, so nobody waits
-    for the answer.
+    The ranks count who has a next batch before they work on the current one, and read the result after it,
+    so that no rank waits for it.
     """
     source.before_reading()
     newest = coming = next(batches, END)
-    having = ranks.total([coming is not END])
-    while count := having.read()[0]:
+    ranks_with_data = ranks.total([coming is not END])
+    while count := ranks_with_data.read()[0]:
         turn.is_padding = coming is END
         turn.factor, turn.samples = (0.0 if turn.is_padding else ranks.world_size / count), None
         if not turn.is_padding:
@@ -218,39 +212,38 @@ def in_step(batches: Iterator[Any], source: OwnSource, ranks: Ranks, turn: RankB
             coming = next(batches, END)
         elif newest is END and (newest := source.any_batch()) is END:
             raise OptionError(
-                f"The loader {source.name!r} of rank {ranks.rank} is empty, and those of others are not. "
-                "Every rank needs one batch at least."
+                f"The loader {source.name!r} is empty on rank {ranks.rank}, but not on other ranks. "
+                "Every rank needs at least one batch."
             )
-        having = ranks.total([coming is not END])
+        ranks_with_data = ranks.total([coming is not END])
         yield newest
 
 
-# ---- What ranks must have in common before they share a source of batches
+# ---- checks that the ranks have the same source ------------------------------------------------------------
 
 
-def agree_on(
+def compare_sources(
     ranks: Ranks, name: str, source: Any, generators: Found, length: int | None, apart: bool
 ) -> list[int | None]:
-    """The lengths of all ranks; an error if they share a source and do not have the same. Waits for all."""
-    told = ranks.gather([length, type(source).__name__, apart, _digest(generators)])
-    mine = told[ranks.rank]
-    lengths = [each[0] for each in told]
-    if any(each[2] != mine[2] for each in told):
+    """Return the lengths on all ranks. Raise if a shared source differs. Waits for all ranks."""
+    reports = ranks.gather([length, type(source).__name__, apart, _digest(generators)])
+    mine = reports[ranks.rank]
+    lengths = [each[0] for each in reports]
+    if any(each[2] != mine[2] for each in reports):
         raise OptionError(
-            f"The loader {name!r} shards itself on some ranks only: {_by_rank([each[2] for each in told])}."
+            f"The loader {name!r} shards itself only on some ranks: "
+            f"{_by_rank([each[2] for each in reports])}."
         )
     if apart:
         return lengths
     shared = f"The loader {name!r} is shared by all ranks"
-    hint = "A loader whose ranks have data of their own says so: loader.shards_itself = True."
+    hint = "If each rank has its own data, set loader.shards_itself = True."
     if len(set(lengths)) > 1:
+        raise OptionError(f"{shared}, but its number of batches differs: {_by_rank(lengths)}. {hint}")
+    if len({each[3] for each in reports}) > 1:
         raise OptionError(
-            f"{shared}, but each would get another number of batches from it: {_by_rank(lengths)}. {hint}"
-        )
-    if len({each[3] for each in told}) > 1:
-        raise OptionError(
-            f"{shared}, but its random generators ({', '.join(generators)}) stand differently on them, so "
-            f"they would not agree on the order. Seed them alike on every rank. {hint}"
+            f"{shared}, but its random generators ({', '.join(generators)}) have different states, so the "
+            f"order would differ. Seed them with the same value on every rank. {hint}"
         )
     return lengths
 
@@ -264,7 +257,7 @@ def _digest(generators: Found) -> str:
 
 
 def _plain(state: Any) -> Any:
-    """Something whose text shows all of it; that of a tensor or an array is cut short."""
+    """Return a state as plain lists, because the repr of a tensor or an array is shortened."""
     if hasattr(state, "tolist"):
         return state.tolist()
     if isinstance(state, dict):

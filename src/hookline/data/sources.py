@@ -1,4 +1,4 @@
-"""What kind of source of batches the user has brought: facts that can be seen without reading it."""
+"""Facts about a user's source of batches that are known without reading it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from torch.utils.data import (
 
 from hookline.data.generators import KINDS, Found, Value, find_generators
 
-# ---- What is known about webdataset, Hugging Face datasets, MosaicML streaming and torchdata
+# ---- webdataset, Hugging Face datasets, MosaicML streaming and torchdata -----------------------------------
 
 
 SAMPLE_COUNT = ("num_samples", "from_beginning")
-"""What MosaicML's `StreamingDataset.state_dict` has to be given."""
-LARGEST_SEED = 64
-"""Bits. A numpy generator that was not seeded has 128 random ones instead."""
+"""The arguments of MosaicML's `StreamingDataset.state_dict`."""
+MAX_SEED_BITS = 64
+"""An unseeded NumPy generator has 128 random bits."""
 
 
 def is_of(value: Any, package: str) -> bool:
@@ -41,7 +41,7 @@ def is_stateful_loader(source: Any) -> bool:
 
 
 def required_arguments(method: Any, given: int = 0) -> list[str]:
-    """Return the arguments that a call with so many positional ones still lacks."""
+    """Return the required arguments that a call with `given` positional arguments lacks."""
     try:
         parameters = list(inspect.signature(method).parameters.values())
     except (TypeError, ValueError):  # written in C
@@ -54,9 +54,7 @@ def required_arguments(method: Any, given: int = 0) -> list[str]:
 
 
 def takes_sample_count(dataset: Any) -> bool:
-    """Return whether a dataset's state is made from the number of samples that were read, as
-    MosaicML's is.
-    """
+    """Return whether a dataset's state_dict takes the number of samples read, as MosaicML's does."""
     method = getattr(dataset, "state_dict", None)
     return (
         callable(method)
@@ -66,7 +64,7 @@ def takes_sample_count(dataset: Any) -> bool:
 
 
 def knows_ranks(value: Any) -> bool:
-    """Return whether a dataset gives each rank a part of its own."""
+    """Return whether a dataset shards itself over the ranks."""
     if takes_sample_count(value):
         return True
     if is_of(value, "datasets") and getattr(value, "_distributed", None) is not None:
@@ -75,7 +73,7 @@ def knows_ranks(value: Any) -> bool:
 
 
 def stages(source: Any) -> Iterator[Any]:
-    """Yield the stages of a webdataset pipeline, those of the loaders and datasets in it included."""
+    """Yield the stages of a webdataset pipeline, and those of the loaders and datasets in it."""
     if not is_of(source, "webdataset"):
         inner = getattr(source, "dataset", None)
         if inner is not None and is_of(inner, "webdataset"):
@@ -105,14 +103,12 @@ def _shuffling_steps(step: Any) -> Iterator[Any]:
 
 
 def pipeline_generators(source: Any) -> Found:
-    """Return what decides the order of a webdataset pipeline besides the random streams: generators, seeds,
-    counts of epochs.
-    """
+    """Return the generators, seeds and epoch counts that determine the order of a webdataset pipeline."""
     found: Found = {}
     for number, stage in enumerate(stages(source)):
         own: dict[str, Any] = getattr(stage, "__dict__", {})
         for options in (each for each in (own, own.get("kw")) if isinstance(each, dict)):
-            for name in ("rng", "seed", "epoch"):  # a seed that was not given was drawn
+            for name in ("rng", "seed", "epoch"):  # without a given seed, webdataset has drawn one
                 value = options.get(name)
                 if isinstance(value, KINDS):
                     found[f"pipeline{number}.{name}"] = value
@@ -123,39 +119,37 @@ def pipeline_generators(source: Any) -> Found:
 
 def package_limits(source: Any) -> Iterator[str]:
     """Yield what a resume cannot reproduce, each as the rest of a sentence about the loader."""
-    follows = (
-        "Each process draws another order, so after a resume some samples of the epoch come twice and "
-        "others not at all."
+    effect = (
+        "Each process draws a different order, so after a resume some samples of the epoch are repeated and "
+        "others are skipped."
     )
     for stage in stages(source):
         if (size := _unseeded_shuffle(stage)) is not None:
             yield (
-                f"shuffles with webdataset's .shuffle({size}) without a seed. {follows} "
+                f"shuffles with webdataset's .shuffle({size}) without a seed. {effect} "
                 "Pass .shuffle(..., rng=random.Random(0))."
             )
         elif getattr(stage, "deterministic", None) is False and hasattr(stage, "nshards"):
             yield (
-                f"draws shards with webdataset's resampling, which is not seeded. {follows} "
+                f"draws shards with webdataset's resampling, which is not seeded. {effect} "
                 "Use wds.ResampledShards(urls, deterministic=True)."
             )
     for step in shuffles(source):
         entropy = getattr(getattr(step.generator.bit_generator, "seed_seq", None), "entropy", 0)
-        if isinstance(entropy, int) and entropy.bit_length() > LARGEST_SEED:
-            yield f"shuffles a Hugging Face stream without a seed. {follows} Pass .shuffle(seed=0)."
+        if isinstance(entropy, int) and entropy.bit_length() > MAX_SEED_BITS:
+            yield f"shuffles a Hugging Face stream without a seed. {effect} Pass .shuffle(seed=0)."
     if is_stateful_loader(source):
         yield from _torchdata_limits(source)
 
 
 def buffer_limits(source: Any) -> Iterator[str]:
-    """Yield what the state of a Hugging Face stream leaves out; it counts where the stream is resumed by its
-    state.
-    """
+    """Yield what the state of a Hugging Face stream omits, for a stream that is resumed by its state."""
     for step in shuffles(source):
         if (size := step.buffer_size) > 1:
             yield (
-                f"reads a Hugging Face stream with .shuffle(buffer_size={size}), whose state_dict leaves "
-                f"out the shuffle buffer. After a resume up to {size} samples of the epoch may be lost, and "
-                "some may come twice. A torch DataLoader with num_workers=1 or more reads the epoch again "
+                f"reads a Hugging Face stream with .shuffle(buffer_size={size}), whose state_dict omits "
+                f"the shuffle buffer. After a resume, up to {size} samples of the epoch may be skipped, and "
+                "some may be repeated. A torch DataLoader with num_workers=1 or more reads the epoch again "
                 "instead, which is exact if the shuffle is seeded."
             )
 
@@ -185,16 +179,15 @@ def _torchdata_limits(source: Any) -> Iterator[str]:
     elif getattr(source, "generator", None) is not None:
         yield (
             f"{name} with a generator and without workers. It does not restore the generator, so the epochs "
-            "after the resumed one have another order. Leave generator= out: the order then follows from "
-            "the trainer's seed."
+            "after the resumed one have a different order. Leave out generator=: the trainer's seed then "
+            "determines the order."
         )
 
 
 def has_state(value: Any) -> bool:
-    """Whether it can say where it is and be put there again."""
-    if (
-        getattr(value, "use_stateful_dataloader", None) is False
-    ):  # Accelerate's loaders have the methods, also if they fail
+    """Return whether it has a usable `state_dict` and `load_state_dict`."""
+    # Accelerate's loaders have the methods even if they do not work
+    if getattr(value, "use_stateful_dataloader", None) is False:
         return False
     save, load = getattr(value, "state_dict", None), getattr(value, "load_state_dict", None)
     return (
@@ -203,7 +196,7 @@ def has_state(value: Any) -> bool:
 
 
 def length_of(source: Any) -> int | None:
-    """`len`, or None where there is none."""
+    """Return `len(source)`, or None if it has no length."""
     try:
         return len(source)
     except (TypeError, NotImplementedError):
@@ -211,39 +204,34 @@ def length_of(source: Any) -> int | None:
 
 
 def is_indexed(source: Any) -> bool:
-    """Whether it reads a dataset by indices, in an order that its sampler makes."""
+    """Return whether it reads a dataset by the indices of a sampler."""
     if not isinstance(source, DataLoader) or has_state(source) or hasattr(source, "base_dataloader"):
-        return False  # one that Accelerate has prepared reads another loader, whose order is not ours to make
-    dataset: Any = (
-        source.dataset
-    )  # torch walks through the attributes of pipes: nothing may be put around them
+        return False  # Accelerate's loader reads another loader, which has its own order
+    dataset: Any = source.dataset
+    # torch traverses the attributes of data pipes, so that they cannot be wrapped
     return not isinstance(dataset, MapDataPipe | IterDataPipe | IterableDataset)
 
 
 def is_of_samples(source: Any) -> bool:
-    """Whether its batches are made of single samples in a plain way, so that they can be made
-    anew of others.
-    """
+    """Return whether torch's BatchSampler builds its batches, so that they can be built of other samples."""
     return is_indexed(source) and type(source.batch_sampler) is BatchSampler
 
 
 def keeps_its_ways(source: Any) -> bool:
-    """Whether a loader iterates and counts as torch's own does."""
+    """Return whether a loader has `__iter__` and `__len__` of torch's DataLoader."""
     return type(source).__iter__ is DataLoader.__iter__ and type(source).__len__ is DataLoader.__len__
 
 
 def counts_samples(source: Any) -> bool:
-    """Whether a batch has as many samples as it was made of: not if the user's own function
-    puts it together.
-    """
+    """Return whether a batch has as many samples as indices; a user's collate_fn may change that."""
     return is_of_samples(source) and source.collate_fn in (default_collate, default_convert)
 
 
 def shards_itself(source: Any) -> bool:
-    """Whether it knows of ranks by itself: it says so, or one of its parts does by how many there are.
+    """Return whether a source shards itself over the ranks, by its attributes or those of its parts.
 
-    Torch's DistributedSampler and samplers like it have `num_replicas`; what Accelerate has prepared,
-    `num_processes`. Datasets of other packages that split themselves by rank are known by their classes.
+    DistributedSampler and similar samplers have `num_replicas`, Accelerate's objects `num_processes`.
+    Datasets of other packages are recognised by their classes.
     """
     parts = [source, *(getattr(source, name, None) for name in ("dataset", "sampler", "batch_sampler"))]
     parts.append(getattr(parts[-1], "sampler", None))
@@ -256,16 +244,14 @@ def shards_itself(source: Any) -> bool:
     )
 
 
-# ---- What a resume can promise for a loader
+# ---- how exact a resume is ---------------------------------------------------------------------------------
 
 
 Facts = dict[str, int | None]
 
 
 def facts_of(source: Any, length: int | None, units: int | None, world_size: int, apart: bool) -> Facts:
-    """What of a loader decides which batch is where. `units`: the samples or batches that are dealt out to
-    ranks in a pass.
-    """
+    """Return the facts that determine the position of each batch. units: samples or batches in a pass."""
     size = getattr(source, "batch_size", None)
     if size is None:
         size = getattr(getattr(source, "batch_sampler", None), "batch_size", None)
@@ -281,9 +267,7 @@ def facts_of(source: Any, length: int | None, units: int | None, world_size: int
 
 
 def as_saved_now(saved: dict[str, Any], now: Facts, of_samples: bool) -> dict[str, Any]:
-    """A state of the time when a run was always one process, in the form of today; where it stood is known to
-    its opener only.
-    """
+    """Return a state of an old version, which supported one process only, in the current format."""
     if "of_samples" in saved:
         return saved
     facts = {**now, "world_size": 1, "apart": 0, **saved["facts"]}
@@ -291,52 +275,49 @@ def as_saved_now(saved: dict[str, Any], now: Facts, of_samples: bool) -> dict[st
 
 
 def changes(saved: dict[str, Any], kind: str, now: Facts) -> Iterator[str]:
-    """What is not as it was when the checkpoint was made, and what follows from it."""
+    """Yield what has changed since the checkpoint was saved, and the effect, as the rest of a sentence."""
     was: Facts = saved["facts"]
-    then = "when the checkpoint was made"
+    then = "when the checkpoint was saved"
     if saved["kind"] != kind:
         yield (
-            f"was read by its {saved['kind']} {then}, and is now by its {kind}: of its position only the "
-            "number of batches is known."
+            f"was read by its {saved['kind']} {then}, and is now read by its {kind}: only the number of "
+            "batches is known of its position."
         )
     same_world, same_size = was["world_size"] == now["world_size"], was["batch_size"] == now["batch_size"]
     if not same_world and any(each["apart"] and each["world_size"] != 1 for each in (was, now)):
         yield (
-            f"was read by {was['world_size']} ranks {then}, and is by {now['world_size']} now, each from a "
-            "source of its own: what the others have read of theirs cannot be taken up."
+            f"was read by {was['world_size']} ranks {then}, and is now read by {now['world_size']}, each "
+            "from its own source: the positions of the other ranks cannot be restored."
         )
     if not same_size:
-        follows = (
-            "The epoch goes on with the next sample."
+        effect = (
+            "The epoch continues with the next sample."
             if saved["of_samples"]
-            else "The position counts batches, so some samples come twice in this epoch, or not at all."
+            else "The position counts batches, so some samples of this epoch are repeated or skipped."
         )
         yield (
-            f"had batches of {was['batch_size']} {then}, and has batches of {now['batch_size']} now. "
-            f"{follows}"
+            f"had batches of {was['batch_size']} {then}, and has batches of {now['batch_size']} now. {effect}"
         )
     if was["units"] != now["units"] or (was["length"] != now["length"] and same_world and same_size):
-        yield f"had {was['length']} batches {then}, and has {now['length']} now: their order is another one."
+        yield f"had {was['length']} batches {then}, and has {now['length']} now: their order is different."
     if was["workers"] != now["workers"] and (kind == "stream" or not was["workers"] or not now["workers"]):
-        follows = (
-            "which batch comes when depends on their number"
+        effect = (
+            "the order of batches depends on their number"
             if kind == "stream"
-            else "random numbers that the dataset draws are others, with workers or without; the order stays"
+            else "the random numbers that the dataset draws are different, but the order is the same"
         )
-        yield f"had {was['workers']} workers {then}, and has {now['workers']} now: {follows}."
+        yield f"had {was['workers']} workers {then}, and has {now['workers']} now: {effect}."
 
 
 def resume_limits(loader: Any) -> list[str]:
-    """What of this loader (a `Loader`) could not be resumed exactly, each as a sentence; empty if nothing is
-    known.
-    """
+    """Return what a resume of this `Loader` cannot reproduce exactly, each as a sentence."""
     source = loader.source
     limits = [*package_limits(source), *_limits_of_state(loader)]
     if isinstance(source, Iterator) and not has_state(source):
         limits.append(
-            f"is a {type(source).__name__}, which can be iterated over only once: a resumed run must be "
-            "given a new one, from the epoch's start on. A list, a DataLoader or an object with __iter__ "
-            "begins again."
+            f"is a {type(source).__name__}, which can be iterated over only once: pass a new one, from the "
+            "start of the epoch, to a resumed run. A list, a DataLoader or an object with __iter__ can be "
+            "iterated over again."
         )
     elif isinstance(source, DataLoader) and source.num_workers and loader.reader.kind != "state":
         limits += _limits_of_workers(source)
@@ -344,12 +325,12 @@ def resume_limits(loader: Any) -> list[str]:
 
 
 def _limits_of_state(loader: Any) -> Iterator[str]:
-    """What a state leaves out, or why it is not used."""
+    """Yield what a state omits, or why it is not used."""
     if loader.reader.kind == "state":
         yield from buffer_limits(loader.source)
         return
-    for each in (loader.source, getattr(loader.source, "dataset", None)):
-        save, load = getattr(each, "state_dict", None), getattr(each, "load_state_dict", None)
+    for owner in (loader.source, getattr(loader.source, "dataset", None)):
+        save, load = getattr(owner, "state_dict", None), getattr(owner, "load_state_dict", None)
         needed = (
             [*required_arguments(save), *required_arguments(load, 1)]
             if callable(save) and callable(load)
@@ -357,7 +338,7 @@ def _limits_of_state(loader: Any) -> Iterator[str]:
         )
         if needed:
             yield (
-                f"has a state of its own that is not used, because {type(each).__name__}.state_dict or "
+                f"has a state that is not used, because {type(owner).__name__}.state_dict or "
                 f"load_state_dict needs further arguments ({', '.join(needed)}). It is resumed by reading "
                 "the epoch again."
             )
@@ -366,21 +347,21 @@ def _limits_of_state(loader: Any) -> Iterator[str]:
 def _limits_of_workers(source: DataLoader[Any]) -> Iterator[str]:
     dataset = source.dataset
     if not source.in_order:
-        yield "has in_order=False: batches come in whatever order the workers finish them."
+        yield "has in_order=False: batches come in the order in which the workers finish them."
     if isinstance(dataset, IterableDataset | MapDataPipe):
         yield (
             f"reads {type(dataset).__name__} with {source.num_workers} workers: it is resumed by reading "
-            "the epoch again, and only with the same number of them."
+            "the epoch again, and only with the same number of workers."
         )
         if source.persistent_workers:
             yield (
-                "has persistent_workers: random numbers drawn in them go on from epoch to epoch, and "
-                "begin anew after a resume."
+                "has persistent_workers: their random streams continue from epoch to epoch, but restart "
+                "after a resume."
             )
         return
     for where in find_generators(dataset=dataset):
         yield (
-            f"has a random generator of its own in {where}, which each of the {source.num_workers} workers "
-            "moves by itself: what it draws is not repeated. Draw from random, numpy.random or torch: "
+            f"has a random generator in {where}, which each of the {source.num_workers} workers advances "
+            "separately: a resume does not reproduce its numbers. Draw from random, numpy.random or torch: "
             "these are seeded."
         )

@@ -1,5 +1,5 @@
-"""What runs in a DataLoader's worker processes: randomness that does not depend on which worker, and a deaf
-ear to signals.
+"""Code that runs in a DataLoader's worker processes: seeding that does not depend on the worker, and signal
+handling.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import torch.utils.data._utils.worker as torch_worker
 from hookline.data.seeding import seed_torch
 
 log = logging.getLogger("hookline")
-KILLING = 5.0
-"""Seconds in which the system ends a process that was killed."""
+KILL_TIMEOUT = 5.0
+"""Seconds to wait for the end of a killed process."""
 
 
 class Keyed:
-    """The indices of a batch with the seed that its random numbers come from, on their way to a worker."""
+    """The indices of a batch for a worker, with the seed of its random numbers."""
 
     __slots__ = ("index", "seed")
 
@@ -41,35 +41,34 @@ class Keyed:
 
 
 class KeyedDataset:
-    """The user's dataset, read with the random streams of each batch's own. For everything else it is the
-    user's dataset.
+    """A wrapper of the user's dataset that seeds the random streams for each batch.
 
-    Torch's stream is seeded for every sample (1.3 µs). Python's and numpy's take 5.6 and 1.9 µs to seed, so
-    they are seeded once a batch. Either way what is drawn follows from the seed, the epoch and the place in
-    it, whichever worker reads.
+    Torch's stream is seeded for every sample (1.3 µs). Python's and NumPy's take 5.6 and 1.9 µs to seed, so
+    they are seeded once a batch. The random numbers depend only on the seed, the epoch and the position, not
+    on the worker.
     """
 
     def __init__(self, dataset: Any) -> None:
         object.__setattr__(self, "_dataset", dataset)
 
     def __getitems__(self, keyed: Any) -> Any:
-        """A batch, as torch's fetcher asks for it."""
+        """Return a batch for torch's fetcher."""
         dataset = object.__getattribute__(self, "_dataset")
         if type(keyed) is not Keyed:
             return [dataset[each] for each in keyed]
         seed_all(keyed.seed)
-        whole = getattr(dataset, "__getitems__", None)
-        if whole:
-            return whole(keyed.index)
+        get_batch = getattr(dataset, "__getitems__", None)
+        if get_batch:
+            return get_batch(keyed.index)
         items, seed = [], keyed.seed
-        for each in keyed.index:
+        for index in keyed.index:
             seed_torch(seed)
             seed += 1
-            items.append(dataset[each])
+            items.append(dataset[index])
         return items
 
     def __getitem__(self, index: Any) -> Any:
-        if type(index) is Keyed:  # without automatic batches
+        if type(index) is Keyed:  # without automatic batching
             seed_all(index.seed)
             index = index.index
         return object.__getattribute__(self, "_dataset")[index]
@@ -88,44 +87,40 @@ class KeyedDataset:
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """So that `isinstance` sees the user's class."""
+        """Return the user's class, for `isinstance`."""
         return type(object.__getattribute__(self, "_dataset"))
 
 
 def seed_all(seed: int) -> None:
-    """The three streams of a worker."""
+    """Seed the three random streams of a worker."""
     seed_torch(seed)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
 
 
 class WorkerStart:
-    """A `worker_init_fn`: what a worker does first, and then the user's own."""
+    """A `worker_init_fn` that sets up a worker and then calls the user's function."""
 
     def __init__(self, users: Any) -> None:
         self.users = users
 
     def __call__(self, worker_id: int) -> None:
-        """In the worker. `get_worker_info()` shows the user's own object: whatever is done to it is done to
-        the right one.
-        """
+        """Set up a worker. Make `get_worker_info().dataset` the user's dataset, not the wrapper."""
         info: Any = torch_worker._worker_info
         if info is not None and type(info.dataset) is KeyedDataset:
             own = object.__getattribute__(info.dataset, "_dataset")
             torch_worker._worker_info = dataclasses.replace(info, dataset=own)
-        leave_signals_to_the_parent()
+        block_signals()
         if self.users is not None:
             self.users(worker_id)
 
 
-def leave_signals_to_the_parent() -> None:
-    """A signal sent to the whole process group must not end a worker before the main process has finished its
-    step.
+def block_signals() -> None:
+    """Protect a worker from signals to the process group, so that the main process can finish its step.
 
-    Torch's own handler tells the parent's SIGTERM, which ends a worker, from anybody else's, which kills it
-    and with it the main process. So SIGTERM is blocked and read by a thread, which can see the sender. The
-    others get a handler that does nothing, and not SIG_IGN, which programs started by the dataset would
-    inherit; these do inherit the blocked SIGTERM.
+    In torch's handler, a SIGTERM of another process kills the worker and with it the main process. Therefore
+    SIGTERM is blocked, and a thread reads it and checks the sender. The other signals get an empty handler,
+    not SIG_IGN, which programs started by the dataset would inherit; they do inherit the blocked SIGTERM.
     """
     if not hasattr(signal, "sigwaitinfo"):
         return
@@ -133,14 +128,12 @@ def leave_signals_to_the_parent() -> None:
         signal.signal(number, _do_nothing)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGUSR1})  # see signals_held
-    threading.Thread(target=_obey_the_parent, name="hookline-signals", daemon=True).start()
+    threading.Thread(target=_wait_for_parent_sigterm, name="hookline-signals", daemon=True).start()
 
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """Around the start of workers: they inherit that signals are blocked, until they can shard_plan with them
-    themselves.
-    """
+    """Block signals while workers start; they inherit the mask until `block_signals` runs in them."""
     if not hasattr(signal, "sigwaitinfo"):
         yield
         return
@@ -152,28 +145,27 @@ def signals_held() -> Iterator[None]:
 
 
 def end_workers(batches: Any) -> None:
-    """End the workers behind a DataLoader's iterator; return when they are gone.
+    """End the workers of a DataLoader's iterator and wait for them.
 
-    Torch sends SIGTERM to those that do not come to their end by themselves. That is blocked in ours, and
-    read by a thread, which code that holds the interpreter's lock keeps from its turn. Such a worker would
-    keep the program from ending.
+    Torch sends SIGTERM to workers that do not end. In ours, a thread reads it, and code that holds the GIL
+    can block this thread. Such a worker is killed, because it would keep the program from ending.
     """
     shut_down = getattr(batches, "_shutdown_workers", None)
     if shut_down is None:
         return
     shut_down()
-    for each in getattr(batches, "_workers", ()):
-        if each.is_alive():
-            log.warning("The worker process %s (%s) did not end and is killed.", each.pid, each.name)
-            each.kill()
-            each.join(KILLING)
+    for worker in getattr(batches, "_workers", ()):
+        if worker.is_alive():
+            log.warning("The worker process %s (%s) did not end and is killed.", worker.pid, worker.name)
+            worker.kill()
+            worker.join(KILL_TIMEOUT)
 
 
 def _do_nothing(number: int, frame: Any) -> None:
     pass
 
 
-def _obey_the_parent() -> None:
+def _wait_for_parent_sigterm() -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
         pass
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Rank discovery, communication between ranks, and the strategies: single device, DDP, FSDP, Accelerate.
+"""Ranks and strategies: how processes find each other and communicate; single device, DDP, FSDP, Accelerate.
 
 `from hookline.distributed import DDP` loads only that strategy. May import: util, engine.
 """

@@ -14,13 +14,8 @@ from torch import distributed as dist
 
 from hookline.distributed.base import Strategy
 from hookline.distributed.comm import Ranks, gloo_group
-from hookline.distributed.launch import (
-    RankInfo,
-    find_rank,
-    fresh_store,
-    pick_device,
-    set_torchrun_environment,
-)
+from hookline.distributed.launch import RankInfo, find_rank, pick_device, set_torchrun_environment
+from hookline.distributed.rendezvous import fresh_store
 from hookline.engine.checks import refused
 from hookline.util.errors import OptionError
 

@@ -1,4 +1,4 @@
-"""The hook engine: the table of events, binding, listeners, filters, the plan, and what hooks cost.
+"""The hook engine: the table of events, binding, listeners, filters, the plan, and the cost of hooks.
 
-It imports no torch, so that `import hookline` and hooks alone stay light. May import: util.
+It does not import torch, so that `import hookline` and hooks alone stay light. May import: util.
 """

@@ -1,4 +1,6 @@
-"""From a method's parameters to a caller of one argument, the live state. Done once, at registration."""
+"""Turn the parameters of a listener into a caller with one argument, the live state. Done once, at
+registration.
+"""
 
 from __future__ import annotations
 
@@ -13,51 +15,51 @@ from hookline.engine.events import Event, EventTable, Fact
 from hookline.util.errors import HookError, closest
 
 Caller = Callable[[Any], Any]
-"""Takes the state, calls the listener with the facts it asked for."""
+"""Takes the state and calls the listener with the facts that it requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A listener made callable, and what it asked for."""
+    """A caller of a listener, and the facts that the listener requests."""
 
     call: Caller
     facts: tuple[str, ...]
     source: Source | None = None
-    """The same call as text, for code that makes it without a frame of its own; None: it can only be made by
-    `call`.
+    """The same call as text, for generated code that makes it without another frame; None: only `call` can
+    make it.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The text of one call of a function with expressions of the table's rows. It is never text of the
-    user's.
+    """The text of one call of a function. It consists of expressions from the table's rows, never of the
+    user's text.
     """
 
     function: Callable[..., Any]
     arguments: tuple[str, ...]
     values: tuple[Any, ...]
-    """What the arguments name besides facts, as `d[0]`, `d[1]` and so on."""
+    """Arguments that are not facts. The text names them `d[0]`, `d[1]` and so on."""
     before: str = ""
-    """A statement that comes before the call, and one that comes after it, whatever it raises."""
+    """A statement to run before the call; `after` runs after it, also if the call raises."""
     after: str = ""
     answers: bool = True
-    """Whether what the function returns counts."""
+    """Whether the function's return value is used."""
 
     def text(self, suffix: str = "") -> str:
-        """Return the call; `f` and `d`, each with the suffix, stand for the function and the values."""
+        """Return the call as text; `f` and `d`, with the suffix, stand for the function and the values."""
         call = self._named(f"f({', '.join(self.arguments)})", suffix)
         return call if self.answers else f"({call},) and None"
 
     def around(self, suffix: str = "") -> tuple[str, str]:
-        """Return the statements before and after the call; empty if there are none."""
+        """Return the statements before and after the call, or empty strings."""
         return self._named(self.before, suffix), self._named(self.after, suffix)
 
     def _named(self, text: str, suffix: str) -> str:
         return re.sub(r"\b([fd])(?=[(\[])", rf"\g<1>{suffix}", text) if suffix else text
 
     def caller(self) -> Caller:
-        """Make the call as a function of the state."""
+        """Compile the call as a function of the state."""
         before, after = self.around()
         body = f"return {self.text()}"
         if before:
@@ -66,8 +68,9 @@ class Source:
         return made(self.function, self.values)  # type: ignore[no-any-return]
 
     def published(self, what: Any) -> Caller:
-        """Make the call for a caller that is not a slot of the plan: it also writes into `s.running` what
-        runs, as slots do.
+        """Compile the call for a caller that is not a slot of the plan.
+
+        It writes what is running into `s.running`, as slots do.
         """
         if self.before:
             return publishing("f(s)", what, self.caller())
@@ -81,26 +84,27 @@ def bind_by_name(
     where: str,
     overridden: Iterable[Callable[..., Any]] = (),
 ) -> Binding:
-    """Bind a listener whose parameters are the names of facts, in any order, any subset.
+    """Bind a listener whose parameters are names of facts, in any order and any subset.
 
-    overridden: the methods that it hands its `*args` and `**kwargs` on to: they get what these ask for.
+    overridden: the methods to which it passes its `*args` and `**kwargs`; they receive the facts that they
+    request.
     """
 
-    def are_left(own: list[inspect.Parameter], theirs: list[inspect.Parameter]) -> list[inspect.Parameter]:
-        asked = {table.fact(each.name, event) for each in own} - {None}
-        return [each for each in theirs if table.fact(each.name, event) not in asked]
+    def remaining(own: list[inspect.Parameter], theirs: list[inspect.Parameter]) -> list[inspect.Parameter]:
+        requested = {table.fact(each.name, event) for each in own} - {None}
+        return [each for each in theirs if table.fact(each.name, event) not in requested]
 
     arguments = _Arguments(event, table, function)
-    for parameter in _with_overridden(_parameters(function, where), iter(overridden), are_left, where):
+    for parameter in _with_overridden(_parameters(function, where), iter(overridden), remaining, where):
         fact = table.fact(parameter.name, event)
         if parameter.kind is parameter.VAR_POSITIONAL:
             arguments.positional_rest()
         elif parameter.kind is parameter.VAR_KEYWORD:
             arguments.keyword_rest()
         elif fact is not None:
-            arguments.ask(fact, parameter)
+            arguments.request(fact, parameter)
         elif parameter.default is parameter.empty:
-            raise HookError(_no_such_fact(parameter.name, event, table, where))
+            raise HookError(_unknown_fact(parameter.name, event, table, where))
         else:
             arguments.leave_out(parameter)
     return arguments.binding()
@@ -113,50 +117,51 @@ def bind_by_position(
     where: str,
     overridden: Iterable[Callable[..., Any]] = (),
 ) -> Binding:
-    """Bind a step or an action: the event's facts in their order, as many as it takes, whatever it calls
-    them.
+    """Bind a step or an action, which receives the event's facts in order, whatever its parameters are
+    called.
 
-    Parameters beyond those, and keyword-only ones, are asked for by name. overridden: as in `bind_by_name`.
+    It requests further facts by name, with additional or keyword-only parameters. overridden: as in
+    `bind_by_name`.
     """
 
-    def are_left(own: list[inspect.Parameter], theirs: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    def remaining(own: list[inspect.Parameter], theirs: list[inspect.Parameter]) -> list[inspect.Parameter]:
         return theirs[sum(each.kind is not each.KEYWORD_ONLY for each in own) :]
 
     arguments = _Arguments(event, table, function)
-    waiting = [table.fact(name, event) for name in event.facts]
-    for parameter in _with_overridden(_parameters(function, where), iter(overridden), are_left, where):
+    positional = [table.fact(name, event) for name in event.facts]
+    for parameter in _with_overridden(_parameters(function, where), iter(overridden), remaining, where):
         if parameter.kind is parameter.VAR_POSITIONAL:
             arguments.positional_rest()
         elif parameter.kind is parameter.VAR_KEYWORD:
             continue
-        elif waiting and parameter.kind is not parameter.KEYWORD_ONLY:
-            fact = waiting.pop(0)
+        elif positional and parameter.kind is not parameter.KEYWORD_ONLY:
+            fact = positional.pop(0)
             assert fact is not None
             _refuse_swapped(parameter.name, fact, event, table, where)
-            arguments.ask(fact, parameter)
+            arguments.request(fact, parameter)
         elif (fact := table.fact(parameter.name, event)) is not None:
-            arguments.ask(fact, parameter)
+            arguments.request(fact, parameter)
         elif parameter.default is parameter.empty:
-            raise HookError(_no_such_fact(parameter.name, event, table, where))
+            raise HookError(_unknown_fact(parameter.name, event, table, where))
         else:
             arguments.leave_out(parameter)
     return arguments.binding()
 
 
 def _refuse_swapped(name: str, fact: Fact, event: Event, table: EventTable, where: str) -> None:
-    """Names are free, but one that is another of the event's own facts would get the wrong value without a
-    word.
+    """Refuse a positional parameter that has the name of another fact of the event, because it would get the
+    wrong value.
     """
     meant = table.fact(name, event)
     if meant is not None and meant is not fact and meant.name in event.facts:
         raise HookError(
             f"{where} gets its arguments by position ({', '.join(event.facts)}), so {name!r} would be the "
-            f"{fact.name}. Put it in its place, or ask for it by keyword: `*, {name}`."
+            f"{fact.name}. Move it to its position, or make it a keyword-only parameter: `*, {name}`."
         )
 
 
 class _Arguments:
-    """Collects the source of the arguments of one call."""
+    """The arguments of one call, collected as source text."""
 
     def __init__(self, event: Event, table: EventTable, function: Callable[..., Any]) -> None:
         self.event = event
@@ -165,16 +170,18 @@ class _Arguments:
         self.source: list[str] = []
         self.facts: list[str] = []
         self.left_out: list[Any] = []
-        """Defaults of positional parameters that nothing is passed for."""
+        """Defaults of positional parameters that are not facts."""
 
-    def ask(self, fact: Fact, parameter: inspect.Parameter) -> None:
+    def request(self, fact: Fact, parameter: inspect.Parameter) -> None:
         expression = self.table.expression(fact, self.event)
         keyword = parameter.kind is parameter.KEYWORD_ONLY
         self.source.append(f"{parameter.name}={expression}" if keyword else expression)
         self.facts.append(fact.name)
 
     def leave_out(self, parameter: inspect.Parameter) -> None:
-        """The parameter keeps its default, which is passed along so that those after it keep their places."""
+        """Keep the parameter's default. It is passed explicitly, so that later positional arguments keep
+        their positions.
+        """
         if parameter.kind is not parameter.KEYWORD_ONLY:
             self.source.append(f"d[{len(self.left_out)}]")
             self.left_out.append(parameter.default)
@@ -214,17 +221,16 @@ def make(f, d, what):
 def publishing(
     expression: str, what: Any, f: Callable[..., Any] | None = None, d: Sequence[Any] = ()
 ) -> Caller:
-    """Compile a caller of the state that writes what runs while it runs, without a frame between it and the
-    function.
+    """Compile a caller that writes `what` into `s.running` while the expression runs, without another frame.
 
-    expression: of `s`, the state, `f` and `d`. It is never text of the user's.
+    expression: uses `s` (the state), `f` and `d`. It is never the user's text.
     """
     return factory(_PUBLISHING.format(expression=expression))(f, d, what)  # type: ignore[no-any-return]
 
 
 @functools.lru_cache(maxsize=512)
 def factory(source: str) -> Callable[..., Any]:
-    """Compile the definition of a function `make`, once for each text."""
+    """Compile the definition of a function `make`; the result is cached by text."""
     space: dict[str, Any] = {}
     exec(compile(source, "<hookline binding>", "exec"), space)
     return space["make"]  # type: ignore[no-any-return]
@@ -238,19 +244,22 @@ def _parameters(function: Callable[..., Any], where: str) -> Sequence[inspect.Pa
             f"{where} cannot be a hook: its parameters cannot be read ({error}). "
             f"Wrap it: `lambda loss: {getattr(function, '__name__', 'f')}(loss)`."
         ) from None
-    if isinstance(function, functools.partial):  # what a partial has bound by keyword stays bound
+    if isinstance(function, functools.partial):  # a keyword argument that a partial has bound stays bound
         parameters = [p for p in parameters if p.name not in function.keywords]
     return parameters
 
 
-_Left = Callable[[list[inspect.Parameter], list[inspect.Parameter]], list[inspect.Parameter]]
+_Remaining = Callable[[list[inspect.Parameter], list[inspect.Parameter]], list[inspect.Parameter]]
 
 
 def _with_overridden(
-    own: Sequence[inspect.Parameter], overridden: Iterator[Callable[..., Any]], are_left: _Left, where: str
+    own: Sequence[inspect.Parameter],
+    overridden: Iterator[Callable[..., Any]],
+    remaining: _Remaining,
+    where: str,
 ) -> Sequence[inspect.Parameter]:
-    """The parameters of an override, with those of the method that it hands its `*args` and `**kwargs` on to
-    in their place.
+    """Return the parameters of an override, with its `*args` and `**kwargs` replaced by the parameters of the
+    method that receives them.
     """
     kinds = {each.kind for each in own}
     takes_positions, takes_names = (
@@ -261,11 +270,10 @@ def _with_overridden(
     if below is None:
         return own
     named = [each for each in own if each.kind not in _VARIABLE]
-    theirs = _with_overridden(_parameters(below, where), overridden, are_left, where)
-    left = are_left(named, [each for each in theirs if each.kind not in _VARIABLE])
-    if takes_names and (
-        named or not takes_positions
-    ):  # by name they reach the right parameter, whatever is passed before them
+    theirs = _with_overridden(_parameters(below, where), overridden, remaining, where)
+    left = remaining(named, [each for each in theirs if each.kind not in _VARIABLE])
+    if takes_names and (named or not takes_positions):
+        # passed by name, they reach the right parameter whatever is passed before them
         left = [
             each.replace(kind=each.KEYWORD_ONLY) if each.kind is not each.POSITIONAL_ONLY else each
             for each in left
@@ -279,14 +287,14 @@ def _with_overridden(
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def _no_such_fact(name: str, event: Event, table: EventTable, where: str) -> str:
+def _unknown_fact(name: str, event: Event, table: EventTable, where: str) -> str:
     facts = table.facts_at(event)
     names = [n for fact in facts for n in (fact.name, *fact.spellings)]
     own = ", ".join(event.facts) or "none of its own"
     common = ", ".join(fact.name for fact in facts if fact.name not in event.facts)
     return (
-        f"{where} asks for {name!r}, which is no fact of {event.name}.{closest(name, names)}\n"
-        f"  facts of {event.name}: {own}\n"
-        f"  facts known at every event: {common}\n"
+        f"{where}: {event.name} has no argument {name!r}.{closest(name, names)}\n"
+        f"  arguments of {event.name}: {own}\n"
+        f"  arguments of every event: {common}\n"
         f"  (a parameter with a default value may have any name)"
     )

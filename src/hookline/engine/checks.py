@@ -1,5 +1,4 @@
-"""Checks of options: what a value must be, said in the same words for the trainer, hooks, loggers and
-strategies.
+"""Checks of options, with the same wording for the trainer, hooks, loggers and strategies.
 
 `name` is the option, which may have its owner in front: `"EarlyStopping: patience"`.
 """
@@ -8,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
+import inspect
 import math
 import os
 import re
@@ -19,16 +20,17 @@ import typing
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from hookline.engine.filters import SECONDS, parse_interval
 from hookline.util.errors import HookError, OptionError, closest
 
 LARGEST_SEED = 2**64 - 1
-"""What torch.manual_seed takes."""
+"""The largest seed of torch.manual_seed."""
 LONGEST_NAME = 255
 """Bytes in the name of a file or directory, on nearly every file system."""
 
+Init = TypeVar("Init", bound=Callable[..., None])
 Rule = Callable[[str, Any], Any]
 """A check of an option's value: returns the value to keep, or raises OptionError."""
 
@@ -41,7 +43,7 @@ def refused(name: str, value: Any, allowed: str, more: str = "") -> OptionError:
 
 
 def _bare(name: str) -> str:
-    """The option without its owner."""
+    """Return the option without its owner."""
     return name.rpartition(": ")[2]
 
 
@@ -49,10 +51,10 @@ def _bare(name: str) -> str:
 
 
 def rule_of(kind: Any) -> Rule | None:
-    """Return the check that an annotation declares, or None if it declares none.
+    """Return the check that an annotation declares, or None.
 
-    `bool` and `Literal` are checks by themselves, `Annotated[type, rule]` has its rule. In a union, values of
-    its plain classes and literals are accepted, and all others are for the member that has a rule:
+    `bool` and `Literal` are checks by themselves; `Annotated[type, rule]` has its rule. A union accepts
+    values of its plain classes and literals, and checks all others by the member that has a rule:
     `Annotated[int, AtLeast(1)] | None`.
     """
     origin, members = typing.get_origin(kind), typing.get_args(kind)
@@ -64,6 +66,8 @@ def rule_of(kind: Any) -> Rule | None:
         return next((each for each in kind.__metadata__ if callable(each)), None) or rule_of(members[0])
     if origin in (typing.Union, types.UnionType):
         rules = [rule for each in members if each is not bool and (rule := rule_of(each)) is not None]
+        if set(members) == {bool, type(None)}:
+            rules = [check_bool]
         classes = tuple(each for each in members if isinstance(each, type))
         literals = [
             value for each in members if typing.get_origin(each) is Literal for value in typing.get_args(each)
@@ -76,14 +80,45 @@ def rule_of(kind: Any) -> Rule | None:
 
 
 def check_fields(made: Any) -> None:
-    """Check the fields of a dataclass by the rules of their annotations, and keep what the rules return."""
-    for each in fields(made):
-        if (rule := rule_of(each.type)) is not None:
-            object.__setattr__(made, each.name, checked(each.name, rule, getattr(made, each.name)))
+    """Check the fields of a dataclass by the rules of their annotations, and keep the values that the rules
+    return.
+    """
+    for field in fields(made):
+        if (rule := rule_of(field.type)) is not None:
+            object.__setattr__(made, field.name, checked(field.name, rule, getattr(made, field.name)))
+
+
+def checked_parameters(init: Init) -> Init:
+    """Check the arguments of an `__init__` by the rules of its annotations and pass on what they return.
+
+    Annotations are resolved at the first call. Defaults are not checked. Not for arguments that are secrets:
+    a traceback that shows variables would show them.
+    """
+    owner = init.__qualname__.split(".")[-2]
+
+    @functools.cache
+    def read() -> tuple[inspect.Signature, dict[str, Rule]]:
+        hints = typing.get_type_hints(init, include_extras=True)
+        rules = {name: rule for name, hint in hints.items() if (rule := rule_of(hint)) is not None}
+        return inspect.signature(init), rules
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        signature, rules = read()
+        try:
+            bound = signature.bind(self, *args, **kwargs)
+        except TypeError:  # Python's own error names the class and all that is missing
+            return init(self, *args, **kwargs)
+        for name, rule in rules.items():
+            if name in bound.arguments:
+                bound.arguments[name] = rule(f"{owner}: {name}", bound.arguments[name])
+        return init(*bound.args, **bound.kwargs)
+
+    return typing.cast("Init", __init__)
 
 
 def checked(name: str, rule: Rule, value: Any) -> Any:
-    """Return what a rule makes of a value. An error about a key of a table carries the whole path to it."""
+    """Return a value after its rule. An error about a key of a table gets the full path of the key."""
     try:
         return rule(name, value)
     except OptionError as error:
@@ -93,7 +128,7 @@ def checked(name: str, rule: Rule, value: Any) -> Any:
 
 
 class AtLeast:
-    """A whole number from `least` on. wanted: what to ask for, in other words."""
+    """A whole number of at least `least`. wanted: other words for the allowed values."""
 
     def __init__(self, least: int, wanted: str = "") -> None:
         self.least = least
@@ -107,22 +142,81 @@ class AtLeast:
         return value
 
 
-class Above:
-    """A number above a limit. otherwise: what else is allowed."""
+class Count(AtLeast):
+    """A whole number from `least` on that fits a machine integer, such as the length of a queue."""
 
-    def __init__(self, limit: float, otherwise: str = "") -> None:
-        self.limit, self.wanted = limit, f"a number above {limit:g}{otherwise}"
+    def __call__(self, name: str, value: Any) -> int:
+        """Return the value, or raise."""
+        if isinstance(value, int) and value >= sys.maxsize:
+            raise refused(name, value, f"{self.wanted} to {sys.maxsize - 1}")
+        return super().__call__(name, value)
+
+
+class Number:
+    """A finite number within limits."""
+
+    def __init__(self, least: float = -math.inf, most: float = math.inf) -> None:
+        self.least, self.most = least, most
+        limits = f" from {least:g}" * (least > -math.inf) + f" to {most:g}" * (most < math.inf)
+        self.wanted = f"a number{limits}"
+        self.schema = {"minimum": least} if least > -math.inf else {}
+        self.schema |= {"maximum": most} if most < math.inf else {}
+
+    def __call__(self, name: str, value: Any) -> float:
+        """Return the value, or raise."""
+        if not is_number(value) or not math.isfinite(value) or not self.least <= value <= self.most:
+            raise refused(name, value, self.wanted)
+        return value  # type: ignore[no-any-return]
+
+
+class Timeout(Number):
+    """Seconds that a thread can wait."""
+
+    def __init__(self, least: float = 0.0) -> None:
+        super().__init__(least, threading.TIMEOUT_MAX)
+
+
+class OneOf:
+    """One of these texts, where the type should also admit a variable of type `str`."""
+
+    def __init__(self, *allowed: str) -> None:
+        self.allowed, self.schema = allowed, {"enum": list(allowed)}
+
+    def __call__(self, name: str, value: Any) -> str:
+        """Return the value, or raise."""
+        return check_choice(name, value, self.allowed)  # type: ignore[no-any-return]
+
+
+class Several:
+    """Some of the allowed names, given as one text or a list, kept as a tuple."""
+
+    def __init__(self, allowed: Iterable[str]) -> None:
+        self.allowed = tuple(allowed)
+
+    def __call__(self, name: str, value: Any) -> tuple[str, ...]:
+        """Return the names, or raise."""
+        names = members(name, value, f"these: {', '.join(self.allowed)}")
+        for each in names:
+            check_choice(name, each, self.allowed)
+        return names
+
+
+class Above:
+    """A number above a limit, up to `most`. otherwise: what else is allowed."""
+
+    def __init__(self, limit: float, otherwise: str = "", most: float = math.inf) -> None:
+        self.limit, self.most, self.wanted = limit, most, f"a number above {limit:g}{otherwise}"
         self.schema = {"exclusiveMinimum": limit}
 
     def __call__(self, name: str, value: Any) -> float:
         """Return the value, or raise."""
-        if not (is_number(value) and value > self.limit):
+        if not (is_number(value) and self.limit < value <= self.most):
             raise refused(name, value, self.wanted)
         return value  # type: ignore[no-any-return]
 
 
 class Portion:
-    """A number of batches, or a fraction of them. zero: whether none is allowed, too."""
+    """A number of batches, or a fraction of them. zero: whether 0 is allowed."""
 
     def __init__(self, zero: bool = True) -> None:
         self.zero, self.schema = zero, {"minimum" if zero else "exclusiveMinimum": 0}
@@ -155,7 +249,7 @@ class Duration:
 
 
 class Function:
-    """Something that can be called."""
+    """A callable."""
 
     def __init__(self, wanted: str) -> None:
         self.wanted = wanted
@@ -196,14 +290,16 @@ class OnDisk:
 
 
 def check_bool(name: str, value: Any) -> bool:
-    """Only True and False: the text 'false' would count as true."""
+    """Return the value if it is True or False. Other types are refused, because the text 'false' would count
+    as true.
+    """
     if not isinstance(value, bool):
         raise refused(name, value, "True or False")
     return value
 
 
 def check_choice(name: str, value: Any, allowed: Iterable[Any], more: str = "") -> Any:
-    """One of these values."""
+    """Return the value if it is one of the allowed values."""
     known = tuple(allowed)
     if value not in known:
         near = closest(str(value), [each for each in known if isinstance(each, str)])
@@ -216,39 +312,20 @@ def check_choice(name: str, value: Any, allowed: Iterable[Any], more: str = "") 
     return value
 
 
-def check_whole(name: str, value: Any, least: int) -> None:
-    """A whole number from `least` on, as far as a machine counts."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < sys.maxsize:
-        most = f" to {sys.maxsize - 1}" if isinstance(value, int) and value >= sys.maxsize else ""
-        raise refused(name, value, f"a whole number from {least}{most}")
-
-
-def check_number(name: str, value: Any, least: float = -math.inf, most: float = math.inf) -> None:
-    """A finite number within limits."""
-    if not is_number(value) or not math.isfinite(value) or not least <= value <= most:
-        limits = f" from {least:g}" * (least > -math.inf) + f" to {most:g}" * (most < math.inf)
-        raise refused(name, value, f"a number{limits}")
-
-
-def check_timeout(name: str, seconds: Any, least: float = 0.0) -> None:
-    """Seconds that a thread can wait."""
-    check_number(name, seconds, least, threading.TIMEOUT_MAX)
-
-
 def check_seed(name: str, seed: Any) -> int:
-    """A seed that Python, numpy and torch take."""
+    """Return the seed if Python, NumPy and torch accept it."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED:
         raise refused(
             name,
             seed,
-            f"a whole number from 0 to {LARGEST_SEED} (2**64 - 1), which is what torch takes; numpy is "
+            f"a whole number from 0 to {LARGEST_SEED} (2**64 - 1), the range of torch.manual_seed; NumPy is "
             "seeded with its lower 32 bits",
         )
     return seed
 
 
 def members(name: str, given: Any, of: str) -> tuple[Any, ...]:
-    """What was given as one text or as a list; anything that is neither is refused."""
+    """Return a tuple of one string or of the items of a list; refuse anything else."""
     if isinstance(given, str):
         return (given,)
     if not isinstance(given, Iterable) or isinstance(given, bytes):
@@ -257,7 +334,7 @@ def members(name: str, given: Any, of: str) -> tuple[Any, ...]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a number, which True is not."""
+    """Return whether the value is a number; True and False are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -267,7 +344,7 @@ def is_number(value: Any) -> bool:
 def parse_time(
     given: str | float | datetime.timedelta | None, name: str = "max_time", hint: str = ""
 ) -> float | None:
-    """Seconds from a number, a timedelta, 'DD:HH:MM:SS' or '2 hours'."""
+    """Return the seconds of a number, a timedelta, 'DD:HH:MM:SS' or '2 hours'."""
     if given is None:
         return None
     seconds = 0.0
@@ -298,7 +375,7 @@ def _no_time(name: str, given: Any, hint: str) -> OptionError:
 
 
 def check_path(name: str, path: Any, wanted: str = "a path") -> None:
-    """Text or a Path that can name something on a disk."""
+    """Raise unless the value is text or a Path that can name a file."""
     if not isinstance(path, str | os.PathLike) or not (text := os.fspath(path)) or not str(text).strip():
         raise OptionError(
             f"{name}={path!r} must be {wanted}{', and is empty' if isinstance(path, str) else ''}.",
@@ -308,15 +385,15 @@ def check_path(name: str, path: Any, wanted: str = "a path") -> None:
         )
     if "\0" in str(text):
         raise OptionError(
-            f"{name}={path!r} must be {wanted}; it has a NUL character, which no file system takes.",
+            f"{name}={path!r} must be {wanted}; it has a NUL character, which file systems do not allow.",
             option=_bare(name),
             value=path,
             allowed=wanted,
         )
-    for each in Path(os.fsdecode(text)).parts:
-        if len(os.fsencode(each)) > LONGEST_NAME:
+    for part in Path(os.fsdecode(text)).parts:
+        if len(os.fsencode(part)) > LONGEST_NAME:
             raise OptionError(
-                f"{name}={str(path)[:60] + '...'!r}: {each[:20] + '...'!r} has {len(os.fsencode(each))} "
+                f"{name}={str(path)[:60] + '...'!r}: {part[:20] + '...'!r} has {len(os.fsencode(part))} "
                 f"bytes, and a name may have {LONGEST_NAME}.",
                 option=_bare(name),
                 value=path,
@@ -325,24 +402,24 @@ def check_path(name: str, path: Any, wanted: str = "a path") -> None:
 
 
 def _nearest(path: Path) -> Path:
-    """Return the path, or the nearest one above it that exists."""
-    # not Path.exists, which raises for a path that is too long or behind a directory without permission
+    """Return the path, or its nearest parent that exists."""
+    # Path.exists raises for a path that is too long or below a directory without permission
     return next(each for each in (path, *path.parents) if os.path.exists(each))
 
 
 def longest_name(path: Path) -> int:
-    """Bytes that a name may have in this directory, or in the nearest one above it that exists."""
+    """Return the most bytes of a file name in this directory, or in its nearest parent that exists."""
     there = _nearest(path.absolute())
     try:
         return os.pathconf(there, "PC_NAME_MAX")
-    except (AttributeError, OSError, ValueError):  # a system that does not tell
+    except (AttributeError, OSError, ValueError):  # the system does not report it
         return LONGEST_NAME
 
 
-def check_place(name: str, path: Path) -> None:
-    """Refuse a directory that cannot be made or written to, before anything is trained for it.
+def check_writable_directory(name: str, path: Path) -> None:
+    """Refuse a directory that cannot be created or written to, before training begins.
 
-    A directory of that name is made beside it and removed again, because permissions alone do not tell.
+    A temporary directory is created and removed, because permissions alone do not decide it.
     """
     whole = path.absolute()
     there = _nearest(whole)
@@ -363,13 +440,14 @@ def check_place(name: str, path: Path) -> None:
         ) from None
 
 
-def check_file(name: str, path: Any) -> None:
+def check_file(name: str, path: Any) -> Any:
     """The path of a file that a run writes."""
     check_path(name, path, "the path of a file")
     if ".." in Path(path).parts or not Path(path).name:
         raise refused(
             name, path, "the path of a file, without '..'; a relative one is below the run's directory"
         )
+    return path
 
 
 PRECISIONS = {
@@ -383,7 +461,7 @@ PRECISIONS = {
 
 
 def parse_precision(precision: str | int) -> str:
-    """32, 'bf16-mixed' or '16-mixed'."""
+    """Return '32', 'bf16-mixed' or '16-mixed' for any accepted spelling."""
     name = PRECISIONS.get(str(precision))
     if name is None:
         plain = re.sub(

@@ -1,4 +1,4 @@
-"""What hooks cost: calls and time per hook and event, as rows and as a short table."""
+"""The cost of hooks: calls and time per hook and event, as rows and as a short table, and budgets."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from hookline.engine.events import Event
 from hookline.util.errors import HookError, closest
 
 SLOW = 0.05
-"""The share of the training time from which a hook is called slow."""
+"""The share of the training time from which a hook is reported as slow."""
 SHORT = 0.1
-"""Seconds: a hook that took less is not called slow, however short the run was."""
+"""Seconds: a hook that took less is not reported as slow, even in a short run."""
 SHOWN = 6
-"""Rows of the table at the end of a run; the rest is summed up."""
+"""Rows of the table at the end of a run; the others are summed up."""
 
 
 @dataclass(slots=True)
 class Account:
-    """What one listener has cost so far, in nanoseconds."""
+    """The cost of one listener so far, in nanoseconds."""
 
     calls: int = 0
     total: int = 0
     worst: int = 0
 
     def clear(self) -> None:
-        """A run begins."""
+        """Reset the account when a run begins."""
         self.calls = self.total = self.worst = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one hook spent at one event, in seconds."""
+    """The cost of one hook at one event, in seconds."""
 
     hook: str
     event: str
@@ -45,15 +45,15 @@ class Cost:
     seconds: float
     worst: float
     share: float = 0.0
-    """Of the training time, which begins after set-up, from 0 to 1."""
+    """The share of the training time, which begins after `setup`, from 0 to 1."""
 
     @property
     def mean(self) -> float:
-        """Seconds per call."""
+        """Return the seconds per call."""
         return self.seconds / self.calls if self.calls else 0.0
 
     def data(self) -> dict[str, str | int | float]:
-        """As the run's log has it."""
+        """Return the row for the run's log."""
         return {
             "hook": self.hook,
             "event": self.event,
@@ -66,29 +66,32 @@ class Cost:
 
 
 class Stopwatch:
-    """How long a run has been training; it stands still when the run is over."""
+    """Measures how long a run has been training; it stops when the run is over."""
 
     def __init__(self) -> None:
         self._began = self._ended = 0
         self.counted_twice = 0.0
-        """Seconds of hooks inside another hook's call: one that validates in the middle of a run."""
+        """Seconds of hooks inside another hook's call, such as a hook that validates during training."""
 
     def start(self) -> None:
-        """From now on."""
+        """Start at zero."""
         self._began, self._ended, self.counted_twice = time.perf_counter_ns(), 0, 0.0
 
     def stop(self) -> None:
-        """The run is over."""
+        """Stop; a second call does nothing."""
         self._ended = self._ended or time.perf_counter_ns()
 
     @property
     def seconds(self) -> float:
-        """So far, or altogether."""
+        """Return the seconds so far, or in total."""
         return ((self._ended or time.perf_counter_ns()) - self._began) / 1e9 if self._began else 0.0
 
 
 def cost_table(rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0) -> str:
-    """The dearest rows as text, and the slow hooks by name. A row has all that happened within its calls."""
+    """Return the most expensive rows as text, and the slow hooks by name.
+
+    The time of a row includes hooks that ran inside its calls.
+    """
     shown = rows[:SHOWN]
     cells = [("hook", "event", "calls", "total", "mean", "worst", "share")]
     cells += [
@@ -104,10 +107,10 @@ def cost_table(rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0)
         for row in shown
     ]
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    together = sum(row.seconds for row in rows) - counted_twice
-    part = f", {together / seconds:.1%}" if seconds else ""
+    total = sum(row.seconds for row in rows) - counted_twice
+    share = f", {total / seconds:.1%}" if seconds else ""
     lines = [
-        f"Hooks took {duration(together)} of {duration(seconds)} of training{part}, validation and saving "
+        f"Hooks took {duration(total)} of {duration(seconds)} of training{share}, validation and saving "
         f"included:"
     ]
     for line in cells:
@@ -118,7 +121,7 @@ def cost_table(rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0)
         lines.append("  " + "  ".join(parts).rstrip())
     if rest := rows[SHOWN:]:
         lines.append(
-            f"  and {len(rest)} more, {duration(sum(row.seconds for row in rest))} together: "
+            f"  and {len(rest)} more, {duration(sum(row.seconds for row in rest))} in total: "
             f"trainer.hooks.cost()"
         )
     lines += [
@@ -129,10 +132,11 @@ def cost_table(rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0)
 
 
 def slow_hooks(rows: Sequence[Cost]) -> dict[str, float]:
-    """The hooks whose events together take more than a few per cent, with their share.
+    """Return the hooks that take more than a few percent of the training time over all events, with their
+    share.
 
-    The worst call of each event is not counted: a cost that comes once, such as an import, does not grow with
-    the run.
+    The worst call of each event is not counted, because a one-time cost, such as an import, does not grow
+    with the run.
     """
     shares, seconds, total = dict[str, float](), dict[str, float](), dict[str, float]()
     for row in rows:
@@ -146,30 +150,34 @@ def slow_hooks(rows: Sequence[Cost]) -> dict[str, float]:
 
 
 def duration(seconds: float) -> str:
-    """`1.25 s`, `3.1 ms`, `850 µs`: three digits at most before the point."""
+    """Format seconds with at most three digits before the point: `1.25 s`, `3.1 ms`, `850 µs`."""
     if seconds >= 1:
         return f"{seconds:.1f} s" if seconds < 1000 else f"{seconds:.0f} s"
     return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
 
 
-# ---- What a hook may cost, and what happens beyond it
+# ---- budgets -----------------------------------------------------------------------------------------------
 
 
 OVER_BUDGET = ("warn", "throttle", "disable")
 OFTEN = ("batch", "window", "update", "validation batch", "test batch", "predict batch")
-"""Branches of the lifecycle whose events come with every batch: only these can be left out."""
+"""Branches of the lifecycle whose events come with every batch; only their calls can be skipped."""
 COUNTED = (*OFTEN, "epoch", "validation", "test", "predict", "save", "own")
-"""Branches whose events count: what is done once, when a run begins and ends, is no running cost."""
+"""Branches whose events count towards a budget. Work at the beginning and end of a run is not a running
+cost.
+"""
 WARM_UP = 1_000_000_000
-"""Nanoseconds of training before a share of it is judged."""
+"""Nanoseconds of training before a share of it is checked."""
 FIRST_CALLS = 3
-"""Calls before their mean is judged: the first ones load and compile."""
+"""Calls before their mean is checked, because the first calls load and compile."""
 _UNITS = {"s": 1e9, "ms": 1e6, "us": 1e3, "µs": 1e3, "μs": 1e3}
 log = logging.getLogger("hookline")
 
 
 class Budget:
-    """Of one hook, shared by its listeners: `1%` of the training time, or `5 ms` for a call on average."""
+    """The budget of one hook, shared by its listeners: `1%` of the training time, or `5 ms` per call on
+    average.
+    """
 
     def __init__(
         self,
@@ -183,11 +191,11 @@ class Budget:
         self.share, self.each = parse_budget(text, name)
         self.clock = clock
         self.began = 0
-        self.told = False
+        self.has_logged = False
         self.allowances: list[Allowance] = []
 
     def allow(self, event: Event, account: Account) -> Allowance | None:
-        """What a listener of this event gets of it; None for events that do not count."""
+        """Return the part of the budget for a listener of this event; None for events that do not count."""
         if event.inside not in COUNTED:
             return None
         made = Allowance(self, event, account)
@@ -195,34 +203,34 @@ class Budget:
         return made
 
     def begin(self) -> None:
-        """A run begins, or the hook joins one."""
-        self.began, self.told = self.clock(), False
+        """Start when a run begins, or when the hook joins one."""
+        self.began, self.has_logged = self.clock(), False
 
     @property
     def spent(self) -> int:
-        """Nanoseconds, of all its listeners."""
+        """Return the nanoseconds of all its listeners."""
         return sum(each.spent for each in self.allowances)
 
     def room(self, allowance: Allowance) -> float:
-        """Nanoseconds that are left before the budget is used up; negative beyond it."""
+        """Return the nanoseconds that are left in the budget; negative if it is exceeded."""
         if self.share is not None:
             return self.share * (self.clock() - self.began) - self.spent
         return self.each * (allowance.calls + allowance.left_out) - allowance.spent
 
     def is_early(self, allowance: Allowance) -> bool:
-        """Whether it is too soon to judge."""
+        """Return whether it is too early to check the budget."""
         return (
             self.clock() - self.began < WARM_UP if self.share is not None else allowance.calls < FIRST_CALLS
         )
 
-    def tell(self, allowance: Allowance) -> None:
-        """Say once what it costs, what it may cost, and what is done about it."""
-        if self.told:
+    def log_once(self, allowance: Allowance) -> None:
+        """Log once what the hook costs, its budget, and the consequence."""
+        if self.has_logged:
             return
-        self.told = True
+        self.has_logged = True
         done = {
             "warn": "over_budget='throttle' would call it less often, 'disable' switch it off",
-            "throttle": "some of its calls are left out from now on",
+            "throttle": "some of its calls are skipped from now on",
             "disable": "it is switched off",
         }[self.over]
         log.warning(
@@ -238,7 +246,7 @@ class Budget:
 
 
 class Allowance:
-    """The budget as one listener sees it."""
+    """The part of a budget that belongs to one listener."""
 
     __slots__ = (
         "_calls_before",
@@ -246,86 +254,89 @@ class Allowance:
         "account",
         "budget",
         "event",
+        "is_resting",
         "left_out",
         "limit",
-        "resting",
     )
 
     def __init__(self, budget: Budget, event: Event, account: Account) -> None:
         self.budget, self.event, self.account = budget, event, account
         self.limit = 0.0
-        """The account's total at which to look again."""
-        self.resting = False
+        """The account's total at which to check the budget again."""
+        self.is_resting = False
         self.left_out = 0
-        """Calls that were not made, to stay within the budget."""
+        """Calls that were skipped to stay within the budget."""
         self._calls_before = self._spent_before = 0
 
     def begin(self) -> None:
-        """The training begins, or the hook joins it or is switched on again: what it has cost before does not
+        """Start when training begins, or the hook joins or is switched on again. Earlier costs do not
         count.
         """
-        self.limit, self.resting, self.left_out = 0.0, False, 0
+        self.limit, self.is_resting, self.left_out = 0.0, False, 0
         self._calls_before, self._spent_before = self.account.calls, self.account.total
         self.budget.begin()
 
     @property
     def calls(self) -> int:
-        """Since then."""
+        """Return the calls since `begin`."""
         return self.account.calls - self._calls_before
 
     @property
     def spent(self) -> int:
-        """Nanoseconds since then."""
+        """Return the nanoseconds since `begin`."""
         return self.account.total - self._spent_before
 
     def around(self, call: Caller) -> Caller:
-        """The counted call, looked at when it may have become too dear."""
+        """Return the counted call with a check of the budget around it."""
         account = self.account
 
         def watched(s: Any) -> Any:
             try:
                 return call(s)
-            finally:  # one that fails and is passed over has cost its time too
+            finally:  # a call that fails has taken its time too
                 if account.total >= self.limit:
-                    self.look()
+                    self.check()
 
         if self.budget.over != "throttle" or self.event.inside not in OFTEN:
             return watched
 
         def throttled(s: Any) -> Any:
-            if self.resting and self.must_rest():
+            if self.is_resting and self.must_rest():
                 return None
             return watched(s)
 
         return throttled
 
-    def look(self) -> None:
-        """Compare with the budget, and act if it is used up."""
+    def check(self) -> None:
+        """Check the budget, and act if it is exceeded."""
         room = self.budget.room(self)
         if room >= 0 or self.budget.is_early(self):
             shared = len(self.budget.allowances) if self.budget.share is not None else 1
             self.limit = self.account.total + max(room / shared, 1.0)
             return
-        self.budget.tell(self)
+        self.budget.log_once(self)
         if self.budget.over == "throttle":
-            self.resting = True
+            self.is_resting = True
             return
         self.limit = math.inf
         if self.budget.over == "disable":
             self.budget.dismiss()
 
     def must_rest(self) -> bool:
-        """Whether this call is left out; by that, or with time, the budget recovers."""
+        """Return whether to skip this call. Skipped calls, or time, bring the hook back into its budget."""
         self.left_out += 1
         if self.budget.room(self) < 0:
             return True
-        self.resting = False
+        self.is_resting = False
         self.left_out -= 1
         return False
 
 
 def budget_of(hook: Any, name: str, dismiss: Callable[[], None]) -> Budget | None:
-    """The budget that a hook asks for, if any; a wrong one is an error. `dismiss` switches the hook off."""
+    """Return the budget that a hook declares, or None; raise for an invalid one.
+
+    dismiss: switches the hook off.
+    """
     text, over = getattr(hook, "budget", None), getattr(hook, "over_budget", "warn")
     if over not in OVER_BUDGET:
         raise HookError(
@@ -336,7 +347,9 @@ def budget_of(hook: Any, name: str, dismiss: Callable[[], None]) -> Budget | Non
 
 
 def parse_budget(text: Any, name: str) -> tuple[float | None, float]:
-    """`"1%"` -> (0.01, 0), a share of the training time; `"5 ms"` -> (None, 5e6), nanoseconds for a call."""
+    """Parse a budget: `"1%"` -> (0.01, 0), a share of the training time; `"5 ms"` -> (None, 5e6), nanoseconds
+    per call.
+    """
     match = (
         re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%|s|ms|us|µs|μs)\s*", text)
         if isinstance(text, str)

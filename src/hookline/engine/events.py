@@ -340,8 +340,7 @@ EVENTS = EventTable(EVENT_ROWS, FACT_ROWS)
 
 
 def declare_event(name: str, facts: tuple[str, ...] = (), doc: str = "", *, replaces: str = "") -> Event:
-    """Declare an event of your own. Hooks can listen to it from now on; `trainer.emit(name, fact=value)`
-    fires it.
+    """Declare an event of your own, which hooks can listen to and `trainer.emit(name, fact=value)` fires.
 
     With `replaces`, a value that a listener returns replaces that fact, and `emit` returns the last one.
     """

@@ -1,5 +1,5 @@
-"""The lifecycle tree of a run, from the very plan that executes it: who listens where, to what, and why
-there.
+"""The lifecycle tree of a run, from the plan that executes it: which listener is called at which event, and
+why.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hookline.engine.listener import Listener, plain_function
 from hookline.engine.plan import Plan
 from hookline.util.errors import HookError, closest
 
-READING = "how loaders are read"
+_READING = "how loaders are read"
 _BATCH_OF = {"validate": "validation batch", "test": "test batch", "predict": "predict batch"}
 
 
@@ -36,12 +36,12 @@ class Moment:
     event: Event
     listeners: list[dict[str, Any]]
     note: str = ""
-    """What is to be said about it besides: how often it came."""
+    """A remark on the event, such as how often it came."""
 
 
 class Explanation:
-    """What a run will do. `print(it)` shows the events somebody listens to; `text(everything=True)` all;
-    `data()` as data.
+    """The events and listeners of a run. `print` it for the events with listeners; `text(everything=True)`
+    has all; `data()` returns dictionaries.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class Explanation:
         self.verb = verb
         self.root = root
         self.mixture = mixture
-        """How several training loaders are mixed, in words; empty if they are not, or not known yet."""
+        """A description of the mixture of training loaders; empty if there is none or it is not known yet."""
         self.graphs = graphs
-        """What a compiled training step consists of, and what splits it; empty if it is not compiled."""
+        """A description of a compiled training step and its graph breaks; empty if it is not compiled."""
         self.loaders = dict(loaders or {})
-        """How each loader is read, in words, by its name; those that are known."""
+        """A description of how each loader is read, by its name, for the loaders that are known."""
 
     def data(self) -> list[dict[str, Any]]:
-        """One dictionary per event, in order."""
+        """Return one dictionary per event, in order."""
         return [
             {
                 "branch": branch,
@@ -75,23 +75,23 @@ class Explanation:
         ]
 
     def text(self, everything: bool = False) -> str:
-        """The tree as plain text."""
+        """Return the tree as plain text."""
         more = [line for title, text in self._sections() for line in ("", title, text)]
         return "\n".join([self.root.title, *_draw(self.root, "", everything), *more])
 
     def _sections(self) -> list[tuple[str, str]]:
-        """What is said below the tree."""
+        """Return the titles and texts of the sections below the tree."""
         width = max(map(len, self.loaders), default=0)
         read = "\n".join(f"  {name.ljust(width)}  {how}" for name, how in self.loaders.items())
         sections = (
             ("mixture of the training loaders", self.mixture),
-            (READING, read),
+            (_READING, read),
             ("compiled training step", self.graphs),
         )
         return [(title, text) for title, text in sections if text]
 
     def __str__(self) -> str:
-        return self.text(everything=not _heard(self.root))
+        return self.text(everything=not _has_listeners(self.root))
 
     __repr__ = __str__  # the last line of a notebook's cell shows the tree
 
@@ -100,14 +100,14 @@ class Explanation:
         from rich.tree import Tree
 
         tree = Tree(Text(self.root.title, "bold"))
-        _grow(tree, self.root, Text, everything=not _heard(self.root))
+        _grow(tree, self.root, Text, everything=not _has_listeners(self.root))
         for title, text in self._sections():
             tree.add(Text(title, "italic")).add(Text(text))
         return tree
 
 
 def explain(trainer: Any = None, module: Any = None, *, verb: str = "fit", **options: Any) -> Explanation:
-    """The lifecycle of a run of this trainer; without one, the lifecycle as such. `print` it."""
+    """Return the lifecycle of a run of this trainer; without a trainer, of any run. `print` it."""
     if trainer is None:
         return explain_plan(Plan(EVENTS), verb)
     explanation: Explanation = trainer.explain(module, verb=verb, **options)
@@ -121,23 +121,24 @@ def explain_plan(
     graphs: str = "",
     loaders: Mapping[str, str] | None = None,
 ) -> Explanation:
-    """The tree of one verb."""
+    """Return the lifecycle tree of one stage."""
     if verb not in EVERY_VERB:
         raise HookError(
-            f"{verb!r} is no verb of a trainer.{closest(verb, EVERY_VERB)} Verbs: {', '.join(EVERY_VERB)}."
+            f"{verb!r} is not a stage.{closest(verb, EVERY_VERB)} Stages: {', '.join(EVERY_VERB)}."
         )
     root = Node(f"trainer.{verb}()")
     for event in plan.table.in_order(verb):
-        heard = plan.listeners(event.name)
-        places = _places(heard)
-        listeners = [_describe(each, places.get(each, "")) for each in heard]
-        _branch(root, _path(event, verb)).children.append(Moment(event, listeners))
+        listeners = plan.listeners(event.name)
+        positions = _registration_order(listeners)
+        described = [_describe(each, positions.get(each, "")) for each in listeners]
+        _branch(root, _path(event, verb)).children.append(Moment(event, described))
     return Explanation(verb, root, mixture, graphs, loaders)
 
 
 def explain_rows(rows: list[dict[str, Any]], verb: str) -> Explanation:
-    """The tree of a plan that was written down: rows as `Explanation.data()` gives them, each perhaps with a
-    `note`.
+    """Return the tree of a recorded plan.
+
+    rows: as `Explanation.data()` returns them; each may have a `note`.
     """
     root = Node(f"trainer.{verb}()")
     for row in rows:
@@ -169,8 +170,8 @@ def _branch(root: Node, path: list[str]) -> Node:
     return node
 
 
-def _places(listeners: Sequence[Listener]) -> dict[Listener, str]:
-    """What decides between hooks of the same order: who was registered first."""
+def _registration_order(listeners: Sequence[Listener]) -> dict[Listener, str]:
+    """Return the position by registration of each hook that shares its `order` with other hooks."""
     peers: dict[int, list[Listener]] = {}
     for each in listeners:
         if each.receiver == "H":
@@ -183,7 +184,7 @@ def _places(listeners: Sequence[Listener]) -> dict[Listener, str]:
     }
 
 
-def _describe(listener: Listener, place: str) -> dict[str, Any]:
+def _describe(listener: Listener, position: str) -> dict[str, Any]:
     function = plain_function(listener.function)
     return {
         "receiver": RECEIVERS[listener.receiver],
@@ -194,23 +195,23 @@ def _describe(listener: Listener, place: str) -> dict[str, Any]:
         "asks": list(listener.binding.facts),
         "when": ", ".join(each.text for each in listener.filters) or "always",
         "on_error": listener.on_error,
-        "why": _why(listener, place),
+        "why": _why(listener, position),
     }
 
 
-def _why(listener: Listener, place: str) -> str:
+def _why(listener: Listener, position: str) -> str:
     event = listener.event
     if event.action:
-        return "does it" if listener.receiver != "S" else "stands around it"
+        return "runs the action" if listener.receiver != "S" else "wraps the action"
     order = " → ".join(RECEIVERS[each] for each in event.receivers)
     if listener.receiver != "H":
         return f"order of receivers: {order}"
     if listener.after_module:
         is_monitor = getattr(listener.owner, "tier", "") == "monitor"
-        return "a monitor: after the module" if is_monitor else "asked to run after the module"
+        return "a monitor: after the module" if is_monitor else "after_module is set"
     tier = getattr(listener.owner, "tier", "user")
     explicit = getattr(listener.owner, "order", None) is not None
-    return f"order={listener.order}{place}" if explicit else f"{tier} hook{place}"
+    return f"order={listener.order}{position}" if explicit else f"{tier} hook{position}"
 
 
 def _walk(node: Node, branch: str) -> Iterator[tuple[str, Moment]]:
@@ -221,31 +222,35 @@ def _walk(node: Node, branch: str) -> Iterator[tuple[str, Moment]]:
             yield branch.lstrip("/"), child
 
 
-def _heard(node: Node | Moment) -> bool:
-    return bool(node.listeners) if isinstance(node, Moment) else any(_heard(child) for child in node.children)
+def _has_listeners(node: Node | Moment) -> bool:
+    return (
+        bool(node.listeners)
+        if isinstance(node, Moment)
+        else any(_has_listeners(child) for child in node.children)
+    )
 
 
 def _line(listener: dict[str, Any]) -> str:
     inside = os.path.commonpath([os.getcwd(), os.path.abspath(listener["origin"])]) == os.getcwd()
     origin = os.path.relpath(listener["origin"]) if inside else os.path.basename(listener["origin"])
-    who = listener["receiver"].removesuffix("s")
+    receiver = listener["receiver"].removesuffix("s")
     function = listener["function"].rpartition("<locals>.")[2]
-    if who == "hook":
+    if receiver == "hook":
         method = function if function != listener["name"] else ""
         parts = [f"hook {listener['name']}{': ' if method else ''}{method} ({origin})"]
     else:
-        parts = [f"{who} {function} ({origin})"]
+        parts = [f"{receiver} {function} ({origin})"]
     if listener.get("kind"):
         parts.append(listener["kind"])
     if listener["asks"]:
-        parts.append(f"asks {', '.join(listener['asks'])}")
+        parts.append(f"requests {', '.join(listener['asks'])}")
     if listener["when"] != "always":
         parts.append(listener["when"])
     return " · ".join([*parts, listener["why"], *([listener["happened"]] if "happened" in listener else [])])
 
 
 def _draw(node: Node, indent: str, everything: bool) -> Iterator[str]:
-    shown = [child for child in node.children if everything or _heard(child)]
+    shown = [child for child in node.children if everything or _has_listeners(child)]
     for index, child in enumerate(shown):
         last = index == len(shown) - 1
         deeper = indent + ("   " if last else "│  ")
@@ -264,7 +269,7 @@ def _title(moment: Moment) -> str:
 
 def _grow(tree: Any, node: Node, text: Any, everything: bool) -> None:
     for child in node.children:
-        if not (everything or _heard(child)):
+        if not (everything or _has_listeners(child)):
             continue
         if isinstance(child, Node):
             _grow(tree.add(text(child.title, "italic")), child, text, everything)
@@ -275,7 +280,7 @@ def _grow(tree: Any, node: Node, text: Any, everything: bool) -> None:
 
 
 class _CallableModule(types.ModuleType):
-    """`hookline.explain` is this module and the function in one."""
+    """Makes `hookline.explain` both this module and the function."""
 
     def __call__(self, trainer: Any = None, module: Any = None, **options: Any) -> Explanation:
         return explain(trainer, module, **options)

@@ -1,6 +1,4 @@
-"""When a listener is called: every n steps, once, after, before, if. Filters decide before
-the call is made.
-"""
+"""Filters decide whether a listener is called: every n steps, once, after, before, or by a predicate."""
 
 from __future__ import annotations
 
@@ -31,32 +29,34 @@ _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000, "b": 1_000_000_000}
 
 
 class Filter(Protocol):
-    """Decides whether a listener hears this moment. One instance belongs to one listener."""
+    """Decides whether a listener is called at an event. One instance belongs to one listener."""
 
     text: str
     facts: tuple[str, ...]
     counts: bool
-    """Whether it must be asked at every moment to keep its count."""
+    """Whether it must be evaluated at every event to keep its count."""
 
     def ready(self, s: Any) -> bool:
-        """Whether to call the listener now."""
+        """Return whether to call the listener now."""
         ...
 
     def begin(self, s: Any) -> None:
-        """A run starts, or goes on after a resume."""
+        """Start a run, or continue one after a resume."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """How far it has counted."""
+        """Return the count so far."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on counting from there."""
+        """Restore the count."""
         ...
 
 
 def parse_interval(interval: int | str, what: str, from_zero: bool = False) -> tuple[float, str]:
-    """`"500 steps"` -> (500, "step"), `"1M tokens"` -> (1000000, "token"), `100` -> (100, "call")."""
+    """Parse an interval: `"500 steps"` -> (500, "step"), `"1M tokens"` -> (1000000, "token"), `100` -> (100,
+    "call").
+    """
     if callable(interval):
         raise HookError(
             f"@{what} is missing its interval: write it in parentheses, as in @{what}('500 steps')."
@@ -105,7 +105,7 @@ class _Stateless:
 
 
 class _Every:
-    """Fires on the edge: once when the count gets to a multiple, not again while it stays there."""
+    """Fires once when the count reaches a multiple of n, and not again while the count stays there."""
 
     counts = True
 
@@ -122,7 +122,7 @@ class _Every:
             self.passed = (self.passed or 0) + 1
             return self.passed % self.n == 0
         reached: int = self.count(s) // self.n
-        if self.passed is None:  # a hook added in the middle of a run
+        if self.passed is None:  # the hook was added during a run
             self.passed = reached
         if reached > self.passed:
             self.passed = reached
@@ -140,8 +140,9 @@ class _Every:
 
 
 class _EverySeconds(_Stateless):
-    """Time since the run began or it last fired, by the run's clock, which all ranks share; no resume can
-    repeat it exactly.
+    """Fires when the time since the run began, or since it last fired, exceeds the interval.
+
+    All ranks share the run's clock. A resume cannot repeat the times exactly.
     """
 
     def __init__(self, interval: str) -> None:
@@ -164,7 +165,7 @@ class _EverySeconds(_Stateless):
 
 
 class _Once:
-    """The first time only, counted over resumes."""
+    """Fires the first time only, also across resumes."""
 
     text = "once"
     facts: tuple[str, ...] = ()
@@ -190,7 +191,7 @@ class _Once:
 
 
 class _Bound:
-    """Only after, or only before, a count or a time since the run began."""
+    """Fires only after, or only before, a count or a time since the run began."""
 
     counts = True
 
@@ -211,7 +212,7 @@ class _Bound:
         if self.unit == "call":
             self.calls += 1
             return (self.calls > self.limit) is self.after
-        if self.started is None:  # a hook added in the middle of a run
+        if self.started is None:  # the hook was added during a run
             self.started = s.clock()
         return (s.clock() - self.started >= self.limit) is self.after
 
@@ -227,7 +228,7 @@ class _Bound:
 
 
 class _When(_Stateless):
-    """A predicate whose parameters are facts, like a hook's; bound when the listener is."""
+    """Fires if a predicate returns true. Its parameters are facts, bound together with the listener."""
 
     def __init__(self, predicate: Callable[..., Any]) -> None:
         self.predicate = predicate
@@ -236,7 +237,7 @@ class _When(_Stateless):
 
     def ready(self, s: Any) -> bool:
         outer = s.running
-        s.running = (self, outer)  # it may hang like a hook, and the watchdog says that it is the predicate
+        s.running = (self, outer)  # if it hangs, the watchdog names the predicate
         try:
             return bool(self.bound(s))
         finally:
@@ -244,7 +245,7 @@ class _When(_Stateless):
 
 
 class When:
-    """What a user asked for: the recipe of a listener's filters. Each listener gets filters of its own."""
+    """The settings of a listener's filters. Each listener gets filters of its own."""
 
     __slots__ = ("after", "before", "every", "once", "when")
 
@@ -257,14 +258,14 @@ class When:
         when: Callable[..., Any] | None = None,
     ) -> None:
         self.every, self.once, self.after, self.before, self.when = every, once, after, before, when
-        self.filters()  # a wrong interval is an error here, where it was written
+        self.filters()  # raise for a wrong interval here, where the user wrote it
         if when is not None and not callable(when):
             raise HookError(
                 f"when={when!r} must be a function of facts, such as `when=lambda step: step > 5`."
             )
 
     def filters(self) -> list[Filter]:
-        """New filters, the cheap ones that let less through first."""
+        """Return new filters, the cheap and most selective ones first."""
         made: list[Filter] = []
         if self.after is not None:
             made.append(_Bound(self.after, after=True))
@@ -280,7 +281,7 @@ class When:
         return made
 
     def __call__(self, function: F) -> F:
-        """As a decorator of a hook method or a function."""
+        """Mark a hook method or a function with these filters, as a decorator."""
         recipes = [*getattr(function, "__hookline_when__", ()), self]
         try:
             function.__hookline_when__ = recipes  # type: ignore[attr-defined]
@@ -293,8 +294,8 @@ class When:
 
 
 def every(interval: int | str) -> When:
-    """`@every("500 steps")`, `@every("10 minutes")`, `@every("1M tokens")`, `@every(100)` (calls) on a hook
-    method.
+    """Call a hook method at intervals: `@every("500 steps")`, `@every("10 minutes")`, `@every("1M tokens")`,
+    `@every(100)` (calls).
     """
     return When(every=interval)
 
@@ -308,26 +309,28 @@ def once() -> When: ...
 
 
 def once(function: Any = None) -> Any:
-    """`@once` on a hook method: the first time only."""
+    """Call a hook method the first time only: `@once`."""
     return When(once=True) if function is None else When(once=True)(function)
 
 
 def after(limit: int | str) -> When:
-    """`@after("1000 steps")` on a hook method: not before that."""
+    """Call a hook method only from a limit on: `@after("1000 steps")`."""
     return When(after=limit)
 
 
 def before(limit: int | str) -> When:
-    """`@before("1000 steps")` on a hook method: not from then on."""
+    """Call a hook method only up to a limit: `@before("1000 steps")`."""
     return When(before=limit)
 
 
 def when(predicate: Callable[..., Any]) -> When:
-    """`@when(lambda step: step % 7 == 3)` on a hook method; the predicate asks for facts by name."""
+    """Call a hook method if a predicate returns true: `@when(lambda step: step % 7 == 3)`. Its parameters are
+    facts.
+    """
     return When(when=predicate)
 
 
 def filters_of(function: Callable[..., Any]) -> list[Filter]:
-    """New filters from every decorator on a function."""
+    """Return new filters from every decorator on a function."""
     recipes: list[When] = getattr(function, "__hookline_when__", [])
     return [made for recipe in recipes for made in recipe.filters()]

@@ -1,5 +1,5 @@
-"""Hooks, modules and data modules of other packages: recognised by their class, without importing the
-package, and adapted.
+"""Adapt hooks, modules and data modules of other packages. They are recognised by their class, without an
+import.
 """
 
 from __future__ import annotations
@@ -15,56 +15,54 @@ from hookline.engine.listener import Listener
 
 @runtime_checkable
 class Adapter(Protocol):
-    """Stands for one object of another package."""
+    """Represents one object of another package."""
 
     original: Any
     """The object that the user added."""
     kind: str
-    """What it is, for people: `Lightning callback`."""
+    """Its kind, as shown to users: `Lightning callback`."""
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
-        """One listener for each event that the original's class listens to; what cannot be honoured is an
-        error.
-        """
+        """Return one listener for each event of the original's class; raise if one cannot be supported."""
         ...
 
 
 @runtime_checkable
 class HookAdapter(Adapter, Protocol):
-    """Stands for a hook, so it has the attributes of one too (`tier`, `ranks`, ...)."""
+    """Represents a hook, so it also has a hook's attributes (`tier`, `ranks`, ...)."""
 
     def begin_run(self, state: Any) -> None:
-        """A run begins; set-up comes later."""
+        """Prepare for a run, before `setup`."""
         ...
 
     def before_optimizers(self) -> None:
-        """A run goes on from a checkpoint, whose optimizers are put back next."""
+        """Prepare for a resume, before the optimizers are restored."""
         ...
 
 
 class RunAware:
-    """A hook, of a dialect say, that has to know its run before it hears the first event."""
+    """A hook that needs its run before the first event, such as a hook of a dialect."""
 
     def begin_run(self, state: Any) -> None:
-        """A run begins; set-up comes later."""
+        """Prepare for a run, before `setup`."""
 
 
 class DataLike(Protocol):
-    """What a data module, Hookline's or another package's, looks like to a type checker."""
+    """The methods of a data module, Hookline's or another package's, for type checkers."""
 
     def prepare_data(self) -> Any:
         """Download or write data to disk."""
 
     def setup(self, stage: str, /) -> Any:
-        """Make the datasets."""
+        """Create the datasets."""
 
     def train_dataloader(self) -> Any:
-        """The training loader."""
+        """Return the training loader."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A base class of another package, and who adapts what derives from it."""
+    """A base class of another package, and the adapter for its subclasses."""
 
     packages: tuple[str, ...]
     base: str
@@ -84,30 +82,30 @@ DATA = (Kind(_LIGHTNING, "LightningDataModule", "hookline.interop.lightning.adop
 
 
 def adopt(hook: Any) -> Any:
-    """The adapter of a hook of another package; any other object as it is."""
+    """Return the adapter of another package's hook; any other object unchanged."""
     make = _adapter_of(hook, KINDS)
     return hook if make is None else make(hook)
 
 
 def adopt_steps(module: Any) -> Any:
-    """The steps and hooks of another package's module; None for any other."""
+    """Return the steps and hooks of another package's module; None for any other."""
     make = _adapter_of(module, MODULES)
     return None if make is None else make(module)
 
 
 def adopt_data(given: Any) -> Any:
-    """The adapter of another package's data module; any other object as it is."""
+    """Return the adapter of another package's data module; any other object unchanged."""
     make = _adapter_of(given, DATA)
     return given if make is None else make(given)
 
 
 def is_hook_class(cls: type) -> bool:
-    """Whether its objects are hooks of another package that can be adapted."""
+    """Return whether its instances are hooks of another package that can be adapted."""
     return _adapter_for(cls, KINDS) is not None
 
 
 def is_data_class(cls: type) -> bool:
-    """Whether its objects are data modules of another package that can be adapted."""
+    """Return whether its instances are data modules of another package that can be adapted."""
     return _adapter_for(cls, DATA) is not None
 
 

@@ -1,4 +1,4 @@
-"""`Hook`, the base class of hooks, and `on`, which turns any function into one."""
+"""`Hook`, the base class of hooks, and `on`, which registers any function as a hook."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIERS = {"user": 0, "builtin": 100, "monitor": 200}
 
 
 class Hook(HookMethods):
-    """Listen to a run: override the events you care about, ask for facts by naming parameters after them.
+    """Base class of hooks: override the events that you need, and name parameters after the facts you want.
 
     >>> class Report(Hook):
     ...     def on_train_epoch_end(self, epoch, metrics):
@@ -32,36 +32,40 @@ class Hook(HookMethods):
     __hookline_base__: ClassVar[bool] = True
 
     name: str = ""
-    """What `remove_hook`, `disable_hook`, checkpoints and `explain` call it; by default from the class name.
+    """The name for `remove_hook`, `disable_hook`, checkpoints and `explain`; by default from the class
+    name.
     """
     tier: str = "user"
-    """'user', 'builtin' or 'monitor' (acts on a metric): who runs first when `order` says nothing."""
+    """'user', 'builtin' or 'monitor' (acts on a metric): decides which hook runs first if `order` is None."""
     order: int | None = None
-    """An explicit place: lower first. User hooks are at 0, built-ins at 100, monitors at 200."""
+    """An explicit position: lower runs first. User hooks are at 0, built-ins at 100, monitors at 200."""
     after_module: bool | Iterable[str] | None = None
-    """True, or a set of events: hear them after the module. Monitors do so at on_train_epoch_end."""
+    """True, or a set of events: run after the module's method. Monitors do so at on_train_epoch_end."""
     steers: bool | Iterable[str] = False
-    """True, or a set of events: its methods may return a signal there. Needed with several ranks, where a
-    method's return annotation does not say so: they all wait for a signal only at events where a hook may
-    return one.
+    """True, or a set of events: its methods may return a signal there.
+
+    Needed in distributed training for a method without a return annotation: the ranks wait for a signal only
+    at events where a hook may return one.
     """
     ranks: str | Iterable[int] = "all"
-    """'all', 'zero' or a set of ranks that hear events."""
+    """'all', 'zero' or a set of the ranks on which the hook is called."""
     on_error: str = "raise"
-    """'raise', 'warn' (report and go on) or 'disable' (report once, switch the hook off, go on)."""
+    """'raise', 'warn' (log and continue) or 'disable' (log once, switch the hook off, continue)."""
     budget: str | None = None
-    """What it may cost: '1%' of the training time, or '5 ms' for a call on average; None: no limit."""
+    """The most that it may cost: '1%' of the training time, or '5 ms' per call on average; None: no limit."""
     over_budget: str = "warn"
-    """Beyond that: 'warn' (once), 'throttle' (leave out calls that come with every batch) or 'disable'."""
+    """The action over the budget: 'warn' (once), 'throttle' (skip calls of events of every batch) or
+    'disable'.
+    """
     needs_metrics: Iterable[str] = ()
-    """Metrics that the hook waits for: a fit that can never log one of them is refused before it trains."""
+    """Metrics that the hook needs: a fit that can never log one of them is refused before training."""
     logs_metrics: Iterable[str] = ()
-    """Metrics with a name like a validation's (`val/acc`) that it logs itself while training, also without
-    validation data.
+    """Metrics with a validation name (`val/acc`) that it logs itself during training, also without validation
+    data.
     """
     needs_validation: bool = False
-    """Whether the hook acts after validations only: a fit without validation data is refused before it
-    trains.
+    """Whether the hook acts only after a validation: a fit without validation data is refused before
+    training.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -69,18 +73,18 @@ class Hook(HookMethods):
             self.name = name
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint should keep of this hook; restored by `load_state_dict` under the hook's name."""
+        """Return the state that a checkpoint stores under the hook's name; `load_state_dict` restores it."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
 
     def __repr__(self) -> str:
         return f"<hook {type(self).__name__}{f' {self.name!r}' if self.name else ''}>"
 
 
 class FunctionHook:
-    """A function, or several, registered for events by `@on` or `trainer.on`."""
+    """A function registered for one or more events by `@on` or `trainer.on`."""
 
     def __init__(
         self, function: Callable[..., Any], events: list[str], when: When | None = None, name: str = ""
@@ -97,18 +101,16 @@ class FunctionHook:
 
 
 def redefines(hook: Any, other: Any) -> bool:
-    """Return whether a hook's function or class is that of `other`, defined once more in an interactive
-    session: in a cell that was run again.
+    """Return whether a notebook cell that was run again has defined the hook's function or class once more.
 
-    Functions and classes that one definition makes, in a loop or in a function, share their code, and are
-    hooks of their own.
+    Functions and classes that one definition creates in a loop share their code; they are separate hooks.
     """
     mine, its = definition(hook), definition(other)
     return mine is not None and its is not None and mine[0] == its[0] and mine[1] is not its[1]
 
 
 def definition(hook: Any) -> tuple[str, types.CodeType] | None:
-    """Return the name of a hook's function or class and code of it, if it was typed into a notebook or at a
+    """Return the name and code of a hook's function or class, if it was entered in a notebook or at a
     prompt.
     """
     made: Any = hook.function if isinstance(hook, FunctionHook) else type(hook)
@@ -119,7 +121,7 @@ def definition(hook: Any) -> tuple[str, types.CodeType] | None:
 
 
 def typed(function: Any) -> types.FunctionType | None:
-    """Return the function, if it has a name and was typed into a notebook or at a prompt, and not read from a
+    """Return the function if it has a name and was entered in a notebook or at a prompt, not read from a
     file.
     """
     function = inspect.unwrap(function) if callable(function) else None
@@ -164,7 +166,7 @@ def on(
 
 
 def check_names(call: str, events: Iterable[Any]) -> None:
-    """A function among the names of events is easily put there by mistake."""
+    """Refuse anything but strings as event names; a function is easily passed there by mistake."""
     for event in events:
         if not isinstance(event, str):
             name = getattr(event, "__name__", "function").replace("<lambda>", "function")
@@ -176,5 +178,5 @@ def check_names(call: str, events: Iterable[Any]) -> None:
 
 
 def snake_case(name: str) -> str:
-    """`GradientMonitor` -> `gradient_monitor`, `LRMonitor` -> `lr_monitor`."""
+    """Return the name in snake case: `GradientMonitor` -> `gradient_monitor`, `LRMonitor` -> `lr_monitor`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name.replace("NaN", "Nan")).lower()

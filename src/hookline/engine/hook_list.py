@@ -1,4 +1,4 @@
-"""The hooks of a trainer by name: add, remove, switch on and off, in the middle of a run too."""
+"""The hooks of a trainer by name: add, remove, switch on and off, also during a run."""
 
 from __future__ import annotations
 
@@ -34,32 +34,27 @@ class Entry:
     enabled: bool = True
 
     def begin_budget(self) -> None:
-        """What it has cost until now does not count, for its budget."""
+        """Start the hook's budget; earlier costs do not count."""
         for each in self.listeners:
             if each.allowance is not None:
                 each.allowance.begin()
 
     @property
     def spent(self) -> int:
-        """Nanoseconds in all its calls so far."""
+        """Return the nanoseconds of all its calls so far."""
         return sum(each.account.total for each in self.listeners)
 
     @property
     def given(self) -> Any:
-        """The hook as the user gave it, where another stands for it."""
+        """Return the hook that the user added, where an adapter represents it."""
         return _given(self.hook)
 
 
 class Handle:
-    """Returned by every registration. `remove()` undoes it; in a `with` block the hook lives as long as the
-    block.
-    """
+    """Returned by every registration. `remove()` undoes it; a `with` block removes the hook at its end."""
 
-    __slots__ = (
-        "_below",
-        "_hooks",
-        "entry",
-    )  # so that a filter above `@trainer.on`, which would be lost, is an error
+    # slots: a filter above `@trainer.on` would be lost; without a `__dict__` to set it in, it raises
+    __slots__ = ("_below", "_hooks", "entry")
 
     def __init__(self, hooks: HookList, entry: Entry, below: Handle | None = None) -> None:
         self._hooks = hooks
@@ -68,16 +63,16 @@ class Handle:
 
     @property
     def name(self) -> str:
-        """The name the hook was given."""
+        """Return the hook's name."""
         return self.entry.name
 
     @property
     def hook(self) -> Any:
-        """The hook itself."""
+        """Return the hook itself."""
         return self.entry.given
 
     def remove(self) -> None:
-        """Take the hook out; doing it twice does nothing. Of decorators above one another: what all of them
+        """Remove the hook; a second call does nothing. For stacked decorators, remove what all of them
         registered.
         """
         self._hooks.discard(self.entry)
@@ -85,7 +80,7 @@ class Handle:
             self._below.remove()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """A function registered by a decorator can still be called."""
+        """Call the function that a decorator registered."""
         return getattr(self.hook, "function", self.hook)(*args, **kwargs)
 
     def __enter__(self) -> Handle:
@@ -101,29 +96,27 @@ class Handle:
 
 
 class HookObserver(Protocol):
-    """The run that is going on, if any: it greets hooks that come late and sees off those
-    that leave early.
-    """
+    """The current run, which sets up hooks that are added during it and tears down hooks that are removed."""
 
     def on_hook_added(self, entry: Entry) -> None:
-        """A hook was added."""
+        """Set up a hook that was added."""
         ...
 
     def on_hook_removed(self, entry: Entry) -> None:
-        """A hook was removed."""
+        """Tear down a hook that was removed."""
         ...
 
 
 class NumberedNames:
-    """Give `probe`, `probe_2`, `probe_3`, ...: the lowest that is free, found without counting from the
-    beginning.
+    """Numbered names such as `probe`, `probe_2`, `probe_3`: finds the lowest free one without counting from
+    the beginning.
     """
 
     def __init__(self) -> None:
         self._next: dict[str, int] = {}
-        """By base name: the first number that was never given."""
+        """By base name: the first number that was never used."""
         self._freed: dict[str, list[int]] = {}
-        """By base name: a heap of lower numbers that have become free."""
+        """By base name: a heap of lower numbers that are free again."""
 
     def give(self, base: str, taken: Container[str]) -> str:
         """Return the lowest free name."""
@@ -140,14 +133,14 @@ class NumberedNames:
         return f"{base}_{number}"
 
     def free(self, name: str) -> None:
-        """A name is free again."""
+        """Make a name available again."""
         base, _, number = name.rpartition("_")
         if number.isdecimal() and int(number) < self._next.get(base, 2):
             heapq.heappush(self._freed.setdefault(base, []), int(number))
 
 
 class HookList:
-    """All hooks of a trainer, in the order they were registered."""
+    """All hooks of a trainer, in the order of their registration."""
 
     def __init__(self, plan: Plan, table: EventTable, rank: int = 0) -> None:
         self._plan = plan
@@ -155,18 +148,18 @@ class HookList:
         self._rank = rank
         self._entries: dict[str, Entry] = {}
         self._ids: Counter[int] = Counter()
-        """How often each hook is registered, by the identity of the hook as it was given; only a function can
-        be twice.
+        """How often each hook is registered, by the identity of the given object; only a function can be
+        registered twice.
         """
         self._names = NumberedNames()
         self._serial = itertools.count()
         self.observer: HookObserver | None = None
         self.stopwatch = Stopwatch()
-        """How long the run has been training."""
+        """The training time of the run."""
         self._spent_by_removed = 0
-        """Nanoseconds of hooks that were removed since the training began."""
+        """Nanoseconds of hooks that were removed since training began."""
         self.dismiss: Callable[[str], None] = self.disable
-        """Switches off a hook that is over its budget; in a run of several ranks, on all of them at one
+        """Switches off a hook that exceeds its budget; in distributed training, on all ranks at the same
         boundary.
         """
         plan.disable = self._give_up
@@ -176,34 +169,34 @@ class HookList:
         head = "no hooks" if not count else "1 hook:" if count == 1 else f"{count} hooks:"
         return "\n".join([head, *map(_line, self._entries.values())])
 
-    # ---- looking -------------------------------------------------------------------------------------------
+    # ---- lookup --------------------------------------------------------------------------------------------
 
     def list_hooks(self) -> list[str]:
-        """The names of the hooks that are switched on."""
+        """Return the names of the hooks that are switched on."""
         return [entry.name for entry in self._entries.values() if entry.enabled]
 
     def entries(self) -> list[Entry]:
-        """Every entry, switched on or not, as registered."""
+        """Return every entry, switched on or not, in the order of registration."""
         return list(self._entries.values())
 
     def in_order(self) -> list[Entry]:
-        """Every entry in the order in which events reach hooks."""
+        """Return every entry in the order in which events call the hooks."""
         return sorted(self._entries.values(), key=lambda entry: _order(entry.hook))
 
     def begin_training(self) -> None:
-        """What set-up took is no training: costs are shares of what comes now, and budgets begin."""
+        """Start the stopwatch and the budgets. Set-up is not part of the training time."""
         self._spent_by_removed = 0
         self.stopwatch.start()
         for entry in self._entries.values():
             entry.begin_budget()
 
     def seconds_spent(self) -> float:
-        """What all calls took so far, those within others and those of hooks that were removed included."""
+        """Return the seconds of all calls so far, including nested calls and hooks that were removed."""
         return (self._spent_by_removed + sum(entry.spent for entry in self._entries.values())) / 1e9
 
     def cost(self) -> list[Cost]:
-        """Calls and time per hook and event so far, with its share of the training time; the
-        dearest first.
+        """Return calls and time per hook and event so far, with the share of the training time, the most
+        expensive first.
         """
         trained = self.stopwatch.seconds * 1e9
         rows = [
@@ -236,17 +229,17 @@ class HookList:
         return self.entry(name).given
 
     def entry(self, name: str) -> Entry:
-        """The entry of this name; an unknown name is an error that lists the known ones."""
+        """Return the entry of this name; raise with the known names if there is none."""
         if name not in self._entries:
             known = ", ".join(self._entries) or "none"
             raise HookError(f"There is no hook named {name!r}.{closest(name, self._entries)} Hooks: {known}.")
         return self._entries[name]
 
     def check_event(self, name: str) -> None:
-        """A wrong event name is an error that teaches."""
+        """Raise if the name is not an event of hooks."""
         self._table.named(name)
 
-    # ---- changing ------------------------------------------------------------------------------------------
+    # ---- changes -------------------------------------------------------------------------------------------
 
     def add(self, hook: Any, name: str | None = None) -> Handle:
         """Register a hook: an instance, a class, or a function marked with `@on`."""
@@ -259,7 +252,7 @@ class HookList:
             return self._replace(earlier, hook, name)
         if not isinstance(hook, FunctionHook) and hook in self:
             raise HookError(
-                f"This {type(hook).__name__} is registered already; one instance can be added only once."
+                f"This {type(hook).__name__} is already registered; an instance can be added only once."
             )
         self._refuse_second(hook)
         entry = Entry(self._name(hook, name), hook, [])
@@ -270,20 +263,22 @@ class HookList:
         return Handle(self, entry)
 
     def _refuse_second(self, hook: Any) -> None:
-        """Of some kinds of hooks a trainer can have one: two progress bars would draw over each other."""
+        """Refuse a second hook of a kind that a trainer can have once: two progress bars would draw over each
+        other.
+        """
         word = getattr(hook, "only_one", "")
         for entry in self._entries.values() if word else ():
             if getattr(entry.hook, "only_one", "") == word:
                 raise HookError(
-                    f"There would be two {word}s: the hook {entry.name!r} is one. Take it out with "
-                    f"remove_hook({entry.name!r}), or leave this {type(hook).__name__} out. The trainer "
-                    "adds a progress bar of its own unless it is made with enable_progress_bar=False, or "
-                    "with one among its hooks."
+                    f"A trainer can have one {word}, and the hook {entry.name!r} is one. Remove it with "
+                    f"remove_hook({entry.name!r}), or do not add this {type(hook).__name__}. The trainer "
+                    "adds a progress bar unless it is created with enable_progress_bar=False or with a "
+                    "progress bar among its hooks."
                 )
 
     def _earlier(self, hook: Any) -> list[Entry]:
-        """Return what a function or class that is defined once more, in a cell that was run again, takes the
-        place of.
+        """Return the entries that a hook replaces, because a notebook cell was run again and defined it once
+        more.
         """
         if definition(hook) is None:
             return []
@@ -291,7 +286,7 @@ class HookList:
 
     def _replace(self, earlier: list[Entry], hook: Any, name: str | None) -> Handle:
         names = ", ".join(each.name for each in earlier)
-        log.debug("%s was defined once more, and is registered in place of: %s", hook, names)
+        log.debug("%s was defined again and replaces: %s", hook, names)
         put_back = self.set_aside(earlier)
         try:
             return self.add(hook, name)
@@ -300,7 +295,7 @@ class HookList:
             raise
 
     def _join(self, entry: Entry) -> None:
-        """Let an entry hear events; in the middle of a run it is set up first."""
+        """Add an entry's listeners to the plan; during a run, set the hook up first."""
         here = self._here(entry)
         if here and self.observer is not None:
             try:
@@ -309,24 +304,24 @@ class HookList:
                 self._forget(entry)
                 self.observer.on_hook_removed(entry)
                 raise
-        if entry.enabled and self._entries.get(entry.name) is entry:  # its own set-up may have sent it away
+        if entry.enabled and self._entries.get(entry.name) is entry:  # its own `setup` may have removed it
             self._plan.add(here)
             if not self.is_here(entry):
                 self._plan.count_elsewhere(entry.listeners)
 
     def _dismiss(self, entry: Entry) -> None:
-        """Switch off a hook that is over its budget, unless it has gone by itself."""
+        """Switch off a hook that exceeds its budget, unless it was removed."""
         if self._entries.get(entry.name) is entry:
             self.dismiss(entry.name)
 
     def remove(self, name: str) -> Any:
-        """Take a hook out by name and return it."""
+        """Remove a hook by name and return it."""
         entry = self.entry(name)
         self.discard(entry)
         return entry.given
 
     def discard(self, entry: Entry) -> None:
-        """Take an entry out, if it is still there."""
+        """Remove an entry, if it is still in the list."""
         if self._entries.get(entry.name) is not entry:
             return
         self._forget(entry)
@@ -343,10 +338,11 @@ class HookList:
         self._names.free(entry.name)
 
     def set_aside(self, entries: list[Entry]) -> Callable[[], None]:
-        """Take these out for a while; what is returned puts them back in their places, unless their names are
-        taken by then.
+        """Remove these entries for a while.
+
+        The returned function puts them back in their positions, unless their names are in use by then.
         """
-        places = self.entries()
+        before = self.entries()
         for entry in entries:
             self.discard(entry)
 
@@ -354,7 +350,7 @@ class HookList:
             known = self._entries
             back = {each.name: each for each in entries if each.name not in known}
             here = known | back
-            self._entries = {each.name: each for each in places if here.get(each.name) is each} | known
+            self._entries = {each.name: each for each in before if here.get(each.name) is each} | known
             for entry in back.values():
                 self._ids[id(entry.given)] += 1
                 self._spent_by_removed -= entry.spent
@@ -363,16 +359,14 @@ class HookList:
         return put_back
 
     def enable(self, name: str) -> None:
-        """Let a hook hear events again, from the next event on."""
+        """Switch a hook on again, from the next event on."""
         entry = self.entry(name)
         if not entry.enabled:
             entry.enabled = True
             self._join(entry)
 
     def disable(self, name: str) -> None:
-        """Let a hook hear nothing, from the next event on. It keeps its place, name and state, and its
-        teardown.
-        """
+        """Switch a hook off, from the next event on. It keeps its position, name, state and teardown."""
         entry = self.entry(name)
         if entry.enabled:
             entry.enabled = False
@@ -382,22 +376,22 @@ class HookList:
             )
 
     def _give_up(self, listener: Listener) -> None:
-        """A hook has failed and is to be switched off: here at once, and in a run of several ranks on all of
-        them.
+        """Switch off a hook that has failed: on this rank at once, and in distributed training on all
+        ranks.
         """
         if listener.name in self._entries:
             self.disable(listener.name)
             self.dismiss(listener.name)
 
-    # ---- making --------------------------------------------------------------------------------------------
+    # ---- creation of listeners -----------------------------------------------------------------------------
 
     def is_here(self, entry: Entry) -> bool:
-        """Whether this process's rank is one of those that the hook is for."""
+        """Return whether the hook runs on this process's rank."""
         ranks: Any = getattr(entry.hook, "ranks", "all")
         return ranks == "all" or self._rank in ((0,) if ranks == "zero" else ranks)
 
     def _here(self, entry: Entry) -> list[Listener]:
-        """The listeners that this process's rank calls, less those that are in the plan already."""
+        """Return the listeners that this rank calls and that are not in the plan yet."""
         if not self.is_here(entry):
             return []
         return [each for each in entry.listeners if each not in self._plan]
@@ -438,15 +432,14 @@ class HookList:
 
     def _name(self, hook: Any, asked: str | None) -> str:
         explicit = asked or (getattr(hook, "name", "") if not isinstance(hook, FunctionHook) else "")
-        is_theirs = (
-            isinstance(hook, Adapter) and not asked and explicit in self._entries
-        )  # a callback's `name` may mean anything
+        # the `name` of another package's callback may mean anything
+        is_theirs = isinstance(hook, Adapter) and not asked and explicit in self._entries
         if is_theirs or (explicit and not isinstance(explicit, str)):
             explicit = ""
         if explicit and explicit in self._entries:
             raise HookError(
-                f"There is a hook named {explicit!r} already ({type(self[explicit]).__name__}). "
-                "Give this one another name, or remove the other first."
+                f"A hook named {explicit!r} exists ({type(self[explicit]).__name__}). "
+                "Give this hook another name, or remove the other one first."
             )
         if explicit:
             return explicit
@@ -459,7 +452,7 @@ class HookList:
 
 
 class FunctionRegistration:
-    """What `trainer.on(...)` returns: call it with a function to register it, which gives a handle."""
+    """Returned by `trainer.on(...)`: call it with a function to register the function and get a handle."""
 
     def __init__(self, hooks: HookList, events: list[str], when: When, name: str) -> None:
         if not events:
@@ -470,7 +463,9 @@ class FunctionRegistration:
         self._hooks, self._events, self._when, self._name = hooks, events, when, name
 
     def __call__(self, function: Callable[..., Any]) -> Handle:
-        """Register the function; of a handle, which a second `@trainer.on` gets to see, its function."""
+        """Register the function. For a handle, which a second `@trainer.on` receives, register the handle's
+        function.
+        """
         below = function if isinstance(function, Handle) else None
         function = getattr(below.hook, "function", function) if below is not None else function
         added = self._hooks.add(FunctionHook(function, self._events, self._when), self._name or None)
@@ -481,12 +476,12 @@ class FunctionRegistration:
 
 
 def _line(entry: Entry) -> str:
-    """One hook in the list: its name, what it is, and what it listens to how often."""
+    """Return one line on a hook: its name, its type, and its events with their filters."""
     kind = "function" if isinstance(entry.hook, FunctionHook) else type(entry.given).__name__
-    heard = [" ".join([each.event.name, *(x.text for x in each.filters)]) for each in entry.listeners]
+    events = [" ".join([each.event.name, *(x.text for x in each.filters)]) for each in entry.listeners]
     return (
         f"  {entry.name} ({kind}{'' if entry.enabled else ', switched off'}): "
-        f"{', '.join(heard) or 'no events'}"
+        f"{', '.join(events) or 'no events'}"
     )
 
 
@@ -495,13 +490,13 @@ def _instance_of(cls: type) -> Any:
         return cls()
     except TypeError as error:
         raise HookError(
-            f"{cls.__name__} was passed as a class and cannot be made without arguments ({error}). "
+            f"{cls.__name__} was passed as a class and cannot be created without arguments ({error}). "
             f"Pass an instance: {cls.__name__}(...)."
         ) from None
 
 
 def _given(hook: Any) -> Any:
-    """The hook itself, of an adapter the object that it stands for."""
+    """Return the hook itself; for an adapter, the object that it represents."""
     return hook.original if isinstance(hook, Adapter) else hook
 
 

@@ -1,9 +1,8 @@
-"""The arguments that an object was made with, recorded when its `__init__` is called. No frame is read for
-it.
+"""Record the arguments of an object's `__init__` when it is called, without reading frames.
 
 A class that records calls `record_init` from its `__init_subclass__`. Only plain values are kept (numbers,
-text, None, and lists, tuples and dictionaries of them): the record is part of the object, so it must not hold
-models or datasets, and it goes into checkpoints. Of anything else the record has the type.
+text, None, and lists, tuples and dictionaries of them), because the record is part of the object and of its
+checkpoints: it must not hold models or datasets. For any other value the record has the type.
 """
 
 from __future__ import annotations
@@ -15,30 +14,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 RECORD, RUNNING = "_init_arguments", "_running_inits"
-"""Attributes of the object: what it was made with, and, while it is made, the calls of `__init__` from the
+"""Attributes of the object: the recorded arguments, and, during `__init__`, its running calls from the
 outermost on.
 """
 
 
 @dataclass(slots=True)
 class InitArguments:
-    """What an object was made with, defaults included."""
+    """The arguments of an object's `__init__`, including defaults."""
 
     recorded: dict[str, Any] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
-    """Arguments that are not plain values, each with what it is; one that has its default is not listed."""
+    """Arguments that are not plain values, each with its type; an argument that has its default is not
+    listed.
+    """
 
 
 def init_arguments(made: Any) -> InitArguments | None:
-    """What an object was made with; None if its class does not record it."""
+    """Return the arguments that an object was created with; None if its class does not record them."""
     found: InitArguments | None = getattr(made, "__dict__", {}).get(RECORD)
     return found
 
 
 def running_arguments(made: Any) -> dict[str, Any]:
-    """The arguments of every `__init__` that is running for an object; of equal names, those of the
-    outermost.
-    """
+    """Return the arguments of every `__init__` that is running for an object; the outermost value wins."""
     found: dict[str, Any] = {}
     for init, args, kwargs in reversed(getattr(made, "__dict__", {}).get(RUNNING, [])):
         bound = inspect.signature(init).bind(made, *args, **kwargs)
@@ -51,12 +50,12 @@ def running_arguments(made: Any) -> dict[str, Any]:
 
 
 def record_init(cls: type) -> None:
-    """Let the objects of a class record what they are made with."""
+    """Make the objects of a class record the arguments that they are created with."""
     where = next(each for each in cls.__mro__ if "__init__" in vars(each))
     init: Any = cls.__init__  # type: ignore[misc]
     if hasattr(init, "__hookline_records__") or where is object or "__hookline_base__" in vars(where):
         return
-    if where is not cls:  # from a class beside the one that records, such as a mixin
+    if where is not cls:  # inherited from a class that does not record, such as a mixin
 
         @functools.wraps(init)
         def init_of_next(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -71,7 +70,7 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         if (
             type(self).__init__ is __init__
-        ):  # the outermost: its arguments are those that the class is called with
+        ):  # the outermost call has the arguments that the class is called with
             self.__dict__[RECORD] = _record(init, self, args, kwargs)
         running = self.__dict__.setdefault(RUNNING, [])
         running.append((init, args, kwargs))
@@ -92,7 +91,7 @@ def _record(
     record = InitArguments()
     try:
         bound = inspect.signature(init).bind(made, *args, **kwargs)
-    except TypeError:  # `__init__` itself says it better
+    except TypeError:  # `__init__` itself raises a better error
         return record
     for name, value, _, default in _arguments(bound):
         if not (why := cannot_keep(value)):
@@ -103,8 +102,9 @@ def _record(
 
 
 def _arguments(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any, Any, Any]]:
-    """Name, value, kind and default of each argument but `self`; those in `**kwargs` one by one, of `*args`
-    if there are any.
+    """Yield name, value, kind and default of each argument but `self`.
+
+    Each argument in `**kwargs` comes on its own; `*args` only if it is not empty.
     """
     bound.apply_defaults()
     for parameter in list(bound.signature.parameters.values())[1:]:
@@ -116,15 +116,16 @@ def _arguments(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any, Any, A
 
 
 def _copied(value: Any) -> Any:
-    """A plain value that stays as it was: `__init__` may change a list that it was given."""
+    """Return a copy of a plain value, because `__init__` may change a list that it receives."""
     if type(value) in (list, tuple):
         return type(value)(_copied(each) for each in value)
     return {key: _copied(each) for key, each in value.items()} if type(value) is dict else value
 
 
 def cannot_keep(value: Any) -> str:
-    """Return what a value is that cannot be kept, else an empty string. A subclass cannot: it would come back
-    as another type.
+    """Return the type of a value that cannot be recorded, or an empty string.
+
+    A subclass cannot: it would be restored as another type.
     """
     kind = type(value)
     if value is None or kind in (bool, int, float, str):

@@ -1,4 +1,4 @@
-"""One listener: a method or function bound to one event, and how its caller is put together."""
+"""Listeners: a method or function bound to one event, and how its caller is composed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hookline.engine.binding import Binding, Caller, bind_by_name, bind_by_posit
 from hookline.engine.cost import Account, Allowance
 from hookline.engine.events import NOTHING, RECEIVERS, SIGNAL, Event, EventTable
 from hookline.engine.filters import Filter, When, _When, filters_of
-from hookline.engine.source_text import hands_on, parsed, words_of
+from hookline.engine.source_text import parsed, passes_arguments_on, words_of
 from hookline.util.errors import HookError, OptionError, StopTraining, closest, described, misspelling_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,7 +27,7 @@ log = logging.getLogger("hookline")
 
 @dataclass(slots=True, eq=False)
 class Listener:
-    """Who is called at one event, with what, in which place, and what happens if it fails."""
+    """A function bound to one event, with its position among listeners, its filters and its error policy."""
 
     receiver: str
     name: str
@@ -48,46 +48,48 @@ class Listener:
 
     @property
     def facts(self) -> tuple[str, ...]:
-        """Everything it asks for, its filters' needs included."""
+        """Return all facts that it requests, including those of its filters."""
         return (*self.binding.facts, *(fact for each in self.filters for fact in each.facts))
 
     @property
     def label(self) -> str:
-        """`hook 'name'`, `module Net`, ..."""
+        """Return `hook 'name'`, `module Net`, ..."""
         return f"hook {self.name!r}" if self.receiver == "H" else f"{RECEIVERS[self.receiver]} {self.name}"
 
     @property
     def key(self) -> tuple[str, str]:
-        """Who it belongs to."""
+        """Return the receiver and the name of its owner."""
         return self.receiver, self.name
 
     @property
-    def place(self) -> tuple[int, int, int]:
-        """Sort key within its event."""
-        return self.place_at(self.event)
+    def sort_key(self) -> tuple[int, int, int]:
+        """Return the key that sorts the listeners of its event."""
+        return self.sort_key_at(self.event)
 
-    def place_at(self, event: Event) -> tuple[int, int, int]:
-        """The row's order of receivers, then `order`, then registration."""
+    def sort_key_at(self, event: Event) -> tuple[int, int, int]:
+        """Return the key that sorts it at an event: the row's order of receivers, then `order`, then
+        registration.
+        """
         who = "M" if self.after_module and "M" in event.receivers else self.receiver
         phase = 2 * event.receivers.index(who)
         return (phase + (who != self.receiver), self.order, self.serial)
 
     @property
     def steers(self) -> bool:
-        """Whether it is known that it may return a signal: its return annotation says so, or, without one,
-        its owner.
+        """Return whether it declares that it may return a signal, by its return annotation or, without one,
+        by its owner.
         """
         annotated = _returns_something(self.function)
         return self.declares_steering if annotated is None else annotated
 
     @property
     def origin(self) -> str:
-        """`file.py:12`, where the function is written."""
+        """Return where the function is defined: `file.py:12`."""
         code = getattr(inspect.unwrap(plain_function(self.function)), "__code__", None)
         return f"{code.co_filename}:{code.co_firstlineno}" if code else "built in"
 
     def begin(self, s: Any) -> None:
-        """A run begins, or the hook joins one: what was counted before is forgotten."""
+        """Reset the account, the budget and the filters when a run begins or the hook joins one."""
         self.account.clear()
         if self.allowance is not None:
             self.allowance.begin()
@@ -96,11 +98,11 @@ class Listener:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing but accounting and its error policy is around its call."""
+        """Return whether accounting and the error policy are all that surrounds its call."""
         return self.allowance is None and not self.filters
 
     def counted(self, accounting: bool, call: Caller) -> Caller:
-        """Return a call with its account around it if that is kept."""
+        """Return the call with its account around it, if an account is kept."""
         return (
             _counted(call, self.account)
             if (accounting and self.receiver == "H") or self.allowance is not None
@@ -113,44 +115,42 @@ class Listener:
         disable: Callable[[Listener], None],
         trace: Callable[[Listener, Caller], Caller],
     ) -> Caller:
-        """Compose the call: bind, then trace, accounting, budget, filters and error policy; each only if
-        needed.
-        """
+        """Compose the call: bind, trace, account, budget, filters and error policy, each only if needed."""
         call = self.counted(accounting, trace(self, self.binding.call))
         if self.allowance is not None:
             call = self.allowance.around(call)
         if self.filters:
             call = filtered(call, self.filters)
         if self.on_error != "raise":
-            call = _forgiving(call, self, disable)
+            call = _with_error_policy(call, self, disable)
         return call
 
 
-def forgive(error: Exception, listener: Listener, disable: Callable[[Listener], None]) -> None:
-    """Handle the failure of a listener by its error policy: warn, and switch it off if the policy says so."""
-    if isinstance(
-        error, StopTraining | HookError | OptionError
-    ):  # a request, and wrong settings that would pass unnoticed
-        raise error
+def apply_error_policy(error: Exception, listener: Listener, disable: Callable[[Listener], None]) -> None:
+    """Handle the failure of a listener by its error policy: log a warning, and disable the hook if the policy
+    says so.
+    """
+    if isinstance(error, StopTraining | HookError | OptionError):
+        raise error  # a request to stop, or a wrong setting, which must not go unnoticed
     log.warning(
         "%s failed in %s and is %s",
         listener.label,
         listener.event.name,
-        "switched off" if listener.on_error == "disable" else "passed over",
+        "switched off" if listener.on_error == "disable" else "skipped",
         exc_info=True,
     )
     if listener.on_error == "disable":
         disable(listener)
 
 
-def _forgiving(call: Caller, listener: Listener, disable: Callable[[Listener], None]) -> Caller:
-    def forgiving(s: Any) -> Any:
+def _with_error_policy(call: Caller, listener: Listener, disable: Callable[[Listener], None]) -> Caller:
+    def guarded(s: Any) -> Any:
         try:
             return call(s)
         except Exception as error:
-            return forgive(error, listener, disable)
+            return apply_error_policy(error, listener, disable)
 
-    return forgiving
+    return guarded
 
 
 def _counted(call: Caller, account: Account, clock: Callable[[], int] = time.perf_counter_ns) -> Caller:
@@ -169,21 +169,21 @@ def _counted(call: Caller, account: Account, clock: Callable[[], int] = time.per
 
 
 def filtered(call: Caller, filters: list[Filter]) -> Caller:
-    """A call that is made only if all filters let it through."""
+    """Return a caller that makes the call only if all filters allow it."""
     if len(filters) == 1 and isinstance(filters[0], _When):
         is_ready = filters[0].ready
         return lambda s: call(s) if is_ready(s) else None
-    # those that count must see every moment; a predicate, and `once` last of all, only what the others let
-    # through
+    # a filter that counts must see every event; the others, with `once` as the last, only see an event that
+    # the filters before them allow
     counting = [each.ready for each in filters if each.counts]
-    choosing = [
+    deciding = [
         each.ready for each in sorted(filters, key=lambda each: each.text == "once") if not each.counts
     ]
 
     def filter_call(s: Any) -> Any:
-        if s.sanity_checking:  # schedules begin with the training
+        if s.sanity_checking:  # schedules start with training
             return None
-        if all([each(s) for each in counting]) and all(each(s) for each in choosing):  # noqa: C419
+        if all([each(s) for each in counting]) and all(each(s) for each in deciding):  # noqa: C419
             return call(s)
         return None
 
@@ -191,23 +191,21 @@ def filtered(call: Caller, filters: list[Filter]) -> Caller:
 
 
 def plain_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function itself, out of partials and bound methods."""
+    """Return the function itself, without partials and bound methods around it."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__func__", function)
 
 
 def _returns_something(function: Callable[..., Any]) -> bool | None:
-    """Return whether a function is annotated with a type other than None; None if its return type is not
-    annotated.
-    """
+    """Return whether a function's return annotation is other than None; None if it has no annotation."""
     function = inspect.unwrap(plain_function(function))
     if not inspect.isroutine(function):  # an object with __call__
         function = type(function).__call__
     annotations: Mapping[str, Any] = getattr(function, "__annotations__", {})
     if "return" not in annotations:
         return None
-    annotation = annotations["return"]  # text, where annotations are not evaluated
+    annotation = annotations["return"]  # a string if annotations are not evaluated
     return (annotation.strip("'\"") if isinstance(annotation, str) else annotation) not in (
         None,
         "None",
@@ -216,9 +214,7 @@ def _returns_something(function: Callable[..., Any]) -> bool | None:
 
 
 def _declares_steering(owner: Any, event: Event, table: EventTable) -> bool:
-    """Return whether the attribute `steers` of a hook or module is True, or names the event; another value is
-    not for us.
-    """
+    """Return whether the attribute `steers` of a hook or module is True or names the event."""
     declared = getattr(owner, "steers", False)
     if isinstance(declared, tuple | list | set | frozenset):
         names = [each for each in declared if isinstance(each, str)]
@@ -246,44 +242,43 @@ def make_listener(
     filters: list[Filter] | None = None,
     by_position: bool = False,
 ) -> Listener:
-    """Bind one function to one event, its filters' predicates included."""
+    """Bind one function to one event, including the predicates of its filters."""
     where = _where(owner, function)
     _refuse_never_run(function, event, where)
     bind = bind_by_position if by_position else bind_by_name
     binding = bind(function, event, table, where, overridden(owner, function))
     filters = [*(filters or ()), *filters_of(function)]
-    for each in filters:
-        if isinstance(each, _When):
-            predicate = bind_by_name(each.predicate, event, table, f"the `when` of {where}")
-            each.bound, each.facts = predicate.call, predicate.facts
+    for made in filters:
+        if isinstance(made, _When):
+            predicate = bind_by_name(made.predicate, event, table, f"the `when` of {where}")
+            made.bound, made.facts = predicate.call, predicate.facts
     return Listener(receiver, name, owner, event, function, binding, filters)
 
 
 def overridden(owner: Any, function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Yield the methods that an override hands its arguments on to, nearest first."""
+    """Yield the methods to which an override passes its arguments, nearest first."""
     inner = inspect.unwrap(function)
-    if inner is not function and inspect.ismethod(
-        inner
-    ):  # an adapter's wrapper around a method of the object it stands for
+    if inner is not function and inspect.ismethod(inner):  # an adapter's wrapper around the original's method
         owner, function = inner.__self__, inner
     written, classes = plain_function(function), iter(type(owner).__mro__)
     method = getattr(written, "__name__", "")
     if isinstance(function, functools.partial) or not any(
-        _plain(vars(cls).get(method)) is written for cls in classes
+        _plain_member(vars(cls).get(method)) is written for cls in classes
     ):
         return  # not a method of the class
-    for cls in classes:  # those after the one that defines it
+    for cls in classes:  # the iterator continues after the class that defines it
         found = vars(cls).get(method)
         if isinstance(found, FunctionType | staticmethod | classmethod):
-            if not hands_on(inspect.unwrap(plain_function(function)), method):
+            if not passes_arguments_on(inspect.unwrap(plain_function(function)), method):
                 return
             function = found.__get__(owner, type(owner))
             yield function
 
 
 def find_listeners(owner: Any, receiver: str, name: str, table: EventTable) -> list[Listener]:
-    """Every event method of an object. What is meant as one and would never be called is an error, and so are
-    two spellings.
+    """Return the listeners of an object's event methods.
+
+    Refuse two spellings of one event, and a method that looks like an event but would never be called.
     """
     found: dict[str, Listener] = {}
     spelled: dict[str, str] = {}
@@ -306,9 +301,9 @@ def find_listeners(owner: Any, receiver: str, name: str, table: EventTable) -> l
 def event_methods(
     owner: Any, receiver: str, table: EventTable, check: bool = True
 ) -> Iterator[tuple[str, list[Event]]]:
-    """The names of an object's overridden event methods, with the events each one listens to."""
+    """Yield the name of each overridden event method, with the events that it listens to."""
     for member in _members(owner):
-        function, method = _plain(member.value), member.name
+        function, method = _plain_member(member.value), member.name
         if getattr(function, "__hookline_no_event__", False):
             continue
         event = table.find(method, receiver)
@@ -320,13 +315,13 @@ def event_methods(
         elif event is not None:
             if not event.action:
                 yield method, [event]
-        elif check and not _is_anothers(member.cls):
-            _refuse_unheard(owner, member, receiver, table)
+        elif check and not _is_third_party(member.cls):
+            _refuse_unknown(owner, member, receiver, table)
 
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """An attribute that the user wrote, on the instance (then `cls` is None) or on a class that is not one of
+    """An attribute that the user defined, on the instance (`cls` is None) or on a class that is not one of
     our bases.
     """
 
@@ -335,24 +330,25 @@ class _Member:
     cls: type | None
 
     def is_method(self, owner: Any) -> bool:
-        """Whether it can be called as a method. Functions that are put on an instance count, other callables
-        only as events.
+        """Return whether it can be called as a method.
+
+        On an instance, functions count; other callables count only under the name of an event.
         """
         value = self.value
         if self.cls is None:
             return callable(value) if self.name.startswith("on_") else isinstance(value, _FUNCTIONS)
-        if isinstance(value, _BINDING):
+        if isinstance(value, _DESCRIPTORS):
             return callable(getattr(owner, self.name, None))
         return callable(value) or isinstance(value, staticmethod | classmethod)
 
 
 _FUNCTIONS = (FunctionType, MethodType, functools.partial)
-_BINDING = (functools.partialmethod, functools.singledispatchmethod, MemberDescriptorType)
+_DESCRIPTORS = (functools.partialmethod, functools.singledispatchmethod, MemberDescriptorType)
 """Descriptors that may give a method of the instance; the last one is an attribute in `__slots__`."""
 
 
 def _members(owner: Any) -> Iterator[_Member]:
-    """The first of each name, as Python would find it."""
+    """Yield the attributes of an object; for each name, the one that Python would find."""
     seen = set()
     for name, value in getattr(owner, "__dict__", {}).items():
         seen.add(name)
@@ -368,13 +364,13 @@ def _members(owner: Any) -> Iterator[_Member]:
 
 
 def _is_ours(cls: type) -> bool:
-    """Whether a class was not written by the user."""
+    """Return whether a class belongs to Hookline, torch or Python itself."""
     return "__hookline_base__" in vars(cls) or cls is object or cls.__module__.partition(".")[0] == "torch"
 
 
-def _is_anothers(cls: type | None) -> bool:
-    """Whether a class belongs to a library and was not written for Hookline: what it calls its methods is no
-    mistake.
+def _is_third_party(cls: type | None) -> bool:
+    """Return whether a class belongs to a library that was not written for Hookline. Its method names are not
+    checked.
     """
     if cls is None or hasattr(cls, "__hookline_base__"):
         return False
@@ -387,23 +383,21 @@ def _is_anothers(cls: type | None) -> bool:
 
 
 def overrides(owner: Any, method: str) -> bool:
-    """Whether a user's class, not one of our bases, defines this method, or the instance has
-    one of its own.
-    """
+    """Return whether the instance or a class of the user defines this method."""
     found = next((member for member in _members(owner) if member.name == method), None)
     return found is not None and found.is_method(owner)
 
 
-def _plain(value: Any) -> Any:
-    """The function of a method as it stands in its class."""
+def _plain_member(value: Any) -> Any:
+    """Return the function of a method as its class defines it."""
     return plain_function(getattr(value, "__func__", value))
 
 
-# ---- what would never be called, without a word ------------------------------------------------------------
+# ---- methods that would silently never be called -----------------------------------------------------------
 
 
 def _refuse_never_run(function: Callable[..., Any], event: Event, where: str) -> None:
-    """A call of these only makes an object; nobody awaits or exhausts it."""
+    """Refuse coroutines and generators: a call only creates an object, and its body would never run."""
     if isinstance(function, When):
         raise HookError(
             f"{where}: `@when` above {event.name} has no predicate; give it one in parentheses: "
@@ -411,25 +405,26 @@ def _refuse_never_run(function: Callable[..., Any], event: Event, where: str) ->
         )
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise HookError(
-            f"{where} is `async def`, and a run awaits nothing, so its body would never run. Write `def`; "
-            "for work beside the training start a thread in it."
+            f"{where} is `async def`. The trainer does not await hooks, so its body would never run. Write "
+            "`def`, and start a thread in it for work in the background."
         )
     if inspect.isgeneratorfunction(function) and event.returns in (NOTHING, SIGNAL):
         raise HookError(
             f"{where} contains `yield`, so a call makes a generator and its body would never run. "
-            "Take the `yield` out."
+            "Remove the `yield`."
         )
 
 
 def _refuse_value(owner: Any, member: _Member) -> None:
-    """`on_step_end = "log"`: a value in the place of an event method. True, False and None are settings and
-    switches.
+    """Refuse a value under the name of an event method, such as `on_step_end = "log"`.
+
+    True, False and None are allowed as settings.
     """
     where, value = f"{type(owner).__name__}.{member.name}", member.value
     if isinstance(value, property | functools.cached_property):
         raise HookError(
-            f"{where} is a property, which is read and not called, so it would never be called. Write a "
-            "method: take the decorator away."
+            f"{where} is a property. A property is not called as an event method, so its code would never "
+            "run. Make it a method: remove the decorator."
         )
     if isinstance(value, MemberDescriptorType):
         value = getattr(owner, member.name, None)
@@ -440,84 +435,87 @@ def _refuse_value(owner: Any, member: _Member) -> None:
         )
 
 
-def _refuse_unheard(owner: Any, member: _Member, receiver: str, table: EventTable) -> None:
-    """A method that is not an event and was surely meant as one is an error; what may be a helper is left
-    alone.
-    """
+def _refuse_unknown(owner: Any, member: _Member, receiver: str, table: EventTable) -> None:
+    """Refuse a method that is not an event but was clearly meant as one; ignore what may be a helper."""
     method, where = member.name, f"{type(owner).__name__}.{member.name}"
     if method.startswith("on_"):
         raise HookError(_unknown_method(owner, method, receiver, table))
-    if getattr(_plain(member.value), "__hookline_when__", None):
+    if getattr(_plain_member(member.value), "__hookline_when__", None):
         meant = method if table.find(f"on_{method}", receiver) is None else f"on_{method}"
         hint = closest(method, table.names(receiver)) if meant == method else f" Did you mean {meant!r}?"
-        problem = f"{where} has a filter but is no event, so it would never be called.{hint}"
-        raise HookError(f"{problem} {OWN}")
+        problem = f"{where} has a filter but is not an event, so it would never be called.{hint}"
+        raise HookError(f"{problem} {_OWN}")
     if meant := _meant(owner, member, receiver, table):
         raise HookError(_never_called(owner, method, meant))
 
 
-OWN = "Mark it with @hookline.no_event if it is a method of your own."
+_OWN = "Mark it with @hookline.no_event if it is a method of your own."
 
 
 def _never_called(owner: Any, method: str, meant: str) -> str:
-    return f"{type(owner).__name__}.{method} would never be called. Did you mean {meant!r}? {OWN}"
+    return f"{type(owner).__name__}.{method} would never be called. Did you mean {meant!r}? {_OWN}"
 
 
 def _meant(owner: Any, member: _Member, receiver: str, table: EventTable) -> str:
-    """The name that a method should have. An empty string if it may be a helper: its class uses it, or it
-    takes other things.
+    """Return the event name that a method should have.
+
+    The string is empty if the method may be a helper: its class uses it, or its parameters do not fit.
     """
-    method, function = member.name, _plain(member.value)
+    method, function = member.name, _plain_member(member.value)
     if method.startswith("_") or not inspect.isfunction(function):
         return ""
     known = table.names(receiver) if receiver == "S" else (*table.names(receiver), *STATE)
     right = misspelling_of(method, known)
-    # a name without its `on_`: only in hooks, which exist to be called by events; a module is called from all
-    # sides
-    if not right and receiver == "H" and _MOMENT.fullmatch(method) and table.find(f"on_{method}", receiver):
+    # A name without its `on_` is only suspicious in a hook. A module may have such methods for other callers
+    if (
+        not right
+        and receiver == "H"
+        and _EVENT_LIKE.fullmatch(method)
+        and table.find(f"on_{method}", receiver)
+    ):
         right = f"on_{method}"
-    if not right or _is_used(owner, method, function) or _has_beside(owner, right, member.cls):
+    if not right or _is_used(owner, method, function) or _has_both(owner, right, member.cls):
         return ""
     event, needed = table.find(right, receiver), _required(getattr(owner, method))
     if event is None:
         return right if len(needed) <= STATE[right] else ""
-    takes_it = (
+    is_callable_with_facts = (
         len(needed) <= len(event.facts)
         if event.action
         else all(table.fact(name, event) is not None for name in needed)
     )
-    return right if takes_it else ""
+    return right if is_callable_with_facts else ""
 
 
 def refuse_misspelled(owner: Any, known: Mapping[str, int]) -> None:
-    """Refuse what is nearly the name of a method that is called, in a class written for another package.
+    """Refuse a misspelled method name in a class written for another package.
 
-    known: the names, each with the number of arguments that it is called with. What is not close to one of
-    them is a helper.
+    known: the names, each with the number of arguments of its call. A name that is not close to one of them
+    is a helper.
     """
     known = {**known, **STATE}
     for member in _members(owner):
-        method, function = member.name, _plain(member.value)
+        method, function = member.name, _plain_member(member.value)
         if (
             method.startswith("_")
-            or _is_anothers(member.cls)
+            or _is_third_party(member.cls)
             or getattr(function, "__hookline_no_event__", False)
         ):
             continue
         right = misspelling_of(method, tuple(known)) if inspect.isfunction(function) else ""
-        if not right or _is_used(owner, method, function) or _has_beside(owner, right, member.cls):
+        if not right or _is_used(owner, method, function) or _has_both(owner, right, member.cls):
             continue
         if len(_required(getattr(owner, method))) <= known[right]:
             raise HookError(_never_called(owner, method, right))
 
 
 STATE: Mapping[str, int] = MappingProxyType({"state_dict": 0, "load_state_dict": 1})
-"""What a checkpoint calls besides events, and with how many arguments."""
+"""Methods that a checkpoint calls, with their number of arguments."""
 
 
-def _has_beside(owner: Any, right: str, cls: type | None) -> bool:
-    """Whether the class of a method, or one derived from it, has the right name too: then the method is not
-    meant as that.
+def _has_both(owner: Any, right: str, cls: type | None) -> bool:
+    """Return whether the class of a method, or a class derived from it, also has the right name. Then it is
+    not a misspelling.
     """
     classes = type(owner).__mro__
     until = classes.index(cls) + 1 if cls is not None else 0
@@ -525,29 +523,29 @@ def _has_beside(owner: Any, right: str, cls: type | None) -> bool:
 
 
 def _required(function: Any) -> list[str]:
-    """The parameters that a call must give."""
+    """Return the names of the parameters without a default."""
     parameters = inspect.signature(function).parameters.values()
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [each.name for each in parameters if each.default is each.empty and each.kind not in variable]
 
 
-_MOMENT = re.compile(r"(?:before|after)_\w+|\w+_(?:start|begin|end)")
-"""Names that say when, not what: `train_batch_end`; `save_checkpoint` is something that a hook may well do.
+_EVENT_LIKE = re.compile(r"(?:before|after)_\w+|\w+_(?:start|begin|end)")
+"""Names that say when: `train_batch_end`. A name that says what, such as `save_checkpoint`, may be a helper.
 """
 
 
 def _is_used(owner: Any, method: str, function: Any) -> bool:
-    """Whether the classes of an object speak of the method: call it, look it up as text, or have it under
-    another name.
+    """Return whether the classes of an object mention the method: call it, look it up as text, or have it
+    under another name.
 
-    A function without source text may do so.
+    A function without source text counts as a mention.
     """
     for cls in type(owner).__mro__:
         if _is_ours(cls):
             continue
         for name, value in vars(cls).items():
-            plain = inspect.unwrap(_plain(value)) if callable(_plain(value)) else None
-            if name != method and _plain(value) is function:
+            plain = inspect.unwrap(_plain_member(value)) if callable(_plain_member(value)) else None
+            if name != method and _plain_member(value) is function:
                 return True
             if inspect.isfunction(plain) and ((tree := parsed(plain)) is None or method in words_of(tree)):
                 return True
@@ -566,14 +564,14 @@ def _unknown_method(owner: Any, method: str, receiver: str, table: EventTable) -
     if others:
         event = table.find(method, others[0])
         assert event is not None
-        heard = " and ".join(RECEIVERS[each] for each in event.receivers)
+        receivers = " and ".join(RECEIVERS[each] for each in event.receivers)
         return (
-            f"{type(owner).__name__}.{method}: this event is heard by {heard}, not by the "
+            f"{type(owner).__name__}.{method}: this event is for {receivers}, not for the "
             f"{RECEIVERS[receiver]}."
         )
     names = sorted(name for name in table.names(receiver) if name.startswith("on_"))
     return (
-        f"{type(owner).__name__}.{method} is no event.{closest(method, names)} "
-        f"{OWN}\n"
-        f"  events that the {RECEIVERS[receiver]} can hear: {', '.join(names)}"
+        f"{type(owner).__name__}.{method} is not an event.{closest(method, names)} "
+        f"{_OWN}\n"
+        f"  events of the {RECEIVERS[receiver]}: {', '.join(names)}"
     )

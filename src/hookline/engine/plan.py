@@ -1,5 +1,5 @@
-"""Listeners in order, composed once into plain callables: the loops call `plan.on_x(state)`
-and nothing else.
+"""The plan: listeners in order, composed once into plain callables, which the loops call as
+`plan.on_x(state)`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from hookline.engine.binding import Caller
 from hookline.engine.events import Event, EventTable
 from hookline.engine.listener import Listener
-from hookline.engine.slots import blame, isolated_slot, make_slot, no_signal_here
+from hookline.engine.slots import add_failure_note, isolated_slot, make_slot, no_signal_here
 from hookline.util.errors import StopTraining, closest
 
 Trace = Callable[[Listener, Caller], Caller]
@@ -19,16 +19,16 @@ Trace = Callable[[Listener, Caller], Caller]
 
 
 class Tracer(Protocol):
-    """Sees what a run calls: it is asked for a wrapper when slots are composed, so without one there is
-    nothing there.
+    """Wraps the calls of a run. It is asked for its wrappers when slots are composed, so that a plan without
+    one has no wrapper.
     """
 
     def call(self, listener: Listener, call: Caller) -> Caller:
-        """Around the call of one listener."""
+        """Return the call of one listener with the tracer's wrapper."""
         ...
 
     def slot(self, event: Event, slot: Caller) -> Caller:
-        """Around a whole event, also one that nobody hears."""
+        """Return the slot of an event with the tracer's wrapper, also if the event has no listeners."""
         ...
 
 
@@ -37,109 +37,109 @@ def noop(s: Any) -> None:
 
 
 def untraced(listener: Listener, call: Caller) -> Caller:
-    """The trace that is not there."""
+    """Return the call unchanged: the trace of a plan without tracers."""
     return call
 
 
 class Plan:
-    """One slot per event. A change of hooks drops the slots it touches; each is composed again when the loops
-    next read it.
+    """One slot per event. A change of hooks drops the affected slots; each is composed again when it is next
+    read.
 
-    So a thousand changes between two events cost one composition, and a slot that is read is always a plain
-    callable.
+    So a thousand changes between two events cost one composition, and a slot is always a plain callable.
     """
 
     def __init__(self, table: EventTable, *, accounting: bool = True) -> None:
         self.table = table
         self.accounting = accounting
         self._agreed: dict[str, frozenset[str]] | None = None
-        """What listeners of all ranks ask for, by event, while several ranks run together."""
+        """The facts that listeners of any rank request, by event, while several ranks train together."""
         self.tracers: tuple[Tracer, ...] = ()
         self.up: set[tuple[str, str]] = set()
-        """Whose set-up has begun in this run: they are the ones who get a teardown."""
+        """The keys of the participants whose `setup` has begun in this run; only they get a teardown."""
         self.disable: Callable[[Listener], None] = lambda listener: self.remove([listener])
-        self._heard: dict[str, dict[Listener, None]] = {}
-        """The listeners of each event as they were added; a dictionary finds and removes one without a
-        search.
-        """
+        self._listeners: dict[str, dict[Listener, None]] = {}
+        """The listeners of each event as they were added; a dictionary removes one without a search."""
         self._sorted: dict[str, list[Listener]] = {}
-        """The same in the order in which they are called, for events that were looked up since the last
-        change.
+        """The listeners in call order, for events that were looked up since the last change."""
+        self._remote_listeners: dict[Listener, None] = {}
+        """Listeners that only other ranks call. This rank computes their facts too, because that may take a
+        collective.
         """
-        self._elsewhere: dict[Listener, None] = {}
-        """Called by other ranks only; what they ask for is worked out here too, because it may take all
-        ranks.
-        """
-        self._acts: dict[str, tuple[Sequence[Listener], Callable[[Trace], Caller]]] = {}
+        self._actions: dict[str, tuple[Sequence[Listener], Callable[[Trace], Caller]]] = {}
         for event in table:
             setattr(self, event.name, noop)
 
     def __getattr__(self, name: str) -> Caller:
-        """Compose a slot that a change has dropped, or that of an event declared since; any other name is a
-        mistake.
+        """Compose a slot that a change has dropped, or the slot of an event that was declared later.
+
+        Raise AttributeError for any other name.
         """
         if name.startswith("_") or name not in self.table:
             raise AttributeError(
-                f"{name!r} is no event.{closest(name, [event.name for event in self.table])}"
+                f"{name!r} is not an event.{closest(name, [event.name for event in self.table])}"
             )
         self._compose(name)
         return self.__dict__[name]  # type: ignore[no-any-return]
 
     def listeners(self, event: str) -> Sequence[Listener]:
-        """Who is called at this event, in order."""
-        if event in self._acts:
-            return self._acts[event][0]
+        """Return the listeners of this event in call order."""
+        if event in self._actions:
+            return self._actions[event][0]
         if event not in self._sorted:
-            # a new list each time: a delivery that is going on keeps the one it began with
-            self._sorted[event] = sorted(self._heard.get(event, ()), key=lambda each: each.place)
+            # a new list each time: an event that is being delivered keeps the list that it started with
+            self._sorted[event] = sorted(self._listeners.get(event, ()), key=lambda each: each.sort_key)
         return self._sorted[event]
 
     def __contains__(self, listener: Listener) -> bool:
-        """Whether a listener is called at its event."""
-        return listener in self._heard.get(listener.event.name, ())
+        """Return whether a listener is called at its event."""
+        return listener in self._listeners.get(listener.event.name, ())
 
     def add(self, listeners: Iterable[Listener]) -> None:
-        """Give each listener its place."""
-        self._change(listeners, lambda heard, listener: heard.setdefault(listener))
+        """Add listeners to their events."""
+        self._change(listeners, lambda present, listener: present.setdefault(listener))
 
     def count_elsewhere(self, listeners: Iterable[Listener]) -> None:
-        """Take note of listeners that other ranks call."""
-        self._elsewhere.update(dict.fromkeys(listeners))
+        """Record listeners that only other ranks call."""
+        self._remote_listeners.update(dict.fromkeys(listeners))
         self._forget_wants()
 
     def remove(self, listeners: Iterable[Listener]) -> None:
-        """Take listeners out; whoever is being called right now is not disturbed."""
-        leaving = list(listeners)
-        for each in leaving:
-            self._elsewhere.pop(each, None)
-        self._change(leaving, lambda heard, listener: heard.pop(listener, None))
+        """Remove listeners; a listener that is being called now runs to its end."""
+        removed = list(listeners)
+        for listener in removed:
+            self._remote_listeners.pop(listener, None)
+        self._change(removed, lambda present, listener: present.pop(listener, None))
 
     def act(self, event: str, listeners: Sequence[Listener], build: Callable[[Trace], Caller]) -> None:
-        """Let an action be done by what `build` makes; it puts the trace it is given around each listener's
+        """Set the implementation of an action. `build` puts the trace that it receives around each listener's
         call.
         """
-        self._acts[event] = (listeners, build)
+        self._actions[event] = (listeners, build)
         self._compose(event)
         self._forget_wants()
 
     def attach(self, tracer: Tracer) -> None:
-        """Let a tracer see everything from the next event on, around those that do already."""
+        """Add a tracer outside the existing ones, from the next event on."""
         self._retrace((*self.tracers, tracer))
 
     def detach(self, tracer: Tracer) -> None:
-        """Take it away again: off means absent."""
+        """Remove a tracer, and with it its wrappers."""
         self._retrace(tuple(each for each in self.tracers if each is not tracer))
 
     def _retrace(self, tracers: tuple[Tracer, ...]) -> None:
         self.tracers = tracers
         for event in self.table:
-            if not event.action or event.name in self._acts:
+            if not event.action or event.name in self._actions:
                 self._compose(event.name)
 
     def clear_run(self) -> None:
-        """Forget everyone but the hooks: module, strategy and data module belong to one run."""
-        self._acts.clear()
-        self.remove([each for heard in self._heard.values() for each in heard if each.receiver != "H"])
+        """Remove all listeners but those of hooks, because module, strategy and data module belong to one
+        run.
+        """
+        self._actions.clear()
+        self.remove(
+            [each for listeners in self._listeners.values() for each in listeners if each.receiver != "H"]
+        )
         for event in self.table:
             if event.action:
                 setattr(self, event.name, noop)
@@ -151,10 +151,10 @@ class Plan:
     ) -> None:
         touched = set()
         for listener in listeners:
-            apply(self._heard.setdefault(listener.event.name, {}), listener)
+            apply(self._listeners.setdefault(listener.event.name, {}), listener)
             touched.add(listener.event.name)
         if "teardown" in touched:
-            touched.add("setup")  # its slot also marks those who have only a teardown
+            touched.add("setup")  # its slot also records the participants that have only a teardown
         for event in touched:
             self._sorted.pop(event, None)
         self._drop(*touched)
@@ -162,31 +162,31 @@ class Plan:
 
     @functools.cached_property
     def asked_at(self) -> dict[str, frozenset[str]]:
-        """The facts that listeners ask for as they are now, by event; another object after every change."""
-        acting = [listener for listeners, _ in self._acts.values() for listener in listeners]
-        heard = [listener for listeners in self._heard.values() for listener in listeners]
+        """Return the facts that listeners of this process request, by event; a new object after every
+        change.
+        """
+        acting = [listener for listeners, _ in self._actions.values() for listener in listeners]
+        listening = [listener for listeners in self._listeners.values() for listener in listeners]
         at: dict[str, set[str]] = {}
-        for listener in (*acting, *heard, *self._elsewhere):
+        for listener in (*acting, *listening, *self._remote_listeners):
             at.setdefault(listener.event.name, set()).update(listener.facts)
         return {event: frozenset(facts) for event, facts in at.items()}
 
     @functools.cached_property
     def wanted_at(self) -> dict[str, frozenset[str]]:
-        """The facts that listeners of any rank ask for, by event; ranks that have agreed on them keep them
-        until they next do.
-        """
+        """Return the facts that listeners of any rank request, by event, as the ranks last agreed on them."""
         return self.asked_at if self._agreed is None else self._agreed
 
     @functools.cached_property
     def wanted(self) -> frozenset[str]:
-        """The same over all events, with what must be captured for them; the loops capture costly facts only
-        if in here.
+        """Return all requested facts and the facts that they need. The loops capture a costly fact only if it
+        is in here.
         """
         return self.table.with_needs({fact for facts in self.wanted_at.values() for fact in facts})
 
     def agree_on_wants(self, everywhere: dict[str, frozenset[str]] | None) -> None:
-        """Capture what listeners of any rank ask for, until the next call; None: this process runs alone
-        again.
+        """Capture the facts that listeners of any rank request, until the next call; None: this process runs
+        alone.
         """
         self._agreed = everywhere
         self._drop("wanted_at", "wanted")
@@ -195,16 +195,16 @@ class Plan:
         self._drop("asked_at", *(("wanted_at", "wanted") if self._agreed is None else ()))
 
     def _drop(self, *names: str) -> None:
-        """Let slots or facts be worked out again when they are next read."""
+        """Drop slots or facts, so that they are computed again when they are next read."""
         for name in names:
             self.__dict__.pop(name, None)
 
     def _compose(self, name: str) -> None:
-        if name not in self.table:  # an event that was declared once and has been forgotten
+        if name not in self.table:  # an event that was declared and then removed
             return
         event = self.table[name]
         if event.action:
-            _, build = self._acts[name]
+            _, build = self._actions[name]
             setattr(self, name, self._traced_slot(event, build(self._traced if self.tracers else untraced)))
             return
         listeners = self.listeners(name)
@@ -214,7 +214,7 @@ class Plan:
         setattr(self, name, self._traced_slot(event, slot))
 
     def caller(self, listener: Listener) -> Caller:
-        """A listener's call with everything around it."""
+        """Return a listener's call with its filters, budget, tracers and error policy."""
         return listener.caller(self.accounting, self.disable, self._traced if self.tracers else untraced)
 
     def call(self, listener: Listener, s: Any) -> Any:
@@ -245,19 +245,21 @@ class Plan:
         return make_slot(event, listeners, self.caller, self.disable, self.accounting, bool(self.tracers))
 
     def _setup_slot(self, listeners: Sequence[Listener]) -> Caller:
-        """Marks everyone in their turn, so that teardown reaches just those whose set-up began."""
+        """Return a slot that records each participant in its turn, so that teardown reaches only those whose
+        `setup` began.
+        """
         pairs = [(self.caller(each), each) for each in listeners]
         has_setup = {listener.key for _, listener in pairs}
         setup = self.table["setup"]
         only_teardown = [(noop, each) for each in self.listeners("teardown") if each.key not in has_setup]
-        turns = sorted([*pairs, *only_teardown], key=lambda turn: turn[1].place_at(setup))
+        turns = sorted([*pairs, *only_teardown], key=lambda turn: turn[1].sort_key_at(setup))
 
         def set_up(s: Any) -> None:
             outer = s.running
             try:
                 for call, listener in turns:
                     if listener not in self:
-                        continue  # somebody's set-up has removed it before its turn
+                        continue  # the `setup` of an earlier one has removed it
                     self.up.add(listener.key)
                     s.running = (listener, outer)
                     try:
@@ -266,7 +268,7 @@ class Plan:
                     except StopTraining as stop:
                         s.request_stop(stop.reason)
                     except BaseException as error:
-                        blame(error, listener, s)
+                        add_failure_note(error, listener, s)
                         raise
             finally:
                 s.running = outer

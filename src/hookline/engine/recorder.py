@@ -1,4 +1,4 @@
-"""Record what a run really calls. A trace swaps the plan's slots and gives an undo; off means absent."""
+"""Record the calls that a run makes. The recorder wraps the plan's slots while it is attached."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hookline.engine.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One listener called at one event."""
+    """One call of a listener at an event."""
 
     receiver: str
     """'H', 'M', 'D' or 'S'."""
     name: str
-    """The hook's name, or the class of module, data module or strategy."""
+    """The hook's name, or the class of the module, data module or strategy."""
     event: str
     epoch: int
     batch_idx: int
@@ -31,7 +31,7 @@ class Call:
 
 
 def _name(event: str, plan: Plan) -> str:
-    """An event or action, under any spelling, of any receiver."""
+    """Return the name of an event or action that is given under any spelling, of any receiver."""
     found = (
         plan.table.find(spelling, receiver) for spelling in (event, f"on_{event}") for receiver in RECEIVERS
     )
@@ -61,16 +61,16 @@ class Recorder:
         self._plan.detach(self)
 
     def events(self) -> list[str]:
-        """The names of the events heard, consecutive listeners of one event as one."""
+        """Return the names of the events, with consecutive listeners of one event as one."""
         names = [call.event for call in self.calls]
         return [name for index, name in enumerate(names) if index == 0 or names[index - 1] != name]
 
     def slot(self, event: Event, slot: Caller) -> Caller:
-        """Events as such are not recorded, only who is called."""
+        """Return the slot unchanged, because only the calls of listeners are recorded."""
         return slot
 
     def call(self, listener: Listener, call: Caller) -> Caller:
-        """Note every call before it is made."""
+        """Return a call that is recorded before it is made."""
         if self._only is not None and listener.event.name not in self._only:
             return call
 

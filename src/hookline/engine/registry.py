@@ -1,7 +1,7 @@
-"""Hooks by name: the built-in ones, and those that installed packages offer. Looked up when asked for.
+"""Hooks by name: the built-in hooks and those of installed packages, looked up on request.
 
-They are plug-ins, so that the trainer need not know them and nothing is imported that is not used. The names
-that a package exports can be loaded in the same way, by `lazy_names`.
+They are plug-ins: the trainer does not know them, and a hook that is not used is not imported. `lazy_names`
+loads the names that a package exports in the same way.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 from hookline.util.errors import HookError, closest
 
 GROUP = "hookline.hooks"
-"""The entry-point group under which a package offers hooks. They are listed, never switched on by themselves.
+"""The entry-point group under which a package offers hooks. Such hooks are listed and never added by
+themselves.
 """
 
 BUILTIN_HOOKS: dict[str, str] = {
@@ -47,8 +48,8 @@ BUILTIN_HOOKS: dict[str, str] = {
 
 
 def offered_hooks() -> dict[str, str]:
-    """Every hook that can be asked for by name, with the path of its class; built-in names cannot be taken
-    over.
+    """Return every hook that has a name, with the path of its class. A package cannot replace a built-in
+    name.
     """
     import importlib.metadata
 
@@ -57,7 +58,7 @@ def offered_hooks() -> dict[str, str]:
 
 
 def hook_class(name: str) -> Any:
-    """The class behind a name."""
+    """Return the class of a named hook."""
     known = BUILTIN_HOOKS if name in BUILTIN_HOOKS else offered_hooks()
     if name not in known:
         raise HookError(
@@ -73,8 +74,8 @@ def lazy_names(
     """Return `__getattr__` and `__dir__` for a package that imports a name's module when the name is first
     used.
 
-    homes: each name with the module below the package that defines it. A name must not be that of a module
-    below the package: once that module is imported, the name would be the module.
+    homes: each name with the module below the package that defines it. A name must differ from every module
+    below the package, because an imported module would replace it.
     """
 
     def load(name: str) -> Any:

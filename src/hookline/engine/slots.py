@@ -1,8 +1,8 @@
-"""The slots of a plan: what an event's name stands for, compiled for the listeners that are there.
+"""The slots of a plan: one compiled function per event that calls the event's listeners.
 
-A slot is generated code that calls one listener after the other, with no frame between it and the listener:
-the facts are read, the time is taken, what runs is published and a failure is handled right there. Listeners
-with a filter, a budget or a tracer around them are called through the caller that was composed for them.
+A slot is generated code that calls the listeners one after the other, with no frame between it and a
+listener. It reads the facts, measures the time, publishes the running listener and handles a failure. It
+calls a listener that has a filter, a budget or a tracer through the caller that was composed for it.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from typing import Any
 
 from hookline.engine.binding import Caller, Source, factory
 from hookline.engine.events import EVENTS, REPLACE, SIGNAL, Event
-from hookline.engine.listener import Listener, forgive, plain_function
+from hookline.engine.listener import Listener, apply_error_policy, plain_function
 from hookline.util.errors import END_EPOCH, HookError, Signal, StopTraining, described
 
 MOST_UNROLLED = 64
-"""Listeners of one event that are called by code of their own; more of them are called in a loop, which
-compiles at once.
+"""The most listeners of one event that get code of their own; a slot calls more than that in a loop, which
+needs no code for each.
 """
 
 Compose = Callable[[Listener], Caller]
-"""Returns the caller of a listener with everything around it."""
+"""Returns the caller of a listener with its filters, budget, tracers and error policy."""
 
 _SLOT = """
-def make(clock, take, failed, forgive, disable, {names}):
+def make(clock, handle_result, failed, apply_error_policy, disable, {names}):
     def slot(s):
-        taken = None
+        result = None
         outer = s.running
         try:
 {calls}
         finally:
             s.running = outer
-        return taken
+        return result
     return slot
 """
 
-# `try` costs nothing until something is raised, so which listener failed is found out only then
+# `try` costs nothing until an exception is raised, so the listener that failed is identified only then
 _CALL = """\
 s.running = (l{n}, outer)
 try:
 {call}
     if value is not None:
-        taken = take(s, value, taken, l{n})
+        result = handle_result(s, value, result, l{n})
 except BaseException as error:
     if failed(s, error, l{n}):
         raise"""
@@ -67,11 +67,11 @@ a{n}.total += spent
 if spent > a{n}.worst:
     a{n}.worst = spent"""
 
-_FORGIVING = """\
+_WITH_POLICY = """\
 try:
 {call}
 except Exception as error:
-    value = forgive(error, l{n}, disable)"""
+    value = apply_error_policy(error, l{n}, disable)"""
 
 
 def make_slot(
@@ -82,12 +82,13 @@ def make_slot(
     accounting: bool,
     is_traced: bool,
 ) -> Caller:
-    """Compile the slot of an event for these listeners, in this order. compose: makes the call of those with
-    more around it.
+    """Compile the slot of an event that calls these listeners in this order.
+
+    compose: makes the caller of each listener that cannot be called inline.
     """
-    take = _taking(event)
+    handle_result = _result_handler(event)
     if len(listeners) > MOST_UNROLLED:
-        return _looped_slot([(compose(each), each) for each in listeners], take)
+        return _looped_slot([(compose(each), each) for each in listeners], handle_result)
     calls: list[str] = []
     names: dict[str, Any] = {}
     for n, listener in enumerate(listeners):
@@ -103,14 +104,16 @@ def make_slot(
                 names[f"a{n}"] = listener.account
                 if f"a{n - 1}" not in names:
                     calls.append("began = clock()")
-            call = _inline(source, listener, n, counts)
+            call = _inline_call(source, listener, n, counts)
         calls.append(_CALL.format(n=n, call=_indented(call)))
     made = factory(_SLOT.format(names=", ".join(names), calls=textwrap.indent("\n".join(calls), " " * 12)))
-    slot: Caller = made(time.perf_counter_ns, take, _failed, forgive, disable, *names.values())
+    slot: Caller = made(
+        time.perf_counter_ns, handle_result, _failed, apply_error_policy, disable, *names.values()
+    )
     return slot
 
 
-def _inline(source: Source, listener: Listener, n: int, counts: bool) -> str:
+def _inline_call(source: Source, listener: Listener, n: int, counts: bool) -> str:
     """Return the lines that call a listener, with its account and its error policy around it."""
     call = f"value = {source.text(str(n))}"
     before, after = source.around(str(n))
@@ -118,36 +121,37 @@ def _inline(source: Source, listener: Listener, n: int, counts: bool) -> str:
         call = _AROUND.format(before=before, call=_indented(call), after=_indented(after))
     if counts:
         call = f"try:\n{_indented(call)}\nfinally:\n{_indented(_ACCOUNT.format(n=n))}"
-    return call if listener.on_error == "raise" else _FORGIVING.format(n=n, call=_indented(call))
+    return call if listener.on_error == "raise" else _WITH_POLICY.format(n=n, call=_indented(call))
 
 
 def _indented(lines: str) -> str:
     return textwrap.indent(lines, "    ")
 
 
-def _looped_slot(pairs: list[tuple[Caller, Listener]], take: Take) -> Caller:
+def _looped_slot(pairs: list[tuple[Caller, Listener]], handle_result: ResultHandler) -> Caller:
     def slot(s: Any) -> Any:
-        taken = None
+        result = None
         outer = s.running
         try:
             for call, listener in pairs:
                 s.running = (listener, outer)
                 try:
                     if (value := call(s)) is not None:
-                        taken = take(s, value, taken, listener)
+                        result = handle_result(s, value, result, listener)
                 except BaseException as error:
                     if _failed(s, error, listener):
                         raise
         finally:
             s.running = outer
-        return taken
+        return result
 
     return slot
 
 
 def isolated_slot(pairs: list[tuple[Caller, Listener]], only: set[tuple[str, str]] | None) -> Caller:
-    """Make a slot that calls every listener whatever the others raise; with `only`, those in
-    it, each once.
+    """Return a slot that calls every listener even if another one raises.
+
+    only: the listeners to call, each once; None: all.
     """
 
     def isolated(s: Any) -> list[BaseException]:
@@ -163,7 +167,7 @@ def isolated_slot(pairs: list[tuple[Caller, Listener]], only: set[tuple[str, str
                 call(s)
             except BaseException as error:
                 if not isinstance(error, StopTraining):
-                    blame(error, listener, s)
+                    add_failure_note(error, listener, s)
                     failures.append(error)
         s.running = outer
         return failures
@@ -171,37 +175,37 @@ def isolated_slot(pairs: list[tuple[Caller, Listener]], only: set[tuple[str, str
     return isolated
 
 
-# ---- what a returned value does ----------------------------------------------------------------------------
+# ---- returned values ---------------------------------------------------------------------------------------
 
-Take = Callable[[Any, Any, Any, Listener], Any]
-"""Takes what a listener returned: the state, the value, what was taken before it, and the listener."""
+ResultHandler = Callable[[Any, Any, Any, Listener], Any]
+"""Handles a returned value. Arguments: the state, the value, the event's result so far, and the listener."""
 
 
-def _taking(event: Event) -> Take:
+def _result_handler(event: Event) -> ResultHandler:
     if event.returns == SIGNAL:
         return _stronger_signal
     if event.returns == REPLACE:
         return _replacing(event)
-    return _no_value
+    return _ignore_value
 
 
-def _no_value(s: Any, value: Any, taken: Any, listener: Listener) -> None:
+def _ignore_value(s: Any, value: Any, result: Any, listener: Listener) -> None:
     no_signal_here(value, listener)
 
 
-def _stronger_signal(s: Any, value: Any, taken: Signal | None, listener: Listener) -> Signal:
+def _stronger_signal(s: Any, value: Any, result: Signal | None, listener: Listener) -> Signal:
     signal = _read_signal(value, listener.event, listener)
     _check_steers(signal, listener, s)
-    return signal if taken is None or signal.strength > taken.strength else taken
+    return signal if result is None or signal.strength > result.strength else result
 
 
-def _replacing(event: Event) -> Take:
+def _replacing(event: Event) -> ResultHandler:
     target = event.replaces
-    own = event.live.get(target, "").startswith("s.own[")
+    is_own = event.live.get(target, "").startswith("s.own[")
 
-    def replace(s: Any, value: Any, taken: Any, listener: Listener) -> None:
+    def replace(s: Any, value: Any, result: Any, listener: Listener) -> None:
         no_signal_here(value, listener)
-        if own:
+        if is_own:
             s.own[target] = value
         else:
             s.replace(target, value)
@@ -210,16 +214,17 @@ def _replacing(event: Event) -> Take:
 
 
 def _check_steers(signal: Signal, listener: Listener, s: Any) -> None:
-    """Refuse a signal that the other ranks do not wait for: they would continue with the batch, and this rank
-    would not.
+    """Refuse a signal from a listener that does not declare one.
+
+    The other ranks do not wait for it: they would continue with the batch and this rank would not.
     """
     if s.world_size > 1 and not listener.steers:
         name = getattr(plain_function(listener.function), "__name__", "function")
         raise HookError(
             f"{listener.label} returned {signal!r} from {listener.event.name} on rank {s.rank} of "
-            f"{s.world_size}, but it is not declared to return a signal. Several ranks must know before the "
-            "first batch at which events they wait for one. Declare it in the return annotation (`from "
-            "hookline import Signal`):\n"
+            f"{s.world_size}, but it is not declared to return a signal. All ranks must know before the "
+            "first batch at which events a signal may be returned. Declare it in the return annotation "
+            "(`from hookline import Signal`):\n"
             f"    def {name}(...) -> Signal | None:    # {listener.origin}\n"
             "or, for a method without a return annotation, by an attribute of its class:\n"
             "    steers = True"
@@ -245,65 +250,68 @@ def _read_signal(value: Any, event: Event, listener: Listener) -> Signal:
 
 
 def no_signal_here(value: Any, listener: Listener) -> None:
-    """Values returned from a plain event have no meaning, but a signal that would be lost is a mistake."""
+    """Refuse a signal that a listener returned from an event where signals have no effect."""
     if isinstance(value, Signal):
         raise HookError(
-            f"{listener.label} returned {value!r} from {listener.event.name}, where it has no effect."
+            f"{listener.label} returned {value!r} from {listener.event.name}, where a signal has no effect."
         )
 
 
-# ---- which listener failed ---------------------------------------------------------------------------------
+# ---- failures ----------------------------------------------------------------------------------------------
 
 
 def _failed(s: Any, error: BaseException, listener: Listener) -> bool:
-    """Return whether an exception ends the event; a request to stop is noted instead, and the other listeners
-    are called.
+    """Return whether an exception ends the event.
+
+    A request to stop is recorded instead, and the other listeners are called.
     """
     if isinstance(error, StopTraining):
         s.request_stop(error.reason)
         return False
-    blame(error, listener, s)
+    add_failure_note(error, listener, s)
     return True
 
 
 @dataclass(frozen=True, slots=True)
-class Blame:
-    """Who raised an exception, at which event."""
+class FailureSource:
+    """The participant that raised an exception, and the event at which it did."""
 
-    who: str
+    name: str
     event: str
 
 
-def blame(error: BaseException, listener: Listener, s: Any) -> None:
-    """Say on the exception itself which hook failed, where, and at which position of the run."""
-    accuse(error, Blame(listener.label, listener.event.name), f"({listener.origin}) at {s.position}")
+def add_failure_note(error: BaseException, listener: Listener, s: Any) -> None:
+    """Add to an exception which listener failed, where it is defined, and the position of the run."""
+    record_failure(
+        error, FailureSource(listener.label, listener.event.name), f"({listener.origin}) at {s.position}"
+    )
     if (
         isinstance(error, AttributeError)
         and listener.receiver == "H"
         and error.obj is listener.owner is not None
     ):
-        for hint in _to_ask_for(str(error.name), listener.event):
+        for hint in _attribute_hints(str(error.name), listener.event):
             error.add_note(hint)
 
 
-def accuse(error: BaseException, who: Blame, where: str) -> None:
-    """The same of somebody who was not called by an event."""
-    error.add_note(f"raised by {who.who} in {who.event} {where}")
-    if blamed(error) is None:  # of events inside events the innermost
+def record_failure(error: BaseException, source: FailureSource, where: str) -> None:
+    """Add a note to an exception, and record the innermost source of the failure."""
+    error.add_note(f"raised by {source.name} in {source.event} {where}")
+    if failure_source(error) is None:  # of nested events, keep the innermost
         with contextlib.suppress(AttributeError):  # an exception with slots
-            error.__hookline_blame__ = who  # type: ignore[attr-defined]
+            error.__hookline_failure_source__ = source  # type: ignore[attr-defined]
 
 
-def _to_ask_for(name: str, event: Event) -> Iterator[str]:
-    """What a hook has not got but can ask for: `self.log` and `self.trainer` are a module's."""
+def _attribute_hints(name: str, event: Event) -> Iterator[str]:
+    """Yield a hint for an attribute that hooks do not have, such as `self.log` or `self.trainer`."""
     if name in ("log", "log_dict"):
         yield (
             f"A hook logs through the trainer: `def {event.name}(self, trainer): trainer.log('name', value)`."
         )
     elif EVENTS.fact(name, event) is not None:
-        yield f"A hook asks for it by the name of a parameter: `def {event.name}(self, {name}): ...`."
+        yield f"A hook requests it as a parameter: `def {event.name}(self, {name}): ...`."
 
 
-def blamed(error: BaseException) -> Blame | None:
-    """Who raised it, if a listener did."""
-    return getattr(error, "__hookline_blame__", None)
+def failure_source(error: BaseException) -> FailureSource | None:
+    """Return the source of an exception, or None if no participant raised it."""
+    return getattr(error, "__hookline_failure_source__", None)

@@ -1,4 +1,4 @@
-"""What a row of the table is, and how rows are looked up: by name, by spelling, by who listens."""
+"""The rows of the event table, and how they are looked up: by name, by spelling and by receiver."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ RECEIVERS: Mapping[str, str] = MappingProxyType(
 NOTHING = "nothing"  # a returned value has no meaning here
 SIGNAL = "signal"  # a returned Signal steers the loop
 REPLACE = "replace"  # a returned value replaces the row's `replaces` fact
-VALUE = "value"  # an action: its result is what the loop goes on with
+VALUE = "value"  # an action: the loop continues with its result
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something a listener can ask for by naming a parameter after it."""
+    """A value that a listener requests by naming a parameter after it."""
 
     name: str
     doc: str
@@ -28,50 +28,50 @@ class Fact:
     """The expression that reads it from the live state `s`; by default the attribute of the same name."""
     spellings: tuple[str, ...] = ()
     everywhere: bool = False
-    """Known at every event, not only at those whose row names it."""
+    """Whether every event has it, not only the events whose row names it."""
     costly: bool = False
-    """Costs a device read, a reduction or a pass over tensors: captured only if somebody asks."""
+    """Whether it takes a device read, a reduction or a pass over tensors; it is captured only on request."""
     needs: tuple[str, ...] = ()
     """Other facts that must be captured for this one."""
 
     @property
     def expression(self) -> str:
-        """Python source that yields this fact, given the state `s`."""
+        """Return the Python expression that reads this fact from the state `s`."""
         return self.reads or f"s.{self.name}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Event:
-    """One row: a moment, who hears it in which order, what it offers, what a returned value does."""
+    """One row: an event, its receivers in order, its facts, and the effect of a returned value."""
 
     name: str
     receivers: str
     facts: tuple[str, ...]
     doc: str
     inside: str = "run"
-    """Where it stands in the lifecycle tree, see `events.BRANCHES`."""
+    """Its branch in the lifecycle tree, see `events.BRANCHES`."""
     returns: str = NOTHING
     signals: tuple[str, ...] = ()
     replaces: str = ""
     action: bool = False
-    """A step or an operation: one owner instead of an audience, bound by position."""
+    """Whether it is a step or an operation, which has one owner and is bound by position."""
     live: Mapping[str, str] = field(default_factory=dict)
     """Facts that are read differently at this event (`loss` is a live tensor before backward)."""
     spellings: tuple[str, ...] = ()
     verbs: tuple[str, ...] = ("fit",)
     either: bool = False
-    """The data module hears it instead of the module, not besides it."""
+    """Whether the data module's method replaces the module's method of the same name."""
     isolated: bool = False
-    """Everyone is called whatever the others raise; the failures are collected."""
+    """Whether every listener is called even if another one raises; the failures are collected."""
     nested_validate: bool = False
-    """`trainer.validate()` may be called from a hook here."""
+    """Whether a hook may call `trainer.validate()` here."""
 
 
 EVERY_VERB = ("fit", "validate", "test", "predict")
 
 
 class EventTable:
-    """The rows by name, with the spellings resolved, open to events that users declare."""
+    """The rows by name and spelling, with the events that users declare."""
 
     def __init__(self, events: tuple[Event, ...], facts: tuple[Fact, ...]) -> None:
         self._own = frozenset(event.name for event in events)
@@ -85,7 +85,7 @@ class EventTable:
             for name in (fact.name, *fact.spellings):
                 self._facts[name] = fact
         self._names: dict[str, tuple[str, ...]] = {}
-        """Accepted method names by receiver, for those that were asked for."""
+        """Accepted method names by receiver; a cache."""
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self._events.values())
@@ -94,43 +94,45 @@ class EventTable:
         return name in self._events
 
     def __getitem__(self, name: str) -> Event:
-        """The row of this exact name; `find` also takes other spellings."""
+        """Return the row of this exact name; `find` also accepts other spellings."""
         return self._events[name]
 
     def in_order(self, verb: str) -> list[Event]:
-        """The events of a verb in the order in which they happen.
+        """Return the events of a stage in the order in which they happen.
 
-        The rows are in the order of a fit. The batches of the other verbs are moved by the same events, in
-        their own place.
+        The rows are in the order of a fit. The other stages share a fit's batch-transfer events, and have
+        them before their own batch events.
         """
         events = [event for event in self if verb in event.verbs]
         if verb == "fit":
             return events
-        moving = [event for event in events if event.inside == "batch"]
+        shared = [event for event in events if event.inside == "batch"]
         others = [event for event in events if event.inside != "batch"]
-        place = next((at for at, event in enumerate(others) if event.inside.endswith(" batch")), len(others))
-        return [*others[:place], *moving, *others[place:]]
+        first = next((at for at, event in enumerate(others) if event.inside.endswith(" batch")), len(others))
+        return [*others[:first], *shared, *others[first:]]
 
     def find(self, name: str, receiver: str = "H") -> Event | None:
-        """The event that a method called `name` of this receiver listens to, whatever its spelling."""
-        heard = [event for event in self._spellings.get(name, ()) if receiver in event.receivers]
-        return heard[0] if heard else None
+        """Return the event that a method of this receiver listens to, under any spelling; None if there is
+        none.
+        """
+        found = [event for event in self._spellings.get(name, ()) if receiver in event.receivers]
+        return found[0] if found else None
 
     def named(self, name: str, receiver: str = "H") -> Event:
-        """Like `find`, with or without the leading `on_`; an unknown name is an error that teaches."""
+        """Return the event of this name, with or without the leading `on_`; raise for an unknown name."""
         event = self.find(name, receiver) or self.find(f"on_{name}", receiver)
         if event is None:
             names = self.names(receiver)
             short = [each.removeprefix("on_") for each in names]
             hint = closest(name, names) or closest(name, short)
             raise HookError(
-                f"{name!r} is no event that {RECEIVERS[receiver]} can hear.{hint} "
+                f"{name!r} is not an event of {RECEIVERS[receiver]}.{hint} "
                 f"`hookline.explain()` and docs/lifecycle.md list them all."
             )
         return event
 
     def names(self, receiver: str) -> tuple[str, ...]:
-        """Every accepted method name for this receiver, spellings included."""
+        """Return every accepted method name of this receiver, including spellings."""
         if receiver not in self._names:
             self._names[receiver] = tuple(
                 name
@@ -140,26 +142,26 @@ class EventTable:
         return self._names[receiver]
 
     def fact(self, name: str, event: Event) -> Fact | None:
-        """The fact called `name`, under any spelling, if it can be asked for at this event."""
+        """Return the fact of this name, under any spelling, if a listener can request it at this event."""
         fact = self._facts.get(name)
         if fact is None or not (fact.everywhere or fact.name in event.facts):
             return None
         return fact
 
     def with_needs(self, names: Iterable[str]) -> frozenset[str]:
-        """These facts and those that must be captured for them."""
+        """Return these facts and the facts that must be captured for them."""
         wanted = set(names)
         for name in names:
             wanted.update(self._facts[name].needs if name in self._facts else ())
         return frozenset(wanted)
 
     def facts_at(self, event: Event) -> list[Fact]:
-        """The facts of an event: its own in positional order, then those known everywhere."""
+        """Return the facts of an event: its own in positional order, then those of every event."""
         own = [self._facts[name] for name in event.facts]
         return own + [f for f in dict.fromkeys(self._facts.values()) if f.everywhere and f not in own]
 
     def expression(self, fact: Fact, event: Event) -> str:
-        """Python source that reads the fact at this event from the state `s`."""
+        """Return the Python expression that reads the fact at this event from the state `s`."""
         return event.live.get(fact.name, fact.expression)
 
     def declare(self, name: str, facts: tuple[str, ...] = (), doc: str = "", *, replaces: str = "") -> Event:
@@ -169,12 +171,12 @@ class EventTable:
         if name in self._spellings:
             raise HookError(f"There is an event {name!r} already: {self._spellings[name][0].doc}")
         if replaces and replaces not in facts:
-            raise HookError(f"{name}: replaces={replaces!r} is none of its facts {facts}.")
+            raise HookError(f"{name}: replaces={replaces!r} is not one of its facts {facts}.")
         for fact in facts:
             known = self._facts.get(fact)
             if known is not None and known.everywhere:
-                raise HookError(f"{name}: {fact!r} is known at every event already; it need not be declared.")
-            self._facts.setdefault(fact, Fact(fact, f"given by whoever emits {name}"))
+                raise HookError(f"{name}: every event has the fact {fact!r}; do not declare it.")
+            self._facts.setdefault(fact, Fact(fact, f"passed to `trainer.emit({name!r})`"))
         event = Event(
             name,
             "HM",
@@ -192,9 +194,9 @@ class EventTable:
         return event
 
     def forget(self, name: str) -> None:
-        """Take back an event that `declare` added."""
+        """Remove an event that `declare` added."""
         if name in self._own:
-            raise HookError(f"{name!r} is Hookline's own event and stays.")
+            raise HookError(f"{name!r} is one of Hookline's own events and cannot be removed.")
         if name not in self._events:
             own = [each for each in self._events if each not in self._own]
             raise HookError(

@@ -1,6 +1,4 @@
-"""Pictures of a run, drawn with matplotlib if it is there. No window is opened and nothing
-global is touched.
-"""
+"""Draw figures of a run with matplotlib, without windows and without its global state."""
 
 from __future__ import annotations
 
@@ -17,10 +15,10 @@ MOST_LABELS = 48
 
 
 def need_matplotlib(what: str) -> None:
-    """Refuse early, before hours of training, if a picture could not be drawn at the end."""
+    """Raise before training if matplotlib is missing, because the figure is drawn at the end."""
     if importlib.util.find_spec("matplotlib") is None:
         raise HookError(
-            f"{what} draws a picture with matplotlib, which is not installed: pip install 'hookline[plots]'."
+            f"{what} draws a figure with matplotlib, which is not installed: pip install 'hookline[plots]'."
         )
 
 
@@ -31,8 +29,8 @@ def save(figure: Any, path: Path) -> None:
 
 
 def heat_map(rows: Sequence[str], steps: Sequence[int], values: Any, low: float, high: float) -> Any:
-    """Norms of layers (rows) over steps. NaN: not measured. Below `low` and above `high` have colours of
-    their own.
+    """Draw norms of layers (rows) over steps. NaN is not measured; values below `low` and above `high` have
+    their own colours.
     """
     from matplotlib import colormaps
     from matplotlib.colors import LogNorm
@@ -66,7 +64,7 @@ def heat_map(rows: Sequence[str], steps: Sequence[int], values: Any, low: float,
     every = -(-len(rows) // MOST_LABELS)
     axes.set_yticks(np.arange(0, len(rows), every) + 0.5, list(rows)[::every], fontsize=8)
     axes.tick_params(axis="y", length=0)
-    axes.invert_yaxis()  # as the data flows: the input is at the top
+    axes.invert_yaxis()  # the input at the top
     axes.xaxis.set_major_locator(
         MaxNLocator(nbins=10, integer=True) if len(steps) > 1 else FixedLocator(list(steps))
     )
@@ -91,7 +89,7 @@ def heat_map(rows: Sequence[str], steps: Sequence[int], values: Any, low: float,
 
 
 def edges(steps: Sequence[int]) -> Any:
-    """The borders of columns that stand at these steps."""
+    """Return the borders between columns centred at these steps."""
     centres = np.asarray(steps, dtype=np.float64)
     if len(centres) == 1:
         return np.array([centres[0] - 0.5, centres[0] + 0.5])
@@ -100,7 +98,7 @@ def edges(steps: Sequence[int]) -> Any:
 
 
 def lr_curve(lrs: Sequence[float], losses: Sequence[float], smooth: Any, suggestion: float | None) -> Any:
-    """Loss over learning rate, with the suggestion marked."""
+    """Draw loss over learning rate and mark the suggestion."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.6), layout="constrained")

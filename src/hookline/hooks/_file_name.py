@@ -1,4 +1,4 @@
-"""The names of checkpoints: a template with the epoch, the step and metrics."""
+"""Name checkpoints by a template with the epoch, the step and metrics."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from hookline.util.errors import OptionError, closest
 
 WHO = "ModelCheckpoint"
 FORBIDDEN = set('/\\:*?"<>|') | {chr(code) for code in range(32)}
-SET_ASIDE = 26
-"""Bytes that are added to a checkpoint's name while it is written: `.NAME-v99.0123abcd-4194304.new`."""
+SUFFIX_BYTES = 26
+"""Bytes that the temporary directory of a checkpoint adds to its name: `.NAME-v99.0123abcd-4194304.new`."""
 
 
 class FileName(str):
     """A template of literal text and fields: {epoch}, {step}, or any metric's name, with a format after a
     colon.
 
-    It is text, so that the record of a run shows the template.
+    A subclass of str, so that the run record shows the template.
     """
 
     def __new__(cls, template: str, insert_names: bool = True) -> FileName:
-        """Make the text; `insert_names` is for `__init__`, which a copy does not call."""
+        """Make the text. `insert_names` has a default, because a copy does not pass it."""
         return super().__new__(cls, template)
 
     def __init__(self, template: str, insert_names: bool = True) -> None:
@@ -41,16 +41,16 @@ class FileName(str):
                 if field is not None:
                     sample = format(0 if field in ("epoch", "step") else 0.0, spec)
                     if set(spec) & FORBIDDEN or len(sample) > 64:
-                        raise ValueError(f"a format such as {spec!r} makes no file name")
+                        raise ValueError(f"the format {spec!r} does not make a file name")
         except (ValueError, TypeError) as error:
             raise OptionError(
-                f"{WHO}: filename={template!r} is no template ({error}). Write fields as {{epoch}}, "
+                f"{WHO}: filename={template!r} is not a template ({error}). Write fields as {{epoch}}, "
                 "{step:06d} or {val/loss:.2f}.",
                 option="filename",
                 value=template,
             ) from None
         self.metrics = [field for _, field, _ in self.parts if field and field not in COUNTERS]
-        """The metrics that are in it."""
+        """The metrics among the fields."""
         for field in self.metrics:
             if meant := misspelt(field, (*COUNTERS, *LOSSES)):
                 raise OptionError(
@@ -61,8 +61,7 @@ class FileName(str):
                 )
         if any(field == "" for _, field, _ in self.parts):
             raise OptionError(
-                f"{WHO}: filename={template!r} has an empty field {{}}; name what to put there, such as "
-                f"{{epoch}}.",
+                f"{WHO}: filename={template!r} has an empty field {{}}; name it, such as {{epoch}}.",
                 option="filename",
                 value=template,
             )
@@ -75,23 +74,21 @@ class FileName(str):
         self.check_length(LONGEST_NAME)
 
     def check_length(self, most: int) -> None:
-        """Refuse a template whose names a file system cannot hold, with the longest values that its fields
-        may get.
-        """
+        """Refuse a template whose longest names exceed the limit of the file system."""
         longest = dict.fromkeys(self.metrics, -1.2345678901234567e-300)
         made = self.fill(10**9, 10**9, longest, lambda name: True)
-        if (length := len(os.fsencode(made))) > most - SET_ASIDE:
+        if (length := len(os.fsencode(made))) > most - SUFFIX_BYTES:
             shown = self.template if len(self.template) < 80 else f"{self.template[:60]}..."
             raise OptionError(
-                f"{WHO}: filename={shown!r} makes names of up to {length} bytes; there may be "
-                f"{most - SET_ASIDE} ({most} less {SET_ASIDE} that are added while a checkpoint is written).",
+                f"{WHO}: filename={shown!r} makes names of up to {length} bytes; the limit is "
+                f"{most - SUFFIX_BYTES} ({most} less {SUFFIX_BYTES} for the temporary directory).",
                 option="filename",
                 value=shown,
             )
 
     def look_ahead(self, metrics: Any) -> None:
-        """In the sanity check: refuse a field that is nearly the name of a metric. Others may still come,
-        with the training.
+        """After the sanity check: refuse a field that is nearly the name of a metric. Training may log others
+        later.
         """
         for field in self.metrics:
             alike = difflib.get_close_matches(field, list(metrics), n=1, cutoff=NEARLY_THE_SAME)
@@ -105,9 +102,7 @@ class FileName(str):
         )
 
     def fill(self, epoch: int, step: int, metrics: Any, may_come: Callable[[str], bool]) -> str:
-        """The name. A metric that is missing is 'nan' if it may still come, at the end of the epoch say, and
-        else an error.
-        """
+        """Return the name. A missing metric is 'nan' if the epoch may still log it, else an error."""
         made = ""
         for text, field, spec in self.parts:
             made += text
@@ -122,5 +117,5 @@ class FileName(str):
 
 
 def _raw(metrics: Any) -> Any:
-    """The values as they are kept, unread: the very objects tell whether one was logged anew."""
+    """Return the stored values without reading the device. A new object means a newly logged value."""
     return metrics.raw() if hasattr(metrics, "raw") else metrics

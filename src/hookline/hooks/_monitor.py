@@ -1,4 +1,4 @@
-"""A metric that a hook watches: finding it, and telling what is better."""
+"""Find the metric that a hook monitors and compare its values."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import difflib
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from hookline.engine.checks import check_bool, check_choice, check_number, refused
+from hookline.engine.checks import Number, OneOf, check_bool, refused
 from hookline.util.errors import OptionError, closest
 
 log = logging.getLogger("hookline")
 
-MODES = ("min", "max")
+MODES = OneOf("min", "max")
+Mode = Annotated[str, MODES]
 NEARLY_THE_SAME = 0.85
-"""From this similarity on, a name that is missing is taken for a misspelt one already in the sanity check."""
+"""Similarity from which a missing name counts as misspelt in the sanity check."""
 COUNTERS = ("epoch", "step")
 LOSSES = ("train/loss", "val/loss")
 """Metrics that every run has."""
@@ -31,10 +32,10 @@ class Monitored:
     ) -> None:
         if not isinstance(monitor, str) or not monitor.strip() or not monitor.isprintable():
             raise refused(f"{who}: monitor", monitor, "the name of a metric, such as 'val/loss'")
-        check_choice(f"{who}: mode", mode, MODES)
-        check_number(f"{who}: min_delta", min_delta, least=0.0)
+        MODES(f"{who}: mode", mode)
+        Number(0.0)(f"{who}: min_delta", min_delta)
         check_bool(f"{who}: strict", strict)
-        # other capitals are no slip: a metric of the user's may be 'val/Loss'
+        # upper case is not a mistake: a metric of the user may be 'val/Loss'
         if strict and (meant := misspelt(monitor, LOSSES)) and meant != monitor.lower():
             raise OptionError(
                 f"{who}: monitor={monitor!r}. Did you mean {meant!r}? If {monitor!r} is a metric of your "
@@ -49,38 +50,38 @@ class Monitored:
             float(min_delta),
             strict,
         )
-        self._said = False
+        self._has_warned = False
 
     def find(self, metrics: Mapping[str, Any]) -> float | None:
-        """Its newest value. A missing one is an error, or with `strict=False` a warning, once, and None."""
+        """Return the newest value. If it is missing, raise; with `strict=False` warn once and return None."""
         if self.monitor in metrics:
             return float(metrics[self.monitor])
         if self.strict:
             raise OptionError(self._missing(metrics) + " Pass strict=False to only be warned.")
-        if not self._said:
+        if not self._has_warned:
             log.warning(self._missing(metrics))
-            self._said = True
+            self._has_warned = True
         return None
 
     def warn_of_nonfinite(self, value: float) -> None:
-        """Once: a metric that has no number says nothing about any weights."""
-        if not math.isfinite(value) and not self._said:
+        """Warn once that a value is not finite, so that no checkpoint is the best by it."""
+        if not math.isfinite(value) and not self._has_warned:
             log.warning(
-                "%s monitors %r, which is %s: nothing is the best by it.", self.who, self.monitor, value
+                "%s monitors %r, which is %s: such a value is never the best.", self.who, self.monitor, value
             )
-            self._said = True
+            self._has_warned = True
 
     def look_ahead(self, metrics: Mapping[str, Any]) -> None:
-        """In the sanity check: refuse a name that is nearly a metric's. Others may still come, with the
-        training.
+        """After the sanity check: refuse a name that is nearly that of a metric. Training may log others
+        later.
         """
         alike = difflib.get_close_matches(self.monitor, list(metrics), n=1, cutoff=NEARLY_THE_SAME)
         if self.strict and alike and self.monitor not in metrics:
             raise OptionError(self._missing(metrics) + " Pass strict=False to only be warned.")
 
     def is_better(self, value: float, best: float | None) -> bool:
-        """Whether a value beats the best one by more than `min_delta`. NaN never does; anything finite beats
-        None.
+        """Return whether a value is better than the best by more than `min_delta`. NaN never is; every finite
+        value is better than None.
         """
         if not math.isfinite(value):
             return False
@@ -90,7 +91,7 @@ class Monitored:
         return gain > self.min_delta
 
     def passes(self, value: float, threshold: float) -> bool:
-        """Whether a value is on the good side of a threshold."""
+        """Return whether a value is better than a threshold."""
         return value < threshold if self.mode == "min" else value > threshold
 
     def _missing(self, metrics: Mapping[str, Any]) -> str:
@@ -102,9 +103,7 @@ class Monitored:
 
 
 def misspelt(name: str, known: tuple[str, ...]) -> str | None:
-    """Return the known name that this one was meant to be: in small letters, with one letter missing, doubled
-    or swapped.
-    """
+    """Return the known name that differs by case or by one missing, doubled or swapped letter."""
     given = name.lower()
     for right in known if name not in known else ():
         places = range(len(right))
@@ -120,7 +119,7 @@ def misspelt(name: str, known: tuple[str, ...]) -> str | None:
 
 
 def no_validation_in(state: Any, validated: bool) -> bool:
-    """At the end of a training epoch: whether it is plain by now that this run has no validation."""
+    """Return at the end of a training epoch whether this run has no validation."""
     complete = state.epochs_seen == state.epoch + 1
     return (
         complete and not validated and state.epochs_seen % state.trainer.options.check_val_every_n_epoch == 0

@@ -1,6 +1,4 @@
-"""Requests to an address that is a secret, sent from a thread of their own; nothing that happens there
-reaches the run.
-"""
+"""Send requests to a secret address from a thread. A failure there does not affect the run."""
 
 from __future__ import annotations
 
@@ -16,20 +14,20 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
-from hookline.engine.checks import check_timeout, check_whole
+from hookline.engine.checks import Count, Timeout
 from hookline.util.errors import HookError, OptionError
 
 log = logging.getLogger("hookline")
 
 
 class Secret:
-    """An address that no repr, dump, copy or pickle shows; only a call gives it."""
+    """An address that repr, dump, copy and pickle do not show; a call returns it."""
 
     __slots__ = ("_read", "problem")
 
     def __init__(self, given: Any) -> None:
-        """From an address, or `env:NAME`. What is wrong with it is kept, to be raised when nobody holds it
-        any more.
+        """Read an address, or `env:NAME`. Keep a problem in `problem`: raising here would show the address
+        among the variables of this frame.
         """
         self.problem = ""
         where = "url (not shown, it is a secret)"
@@ -51,15 +49,13 @@ class Secret:
 
 
 class Outbox:
-    """Sends requests one after the other from a thread of its own. Nothing that happens there reaches the
-    run.
-    """
+    """Sends requests one after the other from a thread. A failure there does not affect the run."""
 
     def __init__(self, who: str, address: Secret, timeout: float = 10.0, size: int = 32) -> None:
         if address.problem:
             raise OptionError(f"{who}: {address.problem}")
-        check_timeout(f"{who}: timeout", timeout, least=0.001)
-        check_whole(f"{who}: queue_size", size, least=1)
+        Timeout(0.001)(f"{who}: timeout", timeout)
+        Count(1)(f"{who}: queue_size", size)
         if importlib.util.find_spec("httpx") is None:
             raise HookError(f"{who} needs the package httpx: pip install 'hookline[webhook]'.")
         self._address, self._who, self._timeout, self._size = address, who, float(timeout), size
@@ -68,7 +64,7 @@ class Outbox:
         self.failed = self.dropped = 0
 
     def put(self, method: str, body: bytes | None = None) -> None:
-        """Have it sent soon, or drop it if too many are waiting; never waits."""
+        """Queue a request, or drop it if the queue is full. Never waits."""
         if self._thread is None or not self._thread.is_alive():
             self._queue = queue.Queue(self._size)
             self._thread = threading.Thread(
@@ -79,13 +75,11 @@ class Outbox:
             self._queue.put_nowait((method, body))
         except queue.Full:
             self.dropped += 1
-            if (
-                self.dropped == 1 and self._size > 1
-            ):  # a sign of life with another one ahead of it is not missed
-                log.warning("%s: too many messages are waiting to be sent; some are dropped", self._who)
+            if self.dropped == 1 and self._size > 1:  # a second heartbeat in the queue is not needed
+                log.warning("%s: the queue of messages is full; some are dropped", self._who)
 
     def close(self) -> None:
-        """Wait for what is on its way, but not longer than one request may take."""
+        """Wait for queued requests, at most for the timeout of one request."""
         thread, waiting, self._thread = self._thread, self._queue, None
         if thread is None:
             return
@@ -96,7 +90,7 @@ class Outbox:
         except queue.Full:
             pass
         if thread.is_alive():
-            left = 1  # the one that it hangs in; the thread ends after it
+            left = 1  # the request that hangs; the thread ends after it
             with contextlib.suppress(queue.Empty):
                 while True:
                     left += waiting.get_nowait() is not None
@@ -110,18 +104,18 @@ class Outbox:
 
     def _work(self, waiting: queue.Queue[tuple[str, bytes | None] | None]) -> None:
         _quiet.here = True
-        client: Any = None  # one for all: setting up TLS takes longer than a request
+        client: Any = None  # reused, because setting up TLS takes longer than a request
         while (message := waiting.get()) is not None:
             try:
                 client = client or self._make_client()
                 problem = self._send(client, *message)
             except Exception as error:
-                problem = type(error).__name__  # its text may hold the address
+                problem = type(error).__name__  # the text may contain the address
             if not problem:
                 continue
             self.failed += 1
-            if self.failed == 1:  # once: a service that is down for a week is not worth a log full of it
-                log.warning("%s: a message was not delivered (%s); the run goes on", self._who, problem)
+            if self.failed == 1:  # once, because the service may be down for days
+                log.warning("%s: a message was not delivered (%s); the run continues", self._who, problem)
         if client is not None:
             client.close()
 
@@ -133,7 +127,7 @@ class Outbox:
         return httpx.Client(timeout=self._timeout, follow_redirects=False)
 
     def _send(self, client: Any, method: str, body: bytes | None) -> str:
-        """Try it; what the answer had against it, if anything."""
+        """Send a request and return the problem, or an empty string."""
         headers = {"Content-Type": "application/json"} if body is not None else {}
         with client.stream(method, self._address(), content=body, headers=headers) as answer:
             if answer.is_redirect:
@@ -149,7 +143,7 @@ LOUD = (
     "httpcore.proxy",
     "httpcore.socks",
 )
-"""Loggers that tell of every request with its address."""
+"""Loggers that log every request with its address."""
 _quiet = threading.local()
 
 

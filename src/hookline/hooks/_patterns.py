@@ -1,4 +1,4 @@
-"""Names of parameters and modules, chosen by patterns."""
+"""Choose names of parameters and modules by patterns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hookline.util.errors import HookError, closest
 
 
 def as_patterns(what: str, given: Any) -> tuple[str, ...]:
-    """One pattern or several, as a tuple; anything else is refused."""
+    """Return one or several patterns as a tuple, or raise."""
     patterns = (
         (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list | tuple | set) else ()
     )
@@ -23,14 +23,12 @@ def as_patterns(what: str, given: Any) -> tuple[str, ...]:
 
 
 def is_match(name: str, pattern: str) -> bool:
-    """Patterns with `*`, `?` or `[` cover the whole name; plain text may be any part of it."""
+    """Return whether a name matches: a pattern with `*`, `?` or `[` as a whole, plain text in any part."""
     return fnmatchcase(name, pattern) if any(each in pattern for each in "*?[") else pattern in name
 
 
 def choose(what: str, patterns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """The names that match one of the patterns; a pattern that matches none is an error with the closest
-    name.
-    """
+    """Return the names that match a pattern. Raise with the closest name if a pattern matches none."""
     names = list(names)
     for pattern in patterns:
         if not any(is_match(name, pattern) for name in names):
@@ -42,6 +40,6 @@ def choose(what: str, patterns: Iterable[str], names: Iterable[str]) -> list[str
 
 
 def listed(names: Iterable[str], most: int = 5) -> str:
-    """`a, b and 3 more`."""
+    """Return `a, b and 3 more`."""
     names = list(names)
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

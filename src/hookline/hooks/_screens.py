@@ -1,4 +1,4 @@
-"""Where progress is shown: live lines on a terminal, one cell of a notebook, plain lines in a log file."""
+"""Show progress as live lines on a terminal, in one cell of a notebook, or as plain lines in a log file."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from rich.cells import cell_len
 
 from hookline.metrics.metric_log import Metrics
 
-# ---- What of a bar fits on a line
+# ---- layout of a line --------------------------------------------------------------------------------------
 
 
 BAR, LONGEST_BAR, CLOCK = 5, 40, 8
 
 
-class Told(Protocol):
-    """What there is to say about one pass over data."""
+class Progress(Protocol):
+    """The texts about one pass over data."""
 
     name: str
     numbers: list[str]
 
     @property
     def count(self) -> str:
-        """`3/10`."""
+        """Return `3/10`."""
         ...
 
     @property
     def rate(self) -> str:
-        """`4.0 it/s`."""
+        """Return `4.0 it/s`."""
         ...
 
     @property
     def eta(self) -> str:
-        """`eta 0:00:24`, or nothing."""
+        """Return `eta 0:00:24`, or an empty string."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The widths of name and bar (0: none), whether there is room for a clock, and the end of each line."""
+    """The widths of name and bar (0: none), whether the clock is shown, and the end of each line."""
 
     name: int
     bar: int
@@ -53,8 +53,8 @@ class Fit:
     ends: list[str]
 
 
-def fit(bars: Sequence[Told], width: int, longest_bar: int = LONGEST_BAR, clock: bool = True) -> Fit:
-    """For lines that stand below each other, and so have columns."""
+def fit(bars: Sequence[Progress], width: int, longest_bar: int = LONGEST_BAR, clock: bool = True) -> Fit:
+    """Return the layout of lines with common columns."""
     left = width - max(cell_len(each.count) for each in bars)
     name = min(max(cell_len(each.name) for each in bars), max(left - 1, 0))
     left -= name + 1
@@ -69,7 +69,7 @@ def fit(bars: Sequence[Told], width: int, longest_bar: int = LONGEST_BAR, clock:
         used += wide
         for end, text in zip(ends, texts, strict=True):
             end += [text] if text else []
-    else:  # metrics only if all the rest has found its place
+    else:  # metrics only if everything else fits
         used = max(_add_numbers(each.numbers, end, left) for each, end in zip(bars, ends, strict=True))
     left -= used
     clock = clock and left >= CLOCK and bar > 0
@@ -80,7 +80,7 @@ def fit(bars: Sequence[Told], width: int, longest_bar: int = LONGEST_BAR, clock:
 
 
 def _add_numbers(numbers: list[str], end: list[str], room: int) -> int:
-    """As many as fit, the first ones first; how wide it all is."""
+    """Append as many numbers as fit, and return the width of all of them."""
     wide = sum(cell_len(each) + 1 for each in end)
     for each in numbers:
         if wide + cell_len(each) + 1 > room:
@@ -91,42 +91,41 @@ def _add_numbers(numbers: list[str], end: list[str], room: int) -> int:
 
 
 class Bar:
-    """One pass over data: how far it is, how fast, and its newest numbers."""
+    """Progress, rate and newest numbers of one pass over data."""
 
     def __init__(
         self, name: str, total: int | None, done: int = 0, word: str = "", began: float | None = None
     ) -> None:
         self.name, self.total, self.done, self.word = name, total, done, word
         self.numbers: list[str] = []
-        self._marks = deque(
-            [(time.monotonic() if began is None else began, done)], maxlen=16
-        )  # the rate is of late
+        start = (time.monotonic() if began is None else began, done)
+        self._marks = deque([start], maxlen=16)  # for a recent rate
 
     def advance(self, done: int, numbers: dict[str, Any]) -> None:
-        """So many batches are done; all numbers are read from the device in one go."""
+        """Set the number of done batches, and read all numbers from the device at once."""
         self.done = done
         self._marks.append((time.monotonic(), done))
         known = Metrics({name: value for name, value in numbers.items() if value is not None}).read()
         self.numbers = [f"{name} {value:.4g}" for name, value in known.items()]
 
     def pause(self, seconds: float) -> None:
-        """Something else was going on for so long."""
+        """Leave these seconds out of the rate."""
         self._marks = deque([(when + seconds, done) for when, done in self._marks], maxlen=16)
 
     @property
     def count(self) -> str:
-        """`3/10`."""
+        """Return `3/10`."""
         return f"{self.done}/{'?' if self.total is None else self.total}"
 
     @property
     def rate(self) -> str:
-        """`4.0 it/s`, or seconds for a batch if they are slow."""
+        """Return `4.0 it/s`, or seconds per batch below one batch a second."""
         rate = self._per_second()
         return f"{rate:.1f} it/s" if rate >= 1 or rate == 0 else f"{1 / rate:.1f} s/it"
 
     @property
     def eta(self) -> str:
-        """`eta 0:00:24`, as long as there is something left and it can be told."""
+        """Return `eta 0:00:24`, or an empty string if nothing is left or the length is unknown."""
         rate = self._per_second()
         if self.total is None or rate == 0 or self.done >= self.total:
             return ""
@@ -138,40 +137,40 @@ class Bar:
 
     @property
     def rest(self) -> str:
-        """Rate, time left and numbers."""
+        """Return rate, time left and numbers."""
         return " ".join(each for each in (self.rate, self.eta, *self.numbers) if each)
 
 
-# ---- where it is shown -------------------------------------------------------------------------------------
+# ---- screens -----------------------------------------------------------------------------------------------
 
 
 class Screen(Protocol):
-    """Shows bars. A live one replaces what it showed before."""
+    """Shows bars. A live screen replaces its earlier output."""
 
     live: bool
 
     def draw(self, bars: list[Bar]) -> None:
-        """Show them as they are now."""
+        """Show the current state of the bars."""
         ...
 
     def close(self) -> None:
-        """Leave everything as it was found."""
+        """Restore the terminal."""
         ...
 
 
 def choose_screen() -> Screen:
-    """The one that fits where stderr goes."""
+    """Return the screen that suits stderr."""
     from rich.console import Console
 
     console = Console(stderr=True)
     if console.is_jupyter:
         return Notebook()
-    # asked of the file too: FORCE_COLOR makes rich take a log file for a terminal
+    # check the file too, because FORCE_COLOR makes rich treat a log file as a terminal
     return Terminal(console) if console.is_interactive and console.file.isatty() else Lines()
 
 
 class Lines:
-    """A log file: one line about what is going on, now and then."""
+    """Prints a line of progress from time to time, for a log file."""
 
     live = False
 
@@ -184,7 +183,7 @@ class Lines:
 
 
 class Notebook:
-    """One output that is replaced, as text: needs no widgets and reads well in a saved notebook."""
+    """Replaces one text output: needs no widgets and is readable in a saved notebook."""
 
     live = True
 
@@ -211,7 +210,7 @@ def _blocks(bar: Bar, width: int = 30) -> str:
 
 
 class Terminal:
-    """Live lines, one per bar. What others print meanwhile stands above them."""
+    """Shows live lines, one per bar, below other output."""
 
     live = True
 
@@ -221,7 +220,7 @@ class Terminal:
         self._progress = Progress(console=console, auto_refresh=False)
         self._tasks: dict[Bar, Any] = {}
         self._fitted: dict[tuple[int, int], Any] = {}
-        """What was shown last, by the terminal's width and the number of lines."""
+        """The last layout by width of the terminal and number of lines."""
         self._progress.start()
 
     def draw(self, bars: list[Bar]) -> None:
@@ -237,8 +236,8 @@ class Terminal:
         self._progress.refresh()
 
     def _fit(self, bars: list[Bar]) -> Any:
-        """As the terminal is now. As long as that stays the same a bar only shrinks, or it would tremble with
-        every number.
+        """Return the layout for the terminal's current size. For one size the bar only shrinks, so that it
+        does not jump with every number.
         """
         from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
         from rich.table import Column

@@ -1,4 +1,4 @@
-"""Numbers about many tensors at once: a few kernels, nothing read from the device."""
+"""Compute statistics of many tensors with few kernels, without reading the device."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from hookline.distributed.sharded_norms import over_shards
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """The dense real numbers that this process holds of a tensor: of a shard, of a sparse or
-    a complex one.
-    """
+    """Return the dense real values that this rank holds of a sharded, sparse or complex tensor."""
     values: Any = tensor.detach()
     if hasattr(values, "to_local"):
         values = values.to_local()
@@ -26,16 +24,14 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def between_graphs(function: Callable[..., None]) -> Callable[..., None]:
-    """Let torch.compile leave a module's hook as Python that runs between the compiled parts."""
+    """Exclude a module's hook from torch.compile, so that it runs between the compiled graphs."""
     disable: Any = torch.compiler.disable
     made: Callable[..., None] = disable(function)
     return made
 
 
 def norms(tensors: Sequence[Tensor], order: float = 2.0) -> Tensor:
-    """The norm of each tensor as one vector, in float32 at least, so that half precision does
-    not overflow.
-    """
+    """Return the norms of the tensors as a vector, in float32 or wider, so that they do not overflow."""
     held = [
         each if each.numel() else each.new_zeros(1) for each in map(plain, tensors)
     ]  # an empty shard has no largest value
@@ -46,22 +42,20 @@ def norms(tensors: Sequence[Tensor], order: float = 2.0) -> Tensor:
 
 
 def sample(tensors: Sequence[Tensor], limit: int) -> Tensor:
-    """At most about `limit` values of the tensors, each by its share; all of them if they are no more than
-    that.
-    """
+    """Return about `limit` values of the tensors, in proportion to their sizes, or all if there are fewer."""
     held = [plain(each) for each in tensors]
     total = sum(each.numel() for each in held)
     parts: list[Tensor] = []
     for each in held:
         stride = max(1, math.ceil(total / limit))
         while stride > 1 and each.numel() and each.ndim and math.gcd(stride, each.shape[-1]) != 1:
-            stride += 1  # so that every column of a matrix gets its turn
+            stride += 1  # so that every column of a matrix is sampled
         parts.append(each.flatten()[::stride].to(held[0].device, torch.float32))
     return torch.cat(parts)
 
 
 def percentiles(rows: Sequence[Tensor], wanted: Sequence[float]) -> Tensor:
-    """Percentiles of each row of values, a matrix of (rows, wanted): one sort for all of them."""
+    """Return the percentiles of each row as a matrix (rows, wanted), with one sort."""
     padded = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=math.inf)
     ordered = padded.sort(dim=1).values
     last = torch.tensor([len(row) - 1 for row in rows], dtype=torch.float32)[:, None]

@@ -1,4 +1,4 @@
-"""Activations of modules chosen by name: statistics in the log, or the tensors themselves."""
+"""Log statistics of the activations of modules, or capture the tensors."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hookline.engine.checks import check_bool, check_choice, check_whole, members, refused
+from hookline.engine.checks import Above, Count, Several, checked_parameters, members
 from hookline.engine.hook import Hook
 from hookline.hooks._patterns import as_patterns, choose
 from hookline.hooks._statistics import between_graphs, plain
@@ -26,13 +26,14 @@ STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
     "zeros": lambda values: (values == 0).to(values.dtype).mean(),
     "norm": torch.linalg.vector_norm,
 }
-"""`zeros` is the share of values that are exactly 0: dead units after a ReLU."""
+"""Statistics by name. `zeros` is the fraction of values that are exactly 0: dead units after a ReLU."""
 
 
 class ActivationMonitor(Hook):
-    """Looks at what modules put out in every n-th training step. Its hooks sit on the modules only during
-    that forward pass, so the steps between cost nothing. Logs `activations/<module>/<statistic>` with one
-    device read per report.
+    """Logs statistics of the outputs of modules every n steps as `activations/<module>/<statistic>`.
+
+    Its forward hooks are on the modules only during that forward pass, so the steps between cost nothing. A
+    report reads the device once.
 
     Outside a run: `with ActivationMonitor("*.mlp").watch(model) as seen: model(x)` fills `seen` with tensors
     by name.
@@ -40,44 +41,36 @@ class ActivationMonitor(Hook):
 
     tier = "builtin"
 
+    @checked_parameters
     def __init__(
         self,
         modules: str | Iterable[str] = "*",
-        every: int = 100,
-        statistics: str | Iterable[str] = ("mean", "std", "absmax", "zeros"),
+        every: Annotated[int, Count(1)] = 100,
+        statistics: Annotated[str | Iterable[str], Several(STATISTICS)] = ("mean", "std", "absmax", "zeros"),
         capture: bool = False,
-        max_mb: float = 256.0,
-        keep: int = 1,
+        max_mb: Annotated[float, Above(0)] = 256.0,
+        keep: Annotated[int, Count(1)] = 1,
         name: str | None = None,
     ) -> None:
-        """What to look at, and how often.
+        """Choose the modules, the statistics and the interval.
 
         modules: names of modules, parts of them, or patterns such as 'blocks.*.mlp'.
-        every: optimizer steps between looks; of an accumulation window it sees the first batch.
+        every: optimizer steps between reports, each of the first batch of an accumulation window.
         statistics: any of 'mean', 'std', 'absmax', 'zeros', 'norm'; may be empty.
         capture: also copy the activations to the CPU, into `captured`.
-        max_mb: at most so many megabytes in one capture; what does not fit is left out and named in a
-        warning. keep: how many captures are kept; the oldest is dropped.
+        max_mb: megabytes of one capture; a warning names the activations that exceed it. keep: number of
+        captures to keep.
         """
         super().__init__(name)
         self.modules = as_patterns(
             "ActivationMonitor: modules", list(members("ActivationMonitor: modules", modules, "names"))
         )
-        self.statistics = members(
-            "ActivationMonitor: statistics", statistics, f"these: {', '.join(STATISTICS)}"
-        )
-        for each in self.statistics:
-            check_choice("ActivationMonitor: statistics", each, STATISTICS)
-        for what, value in (("every", every), ("keep", keep)):
-            check_whole(f"ActivationMonitor: {what}", value, 1)
-        if not isinstance(max_mb, int | float) or isinstance(max_mb, bool) or not max_mb > 0:
-            raise refused("ActivationMonitor: max_mb", max_mb, "a number above 0")
-        check_bool("ActivationMonitor: capture", capture)
+        self.statistics = tuple(statistics)
         self.every, self.capture, self.max_mb = every, capture, max_mb
         self.captured: deque[tuple[int, dict[str, Tensor]]] = deque(maxlen=keep)
         """Pairs of a step and its activations by name, on the CPU, the newest last."""
         self.latest: dict[str, float] = {}
-        """The newest statistics, as they are logged."""
+        """The newest statistics by the names of their metrics."""
         self._watching: contextlib.ExitStack = contextlib.ExitStack()
         self._looked_at = -1
         self._numbers: dict[str, Tensor] = {}
@@ -89,8 +82,8 @@ class ActivationMonitor(Hook):
         options = getattr(trainer.options, "compile", False)
         if isinstance(options, dict) and options.get("fullgraph"):
             raise HookError(
-                "ActivationMonitor cannot look into a model compiled with fullgraph=True: its hooks on the "
-                "modules break the graph. Leave fullgraph out, or the monitor."
+                "ActivationMonitor cannot observe a model compiled with fullgraph=True: its hooks on the "
+                "modules break the graph. Leave out fullgraph or the monitor."
             )
         self._choose(module)
         self._looked_at = -1
@@ -141,15 +134,14 @@ class ActivationMonitor(Hook):
         if self.capture:
             self._keep(self._seen, name, value)
 
-    # ---- by itself -----------------------------------------------------------------------------------------
+    # ---- outside a run -------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def watch(self, model: nn.Module) -> Iterator[dict[str, Tensor]]:
-        """Within the block, calls of the model fill a dictionary with its activations by name, copied to the
-        CPU.
+        """Fill a dictionary with the activations of the model by name, copied to the CPU, within a block.
 
-        A module that is called again overwrites what it put out before. The hooks are gone after the block,
-        whatever happens.
+        A second call of a module overwrites its activations. The block removes its hooks, also after an
+        error.
         """
         seen: dict[str, Tensor] = {}
         with self._attached(model, lambda name, value: self._keep(seen, name, value)):
@@ -191,9 +183,7 @@ def _listener(name: str, look: Callable[[str, Tensor], None]) -> Callable[..., N
 
 
 def _parts(name: str, output: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that a module put out, under names such as `attention`, or `attention.0` if there are
-    several.
-    """
+    """Yield the tensors in a module's output, named `attention`, or `attention.0` if there are several."""
     if isinstance(output, Tensor):
         yield name, output
         return

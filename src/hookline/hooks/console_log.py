@@ -1,33 +1,31 @@
-"""Plain lines about a run: what began, what ended, and the loss every so many batches."""
+"""Print lines about a run: starts, ends, and the loss every n batches."""
 
 from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from typing import Annotated, Any
 
-from hookline.engine.checks import check_bool, check_whole
+from hookline.engine.checks import Count, checked_parameters
 from hookline.engine.hook import Hook
 
 
 class ConsoleLog(Hook):
     """Prints to stdout when the run and its epochs begin and end, and the loss in between.
 
-    A batch line has the batch's loss, its perplexity and the mean loss of the epoch so far; the device is
-    read for it when it is due, not in between.
+    A batch line has the batch's loss, its perplexity and the mean loss of the epoch so far. Only batches with
+    a line read the device.
     """
 
     tier = "builtin"
     ranks = "zero"
     on_error = "warn"
 
-    def __init__(self, log_every_n_batches: int | None = 10, perplexity: bool = True) -> None:
-        """`log_every_n_batches`: None leaves the batch lines out. `perplexity`: the exponential of the loss,
-        beside it.
-        """
-        if log_every_n_batches is not None:
-            check_whole("ConsoleLog: log_every_n_batches", log_every_n_batches, least=1)
-        check_bool("ConsoleLog: perplexity", perplexity)
+    @checked_parameters
+    def __init__(
+        self, log_every_n_batches: Annotated[int, Count(1)] | None = 10, perplexity: bool = True
+    ) -> None:
+        """`log_every_n_batches`: None for no batch lines. `perplexity`: also print exp(loss)."""
         self.log_every_n_batches = log_every_n_batches
         self.perplexity = perplexity
         self._every: float = log_every_n_batches or math.inf
@@ -76,11 +74,11 @@ class ConsoleLog(Hook):
         self._say(f"{state.stage} ended by {type(exception).__name__} at {state.position}: {exception}")
 
     def _say(self, text: str) -> None:
-        print(text, flush=True)  # whoever reads a log file does not want to wait for a buffer to fill
+        print(text, flush=True)  # so that a log file is up to date
 
 
 def perplexity_of(loss: float) -> float:
-    """The exponential of a loss; infinite where that has no number."""
+    """Return the exponential of a loss, or infinity if it overflows."""
     try:
         return math.exp(loss)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""What a run takes of the machine: processor, memory, and CUDA's allocator."""
+"""Log the use of the CPU, of memory and of CUDA's allocator."""
 
 from __future__ import annotations
 
@@ -6,36 +6,35 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
-from hookline.engine.checks import check_bool, check_whole
+from hookline.engine.checks import Count, checked_parameters
 from hookline.engine.hook import Hook
 
 GB = 1e9
 
 
 class DeviceStats(Hook):
-    """Logs `cpu/...` and, on CUDA, `cuda/...` every so many steps.
+    """Logs `cpu/...` and, on CUDA, `cuda/...` every n steps.
 
-    Nothing waits for the device, and no package is needed: the numbers come from the operating system and
-    from the allocator's own books. What a system does not tell is left out.
+    It does not synchronize with the device and needs no package: the numbers come from the operating system
+    and from the allocator. Numbers that a system does not provide are left out.
     """
 
     tier = "builtin"
     on_error = "disable"
 
-    def __init__(self, every: int = 50, cpu: bool = True) -> None:
+    @checked_parameters
+    def __init__(self, every: Annotated[int, Count(1)] = 50, cpu: bool = True) -> None:
         """`every`: steps between two reports. `cpu=False`: only the accelerator."""
-        check_whole("DeviceStats: every", every, least=1)
-        check_bool("DeviceStats: cpu", cpu)
         self.every = every
         self.cpu = cpu
         self._meter = CPUMeter()
 
     def on_train_start(self) -> None:
-        self._meter = CPUMeter()  # shares of time are counted from here
+        self._meter = CPUMeter()  # shares of time start here
 
     def on_step_end(self, trainer: Any, step: int, device: Any) -> None:
         if step % self.every:
@@ -53,9 +52,7 @@ class CPUMeter:
         self._last = time.monotonic(), time.process_time(), _system_times()
 
     def read(self) -> dict[str, float]:
-        """Percent of one core this process took, percent of all cores anybody took, and
-        memory in gigabytes.
-        """
+        """Return the process's use of one core, the system's use of all cores, and memory in gigabytes."""
         before, self._last = self._last, (time.monotonic(), time.process_time(), _system_times())
         spent, used = self._last[0] - before[0], self._last[1] - before[1]
         stats = {"percent": 100 * used / max(spent, 1e-9)}
@@ -67,7 +64,7 @@ class CPUMeter:
 
 
 def memory() -> dict[str, float]:
-    """This process's memory now and at its worst, and how full the machine is."""
+    """Return the process's memory and its peak, and the use of the machine's memory."""
     stats: dict[str, float] = {}
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -91,7 +88,7 @@ def memory() -> dict[str, float]:
 
 
 def cuda_stats(device: Any) -> dict[str, float]:
-    """What the caching allocator holds, has held, and had to fight for."""
+    """Return the caching allocator's memory, its peaks, retries and failures."""
     stats = torch.cuda.memory_stats(device)
     return {
         "allocated_gb": stats.get("allocated_bytes.all.current", 0) / GB,
@@ -104,7 +101,7 @@ def cuda_stats(device: Any) -> dict[str, float]:
 
 
 def _system_times() -> tuple[int, int] | None:
-    """All processors' time and how much of it was idle, in ticks."""
+    """Return the total and the idle time of all processors, in ticks."""
     try:
         numbers = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
         return sum(numbers), numbers[3] + numbers[4]

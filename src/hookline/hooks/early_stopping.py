@@ -4,64 +4,54 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any
+from typing import Annotated, Any
 
-from hookline.engine.checks import check_bool, check_number, check_whole
+from hookline.engine.checks import Count, Number, checked_parameters
 from hookline.engine.hook import Hook
-from hookline.hooks._monitor import Monitored, no_validation_in
+from hookline.hooks._monitor import Mode, Monitored, no_validation_in
 from hookline.util.errors import OptionError
 
 log = logging.getLogger("hookline")
 
 
 class EarlyStopping(Hook):
-    """Asks for a stop after `patience` checks in a row without improvement.
+    """Requests a stop after `patience` checks in a row without improvement.
 
-    A check is made after every validation, or at the end of every training epoch if told so; patience counts
-    checks, so it also works in runs that are measured in steps. The stop is honoured at the next batch
-    boundary, after `min_epochs`.
+    It checks after every validation, or at the end of every training epoch with
+    `check_on_train_epoch_end=True`. Patience counts checks, so it also works in runs that are measured in
+    steps. The run stops at the next batch boundary, after `min_epochs`.
     """
 
     tier = "monitor"
 
+    @checked_parameters
     def __init__(
         self,
         monitor: str = "val/loss",
-        patience: int = 3,
-        mode: str = "min",
+        patience: Annotated[int, Count(0)] = 3,
+        mode: Mode = "min",
         min_delta: float = 0.0,
         check_on_train_epoch_end: bool | None = None,
         strict: bool = True,
         verbose: bool = False,
-        stopping_threshold: float | None = None,
-        divergence_threshold: float | None = None,
+        stopping_threshold: Annotated[float, Number()] | None = None,
+        divergence_threshold: Annotated[float, Number()] | None = None,
         check_finite: bool = True,
         name: str | None = None,
     ) -> None:
         """Watch a metric.
 
-        monitor: the metric's name. mode: 'min' or 'max', what is better. patience: checks without
+        monitor: the metric's name. mode: 'min' or 'max', which is better. patience: checks without
         improvement. min_delta: an improvement must be greater than this.
         check_on_train_epoch_end: True: at epoch ends; False: after validations; None: after validations if
-        there are any, but where the metric is known: that of a training epoch ('train/loss') at its end.
-        strict: a metric that is missing is an error, else a warning. verbose: print what is found at each
-        check. stopping_threshold: stop as soon as the metric is better than this.
+        there are any, but at epoch ends for a metric of training ('train/loss').
+        strict: a missing metric is an error, else a warning. verbose: print the result of each check.
+        stopping_threshold: stop as soon as the metric is better than this.
         divergence_threshold: stop as soon as it is worse than this. check_finite: stop when it is NaN or
         infinite.
         """
         super().__init__(name)
         self.watch = Monitored("EarlyStopping", monitor, mode, min_delta, strict)
-        check_whole("EarlyStopping: patience", patience, 0)
-        for key, threshold in (
-            ("stopping_threshold", stopping_threshold),
-            ("divergence_threshold", divergence_threshold),
-        ):
-            if threshold is not None:
-                check_number(f"EarlyStopping: {key}", threshold)
-        if check_on_train_epoch_end is not None:
-            check_bool("EarlyStopping: check_on_train_epoch_end", check_on_train_epoch_end)
-        check_bool("EarlyStopping: verbose", verbose)
-        check_bool("EarlyStopping: check_finite", check_finite)
         self.patience, self.verbose, self.check_finite = patience, verbose, check_finite
         self.check_on_train_epoch_end = check_on_train_epoch_end
         self.needs_metrics = (monitor,) if strict else ()
@@ -110,7 +100,7 @@ class EarlyStopping(Hook):
     def on_train_end(self) -> None:
         if not self.checks:
             log.warning(
-                "EarlyStopping never looked at %r: the run ended before a check was due.", self.watch.monitor
+                "EarlyStopping never checked %r: the run ended before a check was due.", self.watch.monitor
             )
 
     def _check(self, state: Any, metrics: Any) -> None:
@@ -167,4 +157,4 @@ class EarlyStopping(Hook):
         self.stopped_epoch, self.stopped_step = state["stopped_epoch"], state["stopped_step"]
         self._validated = state[
             "validated"
-        ]  # or the check that the saved epoch has had would be made again at its end
+        ]  # so that a resumed run does not repeat the check of the saved epoch

@@ -1,4 +1,4 @@
-"""Parameters that begin to train later."""
+"""Freeze parameters until a moment of the run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hookline.engine.checks import check_bool, refused
+from hookline.engine.checks import checked_parameters, refused
 from hookline.engine.filters import UNITS
 from hookline.engine.hook import Hook
 from hookline.hooks._patterns import listed
@@ -23,21 +23,22 @@ class FreezeSchedule(Hook):
     """Freezes parameters by name pattern until a moment of the run: `{'backbone.*': '3 epochs', 'embed.*':
     '1000 steps'}`.
 
-    A frozen parameter gets no gradient, so its optimizer leaves it alone, weight decay included; it is in its
-    parameter group all the time and trains from its moment on. What did not require gradients before never
-    does. Where the run is decides who is frozen, so a resumed run goes on rightly, and when the run ends
-    everything is as it was.
+    A frozen parameter has no gradient, so its optimizer skips it, weight decay included. It stays in its
+    parameter group and trains from its moment on. A parameter that did not require gradients before stays
+    frozen. Step and epoch decide what is frozen, so a resumed run is right. The end of the run restores
+    `requires_grad`.
     """
 
     tier = "builtin"
 
+    @checked_parameters
     def __init__(
         self, schedule: Mapping[str, str], batchnorm_eval: bool = False, name: str | None = None
     ) -> None:
-        """Say who is frozen until when.
+        """Map patterns of parameters to moments.
 
         schedule: patterns of parameter names (`*` and `?` as in file names) and the moment from which on they
-        train, in 'steps' or 'epochs'. Of several patterns that fit one parameter, the latest moment counts.
+        train, in 'steps' or 'epochs'. If several patterns match a parameter, the latest moment counts.
         batchnorm_eval: batch-norm layers whose parameters are frozen also keep their running statistics.
         """
         super().__init__(name)
@@ -52,30 +53,27 @@ class FreezeSchedule(Hook):
                     f"FreezeSchedule: {pattern!r}: {moment!r} must say steps or epochs, such as '3 epochs'."
                 )
             self.moments[pattern] = parse_moment(moment, f"FreezeSchedule: {pattern!r}")
-        check_bool("FreezeSchedule: batchnorm_eval", batchnorm_eval)
         self.batchnorm_eval = batchnorm_eval
         self._frozen: dict[Moments, dict[str, nn.Parameter]] = {}
-        """What waits for the same moments, together: a batch asks once for all of it."""
-        self._still: dict[Moments, dict[str, nn.Module]] = {}
+        """Frozen parameters by their moments, so that a batch checks each moment once."""
+        self._in_eval_mode: dict[Moments, dict[str, nn.Module]] = {}
         """Batch-norm layers in eval mode."""
         if any(unit == "step" for _, unit in self.moments.values()):
             self.__dict__["on_train_batch_start"] = self._thaw
 
     @property
     def frozen(self) -> list[str]:
-        """The names of the parameters that are frozen now."""
+        """Return the names of the parameters that are frozen now."""
         return [name for parameters in self._frozen.values() for name in parameters]
 
     def on_fit_start(self, state: Any, module: nn.Module) -> None:
-        """The optimizers are made by now, so that whoever gives them only what requires gradients gives them
-        everything.
-        """
+        """Freeze after the optimizers are made, which may get only parameters that require gradients."""
         names = [name for name, _ in module.named_parameters()]
         for pattern in self.moments:
             if not fnmatch.filter(names, pattern):
                 some = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
                 raise HookError(
-                    f"FreezeSchedule: {pattern!r} fits no parameter of {type(module).__name__}."
+                    f"FreezeSchedule: {pattern!r} matches no parameter of {type(module).__name__}."
                     f"{closest(pattern, names)} Parameters: {some}."
                 )
         trained = {
@@ -90,7 +88,7 @@ class FreezeSchedule(Hook):
                 if id(parameter) not in trained:
                     raise HookError(
                         f"FreezeSchedule: {name!r} is in no optimizer, so it would never train: give it to "
-                        "one in configure_optimizers; frozen parameters are left alone there."
+                        "one in configure_optimizers, which skips frozen parameters."
                     )
                 parameter.requires_grad_(False)
                 parameter.grad = None
@@ -101,17 +99,17 @@ class FreezeSchedule(Hook):
                 moments = self._moments_of(f"{path}.weight")
                 if isinstance(layer, _BatchNorm) and layer.training and _is_early(moments, state):
                     layer.eval()
-                    self._still.setdefault(moments, {})[path] = layer
+                    self._in_eval_mode.setdefault(moments, {})[path] = layer
 
     def _refuse_if_nothing_is_left(self, module: nn.Module) -> None:
         if self._frozen and not any(each.requires_grad for each in module.parameters()):
             raise HookError(
-                f"{self._told()}. That is everything that {type(module).__name__} could train, so no loss "
-                "could be differentiated: leave out of the schedule what is to train from the start."
+                f"{self._describe_frozen()}. {type(module).__name__} has no other trainable parameter, so no "
+                "loss could be differentiated: leave out of the schedule what is to train from the start."
             )
 
-    def _told(self) -> str:
-        """What is frozen, and by which patterns."""
+    def _describe_frozen(self) -> str:
+        """Return the frozen parameters and their patterns in words."""
         moments = {
             pattern: f"{number} {unit}{'s' if number != 1 else ''}"
             for pattern, (number, unit) in self.moments.items()
@@ -119,21 +117,21 @@ class FreezeSchedule(Hook):
         return f"FreezeSchedule({moments}) has frozen {listed(self.frozen)}"
 
     def on_exception(self, exception: BaseException) -> None:
-        """A loss that nothing trainable took part in: say who has made it so."""
+        """Add a note about frozen parameters to the error of a loss without trainable ones."""
         if isinstance(exception, LossError) and self._frozen:
-            exception.add_note(f"{self._told()}: does the loss depend on anything else?")
+            exception.add_note(f"{self._describe_frozen()}: does the loss depend on anything else?")
 
     def on_train_epoch_start(self, state: Any) -> None:
         self._thaw(state)
 
     def _thaw(self, state: Any) -> None:
-        if not self._frozen and not self._still:
+        if not self._frozen and not self._in_eval_mode:
             return
         for moments in [each for each in self._frozen if not _is_early(each, state)]:
             for parameter in self._frozen.pop(moments).values():
                 parameter.requires_grad_(True)
-        for moments in [each for each in self._still if not _is_early(each, state)]:
-            for layer in self._still.pop(moments).values():
+        for moments in [each for each in self._in_eval_mode if not _is_early(each, state)]:
+            for layer in self._in_eval_mode.pop(moments).values():
                 layer.train()
 
     def _moments_of(self, name: str) -> Moments:
@@ -143,10 +141,10 @@ class FreezeSchedule(Hook):
         for parameters in self._frozen.values():
             for parameter in parameters.values():
                 parameter.requires_grad_(True)
-        for layers in self._still.values():
+        for layers in self._in_eval_mode.values():
             for layer in layers.values():
                 layer.train()
-        self._frozen, self._still = {}, {}
+        self._frozen, self._in_eval_mode = {}, {}
 
 
 def _is_early(moments: Moments, state: Any) -> bool:

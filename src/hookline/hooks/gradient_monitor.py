@@ -1,6 +1,4 @@
-"""Norms, percentiles and histograms of gradients, the layers where they vanish or explode, and a picture of
-their flow.
-"""
+"""Log norms, percentiles and histograms of gradients, and warn of vanishing and exploding ones."""
 
 from __future__ import annotations
 
@@ -8,25 +6,25 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookline.distributed.sharded_norms import gather_rows, shards_of
-from hookline.engine.checks import check_bool, check_choice, check_whole, members, refused
+from hookline.engine.checks import Count, checked_parameters, members, refused
 from hookline.engine.hook import Hook
 from hookline.hooks._figures import heat_map, need_matplotlib, save
 from hookline.hooks._patterns import as_patterns, choose, is_match, listed
 from hookline.hooks._statistics import norms, percentiles, sample
 from hookline.util.errors import HookError, OptionError
 
-# ---- What `GradientMonitor` measures of one update, and what it remembers of all of them
+# ---- measurements of one update, and their history ---------------------------------------------------------
 
 
 class Measured:
-    """One optimizer's gradients in numbers, still on the device. `rows` names layers and the places of their
+    """Statistics of one optimizer's gradients, on the device. `rows` has the layers and the indices of their
     parameters.
     """
 
@@ -40,20 +38,20 @@ class Measured:
         self._before: list[Tensor] = []
 
     def sample(self, limit: int, wanted: Sequence[float], keep: bool) -> None:
-        """Take values of each layer, for percentiles of their magnitudes and, if kept, for histograms."""
+        """Sample values of each layer for percentiles and, with `keep`, for histograms."""
         share = limit // shards_of(self.grads)
-        taken = [sample([self.grads[index] for index in places], share) for places in self.rows.values()]
+        taken = [sample([self.grads[index] for index in indices], share) for indices in self.rows.values()]
         taken = gather_rows(taken, self.grads)
         if wanted and taken:
             self.percentiles = percentiles([each.abs() for each in taken], wanted)
         self.samples = taken if keep else []
 
     def remember_weights(self) -> None:
-        """The update is next."""
+        """Copy the weights before the update."""
         self._before = [each.detach().clone() for each in self.parameters]
 
     def compare_weights(self) -> None:
-        """The update is made: how large was it, and how large are the weights?"""
+        """Compute the norms of the update and of the weights after it."""
         if self._before:
             self.sizes = norms(self._before)
             now = [each.detach() for each in self.parameters]
@@ -61,15 +59,15 @@ class Measured:
             self._before = []
 
     def tensors(self) -> list[Tensor]:
-        """Everything there is to read."""
+        """Return all tensors to read."""
         return [self.norms, self.sizes, self.changes, self.percentiles.flatten(), *self.samples]
 
 
 class Reading:
-    """The numbers of one update, over all optimizers."""
+    """The statistics of one update, over all optimizers."""
 
     def __init__(self, parts: Iterable[Measured]) -> None:
-        """Bring everything over in one read, whatever the number of layers and optimizers."""
+        """Read everything from the device at once."""
         parts = list(parts)
         tensors = [each for part in parts for each in part.tensors()]
         numbers = torch.cat([each.to(tensors[0].device) for each in tensors]).cpu()
@@ -83,27 +81,27 @@ class Reading:
             found, sizes, changes = (next(pieces).tolist() for _ in range(3))
             table = next(pieces)
             everything += found
-            for row, places in part.rows.items():
-                self.norms[row] = _together(found, places)
+            for row, indices in part.rows.items():
+                self.norms[row] = _joint_norm(found, indices)
                 if changes:
-                    size = _together(sizes, places)
-                    self.ratios[row] = _together(changes, places) / size if size else math.nan
+                    size = _joint_norm(sizes, indices)
+                    self.ratios[row] = _joint_norm(changes, indices) / size if size else math.nan
             if table.numel():
                 self.percentiles.update(zip(part.rows, table.view(len(part.rows), -1).tolist(), strict=True))
             self.samples.update(
                 zip(part.rows if part.samples else (), [next(pieces) for _ in part.samples], strict=True)
             )
-        self.total = _together(everything, range(len(everything)))
+        self.total = _joint_norm(everything, range(len(everything)))
 
 
-def _together(parts: Sequence[float], places: Iterable[int]) -> float:
-    """The norm of several tensors from the norm of each."""
-    return math.hypot(*(parts[place] for place in places))
+def _joint_norm(parts: Sequence[float], indices: Iterable[int]) -> float:
+    """Return the norm over several tensors from the norm of each."""
+    return math.hypot(*(parts[place] for place in indices))
 
 
 class History:
-    """A norm for each layer and report. When it is full, every second report is dropped and from then on left
-    out.
+    """Norms by layer and report. When full, it drops every second report and records every second one from
+    then on.
     """
 
     def __init__(self, limit: int) -> None:
@@ -111,16 +109,14 @@ class History:
         self.clear()
 
     def clear(self) -> None:
-        """A new run."""
+        """Start a new run."""
         self.steps: list[int] = []
         self.norms: dict[str, list[float]] = {}
-        """For each layer a norm at each of `steps`: NaN where it had no gradient, infinite where it was not
-        finite.
-        """
+        """By layer, a norm at each of `steps`: NaN without a gradient, infinite if not finite."""
         self._stride, self._count = 1, 0
 
     def add(self, step: int, found: dict[str, float]) -> None:
-        """Remember a report."""
+        """Record a report."""
         self._count += 1
         if (self._count - 1) % self._stride:
             return
@@ -136,7 +132,7 @@ class History:
             self._stride *= 2
 
     def state_dict(self) -> dict[str, Any]:
-        """As one matrix, not as many small numbers."""
+        """Return the history with its norms as one matrix."""
         table = torch.tensor(list(self.norms.values()), dtype=torch.float64)
         return {
             "steps": list(self.steps),
@@ -147,31 +143,30 @@ class History:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a saved history."""
         self.steps = list(state["steps"])
         self.norms = dict(zip(state["rows"], state["norms"].tolist(), strict=True))
         self._stride, self._count = state["stride"], state["count"]
 
 
 log = logging.getLogger("hookline")
-GROUPS = ("layer", "parameter")
 
 
 class GradientMonitor(Hook):
-    """Reports gradients every `log_frequency` optimizer steps, as the update will use them: of the whole
-    accumulation window, unscaled, not yet clipped. A report reads the device once; the steps between pay for
-    a comparison.
+    """Reports gradients every `log_frequency` optimizer steps: of the whole accumulation window, unscaled and
+    not yet clipped. A report reads the device once; the steps between cost one comparison.
 
     Logs `grad_norm` (over everything) and `grad_norm/<layer>`; `gradients/p90/<layer>` (percentiles of
-    magnitudes) and `update_ratio/<layer>` (norm of the change over norm of the weights) if asked for. Names
-    layers that vanish or explode.
+    magnitudes) and `update_ratio/<layer>` (norm of the change over norm of the weights) if requested. A
+    warning names layers whose gradients vanish or explode.
     """
 
     tier = "builtin"
 
+    @checked_parameters
     def __init__(
         self,
-        log_frequency: int = 100,
+        log_frequency: Annotated[int, Count(1)] = 100,
         log_histogram: bool = False,
         log_norm: bool = True,
         param_filter: str | Sequence[str] | None = None,
@@ -180,39 +175,25 @@ class GradientMonitor(Hook):
         vanishing: float = 1e-7,
         exploding: float = 1e3,
         heatmap: bool = False,
-        group: str = "layer",
-        samples: int = 2048,
-        history: int = 512,
+        group: Literal["layer", "parameter"] = "layer",
+        samples: Annotated[int, Count(16)] = 2048,
+        history: Annotated[int, Count(2)] = 512,
         name: str | None = None,
     ) -> None:
-        """What to look at, and how often.
+        """Choose the statistics and the interval.
 
         log_frequency: optimizer steps between reports.
-        log_histogram, log_norm: what goes to the logger.
+        log_histogram, log_norm: what to log.
         param_filter: only parameters with one of these texts in their name, or that match a pattern such as
         `*.mlp.*`. percentiles: from 0 to 100, such as [10, 50, 90].
-        update_ratio: also how much each layer changes; copies the weights in the steps that are reported.
+        update_ratio: also log how much each layer changes; copies the weights in reported steps.
         vanishing, exploding: norms below and above which a layer is named in a warning.
-        heatmap: draw `gradient_flow.png` (layers over steps) in the run's directory when the run ends,
-        however it ends. group: 'layer' (a module's own parameters together) or 'parameter'.
-        samples: values per layer that percentiles and histograms look at; layers smaller than this are looked
-        at whole. history: reports kept for the picture; of longer runs every second, fourth, ... report.
+        heatmap: draw `gradient_flow.png` (layers over steps) in the run's directory when the run ends, also
+        by an error. group: 'layer' (a module's own parameters together) or 'parameter'.
+        samples: values per layer for percentiles and histograms; smaller layers are used whole.
+        history: reports in the figure; longer runs keep every second, fourth, ... report.
         """
         super().__init__(name)
-        for what, value, least in (
-            ("log_frequency", log_frequency, 1),
-            ("samples", samples, 16),
-            ("history", history, 2),
-        ):
-            check_whole(f"GradientMonitor: {what}", value, least)
-        for what, flag in (
-            ("log_histogram", log_histogram),
-            ("log_norm", log_norm),
-            ("update_ratio", update_ratio),
-            ("heatmap", heatmap),
-        ):
-            check_bool(f"GradientMonitor: {what}", flag)
-        check_choice("GradientMonitor: group", group, GROUPS)
         if not all(_is_number(each) for each in (vanishing, exploding)) or not 0 <= vanishing < exploding:
             raise OptionError(
                 f"GradientMonitor: vanishing={vanishing!r}, exploding={exploding!r}: "
@@ -238,7 +219,7 @@ class GradientMonitor(Hook):
         self._flagged: set[str] = set()
 
     def setup(self, stage: str, step: int) -> None:
-        self._done = step  # for a hook that joins in the middle
+        self._done = step  # for a hook that is added during a run
         if self.heatmap and stage == "fit":
             need_matplotlib("GradientMonitor(heatmap=True)")
 
@@ -286,9 +267,9 @@ class GradientMonitor(Hook):
             self._parts[optimizer_idx].compare_weights()
 
     def on_step_skipped(self, state: Any) -> None:
-        self._parts.pop(state.optimizer_idx, None)  # what was measured was not used
+        self._parts.pop(state.optimizer_idx, None)  # the update was skipped
 
-    # ---- reporting: at the event whose rows go out under this very step ------------------------------------
+    # ---- reporting: at the event whose metrics are logged under this step ----------------------------------
 
     def on_step_end(self, trainer: Any, logger: Any, step: int) -> None:
         self._done = step
@@ -320,7 +301,7 @@ class GradientMonitor(Hook):
         if new := [row for row in rows if row not in self._flagged]:
             log.warning("step %d: %s gradients (%s) in %s", step, what, why, listed(new))
 
-    # ---- the picture ---------------------------------------------------------------------------------------
+    # ---- the figure ----------------------------------------------------------------------------------------
 
     def teardown(self, trainer: Any, logger: Any, stage: str, step: int, rank: int) -> None:
         self._parts.clear()
@@ -333,11 +314,11 @@ class GradientMonitor(Hook):
             figure = self.figure()
             save(figure, Path(trainer.run_dir) / "gradient_flow.png")
             logger.add_figure("gradient_flow", figure, step)
-        except Exception:  # a picture is not worth a run
+        except Exception:  # a figure must not fail the run
             log.warning("GradientMonitor could not draw gradient_flow.png", exc_info=True)
 
     def figure(self) -> Any:
-        """The heat map of what was measured so far, as a matplotlib figure: layers over steps."""
+        """Return the heat map of the reports so far as a matplotlib figure: layers over steps."""
         if not self.history.norms:
             raise HookError(f"GradientMonitor has nothing to draw: {self._nothing()}")
         need_matplotlib("GradientMonitor.figure()")

@@ -1,58 +1,49 @@
-"""Every so many steps: do all ranks still answer, and is one of them slower than the others?"""
+"""Check every n steps that all ranks answer and that none is slower than the others."""
 
 from __future__ import annotations
 
 import logging
-import math
 import socket
 import statistics
+import sys
 import time
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from hookline.engine.checks import check_choice, check_whole, parse_time, refused
+from hookline.engine.checks import Above, Count, Duration, checked_parameters
 from hookline.engine.hook import Hook
 from hookline.util.errors import OptionError, PeerError
 
-ACTIONS = ("warn", "raise")
 PAUSE = 0.005
-"""Seconds between two looks at whether everybody has answered."""
+"""Seconds between two polls for the answers of the ranks."""
 NOISE = 0.002
-"""Seconds by which any rank's time may differ."""
+"""Seconds by which the times of ranks may differ without being slow."""
 log = logging.getLogger("hookline")
 
 
 class HealthCheck(Hook):
-    """Pings all ranks every so many steps over the control group, and names those that are silent or slow.
+    """Pings all ranks every n steps over the control group, and names ranks that are silent or slow.
 
     A rank is slow if its own part of a step (waiting for data, and the forward up to the loss) takes much
-    longer than that of the rank in the middle: what it then spends in waiting for others does not count.
-    `seconds` has every rank's newest time. On one process it does nothing.
+    longer than the median of all ranks. Waiting for other ranks does not count. `seconds` has the newest time
+    of every rank. With one process it does nothing.
     """
 
     tier = "builtin"
 
+    @checked_parameters
     def __init__(
         self,
-        every_n_steps: int = 100,
+        every_n_steps: Annotated[int, Count(1)] = 100,
         patience: str | float | timedelta = "1 minute",
-        slower: float = 1.5,
-        action: str = "warn",
+        slower: Annotated[float, Above(1, most=sys.float_info.max)] = 1.5,
+        action: Literal["warn", "raise"] = "warn",
     ) -> None:
-        """`patience`: how long a rank may keep silent, and then as long again. `action`: then only warn, or
-        end the run ('raise'). `slower`: how many times the middle rank's time is slow.
+        """`patience`: how long to wait for a rank before a report. `action`: warn, or end the run ('raise').
+        `slower`: a rank is slow above this multiple of the median time.
         """
-        check_whole("HealthCheck: every_n_steps", every_n_steps, 1)
-        if isinstance(slower, bool) or not isinstance(slower, int | float) or not 1 < slower < math.inf:
-            raise refused("HealthCheck: slower", slower, "a number above 1")
-        check_choice("HealthCheck: action", action, ACTIONS)
-        seconds = parse_time(patience, "HealthCheck: patience")
-        if seconds is None:
-            raise OptionError(
-                "HealthCheck: patience=None: a time is needed, such as '1 minute'.", option="patience"
-            )
         self.every_n_steps = every_n_steps
-        self.patience = seconds
+        self.patience = Duration()("HealthCheck: patience", patience)
         self.slower = float(slower)
         self.action = action
         self.seconds: list[float] = []
@@ -67,7 +58,7 @@ class HealthCheck(Hook):
         ranks = trainer.strategy.ranks
         if self.ranks != "all":
             raise OptionError(
-                f"HealthCheck: ranks={self.ranks!r}, but all ranks take part in it; leave it at 'all'.",
+                f"HealthCheck: ranks={self.ranks!r}, but it needs all ranks; leave it at 'all'.",
                 option="ranks",
                 value=self.ranks,
             )
@@ -105,21 +96,21 @@ class HealthCheck(Hook):
             for own, batches in self._ranks.gather_numbers([self._own, self._batches])
         ]
         self._own, self._batches = 0.0, 0
-        middle = statistics.median_low(self.seconds)
+        median = statistics.median_low(self.seconds)
         self.slow = [
-            rank for rank, each in enumerate(self.seconds) if each > max(self.slower * middle, middle + NOISE)
+            rank for rank, each in enumerate(self.seconds) if each > max(self.slower * median, median + NOISE)
         ]
         if self.slow and self._ranks.rank == 0:
             named = ", ".join(f"{self._name(rank)}: {1000 * self.seconds[rank]:.1f} ms" for rank in self.slow)
             log.warning(
-                "HealthCheck: slow at step %d: %s of its own a step; the middle of all ranks is %.1f ms",
+                "HealthCheck: slow at step %d: %s of its own per step; the median of all ranks is %.1f ms",
                 step,
                 named,
-                1000 * middle,
+                1000 * median,
             )
 
     def _wait(self, answer: Any, step: int) -> None:
-        """Until all have answered; those that do not are named each time the patience is at its end."""
+        """Wait until all ranks have answered. Report the missing ranks each time the patience ends."""
         began, due = time.monotonic(), self.patience
         while not answer.is_ready:
             waited = time.monotonic() - began
@@ -129,7 +120,7 @@ class HealthCheck(Hook):
                 missing = [rank for rank, key in keys.items() if not self._store.check([key])]
                 text = (
                     f"HealthCheck: no answer at step {step} for {waited:.1f} s from "
-                    f"{', '.join(map(self._name, missing)) or 'ranks that have come, but do not go on'}"
+                    f"{', '.join(map(self._name, missing)) or 'ranks that reached the step and then stopped'}"
                 )
                 if self.action == "raise":
                     raise PeerError(f"{text}.")

@@ -1,6 +1,4 @@
-"""A sign of life: a small file that is written anew, or an address that is called, as long as batches go
-through.
-"""
+"""Write a small file, or call an address, as long as the run completes batches."""
 
 from __future__ import annotations
 
@@ -23,11 +21,10 @@ log = logging.getLogger("hookline")
 
 
 class Heartbeat(Hook):
-    """Shows from outside that a run is alive and how far it is; comes from the loop, so a run that hangs
-    falls silent.
+    """Shows to other programs that a run is alive and how far it is. A run that hangs sends no heartbeat.
 
-    The file is replaced in one go, so a reader never sees half of it. The address is called from a thread of
-    its own and kept a secret. Neither can harm the run.
+    The file is replaced atomically. A thread calls the address, which is kept secret. A failure of either
+    does not affect the run.
     """
 
     tier = "builtin"
@@ -41,8 +38,8 @@ class Heartbeat(Hook):
         every: str | float = "60 seconds",
         timeout: float = 10.0,
     ) -> None:
-        """`path`: the file, by default `heartbeat.json` unless there is a `url`; a relative one is below the
-        run's directory.
+        """`path`: the file, by default `heartbeat.json` unless there is a `url`; relative to the run's
+        directory.
 
         `url`: an address to GET, or `env:NAME` to take it from an environment variable. `every`: seconds, or
         '5 minutes'.
@@ -83,18 +80,18 @@ class Heartbeat(Hook):
             return
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            aside = self._file.with_name(f".{self._file.name}.{os.getpid()}")
-            aside.write_text(json.dumps(self._facts(state)) + "\n")
-            os.replace(aside, self._file)
+            temporary = self._file.with_name(f".{self._file.name}.{os.getpid()}")
+            temporary.write_text(json.dumps(self._facts(state)) + "\n")
+            os.replace(temporary, self._file)
         except OSError as error:
             if not self._warned:
                 log.warning(
-                    "Heartbeat: %s cannot be written (%s); the run goes on", self._file, error.strerror
+                    "Heartbeat: %s cannot be written (%s); the run continues", self._file, error.strerror
                 )
             self._warned = True
 
     def _facts(self, state: Any) -> dict[str, Any]:
-        """Nothing here waits for the device."""
+        """Return the record without synchronizing with the device."""
         return {
             "time": round(time.time(), 3),
             "every": self.every,

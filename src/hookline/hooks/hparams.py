@@ -1,4 +1,4 @@
-"""Keeps and logs what a module was made with, so that it can be made again."""
+"""Save and log the arguments of a module, so that it can be made again."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MISSING = object()
 class HParams(Hook):
     """Hyper-parameters: in every checkpoint, in the log, and used by `Module.load_from_checkpoint`.
 
-    Without `params` they are the arguments that the module was made with, defaults included. Numbers, text,
-    None, and lists, tuples and dictionaries of them can be kept; of others the checkpoint has the type, and
-    `load_from_checkpoint` asks for them. Only a `hookline.Module` remembers its arguments. Of a plain
-    nn.Module they are the attributes named like its arguments.
+    Without `params` they are the arguments that the module was made with, defaults included. A checkpoint
+    holds numbers, text, None, and lists, tuples and dictionaries of them. For other values it holds the type,
+    and `load_from_checkpoint` requires them. Only a `hookline.Module` records its arguments. For a plain
+    nn.Module they are the attributes with the names of its arguments.
     """
 
     tier = "builtin"
@@ -38,7 +38,7 @@ class HParams(Hook):
         ignore: tuple[str, ...] = (),
         name: str | None = None,
     ) -> None:
-        """Give them, as a mapping, a dataclass or a namespace, or leave them to the module.
+        """Take hyper-parameters as a mapping, a dataclass or a namespace, or read them from the module.
 
         ignore: arguments of the module's `__init__` to leave out.
         """
@@ -57,7 +57,7 @@ class HParams(Hook):
         self.ignore = members("HParams: ignore", ignore, "names")
         self.params: dict[str, Any] = dict(self._given or {})
         self.left_out: dict[str, str] = {}
-        """Arguments that cannot be kept, each with what it is."""
+        """Arguments that a checkpoint cannot hold, each with its type."""
 
     def setup(self, stage: str, module: Any, logger: Any, rank: int = 0) -> None:
         if stage != "fit":
@@ -90,9 +90,9 @@ class HParams(Hook):
             is_sure = isinstance(module, Module) or getattr(module, "hparams", None)
             if is_first and not is_sure and (made.recorded or unknown):
                 log.warning(
-                    "HParams: %s does not remember what it was made with, as only a hookline.Module does. "
-                    "Kept are the values that it has under the names of its arguments: %s.%s Derive it "
-                    "from hookline.Module, or give them: HParams({...}).",
+                    "HParams: %s does not record its arguments, as only a hookline.Module does. "
+                    "Saved are its attributes with the names of its arguments: %s.%s Derive it "
+                    "from hookline.Module, or pass them: HParams({...}).",
                     who,
                     ", ".join(made.recorded) or "none",
                     f" Not known: {', '.join(unknown)}." if unknown else "",
@@ -110,9 +110,7 @@ class HParams(Hook):
 
 
 def _guessed(module: Any) -> tuple[InitArguments, list[str]]:
-    """What a module has of its arguments: in Lightning's `hparams`, or as attributes. And the names of which
-    it has nothing.
-    """
+    """Return the arguments found in Lightning's `hparams` or as attributes, and the names of the others."""
     kept = getattr(module, "hparams", None)
     known = dict(kept) if isinstance(kept, Mapping) else {}
     made, unknown = InitArguments({name: each for name, each in known.items() if not cannot_keep(each)}), []

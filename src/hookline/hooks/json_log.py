@@ -1,13 +1,13 @@
-"""A run as structured records, one JSON object a line: for programs that read what happened."""
+"""Write records about a run, one JSON object per line."""
 
 from __future__ import annotations
 
 import datetime
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from hookline.engine.checks import check_file, check_whole
+from hookline.engine.checks import Count, check_file, checked_parameters
 from hookline.engine.hook import Hook
 from hookline.hooks.console_log import perplexity_of
 from hookline.loggers.jsonl import JSONLines
@@ -17,20 +17,20 @@ from hookline.util.text import redact
 class JSONLog(Hook):
     """Writes the records train_begin, batch, validation_end, epoch_end, train_end and exception.
 
-    Every line is whole and valid whatever the values are: what JSON cannot hold is written as text.
+    Every line is complete and valid JSON. Values that JSON cannot hold are written as text.
     """
 
     tier = "builtin"
     ranks = "zero"
     on_error = "warn"
 
-    def __init__(self, log_every_n_batches: int = 100, path: str | Path | None = None) -> None:
-        """`path`: where to write, by default `logs/training_<time>.jsonl`; a relative one is below the run's
-        directory.
-        """
-        check_whole("JSONLog: log_every_n_batches", log_every_n_batches, least=1)
-        if path is not None:
-            check_file("JSONLog: path", path)
+    @checked_parameters
+    def __init__(
+        self,
+        log_every_n_batches: Annotated[int, Count(1)] = 100,
+        path: Annotated[str | Path, check_file] | None = None,
+    ) -> None:
+        """`path`: the file, by default `logs/training_<time>.jsonl`, relative to the run's directory."""
         self.log_every_n_batches = log_every_n_batches
         self.path = None if path is None else Path(path)
         self._file: JSONLines | None = None

@@ -1,4 +1,4 @@
-"""The loss, changed or added to in the course of a run."""
+"""Change the loss, or add terms to it, during a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.engine.checks import check_bool, check_number, refused
+from hookline.engine.checks import Number, checked_parameters, refused
 from hookline.engine.filters import UNITS
 from hookline.engine.hook import Hook
 from hookline.hooks._schedules import facts_asked, parse_moment
@@ -24,26 +24,24 @@ FACTS: dict[str, Callable[[Any], Any]] = {
     "trainer": lambda s: s.trainer,
     "state": lambda s: s,
 }
-"""What a function may ask for. `outputs` is what the training step returned, alive: a loss of it can be
-differentiated.
-"""
+"""Parameters that a function may have. `outputs` is what the training step returned, with its graph."""
 Weight = float | Callable[..., float] | Mapping[int | str, float]
 
 
 class LossSchedule(Hook):
-    """Puts together what is differentiated: the module's loss or another one in its place, times a weight,
-    plus further terms.
+    """Computes the loss for the backward pass: the module's loss or a replacement, times a weight, plus
+    further terms.
 
     >>> LossSchedule(terms={"l1": lambda module: sum(p.abs().sum() for p in module.parameters())},
     ...              weights={"l1": {0: 0.0, 1000: 1e-4}})
 
-    A weight is a number, a function of facts (`lambda step: min(1, step / 1000)`), or a mapping from the
-    moment on which it holds (a step, or text such as '2 epochs') to a number. A term whose weight is 0 is not
-    computed.
+    A weight is a number, a function of facts (`lambda step: min(1, step / 1000)`), or a mapping from moments
+    (a step, or text such as '2 epochs') to numbers. A term whose weight is 0 is not computed.
     """
 
     tier = "builtin"
 
+    @checked_parameters
     def __init__(
         self,
         terms: Mapping[str, Callable[..., Any]] | None = None,
@@ -53,12 +51,12 @@ class LossSchedule(Hook):
         log: bool = True,
         name: str | None = None,
     ) -> None:
-        """Say what to add, what to put in place, and how much of each.
+        """Choose terms, replacements and weights.
 
-        terms: further losses by name, functions that ask for facts by the names of their parameters.
-        weights: their weights, 1 for those that are not named. replace: a function whose loss takes the place
-        of the module's from the start, or a mapping from moments to functions. weight: of the module's loss,
-        or what replaced it. log: log every term as `loss/NAME` and its weight as `loss/NAME_weight`.
+        terms: further losses by name, functions whose parameters name facts.
+        weights: their weights, by default 1. replace: a function whose loss replaces the module's from the
+        start, or a mapping from moments to functions. weight: of the module's loss or its replacement.
+        log: log every term as `loss/NAME` and its weight as `loss/NAME_weight`.
         """
         super().__init__(name)
         for what, given in (("terms", terms), ("weights", weights)):
@@ -69,7 +67,7 @@ class LossSchedule(Hook):
         for each in self.weights:
             if each not in self.terms:
                 raise OptionError(
-                    f"LossSchedule: weights has {each!r}, which is none of the terms "
+                    f"LossSchedule: weights has {each!r}, which is not one of the terms "
                     f"({', '.join(self.terms) or 'none'}).{closest(str(each), self.terms)}",
                     option="weights",
                     value=each,
@@ -77,16 +75,17 @@ class LossSchedule(Hook):
                 )
         if not self.terms and replace is None and weight == 1.0:
             raise OptionError("LossSchedule: nothing to do: pass terms, replace or weight.")
-        check_bool("LossSchedule: log", log)
         self.log = log
-        self._terms = {key: _Asking(function, f"the term {key!r}") for key, function in self.terms.items()}
+        self._terms = {
+            key: _FactFunction(function, f"the term {key!r}") for key, function in self.terms.items()
+        }
         self._weights = {
             key: _Weight(self.weights.get(key, 1.0), f"the weight of {key!r}") for key in self.terms
         }
         self._weight = _Weight(weight, "weight")
         moments = replace if isinstance(replace, Mapping) else {} if replace is None else {0: replace}
         self._replace = _in_order(
-            {key: _Asking(each, f"replace[{key!r}]") for key, each in moments.items()}, "replace"
+            {key: _FactFunction(each, f"replace[{key!r}]") for key, each in moments.items()}, "replace"
         )
 
     def on_fit_start(self, module: Any) -> None:
@@ -96,7 +95,7 @@ class LossSchedule(Hook):
         ):
             raise HookError(
                 "LossSchedule: with manual optimization the loss is differentiated before the step has "
-                "returned, so there are no `outputs` to ask for; use `batch` and `module`."
+                "returned, so `outputs` is not available; use `batch` and `module`."
             )
 
     def on_before_backward(self, state: Any) -> Tensor | None:
@@ -118,13 +117,13 @@ class LossSchedule(Hook):
                     state.trainer.log(f"loss/{key}", value)
         if not loss.requires_grad:
             raise LossError(
-                "LossSchedule: what is left of the loss cannot be differentiated: its weights are 0, or a "
+                "LossSchedule: the resulting loss cannot be differentiated: its weights are 0, or a "
                 "function returned a detached tensor."
             )
         return loss if loss is not given else None
 
 
-class _Asking:
+class _FactFunction:
     """A function called with the facts that its parameters name."""
 
     def __init__(self, function: Any, what: str) -> None:
@@ -151,20 +150,20 @@ class _Asking:
 
 
 class _Weight:
-    """A weight at this moment."""
+    """A weight that may depend on the moment of the run."""
 
     def __init__(self, given: Any, what: str) -> None:
         self.number: float | None = None
-        self.function: _Asking | None = None
+        self.function: _FactFunction | None = None
         self.moments: list[tuple[str, int, Any]] = []
         if callable(given):
-            self.function = _Asking(given, what)
+            self.function = _FactFunction(given, what)
         elif isinstance(given, Mapping):
             for value in given.values():
-                check_number(f"LossSchedule: {what}", value)
+                Number()(f"LossSchedule: {what}", value)
             self.moments = _in_order(given, what)
         else:
-            check_number(f"LossSchedule: {what}", given)
+            Number()(f"LossSchedule: {what}", given)
             self.number = float(given)
 
     def at(self, state: Any) -> float:
@@ -184,7 +183,7 @@ class _Weight:
 
 
 def _in_order(given: Mapping[int | str, Any], what: str) -> list[tuple[str, int, Any]]:
-    """(count, number, value) of each moment, in the order written; the latest one that has come holds."""
+    """Return (count, number, value) of each moment, in the order written."""
     made: list[tuple[str, int, Any]] = []
     for moment, value in given.items():
         number, unit = parse_moment(moment, f"LossSchedule: {what}")
@@ -193,7 +192,7 @@ def _in_order(given: Mapping[int | str, Any], what: str) -> list[tuple[str, int,
 
 
 def _current(moments: list[tuple[str, int, Any]], state: Any) -> Any:
-    """What holds now: the last of those written whose moment has come."""
+    """Return the last value in order whose moment has come."""
     found = None
     for count, number, value in moments:
         if getattr(state, count) >= number:

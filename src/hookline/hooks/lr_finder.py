@@ -1,6 +1,4 @@
-"""The learning-rate range test: raise the rate step by step, watch the loss, suggest a rate, put everything
-back.
-"""
+"""Run a learning-rate range test: raise the rate, observe the loss, suggest a rate, restore everything."""
 
 from __future__ import annotations
 
@@ -9,14 +7,14 @@ import logging
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from hookline.data.seeding import isolated_rng, rng_state, set_rng_state
-from hookline.engine.checks import check_bool, check_whole, refused
+from hookline.engine.checks import Above, Count, Number, checked_parameters
 from hookline.engine.hook import Hook
 from hookline.hooks._figures import lr_curve, need_matplotlib, save
 from hookline.util.errors import HookError, OptionError
@@ -25,53 +23,43 @@ log = logging.getLogger("hookline")
 
 
 class LRFinder(Hook):
-    """Finds a learning rate in a short run of its own, which `find` makes.
+    """Finds a learning rate in a short run, which `find` starts.
 
     >>> finder = LRFinder(max_lr=1.0)
     >>> module.lr = finder.find(trainer, module, train_loader)
 
-    As a hook of a run it turns that run into the test: the run ends when the test does, and weights, buffers,
-    optimizers, schedulers and random streams are as they were before it. Monitors (ModelCheckpoint,
-    EarlyStopping) are switched off meanwhile: nothing in a range test is a result. `figure()` and
-    `lr_finder.png` show loss over rate.
+    As a hook of a run it turns that run into the test. The run ends with the test, which restores weights,
+    buffers, optimizers, schedulers and random streams. Monitors (ModelCheckpoint, EarlyStopping) are disabled
+    during the test. `figure()` and `lr_finder.png` show loss over rate.
     """
 
     tier = "builtin"
 
+    @checked_parameters
     def __init__(
         self,
-        min_lr: float = 1e-7,
-        max_lr: float = 1.0,
-        steps: int = 100,
-        divergence: float = 4.0,
+        min_lr: Annotated[float, Number()] = 1e-7,
+        max_lr: Annotated[float, Number()] = 1.0,
+        steps: Annotated[int, Count(10)] = 100,
+        divergence: Annotated[float, Above(1)] = 4.0,
         plot: bool = True,
         name: str | None = None,
     ) -> None:
-        """The test.
+        """Configure the test.
 
         min_lr, max_lr: the first and the last rate of the first parameter group; others keep their ratio to
         it. steps: optimizer updates over which the rate grows, by the same factor each time.
-        divergence: the test ends early when the smoothed loss is so many times its best, or has risen so many
-        times what it fell. plot: draw `lr_finder.png` in the run's directory.
+        divergence: the test ends early when the smoothed loss is this many times its best, or has risen this
+        many times its decrease. plot: draw `lr_finder.png` in the run's directory.
         """
         super().__init__(name)
-        if (
-            not all(
-                isinstance(each, int | float) and not isinstance(each, bool)
-                for each in (min_lr, max_lr, divergence)
-            )
-            or not 0 < min_lr < max_lr < math.inf
-        ):
+        if not 0 < min_lr < max_lr:
             raise OptionError(
                 f"LRFinder: min_lr={min_lr!r}, max_lr={max_lr!r}: two numbers above 0, the first below the "
                 f"second.",
                 option="min_lr",
                 value=min_lr,
             )
-        check_whole("LRFinder: steps", steps, 10)
-        if not divergence > 1:
-            raise refused("LRFinder: divergence", divergence, "above 1")
-        check_bool("LRFinder: plot", plot)
         self.min_lr, self.max_lr, self.steps, self.divergence, self.plot = (
             min_lr,
             max_lr,
@@ -81,20 +69,20 @@ class LRFinder(Hook):
         )
         self.lrs: list[float] = []
         self.losses: list[float] = []
-        """One pair for each update that was made with a finite loss."""
+        """One pair for each update with a finite loss."""
         self.suggestion: float | None = None
-        self._kept: _Kept | None = None
+        self._snapshot: _Snapshot | None = None
         self._streams: dict[str, Any] = {}
         self._window: list[float] = []
         self._ratios: list[list[float]] = []
-        self._silenced: list[str] = []
+        self._disabled: list[str] = []
         self._smoothed = self._best = self._start = math.nan
 
     def find(self, trainer: Any, module: nn.Module, train: Any = None, **arguments: Any) -> float | None:
         """Run the test with a trainer like this one, but without its hooks, and return the suggestion.
 
-        Takes what `trainer.fit` takes. Nothing of the given trainer, and nothing but the device of the
-        module, is changed.
+        Takes the arguments of `trainer.fit`. It does not change the given trainer, and changes only the
+        device of the module.
         """
         changes = {
             "max_steps": self.steps,
@@ -139,40 +127,42 @@ class LRFinder(Hook):
         self._streams = rng_state()
 
     def on_fit_start(self, trainer: Any) -> None:
-        """Everyone is set up by now, so that whoever is switched off still gets its teardown."""
-        self._silenced = [
+        """Disable monitors after all hooks are set up, so that they still get their teardown."""
+        self._disabled = [
             each.name
             for each in trainer.hooks.entries()
             if each.enabled and getattr(each.hook, "tier", "") == "monitor"
         ]
-        for name in self._silenced:
+        for name in self._disabled:
             trainer.disable_hook(name)
-        if self._silenced:
-            log.info("LRFinder: %s switched off until the range test is over", ", ".join(self._silenced))
+        if self._disabled:
+            log.info("LRFinder: %s disabled until the range test is over", ", ".join(self._disabled))
 
     def on_train_start(self, module: nn.Module, optimizers: list[Any], schedulers: list[Any]) -> None:
         self.lrs, self.losses, self.suggestion, self._window = [], [], None, []
         self._smoothed = self._best = self._start = math.nan
         if not optimizers:
             raise HookError("LRFinder has no optimizer whose learning rate it could change.")
-        self._kept = _Kept(module, optimizers, schedulers)
+        self._snapshot = _Snapshot(module, optimizers, schedulers)
         base = _rate(optimizers[0].param_groups[0]) or 1.0
         self._ratios = [[(_rate(group) or base) / base for group in each.param_groups] for each in optimizers]
 
     def on_before_backward(self, loss: Tensor) -> Tensor | None:
         self._window.append(float(loss.detach()))
-        if self._kept is None or math.isfinite(self._window[-1]):
+        if self._snapshot is None or math.isfinite(self._window[-1]):
             return None
-        return torch.nan_to_num(loss, 0.0, 0.0, 0.0)  # a loss that blew up ends the test, not the run
+        return torch.nan_to_num(
+            loss, 0.0, 0.0, 0.0
+        )  # a loss that is not finite ends the test without an error
 
     def on_before_optimizer_step(self, optimizer: Any, optimizer_idx: int) -> None:
-        if self._kept is not None:  # here, so that schedulers have no say
+        if self._snapshot is not None:  # here, so that it overrides schedulers
             for group, ratio in zip(optimizer.param_groups, self._ratios[optimizer_idx], strict=True):
                 rate = self._next() * ratio
                 group["lr"] = group["lr"].new_tensor(rate) if isinstance(group["lr"], Tensor) else rate
 
     def on_step_skipped(self, trainer: Any) -> None:
-        if trainer.strategy.ranks.alone:  # else they look at it together after the next update
+        if trainer.strategy.ranks.alone:  # else the ranks check it together after the next update
             self._end_of_update(trainer, made=False)
 
     def on_step_end(self, trainer: Any) -> None:
@@ -183,7 +173,7 @@ class LRFinder(Hook):
 
     def _end_of_update(self, trainer: Any, made: bool) -> None:
         losses, self._window = self._window, []
-        if self._kept is None:
+        if self._snapshot is None:
             return
         told = trainer.strategy.ranks.gather_numbers(
             [sum(losses), len(losses)]
@@ -207,21 +197,21 @@ class LRFinder(Hook):
         blew_up = not math.isfinite(loss) or self._smoothed > self._best + room
         if blew_up or len(self.lrs) >= self.steps:
             trainer.stop("the learning-rate range test is over")
-            self._put_back()
+            self._restore()
 
-    def _put_back(self) -> None:
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            kept.put_back()
+    def _restore(self) -> None:
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is not None:
+            snapshot.restore()
 
     def teardown(self, trainer: Any, logger: Any, stage: str, step: int, rank: int) -> None:
         if stage != "fit":
             return
-        self._put_back()
-        for each in self._silenced:
+        self._restore()
+        for each in self._disabled:
             if each in trainer.hooks:
                 trainer.enable_hook(each)
-        self._silenced = []
+        self._disabled = []
         if self._streams:
             set_rng_state(self._streams)
         self.suggestion = self._suggest()
@@ -241,13 +231,13 @@ class LRFinder(Hook):
     # ---- the result ----------------------------------------------------------------------------------------
 
     def figure(self) -> Any:
-        """Loss over learning rate, as a matplotlib figure."""
+        """Return loss over learning rate as a matplotlib figure."""
         need_matplotlib("LRFinder.figure()")
         return lr_curve(self.lrs, self.losses, _smooth(self.losses), self.suggestion)
 
     def _suggest(self) -> float | None:
-        """Where the smoothed loss falls fastest, but at most a tenth of the rate where it was lowest: that is
-        the edge.
+        """Return the rate where the smoothed loss falls fastest, at most a tenth of the rate of the lowest
+        loss.
         """
         if len(self.lrs) < 10:
             return None
@@ -255,15 +245,15 @@ class LRFinder(Hook):
         lowest = int(np.argmin(smooth))
         tenth, half = max(3, len(smooth) // 10), len(smooth) // 2
         start = float(np.median(smooth[:tenth]))
-        noise = float(np.std(np.asarray(self.losses)[:half] - smooth[:half]))  # what single batches differ by
+        noise = float(np.std(np.asarray(self.losses)[:half] - smooth[:half]))  # differences between batches
         if lowest < tenth or start - smooth[lowest] <= max(noise, 1e-3 * abs(start)):
             return None
         slopes = np.gradient(smooth, np.log(self.lrs))[: lowest + 1]
         return min(self.lrs[int(np.argmin(slopes))], self.lrs[lowest] / 10)
 
 
-class _Kept:
-    """Weights, buffers, optimizers and schedulers as they are now, and the way back."""
+class _Snapshot:
+    """A copy of weights, buffers, optimizers and schedulers that `restore` restores."""
 
     def __init__(self, module: nn.Module, optimizers: list[Any], schedulers: list[Any]) -> None:
         self.tensors = [(each, each.detach().clone()) for each in (*module.parameters(), *module.buffers())]
@@ -272,7 +262,7 @@ class _Kept:
             (each, None if each.grad is None else each.grad.clone()) for each in module.parameters()
         ]
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         with torch.no_grad():
             for tensor, before in self.tensors:
                 tensor.copy_(before)
@@ -287,10 +277,9 @@ def _rate(group: dict[str, Any]) -> float:
 
 
 def _smooth(losses: list[float]) -> Any:
-    """A running mean to both sides, so that the curve is not shifted towards higher rates."""
+    """Return a centred running mean, so that the curve is not shifted towards higher rates."""
     values = np.asarray(losses, dtype=np.float64)
     reach = max(1, len(values) // 20)
     weights = np.hanning(2 * reach + 3)[1:-1]
-    # fewer neighbours at the ends: repeating the first loss there would make one noisy batch the start of the
-    # curve
+    # fewer neighbours at the ends: repeating the first loss would start the curve with one noisy batch
     return np.convolve(values, weights, mode="same") / np.convolve(np.ones_like(values), weights, mode="same")

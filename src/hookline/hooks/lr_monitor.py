@@ -1,41 +1,38 @@
-"""The learning rate of every optimizer and parameter group, and if asked momentum and weight decay, among the
-metrics.
-"""
+"""Log the learning rate of every parameter group and, on request, momentum and weight decay."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
-from hookline.engine.checks import check_bool, check_choice
+from hookline.engine.checks import checked_parameters
 from hookline.engine.hook import Hook
-
-FREQUENCIES = ("epoch", "step")
 
 
 class LRMonitor(Hook):
     """Logs `lr-SGD`, with several groups `lr-SGD/pg1`, with several optimizers of a kind `lr-SGD-1`.
 
-    A scheduler's `name` and a parameter group's `name` take the place of these. The values are those that the
-    update, or the epoch, began with, not what a scheduler made of them since.
+    A scheduler's `name` and a parameter group's `name` replace these. The values are those at the start of
+    the update or the epoch, before a scheduler changes them.
     """
 
     tier = "builtin"
     on_error = "warn"
 
+    @checked_parameters
     def __init__(
-        self, log_momentum: bool = False, log_weight_decay: bool = False, frequency: str = "epoch"
+        self,
+        log_momentum: bool = False,
+        log_weight_decay: bool = False,
+        frequency: Literal["epoch", "step"] = "epoch",
     ) -> None:
         """`log_momentum`: also `...-momentum` (the first beta of Adam and its kin) and `...-beta2`.
 
         `frequency`: 'epoch', or 'step' for every step whose metrics are logged
         (`Trainer(log_every_n_steps=...)`).
         """
-        check_bool("LRMonitor: log_momentum", log_momentum)
-        check_bool("LRMonitor: log_weight_decay", log_weight_decay)
-        check_choice("LRMonitor: frequency", frequency, FREQUENCIES)
         self.log_momentum = log_momentum
         self.log_weight_decay = log_weight_decay
         self.frequency = frequency
@@ -58,7 +55,7 @@ class LRMonitor(Hook):
         trainer.log_dict(self._of_epoch)
 
     def values(self, trainer: Any, only: int | None = None) -> dict[str, Any]:
-        """Everything this hook logs, as it is now; with `only`, of the optimizer with this number."""
+        """Return the current values of all metrics of this hook, or with `only` those of one optimizer."""
         found: dict[str, Any] = {}
         for index, names in enumerate(group_names(trainer)):
             if only is not None and index != only:
@@ -76,9 +73,7 @@ class LRMonitor(Hook):
 
 
 def group_names(trainer: Any) -> list[list[str]]:
-    """A name for every parameter group, per optimizer. Found out each time: groups may be added in the middle
-    of a run.
-    """
+    """Return a name for every parameter group, per optimizer. Not cached, because a run may add groups."""
     schedules = trainer.schedules
     given = {each.optimizer_idx: each.name for each in schedules if each.name}
     seen: Counter[str] = Counter()
@@ -93,7 +88,7 @@ def group_names(trainer: Any) -> list[list[str]]:
 
 def _with_groups(name: str, groups: list[dict[str, Any]]) -> list[str]:
     labels = [str(group.get("name") or f"pg{number}") for number, group in enumerate(groups, 1)]
-    if len(set(labels)) < len(labels):  # names that do not tell groups apart are no names
+    if len(set(labels)) < len(labels):  # the names are not unique
         labels = [f"pg{number}" for number in range(1, len(groups) + 1)]
     if len(groups) == 1 and not groups[0].get("name"):
         return [name]
@@ -101,5 +96,5 @@ def _with_groups(name: str, groups: list[dict[str, Any]]) -> list[str]:
 
 
 def _fixed(value: Any) -> Any:
-    """A rate that is kept as a tensor is changed in place by schedulers, so take what it is now."""
+    """Return a copy of a rate that is a tensor, because schedulers change it in place."""
     return value.detach().clone() if isinstance(value, Tensor) else value

@@ -1,15 +1,15 @@
-"""The learning rate as a function of how far the run is."""
+"""Set the learning rate as a function of the progress of the run."""
 
 from __future__ import annotations
 
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hookline.engine.checks import check_choice, check_number, check_whole, refused
+from hookline.engine.checks import Count, Number, check_choice, checked_parameters, refused
 from hookline.engine.hook import Hook
 from hookline.hooks._schedules import facts_asked
 from hookline.util.errors import HookError, OptionError, closest, described
@@ -17,15 +17,15 @@ from hookline.util.errors import HookError, OptionError, closest, described
 F = TypeVar("F", bound=Callable[..., float])
 
 SCHEDULES: dict[str, Callable[..., float]] = {}
-"""Every schedule by name: a function of the time after the warm-up, from 0 to 1, that goes from 1 to 0."""
+"""Schedules by name: functions of the time after the warm-up, from 0 to 1, that decay from 1 to 0."""
 FACTS = ("step", "epoch", "total")
 
 
 def register_schedule(name: str) -> Callable[[F], F]:
-    """Offer a schedule under a name: `@register_schedule("stairs")` on a function of `t`, from 0 to 1, with
-    options as keywords.
+    """Register a schedule: `@register_schedule("stairs")` on a function of `t`, from 0 to 1, with options as
+    keywords.
 
-    It returns what is left of the learning rate above its minimum: 1 is all of it, 0 the minimum.
+    It returns the fraction of the learning rate above its minimum: 1 is the full rate, 0 the minimum.
     """
     if not isinstance(name, str) or not name:
         raise OptionError(f"register_schedule({name!r}): give it a name, such as 'stairs'.")
@@ -46,60 +46,61 @@ def register_schedule(name: str) -> Callable[[F], F]:
 
 @register_schedule("constant")
 def constant(t: float) -> float:
-    """All the time the same."""
+    """Keep the full rate."""
     return 1.0
 
 
 @register_schedule("linear")
 def linear(t: float) -> float:
-    """Straight down."""
+    """Decay linearly."""
     return 1.0 - t
 
 
 @register_schedule("cosine")
 def cosine(t: float) -> float:
-    """Half a cosine."""
+    """Decay along half a cosine."""
     return 0.5 * (1.0 + math.cos(math.pi * t))
 
 
 @register_schedule("polynomial")
 def polynomial(t: float, power: float = 2.0) -> float:
-    """A power of the time that is left."""
+    """Decay as a power of the remaining time."""
     return float((1.0 - t) ** power)
 
 
 @register_schedule("rex")
 def rex(t: float) -> float:
-    """Slowly at first, then faster and faster: reflected exponential."""
+    """Decay slowly at first, then faster: reflected exponential."""
     return (1.0 - t) / (1.0 - t / 2.0)
 
 
 @register_schedule("wsd")
 def wsd(t: float, decay_fraction: float = 0.1) -> float:
-    """Warm-up, stable, decay: full until the last part of the run, then straight down."""
+    """Warm-up, stable, decay: keep the full rate until the last part of the run, then decay linearly."""
     return 1.0 if t <= 1.0 - decay_fraction else (1.0 - t) / decay_fraction
 
 
 class LRSchedule(Hook):
     """Sets the learning rate of every parameter group to its initial one times a factor, before each update.
 
-    A learning rate that somebody else changes meanwhile (a hook, ReduceLROnPlateau) is taken as a wish: the
-    schedule goes on in proportion to it. Schedulers that write a whole schedule of their own are refused.
+    If a hook or ReduceLROnPlateau changes the learning rate, the schedule continues in proportion to the new
+    rate. Other schedulers are refused, because they write a whole schedule.
     """
 
     tier = "builtin"
 
+    @checked_parameters
     def __init__(
         self,
         schedule: Callable[..., float] | str = "cosine",
-        total: int | None = None,
-        warmup: int = 0,
-        min_lr_ratio: float = 0.0,
-        interval: str = "step",
+        total: Annotated[int, Count(1)] | None = None,
+        warmup: Annotated[int, Count(0)] = 0,
+        min_lr_ratio: Annotated[float, Number(0.0, 1.0)] = 0.0,
+        interval: Literal["step", "epoch"] = "step",
         name: str | None = None,
         **options: Any,
     ) -> None:
-        """Say how it goes.
+        """Choose the schedule.
 
         schedule: a name ('constant', 'linear', 'cosine', 'wsd', 'rex', 'polynomial', or one that
         `register_schedule` added), or a function of `step`, `epoch`, `total` (any of them) that returns the
@@ -109,15 +110,10 @@ class LRSchedule(Hook):
         `decay_fraction` of 'wsd'.
         """
         super().__init__(name)
-        check_choice("LRSchedule: interval", interval, ("step", "epoch"))
-        if total is not None:
-            check_whole("LRSchedule: total", total, 1)
-        check_whole("LRSchedule: warmup", warmup, 0)
         if total is not None and warmup >= total:
             raise OptionError(
                 f"LRSchedule: warmup={warmup} leaves nothing of total={total}.", option="warmup", value=warmup
             )
-        check_number("LRSchedule: min_lr_ratio", min_lr_ratio, 0.0, 1.0)
         self.schedule, self.total, self.warmup, self.min_lr_ratio, self.interval = (
             schedule,
             total,
@@ -131,7 +127,7 @@ class LRSchedule(Hook):
         self._until = math.inf
         self._at = -1
         self._written: list[list[float]] = []
-        """What was set last, per optimizer and parameter group."""
+        """The rates set last, per optimizer and parameter group."""
 
     def _find(self, schedule: Any) -> Callable[..., Any]:
         takes: list[str] = []
@@ -141,9 +137,7 @@ class LRSchedule(Hook):
         elif not callable(schedule):
             raise refused("LRSchedule: schedule", schedule, f"a name ({', '.join(SCHEDULES)}) or a function")
         elif self.warmup or self.min_lr_ratio:
-            raise OptionError(
-                "LRSchedule: warmup and min_lr_ratio go with a schedule by name, not with a function."
-            )
+            raise OptionError("LRSchedule: warmup and min_lr_ratio need a schedule by name, not a function.")
         for option in self.options:
             if option not in takes:
                 raise OptionError(
@@ -153,7 +147,7 @@ class LRSchedule(Hook):
         return SCHEDULES[schedule] if isinstance(schedule, str) else schedule
 
     def factor(self, step: int, epoch: int) -> float:
-        """What the initial learning rate is multiplied with."""
+        """Return the factor of the initial learning rate."""
         if callable(self.schedule):
             facts = {"step": step, "epoch": epoch, "total": self._until}
             came = self._shape(**{name: facts[name] for name in self._asks})
@@ -192,7 +186,7 @@ class LRSchedule(Hook):
             )
             if not 0 < self._until < math.inf:
                 raise OptionError(
-                    f"LRSchedule: how many {self.interval}s the run will make cannot be told; pass total=, "
+                    f"LRSchedule: the number of {self.interval}s of the run is unknown; pass total=, "
                     "or set max_steps or max_epochs."
                 )
         if self.warmup >= self._until:
@@ -215,7 +209,7 @@ class LRSchedule(Hook):
         for index, optimizer in enumerate(optimizers):
             before = self._written[index] if index < len(self._written) else []
             for place, group in enumerate(optimizer.param_groups):
-                if "initial_lr" not in group:  # a group that was added meanwhile
+                if "initial_lr" not in group:  # a group that was added during the run
                     group["initial_lr"] = group["lr"]
                 elif place < len(before) and before[place] not in (0.0, group["lr"]):
                     group["initial_lr"] *= group["lr"] / before[place]

@@ -1,4 +1,4 @@
-"""Changes how training loaders are mixed, phase by phase."""
+"""Change the weights of mixed training loaders by phases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WHO = "MixtureSchedule"
 
 
 class MixtureSchedule(Hook):
-    """Gives the loaders other weights from a step, a number of tokens or an epoch on.
+    """Changes the weights of the loaders at a step, a number of tokens or an epoch.
 
     >>> MixtureSchedule({0: {"web": 0.9, "code": 0.1}, "1000 steps": {"web": 0.5, "code": 0.5}})  # doctest:
     +ELLIPSIS <...MixtureSchedule...>
@@ -26,8 +26,8 @@ class MixtureSchedule(Hook):
     tier = "builtin"
 
     def __init__(self, phases: Mapping[int | str, Mapping[str, float]], name: str | None = None) -> None:
-        """phases: from when on ('1000 steps', '2B tokens', '3 epochs' or a number of steps) to weights by
-        loader.
+        """Take phases: a mapping from moments ('1000 steps', '2B tokens', '3 epochs' or a number of steps) to
+        weights by loader.
         """
         super().__init__(name)
         if not isinstance(phases, Mapping) or not phases:
@@ -46,7 +46,7 @@ class MixtureSchedule(Hook):
         units = {unit for at, unit, _ in self.phases if at}  # 0 is the beginning in any unit
         if len(units) > 1:
             raise OptionError(
-                f"{WHO}: phases go by {'s and '.join(sorted(units))}s; choose one of them.",
+                f"{WHO}: phases use {'s and '.join(sorted(units))}s; choose one of these units.",
                 option="phases",
                 value=phases,
             )
@@ -57,7 +57,9 @@ class MixtureSchedule(Hook):
                 value=phases,
             )
         if "token" in units:
-            self.__dict__["on_step_end"] = self._by_tokens  # asking for tokens has them counted
+            self.__dict__["on_step_end"] = (
+                self._by_tokens
+            )  # a parameter `tokens_seen` makes the run count tokens
 
     def setup(self, stage: str) -> None:
         if stage == "fit":
@@ -66,12 +68,12 @@ class MixtureSchedule(Hook):
     def on_train_start(self, state: Any) -> None:
         loaders = state.trainer.loaders
         asked = dict(loaders.weights)
-        for at, unit, weights in self.phases:  # all of them now, so that none fails in the middle of the run
+        for at, unit, weights in self.phases:  # check all phases now, so that none fails during the run
             asked |= weights
             try:
                 loaders.check_weights(asked)
             except OptionError as error:
-                raise OptionError(f"{WHO}: the phase at {at} {unit}s cannot be. {error}") from None
+                raise OptionError(f"{WHO}: the phase at {at} {unit}s is not possible. {error}") from None
         self._look(state)
 
     def on_train_epoch_start(self, state: Any) -> None:
@@ -108,8 +110,8 @@ def _weights(when: Any, given: Any) -> dict[str, float]:
     for name, weight in given.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
             raise OptionError(
-                f"{WHO}: the phase at {when!r} gives {name!r} the weight {weight!r}, not a number, 0 or "
-                f"more.",
+                f"{WHO}: the phase at {when!r} gives {name!r} the weight {weight!r}, which is not a number "
+                "from 0.",
                 option="phases",
                 value=weight,
             )

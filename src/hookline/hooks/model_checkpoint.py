@@ -1,4 +1,4 @@
-"""Keeps the best checkpoints by a metric, the newest ones, or both."""
+"""Keep the best checkpoints by a metric, the newest ones, or both."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from hookline.engine.checks import check_bool, check_path, check_whole, longest_name, parse_time
+from hookline.engine.checks import Count, Duration, OnDisk, checked_parameters, longest_name
 from hookline.engine.filters import When
 from hookline.engine.hook import Hook
 from hookline.hooks._file_name import WHO, FileName, _raw
-from hookline.hooks._monitor import Monitored, no_validation_in
+from hookline.hooks._monitor import Mode, Monitored, no_validation_in
 from hookline.util.errors import HookError, OptionError
 from hookline.util.urls import below, check_url, is_url, shown, split_query
 
@@ -22,11 +22,11 @@ log = logging.getLogger("hookline")
 
 
 @dataclass(slots=True)
-class Looks:
-    """What a run has shown so far of the metric that checkpoints are kept by."""
+class MetricState:
+    """The state of the monitored metric in a run."""
 
     seen: Any = None
-    """The value that was looked at last: another object is a new value."""
+    """The value at the last check. Another object is a new value."""
     validated_at: tuple[int, Any] = (-1, None)
     """The step of the newest validation, and the value that it found."""
     is_waiting: bool = False
@@ -35,50 +35,51 @@ class Looks:
     has_measured: bool = False
     """Whether a validation that is not the sanity check has ended."""
     looked_at: tuple[int, int] = (-1, -1)
-    """Step and completed epochs at the last look."""
+    """Step and completed epochs at the last check."""
 
 
 class ModelCheckpoint(Hook):
-    """Asks for checkpoints and removes those that are no longer wanted.
+    """Requests checkpoints and removes old ones.
 
     With `monitor`, a checkpoint is saved only if its score is among the `save_top_k` best so far; without it,
-    the newest `save_top_k` are kept. The newest checkpoint is never removed, and an older one only once the
+    the newest `save_top_k` are kept. The newest checkpoint is never removed, and an older one only after the
     new one is durable.
     """
 
     tier = "monitor"
 
+    @checked_parameters
     def __init__(
         self,
         monitor: str | None = None,
-        mode: str = "min",
-        save_top_k: int = 1,
+        mode: Mode = "min",
+        save_top_k: Annotated[int, Count(-1)] = 1,
         save_last: bool = False,
         filename: str | None = None,
         auto_insert_metric_name: bool = True,
-        every_n_train_steps: int | None = None,
-        every_n_epochs: int | None = None,
-        train_time_interval: str | float | datetime.timedelta | None = None,
+        every_n_train_steps: Annotated[int, Count(0)] | None = None,
+        every_n_epochs: Annotated[int, Count(0)] | None = None,
+        train_time_interval: Annotated[str | float | datetime.timedelta, Duration()] | None = None,
         save_on_train_epoch_end: bool | None = None,
         save_on_exception: bool = False,
-        dirpath: str | Path | None = None,
+        dirpath: Annotated[str | Path, OnDisk()] | None = None,
         strict: bool = True,
         restore_best: bool = False,
         name: str | None = None,
     ) -> None:
-        """Say what to keep, when to look, and what to call it.
+        """Choose what to keep, when to check, and the names.
 
         monitor, mode: the metric, and whether 'min' or 'max' is better. save_top_k: how many to keep; -1:
-        all, 0: none. save_last: also keep the state of the newest look, and of the run's end, as 'last'.
+        all, 0: none. save_last: also keep the state of the newest check, and of the run's end, as 'last'.
         filename: a template with {epoch}, {step} and metrics, such as 'epoch_{epoch}_loss_{val/loss:.2f}'.
         auto_insert_metric_name: put 'name=' before each value in it.
-        every_n_train_steps, every_n_epochs, train_time_interval ('10 minutes'): when to look; one of them,
-        else every epoch. save_on_train_epoch_end: True: look at epoch ends; False: after validations; None:
-        after validations if there are any, but where the metric is known: that of a training epoch
-        ('train/loss') at its end. save_on_exception: also save when the run fails.
+        every_n_train_steps, every_n_epochs, train_time_interval ('10 minutes'): when to check; one of them,
+        else every epoch. save_on_train_epoch_end: True: check at epoch ends; False: after validations; None:
+        after validations if there are any, but at epoch ends for a metric of training ('train/loss').
+        save_on_exception: also save when the run fails.
         dirpath: a folder inside the run's directory, by default 'checkpoints', or an fsspec URL such as
-        's3://bucket/folder'. strict: a metric that is missing is an error, else a warning.
-        restore_best: when the fit is over, load the best weights that were kept into the module.
+        's3://bucket/folder'. strict: a missing metric is an error, else a warning.
+        restore_best: at the end of the fit, load the best weights into the module.
         `checkpoints/last` stays the last state.
         """
         super().__init__(name)
@@ -86,13 +87,6 @@ class ModelCheckpoint(Hook):
             Monitored(WHO, monitor, mode, strict=strict) if monitor is not None else Monitored(WHO, "-", mode)
         )
         self.monitor, self.mode = monitor, mode
-        check_whole(f"{WHO}: save_top_k", save_top_k, -1)
-        flags = {"save_last": save_last, "save_on_exception": save_on_exception, "restore_best": restore_best}
-        flags["auto_insert_metric_name"] = auto_insert_metric_name
-        if save_on_train_epoch_end is not None:
-            flags["save_on_train_epoch_end"] = save_on_train_epoch_end
-        for key, flag in flags.items():
-            check_bool(f"{WHO}: {key}", flag)
         self.save_top_k, self.save_last, self.save_on_exception = save_top_k, save_last, save_on_exception
         self.save_on_train_epoch_end = save_on_train_epoch_end
         self.restore_best = restore_best
@@ -104,8 +98,6 @@ class ModelCheckpoint(Hook):
                 value=True,
             )
         self.filename = FileName("{epoch}-{step}" if filename is None else filename, auto_insert_metric_name)
-        if dirpath is not None:
-            check_path(f"{WHO}: dirpath", dirpath)
         self.url = check_url(str(dirpath).rstrip("/"), f"{WHO}: dirpath") if is_url(dirpath) else ""
         self.dirpath = _inside(Path("checkpoints" if dirpath is None or self.url else dirpath))
         self.every_n_epochs = self._triggers(every_n_train_steps, every_n_epochs, train_time_interval)
@@ -115,14 +107,14 @@ class ModelCheckpoint(Hook):
         )
         self._begin()
 
-    def _triggers(self, steps: int | None, epochs: int | None, time: Any) -> int:
-        """Listen where it is needed only: a step costs nothing if nothing goes by steps."""
+    def _triggers(self, steps: int | None, epochs: int | None, seconds: Any) -> int:
+        """Listen only to the events that the interval needs, so that other steps cost nothing."""
         given = [
             key
             for key, value in (
                 ("every_n_train_steps", steps),
                 ("every_n_epochs", epochs),
-                ("train_time_interval", time),
+                ("train_time_interval", seconds),
             )
             if value
         ]
@@ -131,11 +123,7 @@ class ModelCheckpoint(Hook):
                 f"{WHO}: {' and '.join(given)} cannot be combined; add a second ModelCheckpoint for the "
                 f"other."
             )
-        for key, value in (("every_n_train_steps", steps), ("every_n_epochs", epochs)):
-            if value is not None:
-                check_whole(f"{WHO}: {key}", value, 0)
-        if time is not None:
-            seconds = parse_time(time, f"{WHO}: train_time_interval")
+        if seconds is not None:
             self._listen(
                 "on_step_end", When(every=f"{seconds:.6f} seconds")(functools.partial(self._after_steps))
             )
@@ -146,7 +134,7 @@ class ModelCheckpoint(Hook):
         return epochs if epochs is not None else 0 if given else 1
 
     def _listen(self, event: str, function: Any) -> None:
-        """Put a method on the instance; a subclass's own would never be called, so it is refused."""
+        """Set a listener on the instance. Refuse a subclass's own method, which would never be called."""
         if getattr(type(self), event) is not getattr(Hook, event):
             raise OptionError(
                 f"{type(self).__name__}.{event} would never be called: {WHO} listens to {event} itself with "
@@ -159,16 +147,16 @@ class ModelCheckpoint(Hook):
         self.best_model_score: float | None = None
         self.current_score: float | None = None
         self.best_k_models: dict[str, float] = {}
-        """What is kept, the oldest first: path and score, or path and step if nothing is monitored."""
-        self._asked: dict[str, float] = {}
-        """Asked for and not written yet."""
-        self._asked_last = ""
-        """The same for 'last'; empty again as soon as it is put together, for then a newer state needs a new
-        one.
+        """Kept checkpoints, the oldest first: path and score, or path and step without a monitor."""
+        self._requested: dict[str, float] = {}
+        """Requested checkpoints that are not written yet."""
+        self._requested_last = ""
+        """The same for 'last'. Empty once its contents are collected, because a newer state needs a new
+        request.
         """
-        self._looks = Looks()
-        self._owed: dict[str, float] = {}
-        """Asked for at the very state that the run resumes from, and perhaps not written any more."""
+        self._metric = MetricState()
+        self._unwritten: dict[str, float] = {}
+        """Requested at the state that the run resumes from, and perhaps not written."""
 
     def setup(self, stage: str, hooks: Any, state: Any) -> None:
         if stage != "fit":
@@ -183,7 +171,7 @@ class ModelCheckpoint(Hook):
         if not self.url:
             self.filename.check_length(longest_name(Path(options.run_dir or options.default_root_dir)))
         if self.dirpath.is_absolute():
-            self._folder(state)  # refuses one outside before anything is trained
+            self._folder(state)  # refuses a folder outside of the run's directory before training
         for other in hooks:
             if (
                 isinstance(other, ModelCheckpoint)
@@ -198,51 +186,49 @@ class ModelCheckpoint(Hook):
                     "checkpoints: give one another dirpath, such as dirpath='by_time'."
                 )
 
-    # ---- when to look --------------------------------------------------------------------------------------
+    # ---- when to check -------------------------------------------------------------------------------------
 
     def on_validation_end(self, state: Any, metrics: Any) -> None:
         if state.stage != "fit":
             return
-        self._looks.has_validated = True
+        self._metric.has_validated = True
         if state.sanity_checking:
             if self.monitor is not None:
                 self.watch.look_ahead(metrics)
             self.filename.look_ahead(metrics)
             return
-        self._looks.has_measured = True
+        self._metric.has_measured = True
         if self.monitor is not None:
-            self._looks.validated_at = (
+            self._metric.validated_at = (
                 state.step,
                 metrics.get(self.monitor),
             )  # read now, so that it stays this very object
         if self._is_of_training(state):
             return
-        if self._looks.is_waiting or (not self.save_on_train_epoch_end and self._epoch_is_due(state)):
-            self._look(state, metrics)
+        if self._metric.is_waiting or (not self.save_on_train_epoch_end and self._epoch_is_due(state)):
+            self._check(state, metrics)
 
     def on_train_epoch_end(self, state: Any, metrics: Any) -> None:
-        alone = self._is_of_training(state) or no_validation_in(state, self._looks.has_validated)
-        if self._looks.is_waiting:
+        alone = self._is_of_training(state) or no_validation_in(state, self._metric.has_validated)
+        if self._metric.is_waiting:
             due = alone or self._is_fresh(metrics)
         elif (
             self.save_on_train_epoch_end is None
-            and not self._looks.has_validated
+            and not self._metric.has_validated
             and state.epochs_seen == state.epoch
         ):
             due = self._is_fresh(metrics)  # the epoch is cut short: there will be no validation to wait for
         else:
             due = bool(self.save_on_train_epoch_end) or (alone and self.save_on_train_epoch_end is None)
-        if due and (self._looks.is_waiting or self._epoch_is_due(state)):
-            self._look(state, metrics)
+        if due and (self._metric.is_waiting or self._epoch_is_due(state)):
+            self._check(state, metrics)
 
     def on_train_end(self, state: Any) -> None:
-        if self.save_last and self._looks.looked_at != (state.step, state.epochs_seen):
-            self._ask_last(state)
+        if self.save_last and self._metric.looked_at != (state.step, state.epochs_seen):
+            self._request_last(state)
 
     def on_fit_end(self, state: Any) -> None:
-        """The last state is saved by now. A finished run that is started again comes here too, and gets the
-        same weights.
-        """
+        """Load the best weights after the last state is saved, also when a finished run is started again."""
         if not self.restore_best or state.status in (
             "preempted",
             "interrupted",
@@ -259,24 +245,26 @@ class ModelCheckpoint(Hook):
             )
 
     def _after_steps(self, state: Any) -> None:
-        step, value = self._looks.validated_at
+        step, value = self._metric.validated_at
         old = (
             self.monitor is not None and step != state.step and _raw(state.metrics).get(self.monitor) is value
         )
         if self._is_fresh(state.metrics) and not old:
-            self._look(
-                state, state.metrics, certain=self._looks.has_measured or not state.trainer.num_batches("val")
+            self._check(
+                state,
+                state.metrics,
+                certain=self._metric.has_measured or not state.trainer.num_batches("val"),
             )
         else:
-            self._looks.is_waiting = True  # the score is of older weights: decide when the next one is known
+            self._metric.is_waiting = True  # the score is of older weights: decide at the next score
             if self.save_last:
-                self._ask_last(state)
+                self._request_last(state)
 
     def _after_failure(self, state: Any) -> None:
-        self._asked.clear()
-        self._asked_last = ""
+        self._requested.clear()
+        self._requested_last = ""
         if state.stage == "fit" and state.step:
-            state.trainer.save_checkpoint(self._place(state, f"exception-step={state.step}"), "exception")
+            state.trainer.save_checkpoint(self._path_of(state, f"exception-step={state.step}"), "exception")
 
     def _is_of_training(self, state: Any) -> bool:
         return (
@@ -286,73 +274,71 @@ class ModelCheckpoint(Hook):
         )
 
     def _is_fresh(self, metrics: Any) -> bool:
-        """Whether the metric was logged anew since the last look; the same old number says nothing about
-        these weights.
-        """
+        """Return whether the metric was logged since the last check. An old value is of older weights."""
         return self.monitor is None or (
-            self.monitor in metrics and _raw(metrics)[self.monitor] is not self._looks.seen
+            self.monitor in metrics and _raw(metrics)[self.monitor] is not self._metric.seen
         )
 
     def _epoch_is_due(self, state: Any) -> bool:
         return self.every_n_epochs > 0 and (state.epoch + 1) % self.every_n_epochs == 0
 
-    # ---- what to ask for -----------------------------------------------------------------------------------
+    # ---- requests ------------------------------------------------------------------------------------------
 
-    def _look(self, state: Any, metrics: Any, certain: bool = True) -> None:
-        self._looks.is_waiting = False
-        self._looks.looked_at = (state.step, state.epochs_seen)
+    def _check(self, state: Any, metrics: Any, certain: bool = True) -> None:
+        self._metric.is_waiting = False
+        self._metric.looked_at = (state.step, state.epochs_seen)
         if self.monitor is None:
-            if self.save_top_k and float(state.step) not in self._with_asked().values():
-                self._ask(state, metrics, float(state.step), "interval", certain)
+            if self.save_top_k and float(state.step) not in self._with_requested().values():
+                self._request(state, metrics, float(state.step), "interval", certain)
         elif self._is_fresh(metrics) or self.monitor not in metrics:
             score = self.current_score = self.watch.find(metrics)
-            self._looks.seen = _raw(metrics).get(self.monitor)
+            self._metric.seen = _raw(metrics).get(self.monitor)
             if score is not None:
                 self.watch.warn_of_nonfinite(score)
                 if self._is_wanted(score):
-                    self._ask(state, metrics, score, "best", certain)
+                    self._request(state, metrics, score, "best", certain)
         if self.save_last:
-            self._ask_last(state)
+            self._request_last(state)
 
     def _is_wanted(self, score: float) -> bool:
-        """Among the best k so far. A score that is no number never is."""
-        known = self._with_asked()
+        """Return whether a score is among the best k so far. NaN never is."""
+        known = self._with_requested()
         if not math.isfinite(score) or self.save_top_k == 0:
             return False
         if self.save_top_k == -1 or len(known) < self.save_top_k:
             return True
         return self.watch.is_better(score, known[self._ranked(known)[-1]])
 
-    def _ask(self, state: Any, metrics: Any, score: float, reason: str, certain: bool) -> None:
-        known = self._with_asked()
+    def _request(self, state: Any, metrics: Any, score: float, reason: str, certain: bool) -> None:
+        known = self._with_requested()
         stem = self.filename.fill(
             state.epoch, state.step, metrics, lambda name: not certain or state.log.is_of_training(name)
         )
-        path = self._place(state, stem)
+        path = self._path_of(state, stem)
         if not (
             self.save_top_k == 1 and str(path) in known
         ):  # with one to keep, a fixed name is written over
             versions = 1
             while str(path) in known or (isinstance(path, Path) and path.exists()):
-                path = self._place(state, f"{stem}-v{versions}")
+                path = self._path_of(state, f"{stem}-v{versions}")
                 versions += 1
-        self._asked[str(path)] = score
+        self._requested[str(path)] = score
         monitor = None if self.monitor is None else {"name": self.monitor, "mode": self.mode, "score": score}
         state.trainer.save_checkpoint(path, reason, monitor)
 
-    def _ask_last(self, state: Any) -> None:
-        self._looks.looked_at = (state.step, state.epochs_seen)
-        if self._asked_last:
-            return  # not written yet, so it will be of this very state
-        self._asked_last = str(self._place(state, "last"))
-        state.trainer.save_checkpoint(self._asked_last, "last")
+    def _request_last(self, state: Any) -> None:
+        self._metric.looked_at = (state.step, state.epochs_seen)
+        if self._requested_last:
+            return  # not written yet, so it will have this state
+        self._requested_last = str(self._path_of(state, "last"))
+        state.trainer.save_checkpoint(self._requested_last, "last")
 
-    def _place(self, state: Any, name: str) -> Path | str:
+    def _path_of(self, state: Any, name: str) -> Path | str:
         return below(self.url, name) if self.url else self._folder(state) / name
 
     def _folder(self, state: Any) -> Path:
         run_dir = Path(state.trainer.run_dir)
-        folder = run_dir / self.dirpath  # an absolute path stays itself
+        folder = run_dir / self.dirpath  # an absolute path replaces run_dir
         if not folder.resolve().is_relative_to(run_dir.resolve()):
             raise OptionError(
                 f"{WHO}: dirpath={str(self.dirpath)!r} is outside the run's directory {run_dir}; "
@@ -362,49 +348,48 @@ class ModelCheckpoint(Hook):
             )
         return folder
 
-    # ---- what became of it ---------------------------------------------------------------------------------
+    # ---- results -------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, path: Any) -> None:
-        if str(path) == self._asked_last:
-            self.last_model_path, self._asked_last = self._asked_last, ""
+        if str(path) == self._requested_last:
+            self.last_model_path, self._requested_last = self._requested_last, ""
 
     def on_checkpoint_failed(self, path: Any) -> None:
-        self._asked.pop(str(path), None)
+        self._requested.pop(str(path), None)
         if str(path) == self.last_model_path:
             self.last_model_path = ""
 
     def on_checkpoint_save(self, state: Any, path: Any, step: int) -> None:
-        if self.save_last and step == state.step and str(path) == str(self._place(state, "last")):
-            # the trainer writes a run's last state to the same place, so it need not be asked for once more
-            self.last_model_path, self._looks.looked_at = str(path), (state.step, state.epochs_seen)
-        if str(path) not in self._asked:
+        if self.save_last and step == state.step and str(path) == str(self._path_of(state, "last")):
+            # the trainer writes the last state to the same path, so no further request is needed
+            self.last_model_path, self._metric.looked_at = str(path), (state.step, state.epochs_seen)
+        if str(path) not in self._requested:
             return
-        score = self._asked.pop(str(path))
+        score = self._requested.pop(str(path))
         self.best_k_models.pop(str(path), None)
         self.best_k_models[str(path)] = score
-        for old in self._beyond(self.best_k_models):
+        for old in self._surplus(self.best_k_models):
             del self.best_k_models[old]
-            here = self._place(state, _name_of(old))
-            # of an earlier run's folder nothing is removed; the process may have gone to another directory
-            # since it was kept
+            here = self._path_of(state, _name_of(old))
+            # remove nothing from an earlier run's folder; the working directory may have changed since then
             if state.rank == 0 and (old == str(here) or str(here).endswith(f"/{old}")):
                 state.trainer.remove_checkpoint(here)
-        self._settle(self.best_k_models)
+        self._record_best(self.best_k_models)
 
-    def _settle(self, kept: dict[str, float]) -> None:
+    def _record_best(self, kept: dict[str, float]) -> None:
         ranked = self._ranked(kept)
         if ranked:
             self.best_model_path = ranked[0]
             self.best_model_score = kept[ranked[0]] if self.monitor is not None else None
 
     def _ranked(self, kept: dict[str, float]) -> list[str]:
-        """The best first; of equals, and if nothing is monitored, the newest."""
+        """Return the paths, the best first; of equal scores, and without a monitor, the newest first."""
         newest_first = list(reversed(kept))
         if self.monitor is None:
             return newest_first
         return sorted(newest_first, key=lambda path: kept[path] if self.mode == "min" else -kept[path])
 
-    def _beyond(self, kept: dict[str, float]) -> list[str]:
+    def _surplus(self, kept: dict[str, float]) -> list[str]:
         newest = next(reversed(kept), "")
         return (
             []
@@ -412,41 +397,43 @@ class ModelCheckpoint(Hook):
             else [each for each in self._ranked(kept)[self.save_top_k :] if each != newest]
         )
 
-    def _with_asked(self) -> dict[str, float]:
-        """What will be kept once everything asked for is written."""
+    def _with_requested(self) -> dict[str, float]:
+        """Return the checkpoints that remain when all requests are written."""
         kept = {
-            path: score for path, score in self.best_k_models.items() if path not in self._asked
-        } | self._asked
-        for old in self._beyond(kept):
+            path: score for path, score in self.best_k_models.items() if path not in self._requested
+        } | self._requested
+        for old in self._surplus(kept):
             del kept[old]
         return kept
 
-    # ---- its own state: a checkpoint knows of itself -------------------------------------------------------
+    # ---- its own state, which includes the checkpoint that holds it ----------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        kept = self._with_asked()
+        kept = self._with_requested()
         best = next(iter(self._ranked(kept)), self.best_model_path)
         return {
             "best_k_models": _without_secrets(kept),
             "best_model_path": shown(best),
             "current_score": self.current_score,
             "best_model_score": kept.get(best) if self.monitor is not None else None,
-            "last_model_path": shown(self._asked_last or self.last_model_path),
-            "waiting": self._looks.is_waiting,
-            "validated": self._looks.has_validated,
-            "owed": _without_secrets({path: score for path, score in self._asked.items() if path in kept}),
+            "last_model_path": shown(self._requested_last or self.last_model_path),
+            "waiting": self._metric.is_waiting,
+            "validated": self._metric.has_validated,
+            "owed": _without_secrets(
+                {path: score for path, score in self._requested.items() if path in kept}
+            ),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best_k_models, self._owed = (_scores(state.get(key, {})) for key in ("best_k_models", "owed"))
+        self.best_k_models, self._unwritten = (
+            _scores(state.get(key, {})) for key in ("best_k_models", "owed")
+        )
         self.best_model_path, self.best_model_score = state["best_model_path"], state["best_model_score"]
         self.last_model_path, self.current_score = state["last_model_path"], state["current_score"]
-        self._looks.is_waiting, self._looks.has_validated = state["waiting"], state["validated"]
+        self._metric.is_waiting, self._metric.has_validated = state["waiting"], state["validated"]
 
     def _find_again(self, state: Any) -> None:
-        """The run's directory may have been moved or copied since its paths were kept, or be spelled in
-        another way.
-        """
+        """Rebase saved paths, because the run's directory may have been moved, copied or renamed."""
         folder = self._folder(state)
 
         def now(path: str) -> str:
@@ -456,22 +443,22 @@ class ModelCheckpoint(Hook):
         kept = {now(path): score for path, score in self.best_k_models.items()}
         self.best_k_models = {path: score for path, score in kept.items() if Path(path).is_dir()}
         self.best_model_path, self.last_model_path = now(self.best_model_path), now(self.last_model_path)
-        owed = {now(path): score for path, score in self._owed.items()}
-        self._owed = {
+        owed = {now(path): score for path, score in self._unwritten.items()}
+        self._unwritten = {
             str(folder / Path(path).name): score
             for path, score in owed.items()
             if path not in self.best_k_models
         }
 
     def _complete_urls(self) -> None:
-        """A checkpoint holds no secrets: those of the URL are this hook's own."""
+        """Add the secrets of the URL to saved paths, because a checkpoint does not hold them."""
 
         def now(path: str) -> str:
             here = below(self.url, _name_of(path))
             return here if shown(here) == path else path
 
         self.best_k_models = {now(path): score for path, score in self.best_k_models.items()}
-        self._owed = {now(path): score for path, score in self._owed.items()}
+        self._unwritten = {now(path): score for path, score in self._unwritten.items()}
         self.best_model_path, self.last_model_path = now(self.best_model_path), now(self.last_model_path)
 
     def on_checkpoint_load(self, state: Any) -> None:
@@ -479,26 +466,30 @@ class ModelCheckpoint(Hook):
             self._find_again(state)
         else:
             self._complete_urls()
-            self._owed = {path: score for path, score in self._owed.items() if path not in self.best_k_models}
+            self._unwritten = {
+                path: score for path, score in self._unwritten.items() if path not in self.best_k_models
+            }
         raw = _raw(state.metrics)
         if self.monitor in raw and raw[self.monitor] == self.current_score:
-            self._looks.seen = raw[self.monitor]
+            self._metric.seen = raw[self.monitor]
 
     def on_train_start(self, state: Any) -> None:
         for (
             path,
             score,
-        ) in self._owed.items():  # the process ended between two checkpoints of one state: this is that state
-            self._asked[path] = score
+        ) in (
+            self._unwritten.items()
+        ):  # the process ended between two checkpoints of one state: this is that state
+            self._requested[path] = score
             monitor = (
                 None if self.monitor is None else {"name": self.monitor, "mode": self.mode, "score": score}
             )
             state.trainer.save_checkpoint(path, "interval" if monitor is None else "best", monitor)
-        self._owed = {}
+        self._unwritten = {}
 
 
 def _name_of(path: str) -> str:
-    """The last part of a path or URL, without a query."""
+    """Return the last part of a path or URL, without a query."""
     return split_query(path)[0].rpartition("/")[2]
 
 
@@ -507,7 +498,7 @@ def _without_secrets(kept: dict[str, float]) -> dict[str, float]:
 
 
 def _scores(kept: Any) -> dict[str, float]:
-    """What a checkpoint says was kept: paths and numbers, or it is not ours."""
+    """Return the paths and scores in a saved state, or raise if it has other values."""
     for path, score in kept.items():
         if not isinstance(path, str) or isinstance(score, bool) or not isinstance(score, int | float):
             raise OptionError(f"{WHO}: {path!r}: {score!r} in its saved state is not a path and a score.")

@@ -1,6 +1,4 @@
-"""Finds the first number that is not finite: in the batch, an activation, the loss, a
-gradient or a weight.
-"""
+"""Find the first value that is not finite: in the batch, an activation, the loss, a gradient or a weight."""
 
 from __future__ import annotations
 
@@ -8,14 +6,14 @@ import logging
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hookline.distributed.sharded_norms import held
-from hookline.engine.checks import check_bool, check_choice, check_whole, members
+from hookline.engine.checks import Count, Several, checked_parameters
 from hookline.engine.hook import Hook
 from hookline.hooks._patterns import listed
 from hookline.hooks._statistics import between_graphs, norms
@@ -26,39 +24,34 @@ CHECKS = ("batch", "activations", "loss", "gradients", "parameters")
 
 
 class NaNGuard(Hook):
-    """Stops at the first NaN or infinity, before it gets into the weights, and says where it came from.
+    """Stops at the first NaN or infinity, before it reaches the weights, and names its origin.
 
-    Every check reads the device once, however many tensors it is about. At a terminal it breaks into the
-    debugger, elsewhere it raises `NonFiniteLoss`; with `break_on_nan=False` it only warns, and what becomes
-    of the run is the trainer's `nonfinite`: 'skip' goes on, 'stop' ends it one step later.
+    Every check reads the device once. At a terminal it starts the debugger, elsewhere it raises
+    `NonFiniteLoss`. With `break_on_nan=False` it only warns, and the trainer's `nonfinite` decides: 'skip'
+    continues, 'stop' ends the run one step later.
     """
 
     tier = "builtin"
 
+    @checked_parameters
     def __init__(
         self,
         break_on_nan: bool = True,
         log_shapes: bool = False,
-        check: str | Iterable[str] = ("loss", "gradients"),
-        every: int = 1,
+        check: Annotated[str | Iterable[str], Several(CHECKS)] = ("loss", "gradients"),
+        every: Annotated[int, Count(1)] = 1,
         name: str | None = None,
     ) -> None:
-        """What to look at.
+        """Choose the checks.
 
-        break_on_nan: stop there, in the debugger if somebody is at the terminal; False: warn only.
+        break_on_nan: stop, in the debugger if stdin is a terminal; False: warn only.
         log_shapes: log the shapes of the first batch, and again whenever they change.
-        check: any of 'batch', 'activations' (outputs of every module; watches them only while a batch is
-        checked),
-            'loss', 'gradients' (complete and unscaled), 'parameters' (after the update).
-        every: check every so many batches (updates, for gradients and parameters).
+        check: any of 'batch', 'activations' (outputs of every module, of checked batches only), 'loss',
+        'gradients' (complete and unscaled), 'parameters' (after the update).
+        every: check every n batches (updates, for gradients and parameters).
         """
         super().__init__(name)
-        check_bool("NaNGuard: break_on_nan", break_on_nan)
-        check_bool("NaNGuard: log_shapes", log_shapes)
-        checks = members("NaNGuard: check", check, f"these: {', '.join(CHECKS)}")
-        for each in checks:
-            check_choice("NaNGuard: check", each, CHECKS)
-        self.check = frozenset(checks)
+        self.check = frozenset(check)
         if not self.check:
             raise OptionError(
                 f"NaNGuard: check is empty; choose from: {', '.join(CHECKS)}.",
@@ -66,10 +59,9 @@ class NaNGuard(Hook):
                 value=check,
                 allowed=tuple(CHECKS),
             )
-        check_whole("NaNGuard: every", every, 1)
         self.break_on_nan, self.log_shapes, self.every = break_on_nan, log_shapes, every
         self.found = 0
-        """How often something was not finite."""
+        """How many checks found a value that is not finite."""
         self._due = True
         self._shapes = ""
         self._handles: list[RemovableHandle] = []
@@ -81,7 +73,7 @@ class NaNGuard(Hook):
             log.info("batch %d: %s", batches_seen, shapes)
         self._due = batches_seen % self.every == 0
         if self._due and "batch" in self.check and (bad := not_finite(tensors_in("batch", batch))):
-            self._tell(f"The batch has values that are not finite: {listed(bad)}.", state)
+            self._report(f"The batch has values that are not finite: {listed(bad)}.", state)
         self._release()
         if self._due and "activations" in self.check:
             self._watch(module)
@@ -92,11 +84,11 @@ class NaNGuard(Hook):
         outputs, self._outputs = self._outputs, []
         self._release()
         if outputs and (bad := not_finite(outputs)):
-            self._tell(
+            self._report(
                 f"The output of module {bad[0]!r} is the first that is not finite; {len(bad)} in all.", state
             )
         elif "loss" in self.check and not math.isfinite(value := float(loss.detach())):
-            self._tell(f"The loss is {value}.", state)
+            self._report(f"The loss is {value}.", state)
 
     def on_before_optimizer_step(
         self, module: nn.Module, optimizer: Optimizer, step: int, state: Any
@@ -105,10 +97,8 @@ class NaNGuard(Hook):
             used = {id(each) for group in optimizer.param_groups for each in group["params"]}
             named = [(name, each) for name, each in module.named_parameters() if id(each) in used]
             grads = [(name, each.grad) for name, each in named if each.grad is not None]
-            if bad := not_finite(
-                grads
-            ):  # gradients flow from the end to the start, so the last name was the first to be bad
-                self._tell(
+            if bad := not_finite(grads):  # the backward pass goes from the last parameter to the first
+                self._report(
                     f"The gradient of parameter {bad[-1]!r} is not finite, the first on the way back from "
                     f"the loss; {len(bad)} of {len(grads)} are: {listed(reversed(bad))}.",
                     state,
@@ -118,7 +108,7 @@ class NaNGuard(Hook):
         if "parameters" not in self.check or (step - 1) % self.every:
             return
         if bad := not_finite(list(module.named_parameters())):
-            self._tell(f"The update left parameters that are not finite: {listed(bad)}.", state)
+            self._report(f"The update left parameters that are not finite: {listed(bad)}.", state)
 
     def on_validation_start(self) -> None:
         self._release()  # a step without a loss had no backward
@@ -129,13 +119,12 @@ class NaNGuard(Hook):
     def teardown(self) -> None:
         self._release()
 
-    def _tell(self, what: str, state: Any) -> None:
+    def _report(self, what: str, state: Any) -> None:
         self.found += 1
         clues = [f"{what} ({state.position}; batch: {describe(state.batch)})"]
         if bad := not_finite(tensors_in("batch", state.batch)):
             clues.append(f"The batch itself is not finite: {listed(bad)}.")
-        # of shards those that are here: the other ranks may have found nothing, and look at nothing together
-        # with this one
+        # only this rank's shards: other ranks may have found nothing, so a collective would hang
         if bad := not_finite([(name, held(each)) for name, each in state.module.named_parameters()]):
             clues.append(f"Parameters are not finite: {listed(bad)}.")
         if "activations" not in self.check and len(clues) == 1:
@@ -145,7 +134,7 @@ class NaNGuard(Hook):
             log.warning(message)
         elif sys.stdin is not None and sys.stdin.isatty():
             log.error(message)
-            breakpoint()  # `state` has the batch, the module and the loss; `c` goes on
+            breakpoint()  # `state` has the batch, the module and the loss; `c` continues
         else:
             raise NonFiniteLoss(message)
 
@@ -154,10 +143,10 @@ class NaNGuard(Hook):
     def _watch(self, module: nn.Module) -> None:
         self._outputs = []
         for name, each in module.named_modules():
-            self._handles.append(each.register_forward_hook(self._note(name or type(module).__name__)))
+            self._handles.append(each.register_forward_hook(self._collector(name or type(module).__name__)))
 
-    def _note(self, name: str) -> Any:
-        def note(module: nn.Module, inputs: Any, output: Any) -> None:
+    def _collector(self, name: str) -> Any:
+        def collect(module: nn.Module, inputs: Any, output: Any) -> None:
             held = [
                 (part, each.detach()) for part, each in tensors_in(name, output) if each.is_floating_point()
             ]
@@ -165,7 +154,7 @@ class NaNGuard(Hook):
                 (part, norms([each], math.inf)[0]) for part, each in held if each.numel() and not each.is_meta
             ]
 
-        return between_graphs(note)
+        return between_graphs(collect)
 
     def _release(self) -> None:
         while self._handles:
@@ -180,7 +169,7 @@ class NaNGuard(Hook):
 
 
 def not_finite(named: Sequence[tuple[str, Tensor]]) -> list[str]:
-    """The names of tensors with a NaN or an infinity in them: one read for all."""
+    """Return the names of tensors with a NaN or an infinity, with one read from the device."""
     floats = [
         (name, each)
         for name, each in named
@@ -193,7 +182,7 @@ def not_finite(named: Sequence[tuple[str, Tensor]]) -> list[str]:
 
 
 def tensors_in(name: str, value: Any) -> list[tuple[str, Tensor]]:
-    """The tensors in a nested structure, each under the way to it."""
+    """Return the tensors in a nested structure, each with its path as name."""
     if isinstance(value, Tensor):
         return [(name, value)]
     pairs = (
@@ -207,7 +196,7 @@ def tensors_in(name: str, value: Any) -> list[tuple[str, Tensor]]:
 
 
 def describe(batch: Any) -> str:
-    """Shapes and types: `float32[3, 4], int64[3]`."""
+    """Return shapes and types: `float32[3, 4], int64[3]`."""
     if isinstance(batch, Tensor):
         return f"{str(batch.dtype).removeprefix('torch.')}{list(batch.shape)}"
     if isinstance(batch, dict):

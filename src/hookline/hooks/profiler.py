@@ -1,4 +1,4 @@
-"""A look at where the time goes: a trace of a few steps, and the operators that took most of it."""
+"""Profile a few steps: write a trace and a table of the most expensive operators."""
 
 from __future__ import annotations
 
@@ -6,85 +6,66 @@ import logging
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from hookline.engine.checks import check_bool, check_choice, check_whole, members
+from hookline.engine.checks import Count, Several, checked_parameters
 from hookline.engine.hook import Hook
 
 log = logging.getLogger("hookline")
 ACTIVITIES = {
     each.name.lower(): each for each in (ProfilerActivity.CPU, ProfilerActivity.CUDA, ProfilerActivity.XPU)
 }
-ORDERS = (
+Order = Literal[
     "cpu_time_total",
     "self_cpu_time_total",
     "device_time_total",
     "self_device_time_total",
     "cpu_memory_usage",
     "count",
-)
+]
 
 
 class Profiler(Hook):
-    """Runs `torch.profiler` over a few optimizer steps and writes, for each time it was on, into `profile/`
-    of the run's directory: `trace-step-N.json` (open it in Perfetto or chrome://tracing) and
-    `operators-step-N.txt`.
+    """Runs `torch.profiler` over a few optimizer steps. Each cycle writes `trace-step-N.json` (for Perfetto
+    or chrome://tracing) and `operators-step-N.txt` into `profile/` of the run's directory.
 
-    When its last cycle is over it costs nothing any more; a run that fails leaves what was recorded so far.
+    After its last cycle it costs nothing. A run that fails keeps what was recorded so far.
     """
 
     tier = "builtin"
     on_error = "disable"
     ranks = "zero"
 
+    @checked_parameters
     def __init__(
         self,
-        wait: int = 5,
-        warmup: int = 2,
-        active: int = 3,
-        repeat: int = 1,
-        activities: Iterable[str] | None = None,
+        wait: Annotated[int, Count(0)] = 5,
+        warmup: Annotated[int, Count(0)] = 2,
+        active: Annotated[int, Count(1)] = 3,
+        repeat: Annotated[int, Count(1)] = 1,
+        activities: Annotated[Iterable[str], Several(ACTIVITIES)] | None = None,
         record_shapes: bool = False,
         profile_memory: bool = False,
         with_stack: bool = False,
-        top: int = 25,
-        sort_by: str | None = None,
+        top: Annotated[int, Count(1)] = 25,
+        sort_by: Order | None = None,
         name: str | None = None,
     ) -> None:
-        """When to record, and what.
+        """Choose the steps and the details.
 
-        wait, warmup, active: optimizer steps of a cycle in which it is off, on but ignored (without that, the
-        first recorded step also holds what starting the profiler costs), and recording.
-        repeat: how many cycles.
-        activities: any of 'cpu', 'cuda', 'xpu'; by default all that are there.
-        record_shapes, profile_memory, with_stack: more detail, at a price.
-        top, sort_by: rows of the table, and the column that decides; by default time on the device, else on
-        the CPU.
+        wait, warmup, active: optimizer steps of a cycle in which it is off, on without recording (so that
+        the first recorded step does not include the start of the profiler), and recording.
+        repeat: number of cycles.
+        activities: any of 'cpu', 'cuda', 'xpu'; by default all that are available.
+        record_shapes, profile_memory, with_stack: more detail, which costs time.
+        top, sort_by: rows of the table and the column to sort by; by default time on the device, else on the
+        CPU.
         """
         super().__init__(name)
-        for what, value, least in (
-            ("wait", wait, 0),
-            ("warmup", warmup, 0),
-            ("active", active, 1),
-            ("repeat", repeat, 1),
-            ("top", top, 1),
-        ):
-            check_whole(f"Profiler: {what}", value, least)
-        for what, flag in (
-            ("record_shapes", record_shapes),
-            ("profile_memory", profile_memory),
-            ("with_stack", with_stack),
-        ):
-            check_bool(f"Profiler: {what}", flag)
-        if sort_by is not None:
-            check_choice("Profiler: sort_by", sort_by, ORDERS)
-        wanted = f"these: {', '.join(ACTIVITIES)}"
-        self.activities = None if activities is None else members("Profiler: activities", activities, wanted)
-        for each in self.activities or ():
-            check_choice("Profiler: activities", each, ACTIVITIES)
+        self.activities = None if activities is None else tuple(activities)
         self.wait, self.warmup, self.active, self.repeat, self.top, self.sort_by = (
             wait,
             warmup,
@@ -120,7 +101,7 @@ class Profiler(Hook):
         self._profile.start()
 
     def _schedule(self) -> Any:
-        with warnings.catch_warnings():  # whoever writes warmup=0 knows that there is none
+        with warnings.catch_warnings():  # torch warns about warmup=0
             warnings.filterwarnings("ignore", "Profiler won't be using warmup", UserWarning)
             return schedule(wait=self.wait, warmup=self.warmup, active=self.active, repeat=self.repeat)
 

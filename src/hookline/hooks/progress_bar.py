@@ -1,14 +1,12 @@
-"""How far a run is: live bars on a terminal, one cell in a notebook, plain lines every few
-seconds elsewhere.
-"""
+"""Show progress: live bars on a terminal, one cell in a notebook, plain lines every few seconds elsewhere."""
 
 from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from typing import Annotated, Any
 
-from hookline.engine.checks import check_number
+from hookline.engine.checks import Number, checked_parameters
 from hookline.engine.hook import Hook
 from hookline.hooks._screens import Bar, Screen, choose_screen
 
@@ -16,8 +14,7 @@ from hookline.hooks._screens import Bar, Screen, choose_screen
 class ProgressBar(Hook):
     """Shows batches, rate, time left and metrics of training, sanity check, validation, test and prediction.
 
-    Between two refreshes a batch pays only for a look at the clock; numbers are read from the device when
-    they are drawn.
+    Between two refreshes a batch only reads the clock. Only a refresh reads numbers from the device.
     """
 
     tier = "builtin"
@@ -26,19 +23,18 @@ class ProgressBar(Hook):
     only_one = "progress bar"
     """A second one is refused when it is added."""
 
-    def __init__(self, refresh: float = 0.25, plain_every: float = 5.0) -> None:
-        """`refresh`: seconds between two drawings. `plain_every`: seconds between two lines
-        off a terminal.
-        """
-        check_number("ProgressBar: refresh", refresh, least=0.0)
-        check_number("ProgressBar: plain_every", plain_every, least=0.0)
+    @checked_parameters
+    def __init__(
+        self, refresh: Annotated[float, Number(0.0)] = 0.25, plain_every: Annotated[float, Number(0.0)] = 5.0
+    ) -> None:
+        """`refresh`: seconds between two refreshes. `plain_every`: the same without a terminal."""
         self.refresh = refresh
         self.plain_every = plain_every
         self._next = math.inf
         self._screen: Screen | None = None
         self._training: Bar | None = None
         self._passes: list[Bar] = []
-        """One bar per loader of the evaluation that is going on."""
+        """One bar per loader of the current evaluation."""
 
     # ---- training ------------------------------------------------------------------------------------------
 
@@ -120,7 +116,7 @@ class ProgressBar(Hook):
             bar.advance(bar.total or bar.done, {})
 
     def _end_pass(self, state: Any, numbers: dict[str, Any]) -> None:
-        if state.stage != "fit":  # there are no training lines to show the results in
+        if state.stage != "fit":  # outside a fit there is no bar of training to show the results
             self._show_pass(state, numbers)
         else:
             self._passes.clear()
@@ -135,7 +131,7 @@ class ProgressBar(Hook):
 
     def teardown(self) -> None:
         if self._screen is not None:
-            self._screen.close()  # leaves the terminal as it was, whatever happened
+            self._screen.close()  # restores the terminal, also after an error
             self._screen = None
 
     def _open(self) -> None:
@@ -151,7 +147,7 @@ class ProgressBar(Hook):
 
 
 def _of_pass(state: Any, prefix: str) -> dict[str, Any]:
-    """An evaluation's results, unread; those of single loaders would be too many."""
+    """Return an evaluation's results without reading the device, and without those of single loaders."""
     values = state.metrics.raw().items()
     return {
         key: value for key, value in values if key.startswith(prefix) and not key.startswith(f"{prefix}dl_")

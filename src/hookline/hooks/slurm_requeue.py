@@ -1,4 +1,4 @@
-"""Puts a SLURM job back into the queue when its time runs out."""
+"""Requeue a SLURM job when its time limit is near."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import logging
 import os
 import signal
 import subprocess
-from typing import Any
+from typing import Annotated, Any
 
-from hookline.engine.checks import check_choice, check_timeout
+from hookline.engine.checks import Timeout, check_choice, checked_parameters
 from hookline.engine.hook import Hook
 
 log = logging.getLogger("hookline")
@@ -16,24 +16,26 @@ SIGNALS = ("SIGUSR1", "SIGTERM")
 
 
 class SlurmRequeue(Hook):
-    """Asks SLURM to start the job again once a signal has ended the run and its checkpoint is durable.
+    """Requeues the job after a signal has ended the run and its checkpoint is durable.
 
-    Submit with `sbatch --requeue --signal=USR1@120`, so that the signal comes two minutes before the time is
-    over, and train with `fit(resume="auto")` and a `run_dir`, so that the job goes on where it was. Outside
-    SLURM it does nothing.
+    Submit with `sbatch --requeue --signal=USR1@120`, so that the signal comes two minutes before the time
+    limit, and train with `fit(resume="auto")` and a `run_dir`, so that the job resumes. Outside SLURM it does
+    nothing.
     """
 
     tier = "builtin"
     ranks = "zero"
     on_error = "warn"
 
-    def __init__(self, on: str = "SIGUSR1", timeout: float = 30.0, name: str | None = None) -> None:
+    @checked_parameters
+    def __init__(
+        self, on: str = "SIGUSR1", timeout: Annotated[float, Timeout()] = 30.0, name: str | None = None
+    ) -> None:
         """on: the signal to requeue after; SIGTERM is also what `scancel` sends. timeout: seconds for
         `scontrol` to answer.
         """
         super().__init__(name)
         check_choice("SlurmRequeue: on", on, [each for each in SIGNALS if hasattr(signal, each)])
-        check_timeout("SlurmRequeue: timeout", timeout)
         self.on, self.timeout = on, timeout
 
     def on_train_end(self, state: Any) -> None:
@@ -49,7 +51,7 @@ class SlurmRequeue(Hook):
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            log.warning("SlurmRequeue: job %s could not be put back into the queue: %s", job, error)
+            log.warning("SlurmRequeue: job %s could not be requeued: %s", job, error)
             return
         if done.returncode:
             log.warning(
@@ -60,13 +62,13 @@ class SlurmRequeue(Hook):
             )
         else:
             log.warning(
-                "SlurmRequeue: job %s is back in the queue and goes on from the checkpoint of step %d.",
+                "SlurmRequeue: job %s is requeued and continues from the checkpoint of step %d.",
                 job,
                 state.step,
             )
 
     @staticmethod
     def job_id() -> str | None:
-        """This job, or this task of a job array; None outside SLURM."""
+        """Return the id of this job, or of this task of a job array; None outside SLURM."""
         array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
         return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")

@@ -1,21 +1,19 @@
-"""How fast a run is: samples, tokens, batches and steps per second, and how much of the
-hardware that uses.
-"""
+"""Log samples, tokens, batches and steps per second, and the utilization of the hardware."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from hookline.data.batch import first_array
-from hookline.engine.checks import check_bool, check_number, check_whole
+from hookline.engine.checks import Count, Number, checked_parameters
 from hookline.engine.hook import Hook
 from hookline.util.errors import OptionError
 
 
 class _Mark(NamedTuple):
-    """How far the run was at a moment."""
+    """The progress of the run at a moment."""
 
     seconds: float
     samples: int
@@ -26,50 +24,38 @@ class _Mark(NamedTuple):
 
 class Throughput(Hook):
     """Logs `throughput/samples_per_sec`, `tokens_`, `batches_` and `steps_per_sec`, and `throughput/mfu` if
-    told the FLOPs.
+    the FLOPs are given.
 
-    Rates are over a moving window and leave the time of validation out. The device is never waited for: it
-    may be a few steps behind, which a window of many steps evens out. Samples and tokens are those of all
-    ranks; `peak_flops` is that of one device, and `mfu` the part that all of them use of theirs.
+    Rates are over a moving window and leave out the time of validation. It does not synchronize with the
+    device, which may be a few steps behind; a window of many steps averages this out. Samples and tokens are
+    those of all ranks. `peak_flops` is that of one device, and `mfu` the utilization of all devices.
     """
 
     tier = "builtin"
     on_error = "warn"
 
+    @checked_parameters
     def __init__(
         self,
-        every: int = 50,
-        window: int = 10,
-        flops_per_sample: float | None = None,
-        flops_per_token: float | None = None,
-        peak_flops: float | None = None,
+        every: Annotated[int, Count(1)] = 50,
+        window: Annotated[int, Count(1)] = 10,
+        flops_per_sample: Annotated[float, Number(1.0)] | None = None,
+        flops_per_token: Annotated[float, Number(1.0)] | None = None,
+        peak_flops: Annotated[float, Number(1.0)] | None = None,
         tokens: bool | None = None,
     ) -> None:
-        """Report every so many steps, over the last `window` reports.
+        """Report every n steps, over the last `window` reports.
 
-        `flops_per_sample` or `flops_per_token`: what training on one costs, forward and backward (a
-        transformer: about 6 per parameter and token). `peak_flops`: what the device could do per second.
-        `tokens`: whether to log tokens; by default if a batch holds whole numbers, as token ids are.
+        `flops_per_sample` or `flops_per_token`: FLOPs of forward and backward (a transformer: about 6 per
+        parameter and token). `peak_flops`: FLOPs per second of the device. `tokens`: whether to log tokens;
+        by default if a batch holds whole numbers, as token ids are.
         """
-        check_whole("Throughput: every", every, least=1)
-        check_whole("Throughput: window", window, least=1)
-        given = {
-            "flops_per_sample": flops_per_sample,
-            "flops_per_token": flops_per_token,
-            "peak_flops": peak_flops,
-        }
-        for name, number in given.items():
-            if number is not None:
-                check_number(f"Throughput: {name}", number, least=1.0)
         if flops_per_sample is not None and flops_per_token is not None:
             raise OptionError(
-                "Throughput: flops_per_sample and flops_per_token are two ways to say one thing; give one "
-                "of them."
+                "Throughput: flops_per_sample and flops_per_token exclude each other; give one of them."
             )
         if peak_flops is not None and flops_per_sample is None and flops_per_token is None:
-            raise OptionError("Throughput: peak_flops needs flops_per_sample or flops_per_token beside it.")
-        if tokens is not None:
-            check_bool("Throughput: tokens", tokens)
+            raise OptionError("Throughput: peak_flops needs flops_per_sample or flops_per_token.")
         self.every = every
         self.flops_per_sample, self.flops_per_token, self.peak_flops = (
             flops_per_sample,
@@ -81,7 +67,7 @@ class Throughput(Hook):
         self._evaluating = self._left_out = 0.0
 
     def on_train_start(self, state: Any, tokens_seen: int) -> None:
-        """Asking for `tokens_seen` here is what has tokens counted."""
+        """Start the window. The parameter `tokens_seen` makes the run count tokens."""
         self._left_out = 0.0
         self._marks.clear()
         self._marks.append(self._mark(state))
@@ -97,7 +83,7 @@ class Throughput(Hook):
             self._report(state)
 
     def on_train_epoch_end(self, state: Any) -> None:
-        if len(self._marks) == 1 and state.step > self._marks[0].steps:  # a short run wants one report too
+        if len(self._marks) == 1 and state.step > self._marks[0].steps:  # so that a short run has one report
             self._report(state)
 
     def _mark(self, state: Any) -> _Mark:
@@ -105,7 +91,7 @@ class Throughput(Hook):
         return _Mark(seconds, state.samples_seen, state.tokens_seen, state.batches_seen, state.step)
 
     def _report(self, state: Any) -> None:
-        if not self._marks:  # joined in the middle of the run
+        if not self._marks:  # added during the run
             self._marks.append(self._mark(state))
             return
         first, now = self._marks[0], self._mark(state)
@@ -128,5 +114,5 @@ class Throughput(Hook):
 
 
 def _holds_tokens(batch: Any) -> bool:
-    """Whole numbers, but no bytes: those are pixels."""
+    """Return whether a batch holds whole numbers other than bytes, which are pixels."""
     return str(getattr(first_array(batch), "dtype", "")).endswith(("int16", "int32", "int64"))

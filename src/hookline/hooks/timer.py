@@ -1,4 +1,4 @@
-"""A limit on the time a training may take, and how long each part of a run took, counted over resumes."""
+"""Limit the time of training and measure the time of each stage, over resumes."""
 
 from __future__ import annotations
 
@@ -6,38 +6,36 @@ import datetime
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
-from hookline.engine.checks import check_bool, check_choice, parse_time
+from hookline.engine.checks import check_choice, checked_parameters, parse_time
 from hookline.engine.hook import Hook
 from hookline.util.errors import OptionError
 
-INTERVALS = ("step", "epoch")
 STAGES = ("train", "validate", "sanity_check", "test", "predict")
 log = logging.getLogger("hookline")
 
 
 class Timer(Hook):
-    """Stops the run when training has taken so long, its validation and the time before a resume included.
+    """Stops the run after a duration of training, including validation and the time before a resume.
 
-    `time_elapsed("train")` and the other stages say how long each took; `time_remaining()` what is left.
+    `time_elapsed("train")` returns the seconds of a stage, `time_remaining()` those that are left.
     """
 
     tier = "builtin"
 
+    @checked_parameters
     def __init__(
         self,
         duration: str | float | datetime.timedelta | Mapping[str, float] | None = None,
-        interval: str = "step",
+        interval: Literal["step", "epoch"] = "step",
         verbose: bool = True,
     ) -> None:
         """`duration`: seconds, '2 hours', 'DD:HH:MM:SS', a timedelta or its arguments as a mapping; None only
         measures.
 
-        `interval`: look at the clock after every batch ('step') or only when an epoch is over ('epoch').
+        `interval`: check the time after every batch ('step') or only when an epoch is over ('epoch').
         """
-        check_choice("Timer: interval", interval, INTERVALS)
-        check_bool("Timer: verbose", verbose)
         self.duration = _seconds(duration)
         self.interval = interval
         self.verbose = verbose
@@ -46,16 +44,16 @@ class Timer(Hook):
         self._began: dict[str, float] = {}
         self._deadline = float("inf")
 
-    # ---- asking --------------------------------------------------------------------------------------------
+    # ---- results -------------------------------------------------------------------------------------------
 
     def time_elapsed(self, stage: str = "train") -> float:
-        """Seconds a stage has taken so far."""
+        """Return the seconds of a stage so far."""
         check_choice("Timer: stage", stage, STAGES)
         running = time.monotonic() - self._began[stage] if stage in self._began else 0.0
         return self._spent.get(stage, 0.0) + running
 
     def time_remaining(self) -> float | None:
-        """Seconds of training that are left; None without a limit."""
+        """Return the seconds of training that are left, or None without a limit."""
         return None if self.duration is None else self.duration - self.time_elapsed("train")
 
     def state_dict(self) -> dict[str, Any]:
@@ -69,7 +67,7 @@ class Timer(Hook):
     def setup(self, stage: str) -> None:
         self._began = {}
         if stage == "fit":
-            self._spent = {}  # a run of its own; one that is resumed gets its times back next
+            self._spent = {}  # a new run; a resumed one gets its times from load_state_dict next
 
     def on_train_start(self, trainer: Any) -> None:
         self._begin("train")
@@ -104,9 +102,7 @@ class Timer(Hook):
         self._begin("predict")
 
     def teardown(self) -> None:
-        for stage in list(
-            self._began
-        ):  # the stages that last as long as a run, and whatever a failure has cut off
+        for stage in list(self._began):  # stages without an end event, or ended by an error
             self._end(stage)
         self._deadline = float("inf")
 

@@ -1,4 +1,4 @@
-"""Copies finished checkpoints to another place, in the background."""
+"""Upload finished checkpoints in the background."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from hookline.engine.checks import check_timeout, check_whole, members, refused
+from hookline.engine.checks import Count, Several, Timeout, checked_parameters, refused
 from hookline.engine.hook import Hook
-from hookline.util.errors import HookError, OptionError, closest
+from hookline.util.errors import HookError, OptionError
 from hookline.util.text import printable, redact
 from hookline.util.urls import (
     MANIFEST,
@@ -34,36 +34,37 @@ REASONS = ("interval", "best", "last", "signal", "exception", "manual")
 
 
 class UploadCheckpoint(Hook):
-    """Uploads each checkpoint once it is durable: its files first, its manifest last, so what has a manifest
-    is whole.
+    """Uploads each durable checkpoint: its files first, its manifest last, so an upload with a manifest is
+    complete.
 
-    Uploads go through fsspec (`s3://`, `gs://`, `file://`, ...) in a thread of their own and never stop the
-    training: what fails is tried again, then reported. All of them are finished, or given up, before the run
-    ends. A checkpoint that is saved to a URL stays there and is not uploaded. Files that others have put
-    beside the checkpoint's own are uploaded with it.
+    A thread uploads through fsspec (`s3://`, `gs://`, `file://`, ...) and does not stop the training. A
+    failed upload is tried again, then reported. The end of the run waits for uploads, up to `timeout`. A
+    checkpoint that is saved to a URL is not uploaded. Other files in a checkpoint's directory are uploaded
+    with it.
     """
 
     tier = "builtin"
     ranks = "zero"
 
+    @checked_parameters
     def __init__(
         self,
         url: str,
-        keep: int | None = None,
-        reasons: tuple[str, ...] | None = None,
-        max_waiting: int = 2,
-        attempts: int = 3,
-        timeout: float = 600.0,
+        keep: Annotated[int, Count(1)] | None = None,
+        reasons: Annotated[tuple[str, ...], Several(REASONS)] | None = None,
+        max_waiting: Annotated[int, Count(1)] = 2,
+        attempts: Annotated[int, Count(1)] = 3,
+        timeout: Annotated[float, Timeout()] = 600.0,
         storage_options: Mapping[str, Any] | None = None,
         name: str | None = None,
     ) -> None:
-        """Say where to.
+        """Choose the target and the checkpoints.
 
-        url: the folder that checkpoints are put into. keep: how many of the newest to keep there; None: all.
+        url: the target folder. keep: how many of the newest to keep there; None: all.
         reasons: only checkpoints saved for these, such as ('best', 'last'); None: all.
-        max_waiting: how many may wait; one more, and the oldest waiting one is given up, with a warning.
-        attempts: how often to try. timeout: seconds to wait for the rest at the end of the run.
-        storage_options: what the file system needs to know, passed on to fsspec.
+        max_waiting: length of the queue; when it is full, the oldest one is dropped with a warning.
+        attempts: tries per upload. timeout: seconds to wait for uploads at the end of the run.
+        storage_options: options of the file system, passed to fsspec.
         """
         super().__init__(name)
         if not isinstance(url, str) or not is_url(url):
@@ -71,24 +72,6 @@ class UploadCheckpoint(Hook):
                 "UploadCheckpoint: url", url, "a URL, such as 's3://bucket/folder' or 'file:///backup'"
             )
         check_url(url, "UploadCheckpoint: url")
-        if keep is not None:
-            check_whole("UploadCheckpoint: keep", keep, 1)
-        check_whole("UploadCheckpoint: max_waiting", max_waiting, 1)
-        check_whole("UploadCheckpoint: attempts", attempts, 1)
-        check_timeout("UploadCheckpoint: timeout", timeout)
-        for each in (
-            members("UploadCheckpoint: reasons", reasons, f"these: {', '.join(REASONS)}")
-            if reasons is not None
-            else ()
-        ):
-            if each not in tuple(REASONS):
-                raise OptionError(
-                    f"UploadCheckpoint: reasons has {each!r}, allowed: {', '.join(REASONS)}."
-                    f"{closest(str(each), REASONS)}",
-                    option="reasons",
-                    value=each,
-                    allowed=tuple(REASONS),
-                )
         if not isinstance(storage_options or {}, Mapping) or not all(
             isinstance(name, str) for name in storage_options or ()
         ):
@@ -106,7 +89,7 @@ class UploadCheckpoint(Hook):
             timeout,
         )
         self.pause = 1.0
-        """Seconds before the second attempt; twice as many before each further one."""
+        """Seconds before the second attempt, doubled before each further one."""
         self._url, self._storage_options = url, dict(storage_options or {})
         self._fs: Any = None
         self._root = ""
@@ -118,16 +101,16 @@ class UploadCheckpoint(Hook):
         self._is_in_run = False
         self._snapshots: Path | None = None
         self.uploaded: list[str] = []
-        """The names of what is there, the oldest first."""
+        """The names of uploaded checkpoints, the oldest first."""
         self.failed: list[str] = []
-        """The names of what was given up in this run."""
+        """The names of checkpoints that were not uploaded in this run."""
         self._serial = 0
-        self._said = False
+        self._has_warned = False
 
     def setup(self, stage: str) -> None:
         self._is_in_run = True
         if stage == "fit":  # a new run; a resumed one gets its state right after this
-            self.uploaded, self.failed, self._said = [], [], False
+            self.uploaded, self.failed, self._has_warned = [], [], False
         try:
             self._fs, self._root = open_url(self._url, self._storage_options)
         except ImportError as error:
@@ -136,14 +119,14 @@ class UploadCheckpoint(Hook):
             ) from None
         except OptionError:
             raise
-        except (ValueError, TypeError) as error:  # fsspec passes storage_options on as they are
+        except (ValueError, TypeError) as error:  # raised by the file system for storage_options
             raise OptionError(
                 f"UploadCheckpoint: url or storage_options are not understood: {self._clean(error)}"
             ) from None
 
     def on_checkpoint_load(self, path: Path | str) -> None:
-        """The checkpoint that a run goes on from was written before its own upload."""
-        if isinstance(path, str):  # it came from a URL, not from an upload of this hook
+        """Record the upload of the loaded checkpoint, which was written before its own upload."""
+        if isinstance(path, str):  # loaded from a URL, not from an upload of this hook
             return
         try:
             if path.name not in self.uploaded and self._fs.exists(
@@ -152,18 +135,16 @@ class UploadCheckpoint(Hook):
                 self.uploaded.append(path.name)
         except Exception as error:
             log.warning(
-                "UploadCheckpoint: whether %s is there cannot be told: %s.", path.name, self._clean(error)
+                "UploadCheckpoint: whether %s was uploaded is unknown: %s.", path.name, self._clean(error)
             )
 
     def on_checkpoint_save(self, trainer: Any, path: Path | str, reason: str) -> None:
         if self.reasons is not None and reason not in self.reasons:
             return
         if isinstance(path, str):
-            if not self._said:
-                log.warning(
-                    "UploadCheckpoint: a checkpoint that is saved to a URL is not uploaded once more."
-                )
-            self._said = True
+            if not self._has_warned:
+                log.warning("UploadCheckpoint: a checkpoint that is saved to a URL is not uploaded again.")
+            self._has_warned = True
             return
         self._serial += 1
         self._snapshots = Path(trainer.run_dir) / ".uploads"
@@ -175,8 +156,7 @@ class UploadCheckpoint(Hook):
             return
         if left_out:
             log.warning(
-                "UploadCheckpoint: %s is uploaded without %s: only plain files and folders of others can be "
-                "copied.",
+                "UploadCheckpoint: %s is uploaded without %s: only plain files and folders can be copied.",
                 path.name,
                 ", ".join(map(printable, left_out)),
             )
@@ -192,14 +172,14 @@ class UploadCheckpoint(Hook):
             shutil.rmtree(dropped[0], ignore_errors=True)
             self._give_up(dropped[1], f"{self.max_waiting} newer ones are waiting")
         if not self._is_in_run:
-            self._finish()  # asked for when the run is over: no teardown follows that would wait
+            self._finish()  # saved after the run: no teardown follows
 
     def teardown(self) -> None:
         self._is_in_run = False
         self._finish()
 
     def _finish(self) -> None:
-        """Wait for what is left."""
+        """Wait for the queued uploads."""
         thread = self._thread
         if thread is None:
             return
@@ -264,7 +244,7 @@ class UploadCheckpoint(Hook):
             remove_folder(self._fs, below(self._root, self.uploaded[0]))
             self.uploaded = self.uploaded[1:]
 
-    # ---- words ---------------------------------------------------------------------------------------------
+    # ---- messages ------------------------------------------------------------------------------------------
 
     def _give_up(self, name: str, why: Any) -> None:
         self.failed.append(name)
@@ -275,24 +255,24 @@ class UploadCheckpoint(Hook):
         return self._url.partition("://")[0]
 
     def _clean(self, why: Any) -> str:
-        """An error's text without the secrets that the URL may hold."""
+        """Return an error's text without the secrets of the URL."""
         return redact(f"{type(why).__name__}: {why}" if isinstance(why, BaseException) else why, self._url)
 
     def state_dict(self) -> dict[str, Any]:
         return {"uploaded": list(self.uploaded)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # the oldest of them is removed some day: nothing but a plain name may lead there
+        # accept plain names only, because the oldest uploads are removed later
         self.uploaded = [
             name for name in state["uploaded"] if isinstance(name, str) and Path(name).name == name
         ]
 
 
 def _take_snapshot(source: Path, target: Path) -> list[str]:
-    """Keep the files under a second name: removing or replacing the checkpoint does not disturb the upload.
+    """Link or copy the files, so that removing or replacing the checkpoint does not disturb the upload.
 
-    Our files never change, so a link is enough; others are copied. Returns what cannot be, by its path in the
-    checkpoint.
+    Files of a checkpoint never change, so a link is enough; other files are copied. Return the paths that
+    cannot be copied.
     """
     shutil.rmtree(target, ignore_errors=True)
     left_out = []
@@ -313,7 +293,7 @@ def _is_copied(source: Path, target: Path) -> bool:
     try:
         shutil.copy2(source, target)
     except OSError:
-        target.unlink(missing_ok=True)  # half of it
+        target.unlink(missing_ok=True)  # incomplete
         return False
     return True
 

@@ -1,6 +1,4 @@
-"""Messages about a run to Slack, or whatever takes the same JSON. The address is a secret, and a failure
-never matters.
-"""
+"""Post messages about a run to Slack, or to a service with the same JSON. The address is a secret."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ TEMPLATES = {
     "training_end": "{module} on {host}: training {status} in epoch {epoch}, step {step}. {reason} {metrics}",
     "exception": "{module} on {host}: {stage} ended in epoch {epoch}, step {step} by {exception}",
 }
-"""What can be told, and in which words."""
+"""Events and their messages."""
 SAMPLE = {
     "event": "",
     "module": "",
@@ -51,9 +49,8 @@ class Webhook(Hook):
     """Posts `{"text": ...}` when training ends or fails and when a metric is the best so far; see `TEMPLATES`
     for more.
 
-    Messages go out from a thread of their own; those that cannot wait in its queue are dropped, redirects are
-    not followed, nothing is tried twice. The address is never shown: not in logs, errors, dumps or
-    checkpoints.
+    A thread sends the messages. It drops messages when its queue is full, does not follow redirects, and does
+    not retry. Logs, errors, dumps and checkpoints do not show the address.
     """
 
     tier = "builtin"
@@ -72,9 +69,8 @@ class Webhook(Hook):
     ) -> None:
         """`url`: the address, or `env:NAME` to take it from an environment variable.
 
-        `template`: the words for every event, or a mapping from events to words. `monitor`, `mode`: what
-        `best_model` is about. `timeout`: seconds a request may take, and the end of a run may wait for
-        messages that are on their way.
+        `template`: the message of every event, or a mapping from events to messages. `monitor`, `mode`: the
+        metric of `best_model`. `timeout`: seconds for a request, and for queued messages at the end of a run.
         """
         address = Secret(url)
         url = ""  # an error below may be shown with the variables of this function
@@ -92,40 +88,40 @@ class Webhook(Hook):
 
     def setup(self, stage: str) -> None:
         if stage == "fit":
-            self.best = None  # a resumed run gets its own back next
+            self.best = None  # a resumed run gets it from load_state_dict next
 
     def on_train_start(self, state: Any) -> None:
-        self._tell("training_start", state)
+        self._notify("training_start", state)
 
     def on_train_epoch_end(self, state: Any) -> None:
-        self._tell("epoch_end", state)
+        self._notify("epoch_end", state)
 
     def on_validation_end(self, state: Any, sanity_checking: bool) -> None:
         if sanity_checking:
             return
-        self._tell("validation_end", state)
+        self._notify("validation_end", state)
         if "best_model" in self.notify_on and state.stage == "fit":
-            self._judge(state)
+            self._notify_if_best(state)
 
     def on_checkpoint_save(self, state: Any, path: Any, reason: str) -> None:
-        self._tell("checkpoint", state, path=shown(path), reason=reason)
+        self._notify("checkpoint", state, path=shown(path), reason=reason)
 
     def on_train_end(self, state: Any) -> None:
-        self._tell("training_end", state, reason=state.stop_reason)
+        self._notify("training_end", state, reason=state.stop_reason)
 
     def on_exception(self, state: Any, exception: BaseException) -> None:
-        self._tell("exception", state, exception=redact(f"{type(exception).__name__}: {exception}")[:500])
+        self._notify("exception", state, exception=redact(f"{type(exception).__name__}: {exception}")[:500])
 
     def teardown(self) -> None:
         self._outbox.close()
 
-    def _judge(self, state: Any) -> None:
+    def _notify_if_best(self, state: Any) -> None:
         value = self.watch.find(state.metrics)
         if value is not None and self.watch.is_better(value, self.best):
             self.best = value
-            self._tell("best_model", state)
+            self._notify("best_model", state)
 
-    def _tell(self, event: str, state: Any, **more: str) -> None:
+    def _notify(self, event: str, state: Any, **more: str) -> None:
         if event not in self.notify_on:
             return
         metrics = state.metrics.read()
@@ -151,11 +147,11 @@ class Webhook(Hook):
         self._outbox.put("POST", json.dumps({"text": text.strip()}).encode())
 
 
-# ---- what the user wrote -----------------------------------------------------------------------------------
+# ---- events and templates of the user ----------------------------------------------------------------------
 
 
 class _Unknown:
-    """A field nobody filled, whatever its format."""
+    """A field without a value, shown as '?' in any format."""
 
     def __format__(self, spec: str) -> str:
         return "?"

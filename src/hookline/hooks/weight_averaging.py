@@ -1,59 +1,52 @@
-"""A running average of the weights: used to evaluate, kept beside the weights that are trained."""
+"""Average the weights during training, and evaluate with the average."""
 
 from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
-from hookline.engine.checks import check_bool, check_choice, check_number
+from hookline.engine.checks import Number, checked_parameters
 from hookline.engine.filters import When
 from hookline.engine.hook import Hook
 from hookline.util.errors import OptionError
-
-KINDS = ("ema", "swa")
-BUFFERS = ("keep", "average")
 
 
 class WeightAveraging(Hook):
     """Averages the weights while they are trained: exponentially ('ema') or evenly over all updates ('swa').
 
-    Validation, test and prediction use the average; the trained weights come back afterwards bit for bit. A
-    checkpoint holds the trained weights as the module's, the average as this hook's state, and which of them
-    evaluations use: `load_weights`, `load_from_checkpoint` and `hookline checkpoint export` take those.
+    Validation, test and prediction use the average, and restore the trained weights bit for bit. A checkpoint
+    holds the trained weights as the module's, the average as this hook's state, and which of them evaluations
+    use: `load_weights`, `load_from_checkpoint` and `hookline checkpoint export` load those.
     """
 
     tier = "builtin"
 
+    @checked_parameters
     def __init__(
         self,
-        kind: str = "ema",
-        decay: float = 0.999,
+        kind: Literal["ema", "swa"] = "ema",
+        decay: Annotated[float, Number(0.0, 1.0)] = 0.999,
         start: int | str | None = None,
         every: int | str = 1,
-        buffers: str = "keep",
+        buffers: Literal["keep", "average"] = "keep",
         use_for_evaluation: bool = True,
         swap_at_end: bool = False,
         name: str | None = None,
     ) -> None:
-        """Say how to average.
+        """Choose the kind of average and the steps.
 
-        kind: 'ema' or 'swa'. decay: how much of the average stays at each update, for 'ema'.
-        start: when to begin, such as '1000 steps' or '3 epochs'; None: at once. every: how often, such as 10
+        kind: 'ema' or 'swa'. decay: the weight of the old average at each update, for 'ema'.
+        start: when to begin, such as '1000 steps' or '3 epochs'; None: at step 0. every: interval, such as 10
         or '10 steps'. buffers: 'keep' evaluates with the newest buffers (running statistics), 'average'
         averages them too. use_for_evaluation: evaluate with the average. swap_at_end: leave the average in
         the module when the run is over.
         """
         super().__init__(name)
-        check_choice("WeightAveraging: kind", kind, KINDS)
-        check_choice("WeightAveraging: buffers", buffers, BUFFERS)
-        check_number("WeightAveraging: decay", decay, 0.0, 1.0)
-        check_bool("WeightAveraging: use_for_evaluation", use_for_evaluation)
-        check_bool("WeightAveraging: swap_at_end", swap_at_end)
         self.kind, self.decay, self.buffers = kind, decay, buffers
         self.use_for_evaluation, self.swap_at_end = use_for_evaluation, swap_at_end
         self._mix: Any = get_ema_multi_avg_fn(decay) if kind == "ema" else get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]
@@ -61,11 +54,11 @@ class WeightAveraging(Hook):
         self.averages: dict[str, Tensor] = {}
         self.updates = 0
         self._stash: dict[str, Tensor] = {}
-        """The trained weights, while the average is in their place."""
+        """The trained weights, while the module has the average."""
         self._module: Any = lambda: None
-        """The module that the average is of."""
+        """The averaged module."""
         self._is_loaded = False
-        """Whether the average is from a checkpoint, and so of the module that is evaluated next."""
+        """Whether the average was loaded from a checkpoint, for the module that is evaluated next."""
 
     def setup(self, stage: str, module: Any, hooks: Any) -> None:
         others = [
@@ -100,13 +93,13 @@ class WeightAveraging(Hook):
         self.updates += 1
 
     def _tensors(self, module: Any) -> dict[str, Tensor]:
-        """What is averaged, by name."""
+        """Return the averaged tensors by name."""
         found = {name: each for name, each in module.named_parameters() if each.is_floating_point()}
         if self.buffers == "average":
             found.update((name, each) for name, each in module.named_buffers() if each.is_floating_point())
         return found
 
-    # ---- in and out ----------------------------------------------------------------------------------------
+    # ---- swapping ------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _swap_in(self, module: Any) -> None:
@@ -148,7 +141,7 @@ class WeightAveraging(Hook):
         self._swap_out()
 
     def on_exception(self) -> None:
-        self._swap_out()  # an evaluation failed in the middle
+        self._swap_out()  # an evaluation failed
 
     @torch.no_grad()
     def on_fit_end(self, module: Any) -> None:
@@ -158,8 +151,8 @@ class WeightAveraging(Hook):
             self._module, self._is_loaded = lambda: None, False  # it has the average already
 
     def weights_replaced(self, module: Any) -> None:
-        """Evaluate this module as it is from now on: it has got the weights of a checkpoint, which may be an
-        older average.
+        """Evaluate this module with its own weights: they were loaded from a checkpoint and may be an older
+        average.
         """
         if self._module() is module:
             self._module, self._is_loaded = lambda: None, False
@@ -183,5 +176,5 @@ class WeightAveraging(Hook):
 
 
 def _wide(value: Tensor) -> torch.dtype:
-    """Half precision would swallow the small steps of an average."""
+    """Return float32 for half precision, which cannot represent the small steps of an average."""
     return torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else value.dtype

@@ -1,4 +1,4 @@
-"""A loop that is written on Accelerate."""
+"""`Line` for a loop that is written on Accelerate."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hookline.loggers import Logger
 
 
 class AcceleratedLine(Line):
-    """A line whose backward, clipping and place among the ranks are the accelerator's, which is
-    `trainer.outer` for hooks.
+    """A line that takes backward, clipping and the rank from the accelerator, which hooks find as
+    `trainer.outer`.
     """
 
     def __init__(
@@ -27,26 +27,26 @@ class AcceleratedLine(Line):
         logger: Any = None,
         **options: Any,
     ) -> None:
-        """logger: as of `Line`; by default what the accelerator tracks with, if it was told to."""
+        """logger: as of `Line`; by default the accelerator's trackers, if it has any."""
         tracked = [Trackers(accelerator)] if logger is None and accelerator.log_with else False
         self.outer = accelerator
         self._prepared: list[Any] = []
         self._norm: Tensor | None = None
-        """Of gradients that were unscaled for hooks to see, and are about to be clipped."""
+        """The norm of gradients that were unscaled for hooks and are about to be clipped."""
         super().__init__(
             module, optimizers, logger=tracked if logger is None else logger, host=ACCELERATE, **options
         )
 
     def attach(self, module: nn.Module, optimizers: Any = (), schedulers: Any = ()) -> None:
-        """Say whose training it is; as they are, or as the accelerator has prepared them."""
+        """Set what is trained: the plain objects, or those that the accelerator has prepared."""
         accelerator = self.outer
         super().attach(accelerator.unwrap_model(module), optimizers, schedulers)
-        self.place(accelerator.device, module)
-        self.take_place(accelerator.process_index, accelerator.local_process_index, accelerator.num_processes)
+        self.set_device(accelerator.device, module)
+        self.set_rank(accelerator.process_index, accelerator.local_process_index, accelerator.num_processes)
 
     def prepare(self, *given: Any) -> Any:
-        """`accelerator.prepare`: the model, the optimizers and the schedulers among them are those of this
-        training.
+        """Call `accelerator.prepare` and attach the model, the optimizers and the schedulers among the
+        results.
         """
         prepared = self.outer.prepare(*given)
         every = prepared if isinstance(prepared, tuple) else (prepared,)
@@ -63,19 +63,19 @@ class AcceleratedLine(Line):
         return prepared
 
     def differentiate(self, loss: Tensor, **options: Any) -> None:
-        """`accelerator.backward`, which divides by the accumulation and scales."""
+        """Call `accelerator.backward`, which divides by the accumulation and scales."""
         self.outer.backward(loss, **options)
 
     def unscale(self, parameters: list[Any]) -> None:
-        """Where there is a scaler: `accelerator.clip_grad_norm_` with no limit, which
-        unscales and measures.
+        """Call `accelerator.clip_grad_norm_` without a limit if there is a scaler: it unscales and
+        measures.
         """
         self._norm = (
             None if self.outer.scaler is None else self.outer.clip_grad_norm_(parameters, float("inf"))
         )
 
     def clip(self, parameters: list[Any], max_norm: float) -> Tensor:
-        """`accelerator.clip_grad_norm_`, or the rest of it."""
+        """Call `accelerator.clip_grad_norm_`, or clip by the norm that `unscale` has measured."""
         if self._norm is None:
             norm: Tensor = self.outer.clip_grad_norm_(parameters, max_norm)
             return norm
@@ -84,7 +84,7 @@ class AcceleratedLine(Line):
 
 
 class Trackers(Logger):
-    """Rows go to whatever the accelerator tracks with."""
+    """A logger that writes rows to the accelerator's trackers."""
 
     queued = False
 
@@ -92,5 +92,5 @@ class Trackers(Logger):
         self.accelerator = accelerator
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
-        """One row."""
+        """Write one row."""
         self.accelerator.log({"epoch": epoch, **metrics}, step=step)

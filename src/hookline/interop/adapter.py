@@ -1,5 +1,5 @@
-"""How a dialect's hooks are heard: by the names of facts like any hook, and otherwise by their documented
-place.
+"""Call the hooks of a dialect in Hookline's plan: with facts by name, and otherwise with its documented
+arguments by position.
 """
 
 from __future__ import annotations
@@ -14,36 +14,34 @@ from hookline.engine.events import EVENTS
 from hookline.engine.hook import Hook
 
 Reader = Callable[[Any], Any]
-"""From a fact as Hookline has it to what the dialect's document says it is."""
+"""Converts a fact of Hookline to the value that the dialect documents."""
 MARKS = ("__hookline_on__", "__hookline_no_event__")
-"""Functions that are adapted already, or that the user has marked as something else."""
+"""Attributes of functions that are adapted already, or that the user has marked as not an event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One method of a dialect: which event it is, and its arguments in the order in which its document passes
-    them.
-    """
+    """A method of a dialect: its event, and its arguments in the order in which the dialect passes them."""
 
     event: str
     arguments: tuple[str, ...] = ()
     reads: Mapping[str, Reader] = field(default_factory=dict)
     in_sanity_check: bool = True
-    """Other systems have no sanity check, so what hears of evaluations should not mistake it for one."""
+    """Whether it is called in the sanity check; systems that have none would count it as an evaluation."""
     other_forms: tuple[tuple[str, ...], ...] = ()
-    """Further lists of arguments in which people have written the method, and call it."""
+    """Further argument lists with which the method is written and called."""
 
     @property
     def forms(self) -> tuple[tuple[str, ...], ...]:
-        """All of them, the documented one first."""
+        """Return all argument lists, the documented one first."""
         return (self.arguments, *self.other_forms)
 
 
 class DialectHook(Hook):
-    """Base of the hook classes of dialects.
+    """The base of a dialect's hook classes.
 
-    A method that is called directly, as a test or a loop of one's own does, takes what it is written to take,
-    or, where there are several forms, all that one of them passes.
+    A method that is called directly, as a test or a hand-written loop does, takes the arguments that it
+    declares. If it has several forms, it also accepts all arguments of one of them.
     """
 
     __hookline_base__: ClassVar[bool] = True
@@ -55,8 +53,8 @@ class DialectHook(Hook):
 
 
 def adapt_methods(cls: type, rows: Mapping[str, Row]) -> None:
-    """Let the plan find what a class overrides of these methods; for a hook, and for a module or data module
-    of a dialect.
+    """Make the methods that a class overrides listen to their events; for hooks, modules and data modules of
+    a dialect.
     """
     for method, row in rows.items():
         written_in = next((each for each in cls.__mro__ if method in vars(each)), Hook)
@@ -71,40 +69,40 @@ def adapt_methods(cls: type, rows: Mapping[str, Row]) -> None:
 
 
 def _adapted(function: Callable[..., Any], method: str, row: Row) -> Callable[..., Any]:
-    """The same method for the plan: it asks for facts by their names and gets them as the
-    dialect has them.
-    """
-    asks = _Asks(function, row)
+    """Return the method for the plan: it requests facts by name and receives them as the dialect has them."""
+    arguments = _Arguments(function, row)
     event = EVENTS[row.event]
-    means_the_same = method in (event.name, *event.spellings) and row.in_sanity_check
-    picks = asks.picks()
-    if means_the_same and not picks and not any(name in row.reads for name in asks.facts):
-        if not asks.by_place:
-            return function  # nothing stands in between
-        if len(asks.passed) == len(asks.order) == len(asks.facts):
+    is_same_event = method in (event.name, *event.spellings) and row.in_sanity_check
+    picks = arguments.picks()
+    if is_same_event and not picks and not any(name in row.reads for name in arguments.facts):
+        if not arguments.by_position:
+            return function  # no wrapper is needed
+        if len(arguments.passed) == len(arguments.order) == len(arguments.facts):
             named: Any = function
-            named.__signature__ = asks.signature_in_order()
+            named.__signature__ = arguments.signature_in_order()
             named.__hookline_on__ = [row.event]
             return function
-    directly = _taking_all(function, picks) if picks else function
+    directly = _accepting_longer_forms(function, picks) if picks else function
     skip = "" if row.in_sanity_check else "None if sanity_checking else "
-    # whoever calls it directly gives no `sanity_checking`, and gets the user's method as it is
+    # a direct call does not pass `sanity_checking` and reaches the user's method itself
     source = (
         "lambda f, d, r: lambda self, *given, sanity_checking=None, **named: "
         f"d(self, *given, **named) if sanity_checking is None else "
-        f"{skip}f({', '.join(['self', *asks.passed])})"
+        f"{skip}f({', '.join(['self', *arguments.passed])})"
     )
-    heard: Any = functools.wraps(function)(
+    adapted: Any = functools.wraps(function)(
         eval(compile(source, "<hookline dialect>", "eval"))(function, directly, row.reads)
     )
-    heard.__signature__ = asks.signature()
-    heard.__hookline_on__ = [row.event]
-    return heard  # type: ignore[no-any-return]
+    adapted.__signature__ = arguments.signature()
+    adapted.__hookline_on__ = [row.event]
+    return adapted  # type: ignore[no-any-return]
 
 
-def _taking_all(function: Callable[..., Any], picks: dict[int, tuple[int, ...]]) -> Callable[..., Any]:
+def _accepting_longer_forms(
+    function: Callable[..., Any], picks: dict[int, tuple[int, ...]]
+) -> Callable[..., Any]:
     @functools.wraps(function)
-    def taking_all(self: Any, *given: Any, **named: Any) -> Any:
+    def accept_longer_forms(self: Any, *given: Any, **named: Any) -> Any:
         pick = picks.get(len(given))
         return (
             function(self, *given, **named)
@@ -112,14 +110,14 @@ def _taking_all(function: Callable[..., Any], picks: dict[int, tuple[int, ...]])
             else function(self, *[given[at] for at in pick], **named)
         )
 
-    return taking_all
+    return accept_longer_forms
 
 
-class _Asks:
-    """The facts that a method asks for, and the source of the arguments it is called with.
+class _Arguments:
+    """The facts that a method requests, and the source of the arguments that it is called with.
 
-    A parameter whose name is no fact has the documented argument of its place, or the next one that nobody
-    names. What is left over keeps its name, for the binding to refuse it, or its default.
+    A parameter whose name is not a fact gets the documented argument at its position, or the next one that no
+    parameter names. Any other parameter keeps its default, or its name, which the binding then rejects.
     """
 
     def __init__(self, function: Callable[..., Any], row: Row) -> None:
@@ -127,8 +125,8 @@ class _Asks:
         self.facts: list[str] = []
         self.passed: list[str] = []
         self.order: list[str] = []
-        """The facts in the places where it takes them."""
-        self.by_place = False
+        """The facts in the order in which the method takes them."""
+        self.by_position = False
         parameters = list(inspect.signature(function).parameters.values())[1:]
         known = {each.name: EVENTS.fact(each.name, EVENTS[row.event]) for each in parameters}
         named = {fact.name for fact in known.values() if fact is not None}
@@ -139,31 +137,31 @@ class _Asks:
         form = next(
             (each for each in row.forms if len(each) == len(listed) and not self.takes_rest), row.arguments
         )
-        self.waiting = [name for name in form if name not in named]
-        for place, each in enumerate(parameters):
+        self.unassigned = [name for name in form if name not in named]
+        for position, each in enumerate(parameters):
             fact = known[each.name]
             keyword = f"{each.name}=" if each.kind is each.KEYWORD_ONLY else ""
             if each.kind is each.VAR_POSITIONAL:
-                for name in list(self.waiting):
-                    self._take_place(name)
+                for name in list(self.unassigned):
+                    self._take_positional(name)
             elif fact is not None:
                 self._take(fact.name, keyword)
-            elif self.waiting and not keyword and each.kind is not each.VAR_KEYWORD:
-                here = form[place : place + 1]
-                if here and here[0] in self.waiting:
-                    self._take_place(here[0])
+            elif self.unassigned and not keyword and each.kind is not each.VAR_KEYWORD:
+                here = form[position : position + 1]
+                if here and here[0] in self.unassigned:
+                    self._take_positional(here[0])
                 elif each.default is each.empty:
-                    self._take_place(self.waiting[0])
+                    self._take_positional(self.unassigned[0])
                 else:
                     break
             elif each.default is each.empty and each.kind is not each.VAR_KEYWORD:
                 self._take(each.name, keyword)
             elif not keyword:
-                break  # from here on everything keeps its default
+                break  # the remaining parameters keep their defaults
 
-    def _take_place(self, name: str) -> None:
-        self.by_place = True
-        self.waiting.remove(name)
+    def _take_positional(self, name: str) -> None:
+        self.by_position = True
+        self.unassigned.remove(name)
         self._take(name)
 
     def _take(self, name: str, keyword: str = "") -> None:
@@ -178,9 +176,7 @@ class _Asks:
         self.passed.append(keyword + (f"r[{name!r}]({value})" if name in self.row.reads else value))
 
     def picks(self) -> dict[int, tuple[int, ...]]:
-        """Which of the arguments it takes if it is called directly with all of a form that is longer than its
-        own.
-        """
+        """Return, by number of arguments, which of them a direct call with a longer form passes on."""
         if not self.row.other_forms or self.takes_rest or len(self.passed) != len(self.order):
             return {}
         return {
@@ -190,19 +186,19 @@ class _Asks:
         }
 
     def signature_in_order(self) -> inspect.Signature:
-        """For the binding: the facts in the places where the method takes them."""
-        places = [
+        """Return a signature with the facts in the order in which the method takes them."""
+        parameters = [
             inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *self.facts)
         ]
-        return inspect.Signature(places)
+        return inspect.Signature(parameters)
 
     def signature(self) -> inspect.Signature:
-        """The same, and the fact that tells the plan's calls from others'."""
+        """Return the same with `sanity_checking`, which only the plan passes."""
         mark = inspect.Parameter("sanity_checking", inspect.Parameter.KEYWORD_ONLY)
         return inspect.Signature([*self.signature_in_order().parameters.values(), mark])
 
 
-# ---- What the adapters of other packages' callbacks have in common
+# ---- Common to the adapters of other packages' callbacks
 
 
 SETTINGS: Mapping[str, Callable[[Any], bool]] = {
@@ -212,13 +208,11 @@ SETTINGS: Mapping[str, Callable[[Any], bool]] = {
     "ranks": lambda given: isinstance(given, str | set | frozenset),
     "on_error": lambda given: isinstance(given, str),
 }
-"""What hooks of Hookline are told about themselves; a callback may have something else of this name for its
-own use.
-"""
+"""The attributes of a Hookline hook, with a check: a callback may use the same name for something else."""
 
 
 class AdoptedCallback:
-    """Stands for one callback among the hooks, with the attributes of a hook."""
+    """Represents one callback among the hooks, with the attributes of a hook."""
 
     kind = ""
     name = ""
@@ -241,20 +235,22 @@ class AdoptedCallback:
                 setattr(self, setting, given)
 
     def usual_tier(self) -> str:
-        """Whom it is called among, if nobody says otherwise."""
+        """Return the tier if the callback does not set one."""
         return "user"
 
     def _set_on_original(self, name: str) -> Any:
-        """What the instance has of this name, or its classes down to the package's base."""
+        """Return the attribute of the instance or of its classes below the package's base, or None."""
         classes = type(self.original).__mro__
         spaces = [vars(self.original), *(vars(cls) for cls in classes[: classes.index(self.base)])]
         return next((each[name] for each in spaces if name in each), None)
 
     def overrides(self, method: str) -> bool:
-        """Whether the callback's class, or the instance itself (a LambdaCallback), has its own."""
+        """Return whether the callback's class or the instance itself (a LambdaCallback) defines the
+        method.
+        """
         return method in vars(self.original) or getattr(type(self.original), method, None) is not getattr(
             self.base, method, None
         )
 
     def before_optimizers(self) -> None:
-        """A checkpoint's optimizers are put back next."""
+        """Prepare for the optimizers of a checkpoint, which are restored next."""

@@ -12,7 +12,7 @@ __all__ = ["accelerate", "lightning", "transformers"]
 
 
 def lightning(hooks: Iterable[Any], **options: Any) -> Any:
-    """A Lightning callback that lets these hooks hear the run:
+    """Return a Lightning callback that runs these hooks:
     `Trainer(callbacks=[hookline.hosts.lightning(hooks)])`.
 
     options: logger, run_dir, config, accounting, log_every_n_steps and on_save_error, as of `hookline.Line`.
@@ -23,11 +23,11 @@ def lightning(hooks: Iterable[Any], **options: Any) -> Any:
 
 
 def transformers(hooks: Iterable[Any], **options: Any) -> Any:
-    """A transformers.TrainerCallback that lets these hooks hear the run: pass it in
-    `Trainer(callbacks=[...])`.
+    """Return a transformers.TrainerCallback that runs these hooks: pass it in `Trainer(callbacks=[...])`.
 
-    transformers tells no callback of an exception: `with callback: trainer.train()` does, and tears the hooks
-    down. options: logger, run_dir, config, accounting, count_tokens and on_save_error, as of `hookline.Line`.
+    transformers does not report exceptions to callbacks. `with callback: trainer.train()` does, and tears the
+    hooks down. options: logger, run_dir, config, accounting, count_tokens and on_save_error, as of
+    `hookline.Line`.
     """
     from hookline.interop.transformers.host import make_callback
 
@@ -37,11 +37,11 @@ def transformers(hooks: Iterable[Any], **options: Any) -> Any:
 def accelerate(
     accelerator: Any, module: Any = None, optimizers: Any = (), *, hooks: Iterable[Any] = (), **options: Any
 ) -> AcceleratedLine:
-    """A `Line` for a loop on Accelerate: `backward` and `clip_gradients` go through the accelerator, rows to
-    its trackers.
+    """Return a `Line` for a loop on Accelerate: `backward` and `clip_gradients` go through the accelerator,
+    rows to its trackers.
 
-    `model, optimizer, loader = line.prepare(model, optimizer, loader)` prepares and takes note; or pass what
-    is prepared already.
+    `model, optimizer, loader = line.prepare(model, optimizer, loader)` prepares and attaches them; or pass
+    prepared objects.
     """
     from hookline.interop.accelerate import AcceleratedLine
 

@@ -1,9 +1,8 @@
-"""KempnerForge's hooks: `TrainingHook`, `StepContext`, `HookRunner`. Change the import line, and both its
-ways work.
+"""KempnerForge's hooks: `TrainingHook`, `StepContext`, `HookRunner`. Change the import line, and both ways to
+use them work.
 
-In a training script of one's own a `HookRunner` calls them; in `hookline.Trainer(hooks=[...])` they are hooks
-like any other, and may also listen where KempnerForge would need a fork: to gradients, the optimizer's step,
-the loss.
+In your own training script a `HookRunner` calls them. In `hookline.Trainer(hooks=[...])` they are hooks like
+any other, and may also listen to events that KempnerForge lacks: gradients, the optimizer's step, the loss.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["HookRunner", "StepContext", "TrainingHook"]
 
 
 def eval_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """An evaluation's results as KempnerForge names them: `val/loss` or `val_loss` is `eval/loss`;
+    """Return an evaluation's results under KempnerForge's names: `val/loss` or `val_loss` is `eval/loss`;
     `eval/perplexity` is added.
     """
     found = {
@@ -46,8 +45,8 @@ ROWS: Mapping[str, Row] = {
 
 
 class TrainingHook(DialectHook):
-    """Override what you need. Other events of Hookline may be overridden too; a runner refuses those, a
-    trainer has them.
+    """Override what you need. Other events of Hookline may be overridden too: a trainer calls them, a runner
+    rejects them.
     """
 
     __hookline_base__: ClassVar[bool] = True
@@ -74,7 +73,7 @@ class TrainingHook(DialectHook):
 
 
 class HookRunner:
-    """Calls hooks in the order of a list, from a training script of one's own. Without hooks a call is one
+    """Calls hooks in the order of a list, from your own training script. Without hooks a call is one
     branch.
     """
 
@@ -84,35 +83,35 @@ class HookRunner:
             _check(hook)
 
     def on_train_begin(self, config: Any) -> None:
-        """Once, before the loop."""
+        """Call the hooks once, before the loop."""
         if not self.hooks:
             return
         for hook in self.hooks:
             hook.on_train_begin(config)
 
     def on_step_end(self, ctx: StepContext) -> None:
-        """After every optimizer update."""
+        """Call the hooks after every optimizer update."""
         if not self.hooks:
             return
         for hook in self.hooks:
             hook.on_step_end(ctx)
 
     def on_eval_end(self, metrics: dict[str, float], step: int) -> None:
-        """After every evaluation."""
+        """Call the hooks after every evaluation."""
         if not self.hooks:
             return
         for hook in self.hooks:
             hook.on_eval_end(metrics, step)
 
     def on_checkpoint_save(self, step: int, path: str) -> None:
-        """After a checkpoint was written."""
+        """Call the hooks after a checkpoint was written."""
         if not self.hooks:
             return
         for hook in self.hooks:
             hook.on_checkpoint_save(step, path)
 
     def on_train_end(self, step: int, tokens_seen: int) -> None:
-        """Once, after the loop."""
+        """Call the hooks once, after the loop."""
         if not self.hooks:
             return
         for hook in self.hooks:
@@ -120,38 +119,38 @@ class HookRunner:
 
 
 def _check(hook: Any) -> None:
-    """A hook that the runner could not call, or would call with the wrong things, is refused before the loop
-    begins.
-    """
+    """Reject a hook that the runner could not call, or would call with wrong arguments."""
     if not isinstance(hook, TrainingHook):
         made = f"{hook.__name__}()" if inspect.isclass(hook) else "a class derived from TrainingHook"
         raise HookError(
-            f"HookRunner takes instances of TrainingHook, not {hook!r}. Pass {made}; hooks of another kind "
-            "belong into hookline.Trainer(hooks=[...])."
+            f"HookRunner takes instances of TrainingHook, not {hook!r}. Pass {made}; pass hooks of another "
+            "kind to hookline.Trainer(hooks=[...])."
         )
     for method, _ in event_methods(hook, "H", EVENTS, check=True):
         if method not in ROWS:
             raise HookError(
-                f"{type(hook).__name__}.{method} would never be called: HookRunner has {', '.join(ROWS)}. "
-                "hookline.Trainer(hooks=[...]) has every event."
+                f"{type(hook).__name__}.{method} would never be called: HookRunner calls {', '.join(ROWS)}. "
+                "hookline.Trainer(hooks=[...]) calls every event."
             )
     for method, row in ROWS.items():
         _check_order(f"{type(hook).__name__}.{method}", inspect.unwrap(getattr(type(hook), method)), row)
 
 
 def _check_order(where: str, function: Any, row: Row) -> None:
-    """The runner passes by place, so a parameter that names another fact would get the wrong one without a
-    word.
+    """Reject a parameter that names another fact than the one at its position, because the runner passes by
+    position.
     """
     documented, signature = ", ".join(row.arguments), inspect.signature(function)
     try:
         signature.bind("self", *row.arguments)
     except TypeError as error:
-        raise HookError(f"{where} is called with ({documented}), which it cannot take: {error}.") from None
+        raise HookError(
+            f"{where} is called with ({documented}), which it does not accept: {error}."
+        ) from None
     for argument, parameter in zip(row.arguments, list(signature.parameters)[1:], strict=False):
         meant = EVENTS.fact(parameter, EVENTS[row.event])
         if meant is not None and meant.name != argument:
             raise HookError(
                 f"{where}: HookRunner passes ({documented}) in this order, so {parameter!r} would be the "
-                f"{argument}. Put it in its place; hookline.Trainer(hooks=[...]) also gives facts by name."
+                f"{argument}. Change the order; hookline.Trainer(hooks=[...]) also passes facts by name."
             )

@@ -1,5 +1,5 @@
 """Keras callbacks among Hookline's hooks, unchanged: EarlyStopping, CSVLogger, LearningRateScheduler, and
-people's own.
+your own.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import nn
 from hookline.engine.binding import Binding, Caller
 from hookline.engine.events import EventTable
 from hookline.engine.listener import Listener, refuse_misspelled
-from hookline.engine.source_text import asked_of
+from hookline.engine.source_text import attributes_read
 from hookline.interop.adapter import AdoptedCallback
 from hookline.util.errors import HookError
 
-# ---- What Keras callbacks see as `self.model` in a Hookline run, and metrics under Keras' names
+# ---- What `self.model` is in a Hookline run, and metrics under Keras' names
 
 
 class ModelView:
-    """The module of the run, with what callbacks do to a Keras model."""
+    """The module of the run, with the attributes that callbacks use of a Keras model."""
 
     def __init__(self) -> None:
         self._state: Any = None
@@ -35,7 +35,7 @@ class ModelView:
 
     @property
     def stop_training(self) -> bool:
-        """Set to True, the run ends at the next batch boundary."""
+        """Return whether the run is to stop; set to True, the run ends at the next batch boundary."""
         return bool(self._state.should_stop)
 
     @stop_training.setter
@@ -44,49 +44,49 @@ class ModelView:
             self._state.request_stop("a Keras callback set model.stop_training")
 
     def get_weights(self) -> list[Any]:
-        """Copies of all weights and buffers, as arrays."""
+        """Return copies of all weights and buffers, as arrays."""
         return [_array(each.detach().cpu()) for each in self._state.module.state_dict().values()]
 
     def set_weights(self, weights: list[Any]) -> None:
-        """Put such copies back."""
+        """Copy such arrays into the weights and buffers."""
         with torch.no_grad():
             for tensor, values in zip(self._state.module.state_dict().values(), weights, strict=True):
                 tensor.copy_(torch.as_tensor(values))
 
     def __getattr__(self, name: str) -> Any:
-        """Anything else is the module's own."""
+        """Return any other attribute from the module."""
         if name.startswith("_") or self._state is None:
             raise AttributeError(name)
         return getattr(self._state.module, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module itself."""
+        """Call the module."""
         return self._state.module(*args, **kwargs)
 
 
 class Rate(float):
-    """A learning rate, with what callbacks do to a variable of Keras."""
+    """A learning rate with the methods that callbacks call on a variable of Keras."""
 
     owner: OptimizerView
 
     def assign(self, rate: Any) -> None:
-        """Set it."""
+        """Set the learning rate of the optimizer."""
         self.owner.learning_rate = rate
 
     def numpy(self) -> float:
-        """The number."""
+        """Return the number."""
         return float(self)
 
 
 class OptimizerView:
-    """The first optimizer, by its learning rate."""
+    """The learning rate and the number of updates of the first optimizer."""
 
     def __init__(self, state: Any) -> None:
         object.__setattr__(self, "_state", state)
 
     @property
     def learning_rate(self) -> Rate:
-        """Of the first parameter group; setting it sets all groups."""
+        """Return the rate of the first parameter group; setting it sets all groups."""
         rate = Rate(self._state.optimizers[0].param_groups[0]["lr"])
         rate.owner = self
         return rate
@@ -103,33 +103,37 @@ class OptimizerView:
 
     @property
     def iterations(self) -> int:
-        """Updates so far."""
+        """Return the number of updates so far."""
         return int(self._state.step)
 
     def __getattr__(self, name: str) -> Any:
-        """Only reached for what is not there. Keras itself looks for `optimizers` and `inner_optimizer`."""
+        """Reject attributes that a Hookline run does not have. Keras itself tests for `optimizers` and
+        `inner_optimizer`.
+        """
         if name.startswith("_") or name in ("optimizers", "inner_optimizer"):
             raise AttributeError(name)
         raise HookError(
-            f"A Keras callback asks for model.optimizer.{name}. In a Hookline run there are learning_rate "
-            "and iterations; torch's own optimizers are in `trainer.optimizers`."
+            f"A Keras callback reads model.optimizer.{name}. A Hookline run has learning_rate and "
+            "iterations; torch's own optimizers are in `trainer.optimizers`."
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in ("learning_rate", "lr"):
             raise HookError(
-                f"A Keras callback sets model.optimizer.{name}, which would change nothing in a Hookline run."
+                f"A Keras callback sets model.optimizer.{name}, which has no effect in a Hookline run."
             )
         object.__setattr__(self, name, value)
 
 
 def _array(tensor: torch.Tensor) -> Any:
-    """A copy; numbers that numpy has not, in ones that hold them exactly."""
+    """Return a copy as an array; numpy has no bfloat16, so it becomes float32."""
     return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy().copy()
 
 
 def epoch_logs(metrics: Mapping[str, float]) -> dict[str, Any]:
-    """`train/loss` -> `loss`, `val/loss` -> `val_loss`; all others as they are."""
+    """Return metrics under Keras' names: `train/loss` -> `loss`, `val/loss` -> `val_loss`; others keep their
+    names.
+    """
     return {
         key.replace("val/", "val_", 1) if key.startswith("val/") else key.removeprefix("train/"): value
         for key, value in metrics.items()
@@ -137,21 +141,21 @@ def epoch_logs(metrics: Mapping[str, float]) -> dict[str, Any]:
 
 
 def test_logs(metrics: Mapping[str, float], prefix: str) -> dict[str, Any]:
-    """The results of an evaluation by itself, without its prefix."""
+    """Return the results of a standalone evaluation without their prefix."""
     return {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method of Keras: our events, what comes before `logs`, and where the logs come from."""
+    """A method of Keras: its events here, the argument before `logs`, and the source of the logs."""
 
     events: tuple[str, ...]
     first: str = ""
     """'epoch', 'batch_idx' or nothing."""
     logs: str = ""
-    """'epoch', 'test', 'end', 'batch' or nothing: an empty dictionary."""
+    """'epoch', 'test', 'end', 'batch' or nothing, which gives an empty dictionary."""
     older: str = ""
-    """The name it had before, which the method calls by itself."""
+    """Its earlier name, which the method calls itself."""
 
 
 METHODS: Mapping[str, Method] = {
@@ -170,11 +174,11 @@ METHODS: Mapping[str, Method] = {
     "on_predict_batch_begin": Method(("on_predict_batch_start",), "batch_idx"),
     "on_predict_batch_end": Method(("on_predict_batch_end",), "batch_idx"),
 }
-"""Their method -> our events. Keras tests are validations in the course of a fit."""
+"""Their method -> our events. A validation inside a fit is a test in Keras."""
 
 
 class KerasCallback(AdoptedCallback):
-    """Stands for one callback. `self.model` is a view: the module, `stop_training`, the weights, the learning
+    """Represents one callback. `self.model` is a view: the module, `stop_training`, the weights, the learning
     rate.
     """
 
@@ -189,20 +193,22 @@ class KerasCallback(AdoptedCallback):
         who = type(original).__name__
         if (
             type(original).__module__.partition(".")[0] == "keras"
-        ):  # one's own may be written for a module that has them
-            for attribute, where in self._asks():
+        ):  # your own may be written for a module that has them
+            for attribute, where in self._keras_only():
                 raise self._refusal(attribute, where)
         metric = str(getattr(original, "monitor", "loss")).removeprefix("val_")
         if getattr(original, "mode", None) == "auto" and metric != "loss":
             raise HookError(
-                f"{who}(monitor={original.monitor!r}, mode='auto') asks Keras which way is better, "
-                "and only a Keras model could say. Pass mode='min' or mode='max'."
+                f"{who}(monitor={original.monitor!r}, mode='auto') needs a Keras model to find out which "
+                "direction is better. Pass mode='min' or mode='max'."
             )
 
-    def _asks(self) -> Iterator[tuple[str, str]]:
-        """What it wants of a Keras model and no other has; each with the method."""
+    def _keras_only(self) -> Iterator[tuple[str, str]]:
+        """Yield the attributes that it needs and only a Keras model has, each with the method that uses
+        it.
+        """
         keras_only = set(dir(sys.modules["keras"].Model)) - set(dir(nn.Module)) - set(dir(ModelView))
-        for attribute, where in asked_of(("self.model",), self.original, lambda cls: cls is self.base):
+        for attribute, where in attributes_read(("self.model",), self.original, lambda cls: cls is self.base):
             if attribute in keras_only:
                 yield attribute, where
         for cls in type(self.original).__mro__:
@@ -217,12 +223,12 @@ class KerasCallback(AdoptedCallback):
         )
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
-        """One for each event of an overridden method; before them, when training starts, the loaders can be
-        measured.
+        """Return one listener for each event of an overridden method, and one that first sets the parameters
+        when training starts.
         """
         started = table["on_train_start"]
         found = [
-            Listener("H", name, self, started, self.original.set_params, Binding(self._tell_length, ()), [])
+            Listener("H", name, self, started, self.original.set_params, Binding(self._set_params, ()), [])
         ]
         for method, row in METHODS.items():
             if self.overrides(method) or (row.older and self.overrides(row.older)):
@@ -243,15 +249,15 @@ class KerasCallback(AdoptedCallback):
         return found
 
     def begin_run(self, state: Any) -> None:
-        """A run begins: the callback gets its model and its parameters, as Keras does it."""
+        """Give the callback its model and its parameters, as Keras does when a run starts."""
         self.view._attach(state)
-        for attribute, where in self._asks():
+        for attribute, where in self._keras_only():
             if not hasattr(state.module, attribute):
                 raise self._refusal(attribute, where)
-        self._tell_length(state)
+        self._set_params(state)
         self.original.set_model(self.view)
 
-    def _tell_length(self, s: Any) -> None:
+    def _set_params(self, s: Any) -> None:
         trainer = s.trainer
         self.original.set_params(
             {"verbose": 0, "epochs": trainer.options.max_epochs, "steps": trainer.num_training_batches}
@@ -259,7 +265,7 @@ class KerasCallback(AdoptedCallback):
 
 
 def _caller(function: Callable[..., Any], row: Method) -> Caller:
-    """What a callback returns has no meaning in Keras."""
+    """Return a caller that ignores the returned value, which has no meaning in Keras."""
     logs = _LOGS[row.logs]
 
     def call(s: Any) -> None:
@@ -273,17 +279,17 @@ def _caller(function: Callable[..., Any], row: Method) -> Caller:
 
     made: Caller = {"": call, "epoch": call_for_epoch, "batch_idx": call_for_batch}[row.first]
 
-    def call_in_earnest(s: Any) -> None:
+    def call_unless_sanity_check(s: Any) -> None:
         if not s.sanity_checking:
             made(s)
 
-    return (
-        call_in_earnest if "on_validation" in row.events[0] else made
-    )  # Keras tries nothing out before it trains
+    return call_unless_sanity_check if "on_validation" in row.events[0] else made  # Keras has no sanity check
 
 
 def _shared(name: str, make: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    """One dictionary for all Keras callbacks at one moment: some write into it for those after them."""
+    """Return a function that gives all Keras callbacks of one event the same dictionary: some write into it
+    for later ones.
+    """
     key = f"keras {name}"
 
     def logs(s: Any) -> dict[str, Any]:
@@ -306,7 +312,7 @@ _LOGS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
 }
 
 BY_ANOTHER_NAME = {"SwapEMAWeights": "optimizer.use_ema"}
-"""What Keras' own reach for in a way that their code does not show at once."""
+"""Attributes that Keras' own callbacks use in a way that their source does not show."""
 INSTEAD = {
     "ModelCheckpoint": "Use hookline.hooks.ModelCheckpoint.",
     "BackupAndRestore": "Use Trainer.fit(resume='auto') with hookline.hooks.ModelCheckpoint.",

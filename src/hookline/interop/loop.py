@@ -1,4 +1,6 @@
-"""`Line`: hooks for a training loop that you wrote yourself."""
+"""`Line`: hooks for a training loop that you wrote yourself. A line is the connection between your loop and
+the hooks.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,14 @@ from hookline.interop.hosted.checkpoints import load
 from hookline.interop.hosted.host import RAW_LOOP, Host
 from hookline.interop.hosted.run import HostedRun
 from hookline.run.optimizers import bare
-from hookline.training.participants import note_later, raise_first
+from hookline.training.participants import attach_failures, raise_first
 from hookline.util.errors import END_EPOCH, HooklineError, LossError, StopTraining
 
 log = logging.getLogger("hookline")
 
 
 class Line(HostedRun):
-    """Lets hooks hear a hand-written loop.
+    """Emits Hookline's events in a hand-written loop; hooks see it as `trainer`.
 
     >>> line = Line(model, optimizer, hooks=[...])
     >>> with line:
@@ -35,8 +37,8 @@ class Line(HostedRun):
     ...         for batch in line.validation(val_loader):
     ...             line.log("val/loss", loss_function(model(batch)))
 
-    Steps and `zero_grad` of the optimizers are heard by themselves. Any of the calls may be left out: then
-    its events are missing, and nothing else changes. `start_batch`, `before_backward` and so on are there for
+    Steps and `zero_grad` of the optimizers are observed without a call. Any of the calls may be left out:
+    then its events are missing, and nothing else changes. `start_batch`, `before_backward` and so on are for
     loops of another shape.
     """
 
@@ -50,13 +52,12 @@ class Line(HostedRun):
         host: Host = RAW_LOOP,
         **options: Any,
     ) -> None:
-        """optimizers, schedulers: one, or a list of them. What does not exist yet can be said later, by
-        `attach`.
+        """optimizers, schedulers: one, or a list of them. Pass what does not exist yet to `attach` later.
 
         options: logger (True: a log below the run's directory; False, the default; a Logger, or several),
-        run_dir, config, accounting, log_every_n_steps, count_tokens, on_save_error ('raise', or 'warn': go on
-        without a checkpoint that cannot be written), and max_epochs and max_steps, which hooks are told; the
-        loop decides.
+        run_dir, config, accounting, log_every_n_steps, count_tokens, on_save_error ('raise', or 'warn':
+        continue without a checkpoint that cannot be written), and max_epochs and max_steps, which hooks can
+        read; the loop decides when to end.
         """
         super().__init__(host, hooks=hooks, **options)
         self._current_epoch: object = None
@@ -64,52 +65,52 @@ class Line(HostedRun):
             self.attach(module, optimizers, schedulers)
 
     def __enter__(self) -> Line:
-        if self.is_running:  # the run that is going on stays whole
+        if self.is_running:  # the current run is not affected
             raise HooklineError(
-                "This line is in a run already: a loop inside another one takes a line of its own."
+                "This Line is in a run already. A loop inside another one needs a Line of its own."
             )
         try:
             self.begin()
             self.start_fit()
             self.start_training()
         except BaseException as error:
-            self._abandon(error)
+            self._fail_and_tear_down(error)
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if isinstance(error, StopTraining):  # what a hook may raise, the loop may raise too
+        if isinstance(error, StopTraining):  # the loop may raise it, as a hook may
             self.stop(error.reason)
         elif error is not None:
-            self._abandon(error)
+            self._fail_and_tear_down(error)
             return False
         try:
             self.end_training()
             self.end_fit()
         except BaseException as failure:
-            self._abandon(failure)
+            self._fail_and_tear_down(failure)
             raise
         raise_first(self.tear_down())
         return True
 
-    def _abandon(self, error: BaseException) -> None:
+    def _fail_and_tear_down(self, error: BaseException) -> None:
         self.fail(error)
-        note_later(error, self.tear_down())
+        attach_failures(error, self.tear_down())
 
     # ---- epochs, batches, validation -----------------------------------------------------------------------
 
     def epochs(self, n: int) -> Iterator[int]:
-        """The numbers of the epochs that are left, until a hook asks for the end. What is done in one belongs
-        to it.
+        """Yield the numbers of the remaining epochs, until a hook requests a stop. Code in the loop body
+        belongs to its epoch.
         """
         self.must_run()
         done = self.state.epochs_seen
         if done >= n:
             log.warning(
-                "Nothing is left to train: %d epochs are done, and the loop asks for %d in all. A new "
-                "training takes a new Line.",
+                "Nothing is left to train: %d epochs are done, and the loop requests %d in all. Use a "
+                "new Line for a new training.",
                 done,
                 n,
             )
@@ -120,10 +121,10 @@ class Line(HostedRun):
             self.end_epoch()
 
     def epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """The batches of one epoch. It ends when the next one begins, with `epochs`, or with the line:
-        validation is part of it.
+        """Yield the batches of one epoch.
 
-        Batches that a hook leaves out are not seen; after a request to stop there are no more.
+        The epoch ends when the next one starts, with `epochs`, or with the line, so a validation after it is
+        part of it. Batches that a hook skips are not yielded; after a request to stop there are no more.
         """
         self.end_epoch()
         if self.should_stop:
@@ -133,7 +134,7 @@ class Line(HostedRun):
         for batch in loader:
             if self._current_epoch is not current:
                 raise HooklineError(
-                    "Another epoch began inside this one. Zip the loaders, and give that to line.epoch: "
+                    "Another epoch started inside this one. Zip the loaders instead: "
                     "`line.epoch(zip(one, two))`."
                 )
             signal = self.start_batch(batch)
@@ -147,15 +148,15 @@ class Line(HostedRun):
         self.epoch_is_whole = True
 
     def validation(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """The batches of a validation; `line.log("val/loss", loss)` in it becomes a mean. Modes and gradients
-        are the loop's.
+        """Yield the batches of a validation; `line.log("val/loss", loss)` in it becomes a mean. The loop sets
+        the modes and switches gradients off.
         """
         current = self.start_validation()
         for batch in loader:
             if self.current_pass is not current:
                 raise HooklineError(
-                    "Another validation, or a training batch, began inside this validation. "
-                    "Finish one before the other begins."
+                    "Another validation or a training batch started inside this validation. "
+                    "Finish one before the other starts."
                 )
             current.start_batch(batch)
             yield batch
@@ -166,9 +167,9 @@ class Line(HostedRun):
     # ---- the update ----------------------------------------------------------------------------------------
 
     def backward(self, loss: Tensor, divide_by: float = 1, **options: Any) -> None:
-        """`loss.backward()` with its events.
+        """Call `loss.backward()` with its events.
 
-        divide_by: the number of batches that make one update, so that hooks see the whole loss of each.
+        divide_by: the number of batches that make one update, so that hooks see the undivided loss of each.
         """
         if not loss.requires_grad:
             raise LossError(
@@ -180,11 +181,13 @@ class Line(HostedRun):
         self.after_backward()
 
     def differentiate(self, loss: Tensor, **options: Any) -> None:
-        """What `backward` does between its events."""
+        """Do the work of `backward` between its events."""
         loss.backward(**options)  # type: ignore[no-untyped-call]
 
     def clip_gradients(self, max_norm: float, optimizer: Any = None) -> Tensor:
-        """Clip by the total norm, which is returned. Hooks see the gradients before, and hear of it after."""
+        """Clip by the total norm and return it. Hooks see the gradients before, and on_gradient_clip comes
+        after.
+        """
         self.must_run()
         s = self.state
         chosen = s.optimizers if optimizer is None else [bare(optimizer)]
@@ -193,33 +196,30 @@ class Line(HostedRun):
         self.unscale(parameters)
         for index in indices:
             self.updates.before(index)
-        if gradients := self.updates.left_out(indices):
-            return nn.utils.get_total_norm(gradients)  # there will be no update: nothing to clip
+        if gradients := self.updates.skipped_gradients(indices):
+            return nn.utils.get_total_norm(gradients)  # hooks skip this update, so nothing is clipped
         norm = self.clip(parameters, max_norm)
         self.updates.clip(indices, norm, max_norm)
         return norm
 
     def unscale(self, parameters: list[Any]) -> None:
-        """What `clip_gradients` does first, so that hooks see the real gradients: a loop with a scaler does
-        it itself.
-        """
+        """Unscale the gradients before hooks see them; a loop with a scaler does this itself."""
 
     def clip(self, parameters: list[Any], max_norm: float) -> Tensor:
-        """What `clip_gradients` does between its events."""
+        """Do the work of `clip_gradients` between its events."""
         return nn.utils.clip_grad_norm_(parameters, max_norm)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint should keep of the hooks and of how far the run is.
+        """Return the state of the hooks and the progress of the run, for a checkpoint.
 
-        A batch whose update is made ends now, if the loop asks for this in its body: its hooks have heard of
-        it then.
+        If the current batch has made its update, it ends first, so that its hooks have run.
         """
         if self.batch.has_updated:
             self.end_batch()
         return super().state_dict()
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Go on from a checkpoint that `save_checkpoint` wrote: module, optimizers, schedulers, hooks and
+        """Continue from a checkpoint of `save_checkpoint`: module, optimizers, schedulers, hooks and
         counters.
         """
         self.must_run()

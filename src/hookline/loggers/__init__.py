@@ -1,4 +1,4 @@
-"""Loggers, one per file: where metrics go.
+"""Loggers, one per file. They write metrics to files, databases and services.
 
 `from hookline.loggers import CSV` loads only that one. May import: util, engine.
 """

@@ -1,4 +1,4 @@
-"""What a logger can take, several loggers as one, and the values loggers are given, made plain."""
+"""The base of loggers, several loggers as one, and conversions of logged values."""
 
 from __future__ import annotations
 
@@ -25,100 +25,92 @@ log = logging.getLogger("hookline")
 
 
 class BadValue(HooklineError, ValueError):
-    """Something that cannot be logged: the caller's mistake, so it is raised where it was made."""
+    """A value that cannot be logged, raised to the caller that passed it."""
 
 
 class Logger:
     """Base of loggers: scalars, histograms, text, images, figures and hyper-parameters.
 
-    Every method does nothing here, so a logger overrides what it supports.
+    Every method does nothing, so a logger overrides those that it supports.
     """
 
     queued: bool | None = None
-    """How the trainer calls it. None: in a thread of its own, and waits for it as long as it is quick; once
-    it is slow or hangs, the run goes on without it. True: behind a queue from the start. False: directly, for
-    what is quick and local.
+    """How the trainer calls it. None: in a thread, and waits for each call until the logger is slow or hangs;
+    then the run continues without waiting. True: in a thread, without waiting. False: directly, for a logger
+    that is fast and local.
     """
     tells_rows_apart = False
-    """Whether `log_metrics` takes a fourth argument, what the row's numbers are over: 'step', 'epoch' or
-    'evaluation'.
+    """Whether `log_metrics` takes a fourth argument, the scope: 'step', 'epoch' or 'evaluation'.
     """
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Return the name for messages."""
         return type(self).__name__
 
     @property
     def client(self) -> Any:
-        """The client underneath, for what only that one can do: a SummaryWriter, a W&B run... None if there
-        is none.
-        """
+        """Return the underlying client, such as a SummaryWriter or a W&B run, or None."""
         return None
 
     def open(self, run_dir: Callable[[], Path]) -> None:
-        """A run begins; `run_dir()` makes its directory if something is to be written there."""
+        """Start a run. `run_dir()` makes its directory, for a logger that writes there."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
-        """A row of numbers."""
+        """Log a row of metrics."""
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
-        """What the run was started with."""
+        """Log the hyper-parameters of the run."""
 
     def log_event(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Something that happened, as plain data: 'skip', 'failure', 'cost'. Few loggers have
-        a place for it.
-        """
+        """Log an event as plain data: 'skip', 'failure', 'cost'. Few loggers support it."""
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
-        """One number."""
+        """Log a number."""
 
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
-        """The distribution of a tensor's values."""
+        """Log the distribution of a tensor's values."""
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
-        """A piece of text."""
+        """Log text."""
 
     def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
-        """An image of shape (channels, height, width)."""
+        """Log an image of shape (channels, height, width)."""
 
     def add_figure(self, tag: str, figure: Any, global_step: int | None = None) -> None:
-        """A matplotlib figure."""
+        """Log a matplotlib figure."""
 
     def position(self) -> Any:
-        """How far it has written, as plain data to be kept in a checkpoint; None if it cannot say."""
+        """Return the position in the log as plain data for a checkpoint, or None."""
         return None
 
     def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
-        """The run goes on from the checkpoint `path`, where `position()` was `position`: what was logged
-        after it is superseded.
+        """Continue from the checkpoint `path`: records after `position`, the result of `position()`, are
+        superseded.
 
-        None if there was no such logger then, or it could not say. This run may have logged something
-        already.
+        `position` is None if the checkpoint has none. This run may have logged something already.
         """
 
     def begin_afresh(self) -> None:
-        """A new run is trained, perhaps where another has logged before: what is there is of another course
-        of events.
-        """
+        """Start a new training. Records of an earlier run in the same directory are superseded."""
 
     def close(self) -> None:
-        """The run is over: everything must be on disk."""
+        """End the run and write everything to disk."""
 
 
 SLOW = 1.0
-"""Seconds after which a logger that is called directly is said to hold up the training."""
+"""Seconds after which a call of a direct logger is reported as slow."""
 
 
 OF_THE_RUN = ("open", "position", "resume", "begin_afresh", "close")
-"""What the run itself asks of a logger: no value of the user's is in it."""
+"""Methods that the run itself calls, without values of the user."""
 
 
 class Loggers(Logger):
     """Several loggers as one, or none: `self.experiment` always exists.
 
-    A member that fails is reported once and left alone for the rest of the run; the others and the training
-    go on.
+    A member that fails is reported once and disabled for the rest of the run. The others and the training
+    continue.
     """
 
     def __init__(
@@ -126,11 +118,11 @@ class Loggers(Logger):
     ) -> None:
         self.members = list(loggers)
         self._called = [through(each) for each in self.members] if through is not None else self.members
-        """How each member is reached: itself, or through what keeps it off the training."""
+        """The object to call for each member: itself, or its wrapper with a thread."""
         self._failed: list[Logger] = []
         self._slow: set[str] = set()
         self.calling: dict[int, tuple[Logger, str]] = {}
-        """The member and its method that each thread calls now, for the watchdog."""
+        """The member and the method that each thread is calling, for the watchdog."""
 
     def __bool__(self) -> bool:
         return bool(self.members)
@@ -138,11 +130,11 @@ class Loggers(Logger):
     def __repr__(self) -> str:
         return f"<loggers: {', '.join(type(each).__name__ for each in self.members) or 'none'}>"
 
-    def _tell_all(self, method: str, *given: Any) -> None:
+    def _call_all(self, method: str, *given: Any) -> None:
         for each in self._called:
-            self._tell(each, method, *given)
+            self._call(each, method, *given)
 
-    def _tell(self, each: Logger, method: str, *given: Any) -> Any:
+    def _call(self, each: Logger, method: str, *given: Any) -> Any:
         if self._failed and any(each is failed for failed in self._failed):
             return None
         began, thread = time.monotonic(), threading.get_ident()
@@ -159,7 +151,7 @@ class Loggers(Logger):
                     method,
                 )
             if method == "position":
-                json.dumps(answer)  # what a checkpoint cannot hold would fail the whole of it
+                json.dumps(answer)  # a value that a checkpoint cannot hold would fail the save
             return answer
         except Exception as error:
             if isinstance(error, BadValue) and method not in OF_THE_RUN:
@@ -171,9 +163,7 @@ class Loggers(Logger):
             self.calling.pop(thread, None)
 
     def _by_name(self) -> Iterator[tuple[str, Logger]]:
-        """Everyone under a name that stays the same when others come or go: `CSV`, and `CSV 2` for the second
-        of its kind.
-        """
+        """Yield the members by stable names: `CSV`, and `CSV 2` for the second of its kind."""
         seen: dict[str, int] = {}
         for each in self._called:
             number = seen[each.label] = seen.get(each.label, 0) + 1
@@ -181,69 +171,69 @@ class Loggers(Logger):
 
     @property
     def client(self) -> Any:
-        """The first client that a member has; with several, use the `client` of the one you mean."""
+        """Return the client of the first member that has one."""
         working = [each for each in self._called if not any(each is failed for failed in self._failed)]
         return next((client for client in (each.client for each in working) if client is not None), None)
 
     def log_row(self, metrics: Mapping[str, float], step: int, epoch: int, over: str) -> None:
-        """A row of the run's own, with what its numbers are over; for loggers that can tell rows apart."""
+        """Log a row of the run, with the scope of its metrics for loggers that take it."""
         for each in self._called:
             if each.tells_rows_apart:
-                self._tell(each, "log_metrics", metrics, step, epoch, over)
+                self._call(each, "log_metrics", metrics, step, epoch, over)
             else:
-                self._tell(each, "log_metrics", metrics, step, epoch)
+                self._call(each, "log_metrics", metrics, step, epoch)
 
     def log_event(self, kind: str, data: Mapping[str, Any]) -> None:
-        self._tell_all("log_event", kind, data)
+        self._call_all("log_event", kind, data)
 
     def open(self, run_dir: Callable[[], Path]) -> None:
         self._failed = []
-        self._tell_all("open", run_dir)
+        self._call_all("open", run_dir)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
-        self._tell_all("log_metrics", metrics, step, epoch)
+        self._call_all("log_metrics", metrics, step, epoch)
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
-        self._tell_all("log_hyperparams", params)
+        self._call_all("log_hyperparams", params)
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
-        self._tell_all("add_scalar", tag, scalar_value, global_step)
+        self._call_all("add_scalar", tag, scalar_value, global_step)
 
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
-        self._tell_all("add_histogram", tag, values, global_step)
+        self._call_all("add_histogram", tag, values, global_step)
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
-        self._tell_all("add_text", tag, text_string, global_step)
+        self._call_all("add_text", tag, text_string, global_step)
 
     def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
         if self.members:
             check_image(tag, img_tensor)
-        self._tell_all("add_image", tag, img_tensor, global_step)
+        self._call_all("add_image", tag, img_tensor, global_step)
 
     def add_figure(self, tag: str, figure: Any, global_step: int | None = None) -> None:
-        self._tell_all("add_figure", tag, figure, global_step)
+        self._call_all("add_figure", tag, figure, global_step)
 
     def position(self) -> dict[str, Any]:
-        """Those of the members that can say, by name."""
-        positions = {name: self._tell(each, "position") for name, each in self._by_name()}
+        """Return the positions of the members by name."""
+        positions = {name: self._call(each, "position") for name, each in self._by_name()}
         return {name: position for name, position in positions.items() if position is not None}
 
     def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
         for name, each in self._by_name():
-            self._tell(each, "resume", (position or {}).get(name), step, epoch, path)
+            self._call(each, "resume", (position or {}).get(name), step, epoch, path)
 
     def begin_afresh(self) -> None:
-        self._tell_all("begin_afresh")
+        self._call_all("begin_afresh")
 
     def close(self) -> None:
-        for each in self._failed:  # it may still hold a file or a connection
+        for each in self._failed:  # a failed member may still hold a file or a connection
             with contextlib.suppress(Exception):
                 each.close()
-        self._tell_all("close")
+        self._call_all("close")
 
 
 class ClientLogger(Logger):
-    """Base of loggers that hand everything to another package's client, made when the first record comes."""
+    """Base of loggers that use the client of another package, made at the first record."""
 
     package = ""
     extra = ""
@@ -265,7 +255,7 @@ class ClientLogger(Logger):
 
     @property
     def client(self) -> Any:
-        """The other package's own object. It exists during a run."""
+        """Return the client of the other package. It exists during a run."""
         if self._client is None:
             if self._run_dir is None:
                 raise HooklineError(f"{self.label} has a client only during a run.")
@@ -277,15 +267,15 @@ class ClientLogger(Logger):
         raise NotImplementedError
 
     def _disconnect(self) -> None:
-        """Everything must be on disk, or sent."""
+        """Write or send everything and close the client."""
         raise NotImplementedError
 
     def _write(self, metrics: Mapping[str, float], step: int) -> None:
-        """Hand over a row of numbers."""
+        """Write a row of metrics."""
         raise NotImplementedError
 
     def _step(self, given: int | None) -> int:
-        """Without a step, a record belongs to the newest one there was."""
+        """Return the given step, or the newest one."""
         if given is not None:
             self._newest_step = max(self._newest_step, int(given))
         return self._newest_step if given is None else int(given)
@@ -308,11 +298,11 @@ class ClientLogger(Logger):
                 self._client = None
 
 
-# ---- values, as loggers need them --------------------------------------------------------------------------
+# ---- conversions of values ---------------------------------------------------------------------------------
 
 
 def number(tag: str, value: Any) -> float:
-    """A float, read from its device if need be."""
+    """Return a number as a float. Reads the device for a tensor."""
     try:
         return float(value.detach() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -320,7 +310,7 @@ def number(tag: str, value: Any) -> float:
 
 
 def numbers(tag: str, values: Any) -> np.ndarray[Any, Any]:
-    """All values in a row, on the host."""
+    """Return all values as a flat array."""
     try:
         tensor = _tensor(values)
         return (
@@ -333,17 +323,17 @@ def numbers(tag: str, values: Any) -> np.ndarray[Any, Any]:
 
 
 def finite(tag: str, values: Any) -> tuple[np.ndarray[Any, Any], int]:
-    """The values that a histogram can show, and how many it cannot."""
+    """Return the finite values, and the number of others."""
     every = numbers(tag, values)
     shown = every[np.isfinite(every)]
     return shown, every.size - shown.size
 
 
 def histogram(values: np.ndarray[Any, Any], bins: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Counts and edges of bins over finite values; one bin for all of them, where no more fit in between."""
+    """Return counts and edges of bins over finite values, or one bin if their range is too small."""
     if not values.size:
         return np.array([]), np.array([])
-    wide = values.astype(np.float64)  # in float32, no thirty bins fit between 1.0 and the number after it
+    wide = values.astype(np.float64)  # float32 has no room for thirty bins between 1.0 and the next number
     try:
         with np.errstate(all="ignore"):
             return np.histogram(wide, bins=bins)
@@ -352,7 +342,7 @@ def histogram(values: np.ndarray[Any, Any], bins: int) -> tuple[np.ndarray[Any, 
 
 
 def check_image(tag: str, image: Any) -> None:
-    """Refuse what has not the shape of an image; reads nothing from a device."""
+    """Refuse a value without the shape of an image. Does not read the device."""
     shape = tuple(getattr(image, "shape", ()))
     if len(shape) != 2 and (len(shape) != 3 or shape[0] not in (1, 3, 4)):
         raise BadValue(
@@ -362,7 +352,7 @@ def check_image(tag: str, image: Any) -> None:
 
 
 def pixels(tag: str, image: Any) -> np.ndarray[Any, Any]:
-    """An image, bytes or floats from 0 to 1, as bytes of shape (height, width, channels)."""
+    """Return an image (bytes, or floats from 0 to 1) as bytes of shape (height, width, channels)."""
     check_image(tag, image)
     try:
         data = _tensor(image).cpu()
@@ -377,7 +367,7 @@ def pixels(tag: str, image: Any) -> np.ndarray[Any, Any]:
 
 
 def drawn(tag: str, figure: Any) -> bytes:
-    """A figure as a PNG file."""
+    """Return a figure as the bytes of a PNG file."""
     if not hasattr(figure, "savefig"):
         raise BadValue(f"{tag!r} takes a matplotlib figure, not {_kind(figure)}.")
     file = io.BytesIO()
@@ -389,14 +379,14 @@ def drawn(tag: str, figure: Any) -> bytes:
 
 
 def picture(tag: str, figure: Any) -> np.ndarray[Any, Any]:
-    """A figure drawn as an image of shape (4, height, width)."""
+    """Return a figure as an image of shape (4, height, width)."""
     from PIL import Image  # comes with matplotlib
 
     return np.array(Image.open(io.BytesIO(drawn(tag, figure))).convert("RGBA")).transpose(2, 0, 1)
 
 
 def flat(params: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
-    """Nested parameters side by side (`options/max_epochs`), each something that every client can keep."""
+    """Return nested parameters flattened (`options/max_epochs`), each of a type that every client accepts."""
     side_by_side: dict[str, bool | int | float | str] = {}
     for key, value in params.items():
         name = printable(f"{prefix}{key}")
@@ -410,19 +400,19 @@ def flat(params: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | 
 
 
 def file_name(tag: str, step: int | None, ending: str) -> str:
-    """A readable file name for any tag, its own for each, that cannot leave its folder."""
+    """Return a unique, readable file name for a tag, which cannot leave its folder."""
     readable = re.sub(r"[^A-Za-z0-9_-]+", "_", tag)[:60]
     unique = hashlib.sha256(tag.encode(errors="surrogatepass")).hexdigest()[:8]
     return f"{readable}-{unique}-{step}.{ending}"
 
 
 def printable(text: str) -> str:
-    """Text that any encoding can hold: half a character (a lone surrogate) is shown by its number."""
+    """Return text that can be encoded, with lone surrogates escaped."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def check_folder(name: str, folder: str | Path) -> str:
-    """A folder below the run's directory, and nowhere else."""
+    """Return a folder, or raise if it is not below the run's directory."""
     check_path(name, folder, "a folder inside the run's directory")
     path = PurePath(folder)
     if path.is_absolute() or ".." in path.parts or not path.parts:
@@ -431,7 +421,7 @@ def check_folder(name: str, folder: str | Path) -> str:
 
 
 def _tensor(value: Any) -> torch.Tensor:
-    """As a tensor; an array is copied, because torch takes neither read-only nor reversed ones."""
+    """Return a value as a tensor. Copy arrays, because torch rejects read-only and reversed ones."""
     return torch.as_tensor(np.array(value) if isinstance(value, np.ndarray) else value).detach()
 
 

@@ -1,4 +1,4 @@
-"""The loggers of a trainer, from what was given for `logger=`."""
+"""Make the loggers of a trainer from `Trainer(logger=...)`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from hookline.util.errors import OptionError
 
 
 def make_loggers(given: Any, default: Callable[[], Logger]) -> Loggers:
-    """From `Trainer(logger=...)`: True, False, one logger or several. What may be slow or hang is kept off
-    the training.
-    """
+    """Return the loggers for True, False, one logger or several. Loggers that may be slow get a thread."""
     if given is True:
         return Loggers([default()])
     if given is False or given is None:
@@ -34,13 +32,11 @@ def make_loggers(given: Any, default: Callable[[], Logger]) -> Loggers:
         _check_methods(each)
     from hookline.loggers.queued import Queued
 
-    return Loggers((Queued(each) if each.queued else each for each in members), _kept_off)
+    return Loggers((Queued(each) if each.queued else each for each in members), _in_thread)
 
 
 def _check_methods(logger: Logger) -> None:
-    """Refuse at once what would be noticed, or not noticed, with the first row: it would have lost all of
-    them.
-    """
+    """Refuse a wrong signature of log_metrics, and a misspelt method, before any row is lost."""
     called: tuple[Any, ...] = ({}, 0, 0, "step") if logger.tells_rows_apart else ({}, 0, 0)
     try:
         inspect.signature(logger.log_metrics).bind(*called)
@@ -54,11 +50,11 @@ def _check_methods(logger: Logger) -> None:
     for name in sorted(own - set(known)):
         meant = difflib.get_close_matches(name, [each for each in known if each not in own], n=1, cutoff=0.9)
         if meant and name.startswith(("log_", "add_")):
-            raise OptionError(f"{logger.label}.{name} is never called by a run. Did you mean {meant[0]!r}?")
+            raise OptionError(f"{logger.label}.{name} is not called by a run. Did you mean {meant[0]!r}?")
 
 
-def _kept_off(logger: Logger) -> Logger:
-    """A logger that asks for nothing else is waited for only while it is quick."""
+def _in_thread(logger: Logger) -> Logger:
+    """Return the wrapper that calls a logger in a thread, or the logger itself if it is called directly."""
     from hookline.loggers.queued import Awaited, Queued
 
     return logger if logger.queued is False or isinstance(logger, Queued | Loggers) else Awaited(logger)

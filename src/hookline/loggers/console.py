@@ -1,4 +1,4 @@
-"""Metrics as lines on the screen: coloured on a terminal, plain elsewhere."""
+"""Print metrics as lines: coloured on a terminal, plain elsewhere."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from hookline.loggers.base import Logger, check_image, finite, flat, number, pri
 class Console(Logger):
     """Prints one line per row of metrics, e.g. `step 50  epoch 0  train/loss 0.6931  lr 0.001`.
 
-    `stream`: where to, the standard output unless told otherwise. `color`: True, False, or None for only on a
-    terminal.
+    `stream`: by default the standard output. `color`: True, False, or None for only on a terminal.
     """
 
     queued = False
@@ -29,7 +28,7 @@ class Console(Logger):
         self._color = color
 
     def _line(self, where: str, *parts: tuple[str, str]) -> None:
-        stream = self._stream or sys.stdout  # looked up now: a progress bar may have put its own in place
+        stream = self._stream or sys.stdout  # looked up now, because a progress bar may replace it
         shown = [(_one_line(name), _one_line(value)) for name, value in parts]
         color = self._color if self._color is not None else getattr(stream, "isatty", lambda: False)()
         if not color:
@@ -86,5 +85,5 @@ def _at(step: int | None) -> str:
 
 
 def _one_line(text: str) -> str:
-    """No line breaks, and nothing that a terminal would obey."""
+    """Return text without line breaks and control characters."""
     return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", printable(text))

@@ -1,4 +1,4 @@
-"""metrics.csv: a table that every spreadsheet reads, whole at any moment."""
+"""Write metrics.csv, a table for spreadsheets that is valid at any moment."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ class CSV(Logger):
     """Writes `metrics.csv` (one row per report, a column per metric) and `hparams.csv` into the run's
     directory.
 
-    A row is appended; when a metric is new, the table is written anew beside the old one and put in its
-    place. A run that goes on in the same directory goes on in the same table, after it has moved the rows
-    that came after its checkpoint to `metrics.superseded-1.csv` (then 2, 3...): a table tells one course of
-    events.
+    It appends rows. For a new metric it writes a new table and replaces the old one atomically. A run that
+    resumes in the same directory continues the table, after it has moved the rows that came after its
+    checkpoint to `metrics.superseded-1.csv` (then 2, 3...).
     """
 
     queued = False
@@ -36,15 +35,15 @@ class CSV(Logger):
         self._columns: list[str] = []
         self._last: list[str] = []
         self._found = self._count = 0
-        """How many rows the table had when this run came to it, and how many it has."""
+        """Rows of the table at the start of this run, and now."""
 
     def open(self, run_dir: Callable[[], Path]) -> None:
-        """The file itself is made with the first row."""
+        """Set the path. The first row makes the file."""
         self._run_dir = run_dir
 
     @property
     def path(self) -> Path:
-        """Where the table is."""
+        """Return the path of the table."""
         return self._run_dir() / self._name
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None, epoch: int | None) -> None:
@@ -70,16 +69,14 @@ class CSV(Logger):
         self._count += 1
 
     def _look(self) -> bool:
-        """See what the table holds before this run's first row; says whether its end is torn."""
+        """Read the table before this run's first row, and return whether its last line is incomplete."""
         rows, torn = _rows(self.path)
         self._columns, self._last = (rows[0], rows[-1]) if rows else ([], [])
         self._found = self._count = max(0, len(rows) - 1)
         return torn
 
     def _rewrite(self, columns: list[str]) -> None:
-        """The table with these columns; whoever reads meanwhile sees the old one or the new one, never half
-        of one.
-        """
+        """Write the table with these columns and replace the old one atomically."""
         if self._file is not None:
             self._file.close()
         before, _ = _rows(self.path)
@@ -93,16 +90,15 @@ class CSV(Logger):
         self._file = self.path.open("a", encoding="utf-8", newline="")
 
     def position(self) -> dict[str, Any]:
-        """How many rows there are, and by what the table is known again."""
+        """Return the number of rows and the mark that identifies the table."""
         if self._file is None:
             self._look()
         return {"rows": self._count, "known_by": self._mark(self._columns, self._last if self._count else [])}
 
     def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
-        """Move aside what came after the position, unless it is another table. What this run has written
-        itself stays.
+        """Move the rows after the position to another file, unless the table differs. Rows of this run stay.
 
-        Killed in between, the rows are in both places, and the next resume moves them again.
+        After a kill in between, the rows are in both files, and the next resume moves them again.
         """
         if self._file is None:
             self._look()
@@ -111,18 +107,18 @@ class CSV(Logger):
             return
         columns, rows, kept = before[0], before[1:], position["rows"]
         if self._mark(columns, rows[kept - 1] if kept else []) == position["known_by"]:
-            self._move_aside(columns, rows, kept)
+            self._move_superseded(columns, rows, kept)
 
     def begin_afresh(self) -> None:
-        """Move aside what another run has left here."""
+        """Move the rows of earlier runs to another file."""
         if self._file is None:
             self._look()
         if self._found:
             (columns, *rows), _ = _rows(self.path)
-            self._move_aside(columns, rows, 0)
+            self._move_superseded(columns, rows, 0)
 
-    def _move_aside(self, columns: list[str], rows: list[list[str]], kept: int) -> None:
-        """All but the first rows, up to those of this run, into a table of their own."""
+    def _move_superseded(self, columns: list[str], rows: list[list[str]], kept: int) -> None:
+        """Move all but the first `kept` rows, up to those of this run, into another table."""
         numbered = (
             self.path.with_name(f"{self.path.stem}.superseded-{n}{self.path.suffix}")
             for n in itertools.count(1)
@@ -132,7 +128,7 @@ class CSV(Logger):
         _write_whole(self.path, columns, rows[:kept] + rows[self._found :])
 
     def _mark(self, columns: Sequence[str], row: Sequence[str]) -> str:
-        """A table is known by a row of it, whatever columns were added since; without one, by its place."""
+        """Return the mark of a row, which stays the same when columns are added."""
         cells = sorted((name, cell) for name, cell in zip(columns, row, strict=False) if cell)
         return hashlib.sha256(json.dumps(cells or str(self.path.resolve())).encode()).hexdigest()
 
@@ -150,13 +146,13 @@ class CSV(Logger):
 
 
 def _column(metric: str) -> str:
-    """A name that fits on one line, so that a row is a line; `step` and `epoch` are taken."""
+    """Return the name of a column on one line, other than `step` and `epoch`."""
     name = printable(metric).replace("\n", "\\n").replace("\r", "\\r").replace("\0", "\\0")
     return f"metric/{name}" if name in OWN else name
 
 
 def _rows(path: Path) -> tuple[list[list[str]], bool]:
-    """All whole rows, and whether the last one is not: a run that was killed may have left half a number."""
+    """Return all complete rows, and whether the last line is incomplete after a kill."""
     if not path.exists():
         return [], False
     with path.open(encoding="utf-8", errors="replace", newline="") as file:

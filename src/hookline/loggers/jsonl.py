@@ -1,4 +1,4 @@
-"""One JSON object per line: every record whole, valid whatever the value."""
+"""Write records as JSON, one object per line. Every line is complete and valid."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from hookline.loggers.base import Logger, drawn, file_name, finite, histogram, n
 _encode = json.JSONEncoder(allow_nan=False).encode
 
 LOOKED_AT = 4096
-"""Bytes before a position in a log by which the log is known again; every line in them has its own time."""
+"""Bytes before a position that identify a log. Every line in them has its own time."""
 
 
 class JSONLines(Logger):
     """Writes `log.jsonl` in the run's directory. Images and figures become files beside it.
 
-    A run that goes on, or begins anew, in the same directory goes on in the same file, after a `resume`
-    record that tells what of it is superseded; `hookline.loggers.read_log` leaves that out.
+    A run in the same directory continues the file after a `resume` record, which has the superseded bytes.
+    `hookline.loggers.read_log` leaves them out.
     """
 
     queued = False
@@ -42,25 +42,25 @@ class JSONLines(Logger):
         self._run_dir: Callable[[], Path] = Path
         self._file: IO[str] | None = None
         self._found = 0
-        """How long the file was when this run came to it."""
+        """Length of the file at the start of this run."""
 
     def open(self, run_dir: Callable[[], Path]) -> None:
-        """The file itself is made with the first record."""
+        """Set the path. The first record makes the file."""
         self._run_dir = run_dir
 
     @property
     def path(self) -> Path:
-        """Where the records are."""
+        """Return the path of the file."""
         return self._given or self._run_dir() / "log.jsonl"
 
     def write(self, kind: str, **record: Any) -> None:
-        """Write one record in a single call, so that a line is there whole or not at all."""
+        """Write one record in a single call, so that a line is complete or absent."""
         if self._file is None:
             self._file = self._opened()
         whole = {"type": kind, "time": round(time.time(), 3), **record}
         try:
             line = _encode(whole)
-        except (TypeError, ValueError):  # something JSON has no word for
+        except (TypeError, ValueError):  # a value that JSON cannot hold
             line = _encode(jsonable(whole))
         self._file.write(line + "\n")
 
@@ -72,16 +72,12 @@ class JSONLines(Logger):
         return file
 
     def position(self) -> dict[str, Any] | None:
-        """The length of the file, also after the run: a checkpoint can still be made then. None if there is
-        nothing in it.
-        """
+        """Return the length of the file, or None if it is empty. Also valid after the run."""
         length = self.path.stat().st_size if self.path.exists() else 0
         return {"bytes": length, "sha256": _fingerprint(self.path, length)} if length else None
 
     def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
-        """Says what is superseded: from the position up to where this run came in. Nothing is, if it is not
-        the same file.
-        """
+        """Write the superseded bytes: from the position to the start of this run, or none in another file."""
         if self._file is None:
             self._file = self._opened()
         marked: dict[str, Any] = {}
@@ -94,14 +90,14 @@ class JSONLines(Logger):
         self.write("resume", step=step, epoch=epoch, checkpoint=str(path), **marked)
 
     def begin_afresh(self) -> None:
-        """A resume from nothing: all that was there before this run is superseded."""
+        """Mark everything before this run as superseded."""
         if self._file is None and self.path.exists():
             self._file = self._opened()
         if self._found:
             self.write("resume", step=0, epoch=0, **self._from(0))
 
     def _from(self, first: int) -> dict[str, Any]:
-        """That a log no longer holds from this byte on, up to where this run came in."""
+        """Return the superseded bytes from this one to the start of this run."""
         return {
             "superseded": {
                 "from": first,
@@ -159,7 +155,7 @@ class JSONLines(Logger):
 
 
 def _end_torn_line(path: Path) -> None:
-    """A run that was killed may have left half a line; the next record must not be glued to it."""
+    """End an incomplete last line, which a kill may leave, so that the next record is on its own line."""
     if path.exists() and path.stat().st_size:
         with path.open("rb+") as file:
             file.seek(-1, 2)
@@ -168,14 +164,14 @@ def _end_torn_line(path: Path) -> None:
 
 
 def _fingerprint(path: Path, length: int) -> str:
-    """What stands right before a position."""
+    """Return a hash of the bytes before a position."""
     with path.open("rb") as file:
         file.seek(max(0, length - LOOKED_AT))
         return hashlib.sha256(file.read(min(length, LOOKED_AT))).hexdigest()
 
 
 def _count_lines(path: Path, first: int, last: int) -> int:
-    """Whole records in a part of a log: a torn line does not end as an object does."""
+    """Return the number of complete records in a part of a log."""
     count = 0
     with path.open("rb") as file:
         file.seek(first)
@@ -185,9 +181,7 @@ def _count_lines(path: Path, first: int, last: int) -> int:
 
 
 def jsonable(value: Any) -> Any:
-    """The nearest thing that JSON can hold: NaN and infinity as text, tensors as numbers, the rest by its
-    name.
-    """
+    """Return a value that JSON can hold: NaN and infinity as text, tensors as numbers, others as text."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
@@ -207,9 +201,7 @@ def jsonable(value: Any) -> Any:
 
 
 def png(tag: str, image: Any) -> bytes:
-    """An image of shape (1, 3 or 4, height, width) or (height, width), bytes or floats from 0 to 1, as a PNG
-    file.
-    """
+    """Return an image (1, 3 or 4, height, width) or (height, width), bytes or floats from 0 to 1, as PNG."""
     rows = pixels(tag, image)
     height, width, channels = rows.shape
     raw = b"".join(b"\0" + row.tobytes() for row in rows)

@@ -1,9 +1,8 @@
-"""Reading a run's log: the records that still hold, also after kills and resumes.
+"""Read the valid records of a run's log, also after kills and resumes.
 
-A log is only ever added to. A run that goes on from a checkpoint adds a `resume` record, which names the
-bytes that were written after that checkpoint: they are superseded. A resume that lies in such bytes itself is
-void with them, so whichever checkpoints a run went on from, in whatever order, what is left is the one course
-of events that led to its end.
+A log is append-only. A run that resumes from a checkpoint adds a `resume` record with the range of bytes that
+were written after that checkpoint: they are superseded. A resume record in superseded bytes is not valid
+either. So the valid records are those that led to the final state, in whatever order a run was resumed.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 RESUME = b'{"type": "resume"'
-"""How the line of such a record begins; `JSONLines` writes the type first."""
+"""The start of the line of a resume record. `JSONLines` writes the type first."""
 
 LONGEST_LINE = 2**26
 """Bytes."""
@@ -23,19 +22,17 @@ Range = tuple[int, int]
 
 _decode = (
     json.JSONDecoder().decode
-)  # a third faster than json.loads, which looks for the encoding of every line
+)  # a third faster than json.loads, which detects the encoding of every line
 
 
 def read_log(
     path: str | Path, superseded: bool = False, until: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The records of a run's log (the file, or the run's directory), in the order they were written, read as
-    you go.
+    """Yield the records of a run's log (the file, or the run's directory) in order.
 
-    Those that a resume has superseded are left out; with `superseded=True` they come too, with
-    `record["superseded"]` being True (in a `resume` record that holds, it is the range of bytes). Half a
-    line, as a kill leaves it, is skipped. The log of a running run is read up to where it is when the reading
-    begins, or up to the byte `until`.
+    Superseded records are left out; with `superseded=True` they are included, with `record["superseded"]`
+    being True (in a valid `resume` record it is the range of bytes). An incomplete line, as a kill leaves it,
+    is skipped. The log of a running run is read up to its length at the start, or up to the byte `until`.
     """
     path = Path(path)
     with (path / "log.jsonl" if path.is_dir() else path).open("rb") as file:
@@ -59,12 +56,12 @@ def read_log(
 
 
 def lines_of(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a log. One that is longer than any that we write comes in pieces, which are no JSON."""
+    """Yield the lines of a log. A line above the limit is split into pieces, which are not JSON."""
     return iter(lambda: file.readline(LONGEST_LINE), b"")
 
 
 def _resumes(file: BinaryIO) -> tuple[list[tuple[int, Range]], int]:
-    """Where each resume record is, with the bytes that it supersedes; and how long the log is."""
+    """Return the position and the superseded bytes of each resume record, and the length of the log."""
     found: list[tuple[int, Range]] = []
     start = 0
     for line in lines_of(file):
@@ -79,11 +76,9 @@ def _resumes(file: BinaryIO) -> tuple[list[tuple[int, Range]], int]:
 
 
 def superseded_ranges(resumes: list[tuple[int, Range]]) -> list[Range]:
-    """The bytes that no longer hold, as ranges in order that do not touch, from resume records in the order
-    of the log.
-    """
+    """Return the superseded bytes as ordered, disjoint ranges, from resume records in order."""
     holding: list[Range] = []
-    for start, marked in reversed(resumes):  # the last one holds, and says which of those before it do
+    for start, marked in reversed(resumes):  # the last record is valid, and decides which earlier ones are
         if not any(first <= start < last for first, last in holding):
             holding.append(marked)
     joined: list[Range] = []

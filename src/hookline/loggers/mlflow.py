@@ -1,4 +1,4 @@
-"""MLflow, through its tracking client: a local database in the run's directory, or a server."""
+"""Log to MLflow by its tracking client: to a local database in the run's directory, or to a server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MLflow(ClientLogger):
 
     `tracking_uri`: a server or a store; without it `MLFLOW_TRACKING_URI`, or else a database in `mlflow` of
     the run's directory (`mlflow ui --backend-store-uri sqlite:///RUN/mlflow/mlflow.db`). `run_id`: a run to
-    go on with. `client` is an `MlflowClient`, to be used with `logger.run_id`; MLflow's own "active run" is
+    continue. `client` is an `MlflowClient`, to be used with `logger.run_id`; MLflow's own "active run" is
     neither used nor changed.
 
     MLflow allows few characters in names: the others become `_`. Text, images and histograms are artifacts.
@@ -43,7 +43,7 @@ class MLflow(ClientLogger):
         self.experiment, self.run_name, self.tracking_uri = experiment, run_name, tracking_uri
         self.tags = dict(tags or {})
         self.run_id = run_id
-        """The run's id, once it has begun."""
+        """The id of the run, after its start."""
         self._given_id = run_id
         self._place: Path | None = None
         self._names: dict[str, str] = {}
@@ -83,7 +83,7 @@ class MLflow(ClientLogger):
             client.log_batch(self.run_id, metrics=rows[start : start + LARGEST_BATCH])
 
     def _name(self, tag: str) -> str:
-        """A name that MLflow allows; two tags never share one."""
+        """Return a name that MLflow allows, unique for each tag."""
         name = self._names.get(tag)
         if name is None:
             parts = [part for part in re.sub(r"[^A-Za-z0-9_\-. :/]", "_", tag).split("/") if part.strip(". ")]
@@ -94,9 +94,7 @@ class MLflow(ClientLogger):
         return name
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
-        """A parameter cannot be changed in MLflow; if a run goes on with another value, that is kept as a
-        tag.
-        """
+        """Log the parameters, and changed ones as tags, because MLflow cannot change a parameter."""
         from mlflow.entities import Param, RunTag
 
         client = self.client

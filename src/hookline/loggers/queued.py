@@ -1,4 +1,4 @@
-"""A slow logger behind a bounded queue: the training hands its records over and goes on."""
+"""Call a logger in a thread behind a bounded queue, so that the training does not wait for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hookline.engine.checks import check_timeout, check_whole
+from hookline.engine.checks import Count, Timeout
 from hookline.loggers.base import BadValue, Logger, check_image, number, numbers, picture, pixels
 from hookline.loggers.jsonl import jsonable
 from hookline.util.errors import OptionError
@@ -24,35 +24,35 @@ log = logging.getLogger("hookline")
 Record = tuple[str, tuple[Any, ...]]
 LARGEST = 256 * 2**20
 ASKED = ("client", "position")
-"""What is asked of the logger in its own thread, and waited for."""
+"""Requests to the logger that return a value, for which the caller waits."""
 NO_RECORDS = ("", "open", *ASKED, "resume", "begin_afresh", "close")
-"""What also goes through the queue, but is nothing that could be lost."""
+"""Calls in the queue that are not records."""
 QUEUE_TIMEOUT = 1.0
-"""Seconds that a run waits for such a logger, all slow calls together."""
+"""Seconds that a run waits for a logger, over all slow calls."""
 QUICK = 0.01
-"""Seconds that a call may take without counting as slow."""
+"""Seconds up to which a call does not count as slow."""
 
 
 class Queued(Logger):
-    """Hands every record to `logger` in a thread of its own.
+    """Passes every record to `logger` in a thread.
 
-    `size` records wait at most (and 256 MiB of arrays, tensors and text); what comes while it is full is
-    dropped and counted. Closing takes at most `timeout` seconds, and what is not written by then is given up.
-    A failure is reported once and switches the logger off. Values are copied when they are handed over, so
-    the training may change them right away.
+    The queue holds `size` records, and 256 MiB of arrays, tensors and text; records that exceed it are
+    dropped and counted. Closing takes at most `timeout` seconds; records that are not written by then are
+    lost. A failure is reported once and disables the logger. Values are copied into the queue, so the
+    training may change them.
     """
 
     def __init__(self, logger: Logger, size: int = 1000, timeout: float = 30.0) -> None:
         if not isinstance(logger, Logger) or isinstance(logger, Queued):
             raise OptionError(f"Queued(logger={logger!r}) takes one logger.", option="logger", value=logger)
-        check_whole("size", size, 1)
-        check_timeout("timeout", timeout, least=0.001)
+        Count(1)("size", size)
+        Timeout(0.001)("timeout", timeout)
         self.logger, self.size, self.timeout = logger, size, timeout
         self.tells_rows_apart = logger.tells_rows_apart
         self.dropped = 0
-        """Records of this run that found the queue full."""
+        """Records of this run that were dropped because the queue was full."""
         self.off = False
-        """Whether it failed or hung, and takes nothing any more."""
+        """Whether it failed or hung, and is disabled."""
         self._thread: threading.Thread | None = None
         self._abandoned = False
         self._run_dir: Callable[[], Path] | None = None
@@ -69,20 +69,20 @@ class Queued(Logger):
     # ---- in the training's thread --------------------------------------------------------------------------
 
     def open(self, run_dir: Callable[[], Path]) -> None:
-        """The thread itself starts with the first record."""
+        """Start a run. The first record starts the thread."""
         if self._thread is not None and not self._abandoned:
             self.close()
         self._run_dir = run_dir
         self._begin()
 
     def _begin(self) -> None:
-        """A new run, a new chance; but a thread that hangs in the run before takes nothing."""
+        """Enable the logger for a new run, unless its thread still hangs in an earlier one."""
         self.dropped, self._patience = 0, QUEUE_TIMEOUT
         if self._abandoned and self._thread is not None and not self._thread.is_alive():
             self._abandoned, self._thread = False, None
         self.off = self._abandoned
         if self.off:
-            log.warning("%s still hangs in the run before and stays switched off", self.label)
+            log.warning("%s still hangs in an earlier run and stays switched off", self.label)
 
     def _put(self, method: str, *given: Any, always: bool = False) -> None:
         if self.off:
@@ -118,16 +118,14 @@ class Queued(Logger):
         self._put("log_metrics", dict(metrics), step, epoch, *over)
 
     def log_event(self, kind: str, data: Mapping[str, Any]) -> None:
-        if (
-            type(self.logger).log_event is not Logger.log_event
-        ):  # few have a place for it; to the others it is no record
-            self._put("log_event", kind, self._kept(data))
+        if type(self.logger).log_event is not Logger.log_event:  # few loggers support it
+            self._put("log_event", kind, self._snapshot(data))
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
-        self._put("log_hyperparams", self._kept(params))
+        self._put("log_hyperparams", self._snapshot(params))
 
-    def _kept(self, data: Mapping[str, Any]) -> Any:
-        """What is handed over of data that may change."""
+    def _snapshot(self, data: Mapping[str, Any]) -> Any:
+        """Return a copy of data that may change."""
         return jsonable(data)
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
@@ -143,26 +141,22 @@ class Queued(Logger):
         self._put("add_image", tag, pixels(tag, img_tensor).transpose(2, 0, 1).copy(), global_step)
 
     def add_figure(self, tag: str, figure: Any, global_step: int | None = None) -> None:
-        """Drawn here: matplotlib belongs to one thread, and the figure may be closed right after."""
+        """Draw the figure here, because matplotlib is not thread-safe and the caller may close it."""
         if not self.off:
             self._put("add_image", tag, picture(tag, figure), global_step)
 
     @property
     def client(self) -> Any:
-        """The logger's client, waited for if it is not there yet; None if it is switched off or does not come
-        in time.
-        """
+        """Wait for the logger's client and return it, or None if the logger is off or too slow."""
         answer, arrived = self._ask("client")
         arrived.wait(self.timeout)
         return answer[0] if answer else None
 
     def position(self) -> Any:
-        """The logger's own, once it has written what was logged so far; None if it has none, or that takes
-        too long.
-        """
+        """Return the logger's position after the queued records, or None if it has none or is too slow."""
         if self._patience <= 0 or type(self.logger).position is Logger.position:
             return None
-        if self._thread is None:  # after the run; there is nobody to get in the way of
+        if self._thread is None:  # after the run, no thread uses the logger
             return self.logger.position()
         answer, arrived = self._ask("position")
         began = time.monotonic()
@@ -177,7 +171,7 @@ class Queued(Logger):
         self._put("begin_afresh", always=True)
 
     def _ask(self, what: str) -> tuple[list[Any], threading.Event]:
-        """Where the answer will be, and what tells that it is there."""
+        """Return a list for the answer, and the event that is set when it is there."""
         answer: list[Any] = []
         arrived = threading.Event()
         if self.off:
@@ -197,12 +191,12 @@ class Queued(Logger):
             self._records.append(("close", ()))
             self._changed.notify_all()
         thread.join(self.timeout)
-        self._settle(thread)
+        self._join_or_abandon(thread)
         if self.dropped:
             log.warning("%s could not keep up: %s records were dropped", self.label, self.dropped)
 
-    def _settle(self, thread: threading.Thread) -> None:
-        """Either the thread is gone, or it hangs and is left behind."""
+    def _join_or_abandon(self, thread: threading.Thread) -> None:
+        """Forget a thread that has ended, or abandon one that hangs."""
         if not thread.is_alive():
             self._thread = None
             return
@@ -211,7 +205,7 @@ class Queued(Logger):
                 method not in NO_RECORDS for method in (self._busy, *(method for method, _ in self._records))
             )
             self.off = self._abandoned = True
-            self._records = deque([("close", ())])  # for the day it comes back
+            self._records = deque([("close", ())])  # for when the call returns
         log.warning("%s did not finish within %s s: %s records are given up", self.label, self.timeout, lost)
 
     # ---- in its own thread ---------------------------------------------------------------------------------
@@ -246,7 +240,7 @@ class Queued(Logger):
                 given[0].append(self.logger.position())
             else:
                 getattr(self.logger, method)(*given)
-        except BaseException as error:  # even a client that wants to end the program only ends its own part
+        except BaseException as error:  # also SystemExit, so that a client cannot end the program
             self._fail(method, error)
 
     def _fail(self, method: str, error: BaseException) -> None:
@@ -255,7 +249,7 @@ class Queued(Logger):
 
 
 def _weight(given: Any) -> int:
-    """Bytes of arrays, tensors and text, in containers too; anything else is small."""
+    """Return the bytes of arrays, tensors and text, also in containers, without other values."""
     if isinstance(given, torch.Tensor):
         return given.element_size() * given.numel()  # a sparse one has no `nbytes`
     if isinstance(given, np.ndarray):
@@ -265,24 +259,19 @@ def _weight(given: Any) -> int:
     return len(given) if isinstance(given, str) else 0
 
 
-# ---- A user's own logger
-
-
 class Awaited(Queued):
-    """Calls `logger` in a thread of its own and waits for it, so that it is as if it were called directly.
+    """Calls `logger` in a thread and waits for each call, as if it were called directly.
 
-    That ends when its slow calls have cost the run `QUEUE_TIMEOUT`: from then on the run does not wait,
-    as with `Queued`, until the next run. It gets what was logged, tensors as detached copies.
+    When its slow calls have taken `QUEUE_TIMEOUT` seconds, it stops waiting until the next run, as `Queued`.
+    It passes the logged values unconverted, tensors as detached copies.
     """
 
     def __init__(self, logger: Logger, size: int = 1000, timeout: float = 30.0) -> None:
         super().__init__(logger, size, timeout)
-        self._mistake: BadValue | None = None
+        self._bad_value: BadValue | None = None
 
     def open(self, run_dir: Callable[[], Path]) -> None:
-        """At once, unlike behind a plain queue: a logger that is told nothing else is still opened and
-        closed.
-        """
+        """Open the logger now, so that it is opened and closed even without a record."""
         self._begin()
         self._put("open", run_dir)
 
@@ -291,9 +280,9 @@ class Awaited(Queued):
         if self._patience <= 0 or self.off or threading.current_thread() is self._thread:
             return
         self._wait(method)
-        mistake, self._mistake = self._mistake, None
-        if mistake is not None:
-            raise mistake
+        bad_value, self._bad_value = self._bad_value, None
+        if bad_value is not None:
+            raise bad_value
 
     def _wait(self, method: str) -> None:
         began = time.monotonic()
@@ -302,7 +291,7 @@ class Awaited(Queued):
         self._spend(time.monotonic() - began)
         if self._patience <= 0:
             log.warning(
-                "%s is slow (the last call was %s); the run goes on without waiting for it",
+                "%s is slow (the last call was %s); the run continues without waiting for it",
                 self.label,
                 method,
             )
@@ -311,42 +300,40 @@ class Awaited(Queued):
         if not isinstance(error, BadValue):
             super()._fail(method, error)
         elif self._patience > 0:
-            self._mistake = error  # raised where the value came from
+            self._bad_value = error  # raised in the caller's thread
         else:
-            log.warning("%s left out what it was given in %s: %s", self.label, method, error)
+            log.warning("%s skipped a value in %s: %s", self.label, method, error)
 
-    # ---- what it is given: the same as if it were called directly, but its own -----------------------------
+    # ---- values: unconverted copies ------------------------------------------------------------------------
 
-    def _kept(self, data: Mapping[str, Any]) -> Any:
-        return _own(data)
+    def _snapshot(self, data: Mapping[str, Any]) -> Any:
+        return _copied(data)
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
-        self._put("add_scalar", tag, _own(scalar_value), global_step)
+        self._put("add_scalar", tag, _copied(scalar_value), global_step)
 
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
-        self._put("add_histogram", tag, _own(values), global_step)
+        self._put("add_histogram", tag, _copied(values), global_step)
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
         self._put("add_text", tag, text_string, global_step)
 
     def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
         check_image(tag, img_tensor)
-        self._put("add_image", tag, _own(img_tensor), global_step)
+        self._put("add_image", tag, _copied(img_tensor), global_step)
 
     def add_figure(self, tag: str, figure: Any, global_step: int | None = None) -> None:
         self._put("add_figure", tag, figure, global_step)
 
 
-def _own(value: Any) -> Any:
-    """A copy that the training does not change: containers, tensors and arrays; anything else is handed over
-    as it is.
-    """
+def _copied(value: Any) -> Any:
+    """Return a copy of containers, tensors and arrays, and any other value itself."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, Mapping):
-        return {key: _own(each) for key, each in value.items()}
+        return {key: _copied(each) for key, each in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_own(each) for each in value)
+        return type(value)(_copied(each) for each in value)
     return value

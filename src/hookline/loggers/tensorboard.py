@@ -1,4 +1,4 @@
-"""TensorBoard, through torch's own writer."""
+"""Log to TensorBoard by torch's SummaryWriter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.engine.checks import check_whole
+from hookline.engine.checks import Count
 from hookline.loggers.base import ClientLogger, check_folder, finite, flat, pixels, printable
 
 
@@ -22,7 +22,7 @@ class TensorBoard(ClientLogger):
 
     def __init__(self, folder: str = "tensorboard", flush_secs: int = 30, queued: bool = True) -> None:
         super().__init__(queued)
-        check_whole("flush_secs", flush_secs, 1)
+        Count(1)("flush_secs", flush_secs)
         self.folder = check_folder("folder", folder)
         self.flush_secs = flush_secs
 
@@ -40,11 +40,9 @@ class TensorBoard(ClientLogger):
             self.client.add_scalar(printable(name), float(value), step)
 
     def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
-        """TensorBoard's own mark of a restart: from the next step on, what was in the folder before is not
-        shown any more.
+        """Write TensorBoard's mark of a restart, which hides older records from the next step on.
 
-        The writer's option `purge_step` makes the same mark, but it would come too late: hyper-parameters are
-        logged by now.
+        The writer's option `purge_step` writes the same mark, but only at the start, before hyper-parameters.
         """
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
 
@@ -56,7 +54,7 @@ class TensorBoard(ClientLogger):
             self.resume(None, 0, 0, "")
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
-        """Into the same run: the writer's own `add_hparams` would make a run of its own for them."""
+        """Log into the same run. The writer's `add_hparams` would make another run."""
         from torch.utils.tensorboard.summary import hparams
 
         for summary in hparams(flat(params), {}):  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Trackio, through its own client: a local database in the run's directory."""
+"""Log to Trackio, a local database in the run's directory."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ class Trackio(ClientLogger):
 
     See it with `TRACKIO_DIR=RUN/trackio trackio show`. If the environment names a `TRACKIO_DIR`, it is kept
     there instead. `name`, `group` and `resume` are those of `trackio.init`; `client` is the Trackio run.
-    Trackio knows one place at a time, so two loggers of one program cannot write into different directories
-    at once.
+    Trackio has one directory per process, so two loggers cannot write into different directories at once.
     """
 
     package = "trackio"
@@ -51,11 +50,11 @@ class Trackio(ClientLogger):
         folder = Path(os.environ.get("TRACKIO_DIR") or run_dir.resolve() / "trackio")
         if any(other != folder for other in self._in_use.values()):
             raise HooklineError(
-                f"Trackio already writes to {next(iter(self._in_use.values()))}; it knows one place at a "
-                f"time."
+                f"Trackio already writes to {next(iter(self._in_use.values()))}; it has one directory "
+                f"at a time."
             )
         _move_to(folder, self.project)
-        # in a context of its own, so that a run which the program has begun itself is not ended
+        # in its own context, so that a run of the program itself is not ended
         run = contextvars.Context().run(
             trackio.init,
             self.project,
@@ -81,7 +80,7 @@ class Trackio(ClientLogger):
         self._began = True
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
-        """Trackio keeps them with the first record; what comes later is kept as a text."""
+        """Log them with the first record, or later as text."""
         plain, client = flat(params), self.client
         if not self._began:
             client.config.update(
@@ -119,9 +118,7 @@ def _key(tag: str) -> str:
 
 
 def _move_to(folder: Path, project: str) -> None:
-    """Trackio fixes its place when it is imported, in several modules; every run has a place
-    of its own here.
-    """
+    """Set Trackio's directory, which several of its modules fix at import."""
     from trackio.sqlite_storage import SQLiteStorage
 
     places = {"TRACKIO_DIR": folder, "MEDIA_DIR": folder / "media", "ARTIFACTS_DIR": folder / "artifacts"}

@@ -1,4 +1,4 @@
-"""Weights & Biases, online or offline."""
+"""Log to Weights & Biases, online or offline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hookline.loggers.base import ClientLogger, finite, histogram, pixels, print
 from hookline.loggers.jsonl import jsonable
 
 STEP = "trainer/global_step"
-UNNAMED = "unnamed"  # W&B leaves out what has no name
+UNNAMED = "unnamed"  # W&B drops records without a name
 MODES = ("online", "offline", "disabled")
 RESUME = ("allow", "must", "never", "auto")
 
@@ -20,8 +20,8 @@ RESUME = ("allow", "must", "never", "auto")
 class WandB(ClientLogger):
     """Logs to a W&B run, whose files are in `wandb` of the run's directory.
 
-    `mode`: 'online', 'offline' (nothing leaves the machine until `wandb sync`), 'disabled', or None for what
-    `WANDB_MODE` says. `project`, `name`, `entity`, `tags`, `notes`, `id` and `resume` are those of
+    `mode`: 'online', 'offline' (nothing leaves the machine until `wandb sync`), 'disabled', or None for
+    `WANDB_MODE`. `project`, `name`, `entity`, `tags`, `notes`, `id` and `resume` are those of
     `wandb.init`; so is everything in `settings`. `client` is the W&B run. If your program has called
     `wandb.init` itself, that run is used and left open.
 
@@ -68,7 +68,7 @@ class WandB(ClientLogger):
         import wandb
 
         self._ours = wandb.run is None
-        # without a time limit, a run without a key would wait at a prompt for ever
+        # without a timeout, a run without a key would wait at a prompt forever
         settings = wandb.Settings(**{"login_timeout": 30.0, **self._settings})
         run = wandb.run or wandb.init(dir=str(run_dir.resolve()), settings=settings, **self._init)  # type: ignore[arg-type]
         run.define_metric(STEP, hidden=True)
@@ -110,7 +110,7 @@ class WandB(ClientLogger):
 
 
 def _plain(value: Any) -> Any:
-    """The same with text that W&B can send."""
+    """Return the value with text that W&B can send."""
     if isinstance(value, dict):
         return {_plain(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list):

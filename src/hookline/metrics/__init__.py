@@ -1,4 +1,4 @@
 """The values that a run logs: accumulators that stay on their device, and the log that reads them.
 
-Nothing is read from the device until a value is looked at. May import: util.
+A value is read from its device only when it is used. May import: util.
 """

@@ -1,4 +1,4 @@
-"""A running reduction of one value: kept on its device, folded now and then."""
+"""A running reduction of one value, kept on its device."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from torch import Tensor
 
 REDUCTIONS = ("mean", "sum", "min", "max", "last")
 Part = tuple[str, Any, float]
-"""What one rank has of a value: how it is reduced, the total so far (None: nothing), and the weight of what
-is in it.
+"""One rank's part of a value: its reduction, its total so far (None: no value), and the weight of the
+total.
 """
-FOLD_AFTER = (
-    256  # values kept one by one before they are folded into one: bounds memory, spreads the kernels' cost
-)
+FOLD_AFTER = 256
+"""Values that are kept before they are reduced to one, to bound memory and spread the kernels' cost."""
 
 
 class Accumulator:
@@ -32,7 +31,7 @@ class Accumulator:
         self.count: float = 0
 
     def add(self, value: Any, weight: float) -> None:
-        """Take a detached scalar tensor or a number."""
+        """Add a detached scalar tensor or a number."""
         if self.is_mean and type(value) is float:
             self.total = value * weight if self.total is None else self.total + value * weight
             self.count += weight
@@ -43,7 +42,7 @@ class Accumulator:
             self.fold()
 
     def fold(self) -> None:
-        """Reduce what has come in since the last time, without reading it."""
+        """Reduce the values since the last fold, without reading them from the device."""
         if not self.values:
             return
         values, weights = self.values, self.weights
@@ -58,24 +57,24 @@ class Accumulator:
             self.total = _reduce([self.total, part], [1, 1], self.reduce)
 
     def part(self) -> Part:
-        """What ranks need to know of each other's."""
+        """Return this rank's part, for the reduction over ranks."""
         self.fold()
         return self.reduce, self.total, self.count
 
     def state_dict(self) -> dict[str, Any]:
-        """What has come in so far, folded."""
+        """Return the total and weight so far."""
         self.fold()
         return {"reduce": self.reduce, "total": self.total, "count": self.count}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Accumulator:
-        """Go on from there."""
+        """Return an accumulator that continues from a saved state."""
         made = cls(state["reduce"])
         made.total, made.count = state["total"], state["count"]
         return made
 
     def compute(self) -> Any:
-        """The reduced value so far, a tensor still on its device or a number; None if nothing came in."""
+        """Return the reduced value so far, a tensor on its device or a number; None if there is no value."""
         self.fold()
         if self.total is None:
             return None

@@ -1,4 +1,4 @@
-"""Values that were logged: kept on their device, folded now and then, read only when somebody looks."""
+"""Logged values: kept on their device, reduced now and then, and read only when they are used."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ from hookline.metrics.accumulator import REDUCTIONS, Accumulator, Part
 from hookline.util.errors import HooklineError, closest, described
 
 KNOWN_AS = "\x1f"
-"""Between the name of a value in a row (`loss_step`) and the one that its newest value is known by (`loss`).
-"""
+"""Separates the name of a value in a row (`loss_step`) from the name of its newest value (`loss`)."""
 FEW = 4
 """Tensors on the CPU that are read faster one by one than together."""
 Pool = Callable[[dict[str, Part]], dict[str, Any]]
-"""From what this rank has to the values of all ranks, by the same names; names that only others have are in
-them too.
-"""
+"""Maps this rank's parts to the values of all ranks. The result also has names that only other ranks have."""
 
 
 class Metrics(MutableMapping[str, float]):
-    """A mapping of names to floats. Tensors inside are read when looked at, all in one go."""
+    """A mapping of names to floats. Tensors in it are read together when one of them is used."""
 
     __slots__ = ("_values",)
 
@@ -31,11 +28,11 @@ class Metrics(MutableMapping[str, float]):
         self._values: dict[str, Any] = dict(values or {})
 
     def raw(self) -> dict[str, Any]:
-        """The values as they are, tensors unread."""
+        """Return the values as they are, with tensors unread."""
         return self._values
 
     def read(self) -> dict[str, float]:
-        """All values as floats, with one read per device."""
+        """Return all values as floats, with one read per device."""
         self._values.update(
             read_all({key: value for key, value in self._values.items() if type(value) is not float})
         )
@@ -66,7 +63,7 @@ class Metrics(MutableMapping[str, float]):
         return key in self._values
 
     def copy(self) -> Metrics:
-        """A mapping of its own."""
+        """Return a separate mapping with the same values."""
         return Metrics(self._values)
 
     def __repr__(self) -> str:
@@ -74,7 +71,7 @@ class Metrics(MutableMapping[str, float]):
 
 
 def read_all(values: Mapping[str, Any]) -> dict[str, float]:
-    """Numbers and tensors of one element as floats, with one read per device."""
+    """Return numbers and one-element tensors as floats, with one read per device."""
     read: dict[str, float] = {}
     by_device: dict[torch.device, dict[str, Tensor]] = {}
     for name, value in values.items():
@@ -102,7 +99,7 @@ def read_all(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 class NotANumber(HooklineError, ValueError):
-    """A metric that somebody has put among the others and that is no number."""
+    """A metric that was set directly and is not a number."""
 
     def __init__(self, name: str, value: Any) -> None:
         super().__init__(
@@ -113,7 +110,7 @@ class NotANumber(HooklineError, ValueError):
 
 
 def with_ending(name: str, ending: str) -> str:
-    """`loss` -> `loss_step`; a loader's number, which Lightning puts into names, stays last:
+    """Append an ending: `loss` -> `loss_step`. The loader number of Lightning's names stays last:
     `loss_step/dataloader_idx_0`.
     """
     plain, of_loader, number = name.partition("/dataloader_idx_")
@@ -121,14 +118,14 @@ def with_ending(name: str, ending: str) -> str:
 
 
 class MissingMetric(HooklineError, KeyError):
-    """A metric was asked for that nobody logged."""
+    """A metric was requested that was not logged."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class _Key:
-    """How one name is logged, settled the first time it is."""
+    """How one name is logged, decided the first time it is."""
 
     __slots__ = ("epoch", "epoch_name", "on_step", "prog_bar", "step_name")
 
@@ -141,38 +138,36 @@ class _Key:
 
 
 class MetricLog:
-    """Everything logged in a run: this step's values, the epoch's accumulators, and the newest results."""
+    """All values logged in a run: the current step's values, the epoch's accumulators, and the newest
+    results.
+    """
 
     def __init__(self) -> None:
         self.newest = Metrics()
-        """The newest reduced values: what `metrics` shows at epoch, validation and end events."""
+        """The newest reduced values, which `metrics` shows at epoch, validation and end events."""
         self.pending: dict[str, Any] = {}
-        """Logged since the last row went out."""
+        """Values logged since the last row was written."""
         self.bar: dict[str, Any] = {}
-        """Values a progress bar shows."""
+        """Values that a progress bar shows."""
         self.batch_values: dict[str, Any] = {}
-        """Logged during this batch."""
+        """Values logged during this batch."""
         self.mode = "now"
         """'train' or 'eval' while batches run, else 'now': a value logged between batches counts at once."""
         self.prefix = "val"
-        """What an evaluation's results begin with."""
+        """The prefix of an evaluation's results."""
         self.weight: float = 1
-        """The number of samples in this batch, by which epoch means are weighted."""
+        """The number of samples in this batch, the weight in epoch means."""
         self.loader = ""
-        """The loader that this batch came from, if there are several: what is logged then also counts by
-        itself for each.
-        """
+        """The loader of this batch, if there are several; values are then also reduced per loader."""
         self.train_loss = Accumulator()
         self._means: dict[str, Accumulator] = {}
         self._by_loader: dict[str, dict[str, Accumulator]] = {"train": {}, "eval": {}}
         self._keys: dict[str, dict[str, _Key]] = {"train": {}, "eval": {}}
         """How each name is logged, by mode."""
         self._reductions: dict[str, str] = {}
-        """Names in rows that are not reduced by their mean."""
+        """Names in rows whose reduction is not the mean."""
         self._plain: dict[str, str] = {}
-        """What was logged: names in rows (`loss_step`), and the ones that their newest values are known by
-        (`loss`).
-        """
+        """Names in rows (`loss_step`) with the names of their newest values (`loss`)."""
         self._objects: dict[tuple[str, str], Any] = {}
         """Metric objects (torchmetrics, by duck type), computed when their pass is over."""
 
@@ -187,17 +182,17 @@ class MetricLog:
         batch_size: int | None,
         on_cpu: bool = False,
     ) -> None:
-        """Take a value. Tensors are detached, nothing is read from a device.
+        """Log a value. Tensors are detached and not read from a device.
 
-        `on_cpu`: the run uses no other device, so a scalar on the CPU is taken as the number it is, which is
-        cheaper than detaching and keeping it. In other runs such a scalar may still be on its way from a
-        device (`non_blocking=True`).
+        `on_cpu`: the run uses no other device. A CPU scalar is then stored as a number, which is cheaper than
+        detaching and keeping it. In other runs such a scalar may still be in transfer from a device
+        (`non_blocking=True`).
         """
         if on_cpu and type(value) is Tensor and value.is_cpu:
             try:
                 number = value.item()
                 value = number if type(number) is float else float(number)
-            except (RuntimeError, TypeError):  # not one number: that raises what the user can act on
+            except (RuntimeError, TypeError):  # not a single number: `_scalar` raises an error for the user
                 value = self._scalar(name, value)
         elif type(value) is Tensor and not value.ndim:
             value = value.detach()
@@ -227,7 +222,7 @@ class MetricLog:
     def add_of_loader(
         self, mode: str, name: str, value: Any, weight: float, loader: str, reduce: str = "mean"
     ) -> None:
-        """A value of one loader among several: `train/dl_web/loss` beside `train/loss`."""
+        """Add a value of one of several loaders: `train/dl_web/loss` beside `train/loss`."""
         prefix = "train" if mode == "train" else self.prefix
         key = f"{prefix}/dl_{loader}/{name.removeprefix(prefix + '/')}"
         kept = self._by_loader[mode]
@@ -236,7 +231,7 @@ class MetricLog:
         kept[key].add(value, weight)
 
     def _log_now(self, name: str, value: Any, prog_bar: bool, reduce: str) -> None:
-        """Between batches: there is nothing to reduce, except over ranks."""
+        """Log a value between batches, where only the reduction over ranks applies."""
         _check_reduction(name, reduce)
         self._plain[name] = name
         if reduce != "mean":
@@ -246,7 +241,7 @@ class MetricLog:
             self.bar[name] = value
 
     def mean(self, name: str, value: Any) -> None:
-        """A number that a training step returned: its mean over the epoch, without being asked for."""
+        """Add a number that a training step returned to its mean over the epoch."""
         if name not in self._means:
             self._means[name] = Accumulator()
         self._means[name].add(value.detach() if isinstance(value, Tensor) else value, self.weight)
@@ -273,8 +268,9 @@ class MetricLog:
         return key
 
     def parts_of(self, row: Mapping[str, Any]) -> dict[str, Part]:
-        """What this rank has of a row's values: those of its newest batch. With each the name that it is
-        known by, if logged.
+        """Return this rank's parts of a row, from its newest batch.
+
+        Each name of a logged value carries the name of its newest value.
         """
         parts = {}
         for name, value in row.items():
@@ -283,10 +279,8 @@ class MetricLog:
             parts[name if plain is None else f"{name}{KNOWN_AS}{plain}"] = part
         return parts
 
-    def settle(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What was logged turned out to be this over all ranks: the values by their names in the row; they
-        are the newest.
-        """
+    def store_reduced(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Store the values of all ranks as the newest ones, and return them by their names in the row."""
         row = {}
         for name, value in values.items():
             in_row, _, plain = name.partition(KNOWN_AS)
@@ -296,8 +290,8 @@ class MetricLog:
         return row
 
     def _scalar(self, name: str, value: Any) -> Any:
-        """Whatever is not a plain tensor or float: numbers, arrays of one element,
-        torchmetrics by duck type.
+        """Return a float or a tensor for a number, a one-element array or a torchmetrics object (by duck
+        type).
         """
         if isinstance(value, Tensor):
             value = value.detach()
@@ -322,11 +316,11 @@ class MetricLog:
         return value if isinstance(value, Tensor) else float(value)
 
     def objects(self) -> list[Any]:
-        """The metric objects that were logged and are not computed yet."""
+        """Return the metric objects that were logged and are not computed yet."""
         return list(self._objects.values())
 
     def state_dict(self) -> dict[str, Any]:
-        """The training epoch's accumulators, for a checkpoint in the middle of it."""
+        """Return the training epoch's accumulators, for a checkpoint within the epoch."""
         return {
             "train_loss": self.train_loss.state_dict(),
             "means": {name: each.state_dict() for name, each in self._means.items()},
@@ -340,23 +334,21 @@ class MetricLog:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take them back."""
+        """Restore the accumulators."""
         self.train_loss = Accumulator.from_state(state["train_loss"])
         self._means = {name: Accumulator.from_state(each) for name, each in state["means"].items()}
         self._by_loader["train"] = {
             name: Accumulator.from_state(each) for name, each in state["by_loader"].items()
         }
-        self.pending, self._reductions = (
-            dict(state["pending"]),
-            dict(state.get("reductions", {})),
-        )  # older ones have none
+        self.pending = dict(state["pending"])
+        self._reductions = dict(state.get("reductions", {}))  # older checkpoints have none
         for name, (on_step, prog_bar, epoch) in state["keys"].items():
             key = self._keys["train"][name] = _Key(name, on_step, epoch is not None, prog_bar, "mean")
             key.epoch = Accumulator.from_state(epoch) if epoch else None
             self._plain[key.step_name] = name
 
     def begin(self, mode: str) -> None:
-        """A pass over data begins: its accumulators start anew."""
+        """Reset the accumulators when a pass over data begins."""
         self._keys[mode].clear()
         self._by_loader[mode].clear()
         if mode == "train":
@@ -366,8 +358,9 @@ class MetricLog:
     def finish(
         self, mode: str, pool: Pool | None = None, more: Mapping[str, Accumulator] | None = None
     ) -> dict[str, Any]:
-        """The pass is over: its reduced values, over all ranks if there is a pool, which also become the
-        newest.
+        """Return the reduced values of a finished pass, and store them as the newest ones.
+
+        pool: reduces over all ranks.
         """
         sums = {**(more or {}), **self._sums(mode)}
         objects = {name: each for (kind, name), each in self._objects.items() if kind == mode}
@@ -379,10 +372,10 @@ class MetricLog:
                 key.epoch_name: f"{key.epoch_name}{KNOWN_AS}{name}" for name, key in self._keys[mode].items()
             }
             parts = {known_as.get(name, name): each.part() for name, each in sums.items()}
-            done = self.settle(pool(parts | dict.fromkeys(objects, OBJECT)))
+            done = self.store_reduced(pool(parts | dict.fromkeys(objects, OBJECT)))
             done |= _computed_by_all(done, objects, pool)
         for name, each in objects.items():
-            each.reset()  # only now: one object may have been logged under two names
+            each.reset()  # after all are computed: one object may have been logged under two names
             del self._objects[mode, name]
         for name, key in self._keys[mode].items():
             if key.epoch_name in done and key.epoch is not None:
@@ -393,7 +386,7 @@ class MetricLog:
         return done
 
     def is_of_training(self, name: str) -> bool:
-        """Whether the end of the training epoch gives this metric, and no evaluation does."""
+        """Return whether this metric comes from the end of the training epoch and not from an evaluation."""
         by_training = name in self._sums("train") or ("train", name) in self._objects
         return by_training and name not in self._sums("eval")
 
@@ -404,14 +397,14 @@ class MetricLog:
 
 
 OBJECT: Part = ("object", 0.0, 1.0)
-"""A metric object: its own `compute` talks to the other ranks."""
+"""A metric object, whose own `compute` communicates with the other ranks."""
 
 
 def _computed_by_all(known: dict[str, Any], objects: dict[str, Any], pool: Pool) -> dict[str, Any]:
-    """Every rank computes the same objects in the same order. Those that only some ranks have are computed
-    without the others.
+    """Compute the same objects in the same order on every rank.
 
-    `known`: for an object, how many ranks have it, and how many there are.
+    An object that only some ranks have is computed without the others. `known`: for an object, how many ranks
+    have it, and how many there are.
     """
     values: dict[str, Any] = {}
     for name in sorted(name for name, value in known.items() if type(value) is tuple):

@@ -1,4 +1,4 @@
-"""Signals, the watchdog for hangs, advice for slow loaders, and the summary at the end of a run.
+"""Signals, hangs, slow loaders; the summary that a run leaves.
 
 This package observes the run; the loops decide. May import: util, engine, distributed, run, checkpoint.
 """

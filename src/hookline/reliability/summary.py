@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.engine.cost import cost_table
-from hookline.engine.slots import blamed
+from hookline.engine.slots import failure_source
 from hookline.reliability.loader_advice import check_waiting
 from hookline.reliability.model_location import model_line_after_failure, show_model
 from hookline.run.commands import handles_command
@@ -125,13 +125,13 @@ def _earlier_end(run: Run) -> dict[str, Any]:
 
 
 def _failure(run: Run, error: BaseException) -> dict[str, Any]:
-    s, guilty = run.state, blamed(error)
+    s, source = run.state, failure_source(error)
     if (other := _other_rank(run)) is not None:
         kind, _, message = (
             (type(error).__name__, "", other.text) if other.died else other.text.partition(": ")
         )
         return {"step": s.step, "epoch": s.epoch, "rank": other.rank, "exception": kind, "message": message}
-    who = {} if guilty is None else {"who": guilty.who, "event": guilty.event}
+    who = {} if source is None else {"who": source.name, "event": source.event}
     return {
         "step": s.step,
         "epoch": s.epoch,
@@ -273,8 +273,8 @@ class EndSummary:
 
 
 def _failed(run: Run, error: BaseException) -> str:
-    guilty, text = blamed(error), _short(error)
-    who = f"in {guilty.who}, {guilty.event}, " if guilty is not None else "at "
+    source, text = failure_source(error), _short(error)
+    who = f"in {source.name}, {source.event}, " if source is not None else "at "
     word, kind = "Pruned" if type(error).__name__ == PRUNED else "Failed", type(error).__name__
     return f"{word}: {kind}{': ' if text else ''}{text}, {who}{run.state.position}, rank {run.state.rank}."
 

@@ -1,8 +1,7 @@
-"""What runs have left: an HTML page (`hookline report`), a list (`hookline runs`), numbers (`hookline
+"""Views of recorded runs: an HTML page (`hookline report`), a list (`hookline runs`), numbers (`hookline
 summary`).
 
-It reads files only and never changes a run. May import: util, loggers, run, checkpoint, reliability,
-control.
+It reads files only and never changes a run. May import: util, loggers, run, checkpoint, reliability, control.
 """
 
 from __future__ import annotations

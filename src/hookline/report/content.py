@@ -1,4 +1,4 @@
-"""Everything that a page shows, as plain data for its script."""
+"""The data of a page, as plain values for its script."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hookline.report.timeline import timelines
 from hookline.run.timings import PARTS, SAMPLED, WORDS
 
 PICTURE_BYTES = 900_000
-"""Of all pictures together, before they are written as text."""
+"""Bytes of all pictures together, before they are encoded as text."""
 TEXT_CHARACTERS = 200_000
 LONGEST_TEXT = 4000
 LONGEST_VALUE = 500
@@ -35,12 +35,12 @@ MOST_EVENTS = 600
 MOST_CHECKPOINTS = 300
 MOST_KEYS = 800
 DEEPEST = 20
-"""Groups inside each other in a configuration; what is deeper is shown as one value."""
+"""Nested groups in a configuration; a deeper one is shown as one value."""
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def page_data(runs: list[RunData]) -> dict[str, Any]:
-    """The data of a page about these runs."""
+    """Return the data of a page about these runs."""
     now = time.time()
     charts, left_out = sections(runs)
     notes = [
@@ -92,7 +92,7 @@ def page_data(runs: list[RunData]) -> dict[str, Any]:
 
 
 def names(runs: list[RunData]) -> list[str]:
-    """The names of the directories; as much of their paths as tells them apart."""
+    """Return the names of the directories, with as much of their paths as makes them distinct."""
     paths = [run.path.resolve() for run in runs]
     for parts in range(1, max(len(path.parts) for path in paths) + 1):
         short = [os.path.join(*path.parts[-parts:]) for path in paths]
@@ -102,7 +102,7 @@ def names(runs: list[RunData]) -> list[str]:
 
 
 def cut(text: str, most: int) -> str:
-    """The beginning of a long text, and how much of it is missing."""
+    """Return the beginning of a long text, and how much of it is missing."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
 
 
@@ -153,7 +153,7 @@ def _events(runs: list[RunData], notes: list[str]) -> list[dict[str, Any]]:
     ]
     if len(found) <= MOST_EVENTS:
         return found
-    # what went wrong stays; of the rest the newest
+    # keep failures first, then the newest of the others
     levels = ("bad", "warn", "info")
     keep = sorted(range(len(found)), key=lambda index: (levels.index(str(found[index]["level"])), -index))
     notes.append(f"{len(found) - MOST_EVENTS} events of {len(found)} are not shown.")
@@ -185,13 +185,13 @@ def _below(path: Path, parent: Path) -> str:
 
 
 def _cost(number: int, run: RunData) -> dict[str, Any]:
-    """Of the job that has ended last; `since` says where it went on, if that was not the beginning."""
+    """Return the cost of the job that ended last; `since` is the step at which it resumed, if it did."""
     return {"run": number, "since": run.costs.rows_since, "rows": [_cost_row(row) for row in run.costs.rows]}
 
 
 def _timings(number: int, run: RunData) -> dict[str, Any]:
-    """The parts of the job that has ended last, in the order of the chart; those of the training step come
-    first.
+    """Return the parts of the job that ended last, in the order of the chart, with the parts of the training
+    step first.
     """
     found = run.costs.timings
     sampled = {name: found[name] for name in SAMPLED if name in found}
@@ -222,8 +222,8 @@ def _cost_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _config(runs: list[RunData], notes: list[str]) -> list[dict[str, Any]]:
-    """Every key with its value in each run, None where it has none. Values stay as they were logged, masks
-    included.
+    """Return every key with its value in each run, None where a run does not have it. Values stay as logged,
+    with their masks.
     """
     flat = [_flat(run.params) for run in runs]
     keys = list(dict.fromkeys(key for each in flat for key in each if key not in ("torch", "hookline")))
@@ -245,7 +245,7 @@ def _flat(value: Any, key: str = "", depth: int = 0) -> dict[str, str]:
 
 
 def _versions(runs: list[RunData]) -> list[dict[str, Any]]:
-    """Of Hookline, torch and Python, from the log and from the newest checkpoint."""
+    """Return the versions of Hookline, torch and Python, from the log and the newest checkpoint."""
     found = [
         {
             **{key: str(run.params[key]) for key in ("hookline", "torch") if key in run.params},
@@ -287,7 +287,9 @@ def _texts(runs: list[RunData], notes: list[str]) -> list[dict[str, Any]]:
 
 
 def _pictures(runs: list[RunData]) -> tuple[list[dict[str, Any]], int]:
-    """The newest picture of every tag, then those before it, as far as they fit; and how many did not."""
+    """Return the newest picture of every tag, then older ones, as far as they fit; and how many did not
+    fit.
+    """
     queue = []
     for number, run in enumerate(runs):
         by_tag: dict[str, int] = {}
@@ -311,7 +313,9 @@ def _pictures(runs: list[RunData]) -> tuple[list[dict[str, Any]], int]:
 
 
 def _png(run_dir: Path, name: str, most: int) -> bytes:
-    """A picture that lies in the run's directory; nothing if it is elsewhere, gone, too large or no PNG."""
+    """Return a picture in the run's directory; nothing if it is elsewhere, missing, too large or not a
+    PNG.
+    """
     try:
         path = (run_dir / name).resolve()
         if not path.is_relative_to(run_dir.resolve()) or not path.is_file() or path.stat().st_size > most:

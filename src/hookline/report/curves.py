@@ -1,4 +1,4 @@
-"""Which metrics are drawn together, in which part of the page, and with how many points."""
+"""Which metrics share a chart, in which section of the page, and with how many points."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CELLS = 50_000
 MOST_ROWS = 200
 PER_MAP = (16, 160)
 MOST_DIGITS = 15
-"""Of a number in a curve."""
+"""Digits of a number in a curve."""
 
 STAGES = ("train", "val", "test")
 HEADLINES = ("train/loss", "val/loss")
@@ -34,11 +34,11 @@ FAMILIES = (
     (re.compile(r"(gradients/p[\d.]+)/(.+)"), "percentile of gradient magnitudes"),
     (re.compile(r"activations/(?P<row>.+)/(?P<family>[^/]+)"), "activations"),
 )
-"""Metrics that come once per layer: one heat map each, not a hundred curves."""
+"""Metrics with one value per layer: one heat map each, not a hundred curves."""
 
 
 def layer_of(name: str) -> tuple[str, str, str] | None:
-    """Heat map, row and meaning of a metric that belongs to a layer."""
+    """Return the heat map, row and meaning of a metric that belongs to a layer; None for any other."""
     for pattern, meaning in FAMILIES:
         if match := pattern.fullmatch(name):
             named = match.groupdict()
@@ -47,8 +47,8 @@ def layer_of(name: str) -> tuple[str, str, str] | None:
     return None
 
 
-def place_of(name: str) -> tuple[str, str]:
-    """The section of a metric and the chart that it shares with others."""
+def section_of(name: str) -> tuple[str, str]:
+    """Return the section of a metric, and the chart that it shares with others."""
     name = name.removesuffix(EPOCH)
     first, slash, rest = name.partition("/")
     if first == "lr" or first.startswith("lr-"):
@@ -69,12 +69,12 @@ def place_of(name: str) -> tuple[str, str]:
 
 
 def sections(runs: list[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
-    """All charts, by section, and the names of the metrics that found no place."""
+    """Return all charts by section, and the names of the metrics that are not drawn."""
     charts: dict[tuple[str, str], list[tuple[int, str, Series]]] = {}
     for number, run in enumerate(runs):
         for name, series in shown(run).items():
             if layer_of(name) is None:
-                charts.setdefault(place_of(name), []).append((number, name, series))
+                charts.setdefault(section_of(name), []).append((number, name, series))
     ordered = sorted(charts, key=_rank)
     count = sum(len(each) for each in charts.values())
     most = max(PER_SERIES[0], min(PER_SERIES[1], POINTS // max(1, min(count, MOST_SERIES))))
@@ -96,7 +96,9 @@ def sections(runs: list[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _rank(chart: tuple[str, str]) -> tuple[int, bool, int]:
-    """Losses come first, the plainest name before its parts; the rest as it was logged."""
+    """Return the sort key of a chart: losses first, the shortest name before longer ones, the rest as
+    logged.
+    """
     section, title = chart
     is_loss = "loss" in title
     return SECTIONS.index(section), not is_loss, len(title) if is_loss else 0
@@ -108,8 +110,8 @@ def _stage(name: str) -> int:
 
 
 def _natural(name: str) -> list[Any]:
-    """Numbers in a name in the order of numbers: 2 before 10."""
-    parts = re.split(r"([0-9]+)", name)  # at odd places the numbers, of any length
+    """Return a sort key that compares numbers in a name as numbers: 2 before 10."""
+    parts = re.split(r"([0-9]+)", name)  # the numbers, of any length, are at odd indices
     return [
         (len(part.lstrip("0")), part.lstrip("0")) if index % 2 else part for index, part in enumerate(parts)
     ]
@@ -130,17 +132,17 @@ def _curve(run: int, name: str, series: Series, most: int) -> dict[str, Any]:
 
 
 def summary(runs: list[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Every metric's last, lowest and highest value, from all of its values and unrounded; and the names
-    without a row.
+    """Return every metric's last, lowest and highest value, from all of its values and unrounded; and the
+    names without a row.
     """
     each_shown = [shown(run) for run in runs]
     names = list(dict.fromkeys(name for found in each_shown for name in found if layer_of(name) is None))
     names, left_out = names[:MOST_SERIES], names[MOST_SERIES:]
     names.sort(
         key=lambda name: (
-            SECTIONS.index(place_of(name)[0]),
+            SECTIONS.index(section_of(name)[0]),
             "loss" not in name,
-            _natural(place_of(name)[1]),
+            _natural(section_of(name)[1]),
             _stage(name),
             _natural(name),
         )
@@ -154,10 +156,10 @@ def summary(runs: list[RunData]) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def shown(run: RunData) -> dict[str, Series]:
-    """The metrics of a run that have values, each once.
+    """Return the metrics of a run that have values, each once.
 
-    Every row of a step has the rate of the first parameter group as `lr`, and LRMonitor logs it under a name
-    of its own; what one of the two tells in fewer values is left out.
+    Every row of a step has the rate of the first parameter group as `lr`, and LRMonitor logs it under another
+    name. The one with fewer values is left out.
     """
     found = {name: series for name, series in run.series.items() if series.steps}
     rates = [name for name in found if name.startswith("lr-") and not RATE_DETAIL.search(name)]
@@ -172,7 +174,7 @@ def shown(run: RunData) -> dict[str, Series]:
 
 
 def newest(run: RunData) -> list[dict[str, Any]]:
-    """The losses for a run's card: the value of the newest step, or the epoch's mean if that is as new, and
+    """Return the losses for a run's card: the newest step's value, or the epoch's mean if it is as new, and
     the lowest.
     """
     found = shown(run)
@@ -180,9 +182,8 @@ def newest(run: RunData) -> list[dict[str, Any]]:
     for name in HEADLINES:
         known = [each for each in (f"{name}{EPOCH}", name) if each in found]
         if known:
-            chosen = max(
-                known, key=lambda each: found[each].steps[-1]
-            )  # of equals the first, which is the mean
+            # of equals the first, which is the mean
+            chosen = max(known, key=lambda each: found[each].steps[-1])
             row = _extremes(found[chosen])
             rows.append({"name": chosen, "last": row["last"], "min": row.get("min")})
     return rows
@@ -208,9 +209,7 @@ def _extremes(series: Series) -> dict[str, Any]:
 
 
 def heat_maps(runs: list[RunData]) -> list[dict[str, Any]]:
-    """One map per run and family: a row for every layer in the order they were logged, a column for a few
-    steps.
-    """
+    """Return one map per run and family: a row for every layer in logged order, a column for a few steps."""
     families: dict[tuple[int, str, str], dict[str, Series]] = {}
     for number, run in enumerate(runs):
         for name, series in run.series.items():
@@ -224,10 +223,10 @@ def heat_maps(runs: list[RunData]) -> list[dict[str, Any]]:
 def _heat_map(key: tuple[int, str, str], layers: dict[str, Series], most: int) -> dict[str, Any]:
     shown = list(layers)[:MOST_ROWS]
     arrays = [layers[name].arrays() for name in shown]
-    firsts, place = columns(np.concatenate([steps for steps, _ in arrays]), most)
+    firsts, column = columns(np.concatenate([steps for steps, _ in arrays]), most)
     values, done = [], 0
     for steps, row in arrays:
-        found = strongest(place[done : done + steps.size], row, firsts.size)
+        found = strongest(column[done : done + steps.size], row, firsts.size)
         done += steps.size
         values.append([_cell(each) for each in found.tolist()])
     return {
@@ -242,20 +241,20 @@ def _heat_map(key: tuple[int, str, str], layers: dict[str, Series], most: int) -
 
 
 def _cell(value: float) -> float | str | None:
-    """JSON has no word for what is missing or not finite."""
+    """Return a cell for JSON, which has no value for missing or non-finite numbers."""
     return None if math.isnan(value) else "x" if math.isinf(value) else float(f"{value:.4g}")
 
 
 def _digits(values: Floats) -> int:
-    """As many as show what a curve does: one that stays close to a million needs more than
-    one around zero.
+    """Return the digits that show the shape of a curve: a curve near a million needs more than a curve around
+    zero.
     """
     if not values.size:
         return 6
     low, high = float(values.min()), float(values.max())
     spread, size = high - low, max(abs(low), abs(high))
     if not spread or not math.isfinite(spread):
-        return MOST_DIGITS  # a constant is short already, or exact
+        return MOST_DIGITS  # a constant is short or exact
     return min(MOST_DIGITS, 6 + max(0, math.ceil(math.log10(size / spread))))
 
 

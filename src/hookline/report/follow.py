@@ -1,6 +1,4 @@
-"""A run that goes on: its log is read as it grows, never twice from the beginning unless it
-was written anew.
-"""
+"""Follow a run that is in progress: read its log as it grows, from the beginning only if it was rewritten."""
 
 from __future__ import annotations
 
@@ -14,11 +12,11 @@ from hookline.report.trace_columns import TraceReader
 
 PIECE = 1 << 20
 TAIL = 200
-"""Bytes by which a log is known again."""
+"""Bytes before a position by which a log is recognised."""
 
 
 class FollowedRun:
-    """What is known of a run, and what has come since."""
+    """The data of a run, updated with what its files have gained."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -28,14 +26,14 @@ class FollowedRun:
         self._begin()
 
     def refresh(self) -> bool:
-        """Take in what is new; whether there was anything."""
+        """Read what is new; return whether there was anything."""
         seen, traced = self._look(), self._traces.refresh()
         if seen == self._seen and not traced:
             return False
-        if not self._goes_on() or not self._grow():
+        if not self._is_continued() or not self._grow():
             self._begin()
             return True
-        self.run.settle()
+        self.run.name_curves()
         self._read_beside(seen)
         return True
 
@@ -52,19 +50,19 @@ class FollowedRun:
         self.run.trace = self._traces.data()
         self._seen = seen
 
-    def _goes_on(self) -> bool:
-        """Whether the log is the one that is known: what stands before the new lines is as it was; each line
+    def _is_continued(self) -> bool:
+        """Return whether the log has only grown: the bytes before the new lines are unchanged, and each line
         has its time.
         """
         return self._log.is_file() and _before(self._log, self._end) == self._tail
 
     def _grow(self) -> bool:
-        """Read the lines that were added; False if one of them says that earlier ones no longer hold."""
+        """Read the added lines; return False if one of them supersedes earlier ones."""
         with self._log.open("rb") as file:
             file.seek(self._end)
             for line in lines_of(file):
                 if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
-                    break  # it is being written right now
+                    break  # the line is still being written
                 if line.startswith(RESUME):
                     return False
                 self._end += len(line)
@@ -78,9 +76,7 @@ class FollowedRun:
         return True
 
     def _look(self) -> tuple[Any, ...]:
-        """By what a change is noticed: the log's identity and length, and when its neighbours were last
-        written.
-        """
+        """Return the marks of a change: identity, size and modification time of the run's files."""
         found: list[Any] = []
         for path in (self._log, self.path / "run.json", self.path / "checkpoints", self.path / "hangs.log"):
             try:
@@ -92,7 +88,7 @@ class FollowedRun:
 
 
 def _whole_lines(path: Path) -> int:
-    """Up to where a log consists of whole lines."""
+    """Return the position up to which a log consists of complete lines."""
     try:
         with path.open("rb") as file:
             end = file.seek(0, 2)
@@ -109,7 +105,7 @@ def _whole_lines(path: Path) -> int:
 
 
 def _before(path: Path, end: int) -> bytes:
-    """What stands right before a position."""
+    """Return the bytes right before a position."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, end - TAIL))

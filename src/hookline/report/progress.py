@@ -1,6 +1,4 @@
-"""What the values of a metric say: which way is better, the last and best value, and where
-they are heading.
-"""
+"""The progress of a metric: which direction is better, its last and best value, and its trend."""
 
 from __future__ import annotations
 
@@ -91,7 +89,7 @@ class Point:
     step: int
 
     def data(self) -> dict[str, Any]:
-        """As JSON has it: NaN and infinity as text."""
+        """Return a dictionary for JSON, with NaN and infinity as text."""
         return {"value": self.value if math.isfinite(self.value) else str(self.value), "step": self.step}
 
 
@@ -101,23 +99,23 @@ class Progress:
 
     name: str
     over: str
-    """'step', or 'epoch' for values that are no step's own: means of epochs, and validations."""
+    """'step', or 'epoch' for values that do not belong to a single step: means of epochs, and validations."""
     count: int
     last: Point
     lowest: Point | None
     highest: Point | None
     direction: str | None
-    """'lower' or 'higher', what is better; None: unknown."""
+    """The better direction, 'lower' or 'higher'; None: unknown."""
     is_monitored: bool
     trend: str
 
     @property
     def best(self) -> Point | None:
-        """The best value, if it is known which way is better."""
+        """Return the best value, if the better direction is known."""
         return {"lower": self.lowest, "higher": self.highest}.get(self.direction or "")
 
     def data(self) -> dict[str, Any]:
-        """For programs."""
+        """Return a dictionary for JSON."""
         points = {"last": self.last, "best": self.best, "lowest": self.lowest, "highest": self.highest}
         source = None if self.direction is None else "monitor" if self.is_monitored else "name"
         return {
@@ -149,7 +147,7 @@ def _progress(name: str, over: str, series: Series, mode: str | None) -> Progres
     finite = np.isfinite(values)
     lowest = highest = None
     if finite.any():
-        # of equal values the first: where it was reached
+        # of equal values the first one, where the value was reached
         lowest, highest = (
             Point(float(values[at]), int(steps[at]))
             for at in (
@@ -172,21 +170,21 @@ def _progress(name: str, over: str, series: Series, mode: str | None) -> Progres
 
 
 def direction_of(name: str) -> str | None:
-    """Return which way is better by the words of a name; None if they do not say, or say both."""
+    """Return the better direction by the words of a name; None if they do not say it, or say both."""
     words = set(_WORDS.findall(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()))
     known = [side for side, marks in (("lower", LOWER), ("higher", HIGHER)) if words & set(marks)]
     return known[0] if len(known) == 1 else None
 
 
 def trend_of(values: Any, direction: str | None) -> str:
-    """Return where the values are heading, by the rule in RULES."""
+    """Return the trend of the values, by the rule in RULES."""
     if len(values) and not math.isfinite(values[-1]):
         return "not finite"
     finite = values[np.isfinite(values)]
     if len(finite) < SHORTEST:
         return "too short"
     part = finite[-max(SHORTEST, len(finite) // 3) :]
-    part = part / (np.abs(part).max() or 1.0)  # or squares of large values would overflow
+    part = part / (np.abs(part).max() or 1.0)  # otherwise squares of large values would overflow
     early, late = part[: len(part) // 2], part[len(part) // 2 :]
     change = float(late.mean() - early.mean())
     noise = math.sqrt(float(early.var(ddof=1)) / len(early) + float(late.var(ddof=1)) / len(late))
@@ -224,7 +222,7 @@ def modes_of(run: RunData) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The metric that a run is judged by, and its best value."""
+    """The main metric of a run, and its best value."""
 
     metric: str
     value: float
@@ -233,7 +231,7 @@ class Best:
     """None if the log does not have it."""
 
     def data(self) -> dict[str, Any]:
-        """For programs."""
+        """Return a dictionary for JSON."""
         return {"metric": self.metric, "value": self.value, "direction": self.direction, "step": self.step}
 
 
@@ -241,8 +239,7 @@ def best_of(run: RunData, metric: str | None = None) -> Best | None:
     """Return the best value of a metric, by default of the one that a hook monitors, else of the validation
     loss.
 
-    Without either: of another validation metric, else of the training loss, if it is known which way is
-    better.
+    Without either: of another validation metric, else of the training loss, if the better direction is known.
     """
     known = {
         **{
@@ -254,7 +251,7 @@ def best_of(run: RunData, metric: str | None = None) -> Best | None:
     recorded = _recorded(run)
     chosen = [metric] if metric is not None else [*modes_of(run), *sorted(usable, key=_preference)]
     for name in chosen:
-        # of one name, the mean of an epoch says more than the value of a single step
+        # prefer the mean of an epoch to the value of a single step
         each = usable.get(f"{name}{EPOCH}") or usable.get(name)
         if each is not None and each.best is not None and each.direction is not None:
             return Best(each.name, each.best.value, each.direction, each.best.step)
@@ -269,7 +266,7 @@ def _preference(name: str) -> tuple[bool, bool, int, str]:
 
 
 def _recorded(run: RunData) -> dict[str, Best]:
-    """Return the best values that the hooks of a run had found, by its record."""
+    """Return the best values that the run's hooks found, from its record."""
     found: dict[str, Best] = {}
     monitors = run.record.get("monitors")
     for each in monitors.values() if isinstance(monitors, dict) else ():

@@ -1,5 +1,5 @@
-"""What a run's directory tells: its log, its record, its checkpoints. Whatever is missing or torn is left
-out, never an error.
+"""Read a run's directory: its log, its record and its checkpoints. Missing or damaged parts are left out and
+do not raise.
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ from hookline.util.errors import OptionError, closest
 
 LOG = "log.jsonl"
 EPOCH = " (epoch)"
-"""What is added to the name of a metric that also has a value for every step."""
+"""Added to the name of an epoch's mean if the metric also has a value for every step."""
 MOST_NAMES = 5000
-"""Metrics of different names that are kept; a name with a number in it can make any number of them."""
+"""Metrics that are kept; names with a number in them can be any number of metrics."""
 MOST_EVENTS = 2000
 FAR_AWAY = 1e11
-"""Seconds since 1970: what lies beyond, NaN included, is no time."""
+"""Seconds since 1970. A larger value, or NaN, is not a time."""
 LAST_STEP = 1 << 53
-"""Up to here a browser can count; what lies beyond is no step."""
+"""The largest integer that a browser represents exactly; a larger value is not a step."""
 LASTING = ("failure", "control", "resume")
-"""What happened to the job and not to the model: told although a resume has superseded the steps around it.
-"""
+"""Records about the job, not about the model: shown even if a resume has superseded the steps around them."""
 BEGINS = ("hyperparams", "resume")
-"""With what a job begins: what lies before it was no time in a job."""
+"""The first records of a job. The time before them was not spent in a job."""
 MOST_TEXTS = 20
 """Texts kept of one tag, the newest ones."""
 
@@ -48,13 +47,13 @@ class Series:
     values: array[float] = field(default_factory=lambda: array("d"))
 
     def arrays(self) -> tuple[Floats, Floats]:
-        """Steps and values, not copied."""
+        """Return steps and values, not copied."""
         return np.frombuffer(self.steps), np.frombuffer(self.values)
 
 
 @dataclass
 class Event:
-    """Something that happened once."""
+    """An event on the page: a kind, a text, and its time and step."""
 
     kind: str
     text: str
@@ -64,42 +63,42 @@ class Event:
 
 @dataclass
 class Times:
-    """When a run was running, by the records of its log."""
+    """When a run was running, from the records of its log."""
 
     began: float | None = None
     ended: float | None = None
     spent: float = 0.0
-    """Seconds in its jobs, without those between them."""
+    """Seconds in its jobs, without the pauses between them."""
     holds_since: float | None = None
     """The time of the first record that no resume has superseded."""
     is_beginning: bool = False
-    """Whether the last record was one with which a job begins."""
+    """Whether the last record was the first of a job."""
 
 
 @dataclass
 class Costs:
-    """What the job that has ended last has cost."""
+    """The cost of the job that ended last."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """Of its hooks."""
+    """The rows of its hooks."""
     rows_since: int | None = None
-    """The step at which the job began whose cost this is, if it was resumed."""
+    """The step at which that job resumed, if it did."""
     timings: dict[str, float] = field(default_factory=dict)
-    """Where its time went, in seconds; empty if the log does not say."""
+    """Seconds in each part of the job; empty if the log does not have them."""
     timings_since: int | None = None
-    """The step at which that job began, if it was resumed."""
+    """The step at which that job resumed, if it did."""
 
 
 @dataclass
 class Epochs:
-    """How many epochs a run has gone through."""
+    """The epochs of a run."""
 
     newest: int | None = None
     """The number of the epoch of the newest row, from 0."""
     complete: int | None = None
-    """Completed epochs, by the newest row of an epoch's means."""
+    """Completed epochs, from the newest row of an epoch's means."""
     at: int = 0
-    """The step that this row was written at."""
+    """The step at which this row was written."""
 
 
 @dataclass
@@ -113,26 +112,26 @@ class Texts:
 
 @dataclass
 class RunData:
-    """Everything about one run that a page can show."""
+    """All data of one run that a page can show."""
 
     path: Path
     record: dict[str, Any] = field(default_factory=dict)
     """run.json; empty if the run has none."""
     series: dict[str, Series] = field(default_factory=dict)
-    """Every curve by its name, once `settle` was called."""
+    """Every curve by its name, after `name_curves`."""
     own: dict[str, Series] = field(default_factory=dict)
     """Values of the rows of steps."""
     between: dict[str, Series] = field(default_factory=dict)
-    """Values of rows that are no step's own."""
+    """Values of rows that do not belong to a single step."""
     events: list[Event] = field(default_factory=list)
     failures: set[tuple[int | None, str]] = field(default_factory=set)
-    """Step and words of what the log says about failures: other files may say it again."""
+    """Step and text of the failures in the log; other files may repeat them."""
     failed: dict[str, Any] = field(default_factory=dict)
-    """What ended the job that has written last, if it failed: `exception` and `text`."""
+    """The failure that ended the newest job, if it failed: `exception` and `text`."""
     started: float | None = None
-    """When the job began that has written last: a run may be resumed many times."""
+    """When the newest job began; a run may be resumed many times."""
     ending: dict[str, Any] = field(default_factory=dict)
-    """What that job's log says about how it ended; empty while it trains, and if it was killed."""
+    """How that job ended, from its log; empty while it trains, and if it was killed."""
     not_finite: dict[str, Event] = field(default_factory=dict)
     """The first NaN or infinity of every metric that has one."""
     params: dict[str, Any] = field(default_factory=dict)
@@ -149,15 +148,15 @@ class RunData:
     last_step: int = 0
     epochs: Epochs = field(default_factory=Epochs)
     unshown: dict[str, int] = field(default_factory=dict)
-    """What the log has and a page does not show, with how often."""
+    """Parts of the log that a page does not show, with their counts."""
     trace: TraceData | None = None
     """When its hooks were called, if the run was traced."""
 
-    def settle(self) -> None:
-        """Name the curves, now that all values read so far are in.
+    def name_curves(self) -> None:
+        """Name the curves from all values read so far.
 
-        The mean of an epoch goes out under the name and the step of the last batch's value; as one curve they
-        would be a spike.
+        The mean of an epoch is logged under the name and step of the last batch's value; in one curve it
+        would look like a spike.
         """
         named = {
             f"{name}{EPOCH}" if name in self.own else name: series for name, series in self.between.items()
@@ -166,7 +165,7 @@ class RunData:
 
 
 def read_run(path: Path) -> RunData:
-    """A run from its directory, whether it still runs, has ended or was killed."""
+    """Read a run from its directory, whether it is running, has ended or was killed."""
     run = read_logged(path)
     read_beside(run)
     run.trace = read_traces(path)
@@ -174,7 +173,7 @@ def read_run(path: Path) -> RunData:
 
 
 def read_logged(path: Path, until: int | None = None) -> RunData:
-    """What the log tells, or its first bytes."""
+    """Read the log, or its first bytes."""
     check_run_dir(path)
     run = RunData(path)
     log = path / LOG
@@ -189,11 +188,11 @@ def read_logged(path: Path, until: int | None = None) -> RunData:
                 _take_time(run, record)
         if foreign and not run.records:
             raise OptionError(
-                f'{log} holds {foreign} lines of JSON, but none that Hookline wrote: those have a "type".'
+                f'{log} has {foreign} lines of JSON, but none of Hookline\'s records, which have a "type".'
             )
         if not run.records and until is None and _has_lines(log):
-            raise OptionError(f"{log} is no log of Hookline: it holds no line of JSON.")
-    run.settle()
+            raise OptionError(f"{log} is not a log of Hookline: it has no line of JSON.")
+    run.name_curves()
     return run
 
 
@@ -203,13 +202,13 @@ def _has_lines(log: Path) -> bool:
 
 
 def read_beside(run: RunData) -> None:
-    """What lies beside the log: how the run ended, and its checkpoints."""
+    """Read the files next to the log: how the run ended, and its checkpoints."""
     run.record = read_record(run.path)
     run.checkpoints, run.broken = find(run.path)
 
 
 def check_run_dir(path: Path) -> None:
-    """Refuse what is no run, and say what may have been meant."""
+    """Refuse a path that is not the directory of a run, and suggest one that is."""
     if not path.exists():
         near = [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
         raise OptionError(f"{path} does not exist.{closest(path.name, near)}")
@@ -220,14 +219,14 @@ def check_run_dir(path: Path) -> None:
             str(each.parent) for pattern in (f"*/{LOG}", f"*/*/{LOG}") for each in path.glob(pattern)
         )
         hint = f" There are runs below it: {', '.join(below[-5:])}." if below else ""
-        raise OptionError(f"{path} is no directory of a run: it has neither {LOG} nor {RECORD}.{hint}")
+        raise OptionError(f"{path} is not the directory of a run: it has neither {LOG} nor {RECORD}.{hint}")
 
 
 # ---- one record --------------------------------------------------------------------------------------------
 
 
 def take(run: RunData, record: dict[str, Any]) -> bool:
-    """Add a record of the log; False if it is none of Hookline's."""
+    """Add a record of the log; return False if Hookline did not write it."""
     kind = record.get("type")
     if not isinstance(kind, str):
         return False
@@ -243,7 +242,7 @@ def take(run: RunData, record: dict[str, Any]) -> bool:
         _TAKERS[kind](run, record, step)
     elif kind == "histogram":
         run.unshown["histograms"] = run.unshown.get("histograms", 0) + 1
-    else:  # whatever else happened: records of control, skips, failures, and what later versions write
+    else:  # an unknown record, such as one of a later version
         add_event(run, Event(kind, _spelled(record), run.times.ended, step))
     return True
 
@@ -259,7 +258,7 @@ def _take_time(run: RunData, record: dict[str, Any]) -> None:
 
 
 def step_of(record: dict[str, Any]) -> int | None:
-    """Where it belongs, if that is a step."""
+    """Return the step of a record, or None."""
     step = record.get("step")
     return step if type(step) is int and -LAST_STEP < step < LAST_STEP else None
 
@@ -275,7 +274,7 @@ def _take_metrics(run: RunData, record: dict[str, Any], step: int) -> None:
         run.epochs.newest = epoch
     if not isinstance(metrics, dict):
         return
-    over = record.get("over") or ("step" if "lr" in metrics else "")  # logs of older versions do not say it
+    over = record.get("over") or ("step" if "lr" in metrics else "")  # logs of older versions have no "over"
     kept = run.own if over == "step" else run.between
     if over == "epoch" and run.epochs.newest is not None:
         run.epochs.complete, run.epochs.at = run.epochs.newest + 1, step
@@ -314,7 +313,7 @@ def _take_image(run: RunData, record: dict[str, Any], step: int | None) -> None:
 
 
 def _take_params(run: RunData, record: dict[str, Any], step: int | None) -> None:
-    run.started, run.ending, run.failed = run.times.ended, {}, {}  # a job begins with them
+    run.started, run.ending, run.failed = run.times.ended, {}, {}  # the first record of a job
     params = record.get("params")
     if isinstance(params, dict):
         run.params.update(params)
@@ -325,7 +324,7 @@ def _take_resume(run: RunData, record: dict[str, Any], step: int | None) -> None
     marked = record.get("superseded")
     count = marked.get("records", 0) if isinstance(marked, dict) else 0
     if isinstance(marked, dict) and "checkpoint" not in record and run.times.ended is not None:
-        # all records before are of an earlier run; those that hold until here are of the set-up of this one
+        # all superseded records are of an earlier run; the others before this one are of this run's set-up
         run.times.began = run.times.ended if run.times.holds_since is None else run.times.holds_since
         run.times.spent = max(0.0, run.times.ended - run.times.began)
     run.superseded += count if isinstance(count, int) else 0
@@ -333,7 +332,7 @@ def _take_resume(run: RunData, record: dict[str, Any], step: int | None) -> None
     text = (
         f"from {record['checkpoint']}{gone}"
         if "checkpoint" in record
-        else f"anew; {count} records are of an earlier run"
+        else f"from the beginning; {count} records are of an earlier run"
     )
     add_event(run, Event("resume", text, run.times.ended, step))
 
@@ -377,7 +376,9 @@ def _take_control(run: RunData, record: dict[str, Any], step: int | None) -> Non
 
 
 def _take_failure(run: RunData, record: dict[str, Any], step: int | None) -> None:
-    """Who and where come first: a message may be as long as all that is shown."""
+    """Add a failure. The hook and event come first, because a message may fill all the space that is
+    shown.
+    """
     where = f" in {record['event']}" if record.get("event") else ""
     who = f"{record['who']}{where}: " if record.get("who") else ""
     rank = f"on rank {record['rank']}: " if record.get("rank") else ""
@@ -388,7 +389,7 @@ def _take_failure(run: RunData, record: dict[str, Any], step: int | None) -> Non
 
 
 def failure_kind(exception: Any) -> str:
-    """What an exception is called: one by which a search ends a run that is not promising is no failure."""
+    """Return the kind of an exception: 'pruned' if a search ended the run, else 'failure'."""
     return "pruned" if exception == PRUNED else "failure"
 
 
@@ -412,7 +413,7 @@ _TAKERS = {
 
 
 def add_event(run: RunData, event: Event) -> None:
-    """Keep it, up to a number that somebody may still look at."""
+    """Keep an event, up to a limit."""
     if len(run.events) < MOST_EVENTS:
         run.events.append(event)
     else:
@@ -420,10 +421,10 @@ def add_event(run: RunData, event: Event) -> None:
 
 
 def _spelled(record: dict[str, Any]) -> str:
-    """A record of an unknown kind in a line."""
-    told = [
+    """Return a record of an unknown kind as one line."""
+    parts = [
         f"{key} {value}"
         for key, value in record.items()
         if key not in ("type", "time", "step", "epoch") and value not in (None, "", {}, [])
     ]
-    return ", ".join(told)
+    return ", ".join(parts)

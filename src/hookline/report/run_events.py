@@ -1,6 +1,4 @@
-"""What happened to a run besides its metrics: checkpoints, hangs, failures, values that were not finite, and
-how it ended.
-"""
+"""The events of a run besides its metrics: checkpoints, hangs, failures, non-finite values, and its end."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from hookline.report.reader import LAST_STEP, Event, RunData, failure_kind
 from hookline.run.state import progress
 
 SILENT = 600.0
-"""Seconds without a record after which a run that says it trains is doubted."""
+"""Seconds without a record after which a run that trains by its record counts as silent."""
 LONGEST_LINE = 1_000_000
 HANG = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (.*)")
 SERIOUS = ("exception", "failure", "failed", "error", "hang", "not finite", "damaged")
@@ -37,12 +35,12 @@ NOTABLE = (
 
 
 def level(kind: str) -> str:
-    """How an event is drawn."""
+    """Return how an event is drawn."""
     return "bad" if kind in SERIOUS else "warn" if kind in NOTABLE else "info"
 
 
 def all_events(run: RunData) -> list[Event]:
-    """Everything that happened, in order of time; what has no time comes where its step is."""
+    """Return all events in order of time; an event without a time comes where its step is."""
     found = [
         *run.events,
         *_checkpoints(run),
@@ -59,7 +57,7 @@ def all_events(run: RunData) -> list[Event]:
 
 
 def status(run: RunData, now: float) -> tuple[str, str]:
-    """In words, and as good, bad, warn or info."""
+    """Return the status in words, and as good, bad, warn or info."""
     said = how_it_ended(run)["status"]
     if said:
         return said, "good" if said == "completed" else "warn" if said in NOTABLE else "bad"
@@ -75,8 +73,7 @@ def status(run: RunData, now: float) -> tuple[str, str]:
         return ("training" if is_known or answers else "running, or just ended"), "info"
     if answers:
         return f"training, silent for {duration(quiet)}", "warn"
-    # without run.json, which older versions wrote with the first checkpoint, nothing tells an ending from a
-    # kill
+    # Without run.json, which older versions wrote with the first checkpoint, an end looks like a kill.
     return (
         (f"unfinished, silent for {duration(quiet)}", "warn")
         if is_known
@@ -85,13 +82,14 @@ def status(run: RunData, now: float) -> tuple[str, str]:
 
 
 def how_it_ended(run: RunData) -> dict[str, Any]:
-    """Return status, reason, step, epochs and time: by run.json, or by the log, which has failures too. No
-    status: it trains.
+    """Return status, reason, step, epochs and time from run.json, or from the log, which also has failures.
+
+    An empty status: the run is training.
     """
     record = run.record
     said, at = str(record.get("status", "")), timestamp(record.get("noted_at"))
-    # of older versions: a resumed run's record was that of the job before, until its first checkpoint; noted
-    # in whole seconds
+    # In older versions a resumed run kept the record of the previous job until its first checkpoint. Its time
+    # has whole seconds.
     is_older = at is not None and run.started is not None and at + 1 < run.started
     if said not in ("", "training") and not is_older:
         if at is not None and run.times.ended is not None and 0 <= run.times.ended - at < 1:
@@ -121,7 +119,7 @@ def how_it_ended(run: RunData) -> dict[str, Any]:
 
 
 def _epochs_at_end(run: RunData) -> int | None:
-    """Completed epochs; logs of older versions say only in which epoch a run ended."""
+    """Return the completed epochs. Logs of older versions only have the epoch in which a run ended."""
     known, last = whole(run.ending.get("epochs")), whole(run.ending.get("epoch"))
     if known is not None or last is None or run.epochs.complete is not None:
         return known
@@ -131,15 +129,13 @@ def _epochs_at_end(run: RunData) -> int | None:
 def time_spent(run: RunData) -> tuple[float | None, float | None]:
     """Return when the run began, and the seconds of its sessions without the pauses between them.
 
-    By its log; by its record if there is no log, or if the log begins with an earlier run in the same
-    directory.
+    They come from the log; from the record if there is no log, or if the log begins with an earlier run.
     """
     sessions = run.record.get("sessions")
     known = [each for each in sessions if isinstance(each, dict)] if isinstance(sessions, list) else []
     started = timestamp(known[0].get("started_at")) if known and not known[0].get("resumed_from") else None
-    if run.times.began is not None and (
-        started is None or run.times.began >= started - 1
-    ):  # the record has whole seconds
+    # the record has whole seconds
+    if run.times.began is not None and (started is None or run.times.began >= started - 1):
         return run.times.began, run.times.spent
     spans = [
         (timestamp(each.get("started_at")), timestamp(each.get("ended_at") or run.record.get("noted_at")))
@@ -151,28 +147,26 @@ def time_spent(run: RunData) -> tuple[float | None, float | None]:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a run is."""
+    """The progress of a run."""
 
     step: int
     epochs: int | None
-    """Those that are completed; None if the log does not say it."""
+    """Completed epochs; None if the log does not have them."""
     is_inside: bool
-    """Whether it is in the middle of the next one."""
+    """Whether it is within the next epoch."""
 
     def __str__(self) -> str:
         return progress(self.step, self.epochs, is_inside=self.is_inside)
 
 
 def position(run: RunData) -> Position:
-    """Where a run is, or was when it ended."""
+    """Return the position of a run, now or at its end."""
     end = how_it_ended(run)
     step = run.last_step if end["step"] is None else end["step"]
     epochs = run.epochs.complete if end["epochs"] is None else end["epochs"]
     if epochs is None and not end["status"] and run.epochs.newest is not None:
-        epochs = (
-            run.epochs.newest
-        )  # no epoch has ended yet, or the log is of an older version: those before this one have
-    of_rows = run.epochs.complete or 0  # the last of them may be that of an epoch that was broken off
+        epochs = run.epochs.newest  # no row of an epoch's means yet: the epochs before this one are complete
+    of_rows = run.epochs.complete or 0  # the last row may be of an epoch that was interrupted
     return Position(
         step,
         epochs,
@@ -181,7 +175,7 @@ def position(run: RunData) -> Position:
 
 
 def duration(seconds: float) -> str:
-    """`3 h 20 min`: two units are enough."""
+    """Format seconds with at most two units: `3 h 20 min`."""
     left, parts = round(seconds), list[str]()
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         if left >= size or (unit == "s" and not parts):
@@ -191,12 +185,12 @@ def duration(seconds: float) -> str:
 
 
 def whole(value: Any) -> int | None:
-    """A step, if it is one."""
+    """Return the value if it is a valid step, else None."""
     return value if type(value) is int and abs(value) < LAST_STEP else None
 
 
 def timestamp(text: Any) -> float | None:
-    """Seconds since 1970 of a time in ISO format."""
+    """Return the seconds since 1970 of a time in ISO format."""
     try:
         return datetime.fromisoformat(str(text)).timestamp()
     except (ValueError, OverflowError, OSError):
@@ -204,7 +198,7 @@ def timestamp(text: Any) -> float | None:
 
 
 def score(manifest: dict[str, Any]) -> str:
-    """What a checkpoint was kept for, in words."""
+    """Return the metric and value for which a checkpoint was kept, as text."""
     monitor = manifest.get("monitor")
     if not isinstance(monitor, dict):
         return ""
@@ -233,15 +227,12 @@ def _hangs(run: RunData) -> Iterator[Event]:
     for line in _lines(run.path / "hangs.log"):
         if match := HANG.match(line.decode("utf-8", "replace")):
             step = re.search(r"\bstep (\d{1,15})\b", match[2])
-            yield Event(
-                "hang", match[2], timestamp(match[1]), int(step[1]) if step else None
-            )  # a local time, as written
+            # the file has local times
+            yield Event("hang", match[2], timestamp(match[1]), int(step[1]) if step else None)
 
 
 def _of_json_log(run: RunData) -> Iterator[Event]:
-    """The hook JSONLog writes failures and endings into files of its own; one line in a great many is looked
-    at.
-    """
+    """Yield failures and endings from the files of the hook JSONLog, without parsing other lines."""
     for path in sorted(run.path.glob("logs/*.jsonl")):
         for line in _lines(path):
             if not line.startswith((b'{"type": "exception"', b'{"type": "train_end"')):
@@ -260,7 +251,9 @@ def _of_json_log(run: RunData) -> Iterator[Event]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Of a file that may be gone or no file at all: reading a pipe would wait for ever."""
+    """Yield the lines of a file that may be missing. A path that is not a regular file is skipped, because
+    reading a pipe would block.
+    """
     try:
         if path.is_file():
             with path.open("rb") as file:
@@ -271,7 +264,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _not_finite(run: RunData) -> Iterator[Event]:
-    """The first time for every metric; for many layers at the same step once."""
+    """Yield the first non-finite value of every metric; one event for many layers at the same step."""
     of_layers: dict[tuple[str, int | None], list[str]] = {}
     for name, event in run.not_finite.items():
         if (layer := layer_of(name)) is None:
@@ -290,7 +283,7 @@ def _not_finite(run: RunData) -> Iterator[Event]:
 def _ending(run: RunData) -> Iterator[Event]:
     end = how_it_ended(run)
     said, reason = end["status"], end["reason"]
-    # what has failed is told by the log, and better
+    # the log has the failure already, with more detail
     if said and not (said in ("failed", "pruned") and end["step"] in [step for step, _ in run.failures]):
         kind = {"completed": "end", "stopped": "stop", "failed": "failure"}.get(said, said)
         yield Event(kind, f"{said}: {reason}" if reason else said, end["time"], end["step"])

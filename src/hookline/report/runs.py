@@ -1,6 +1,4 @@
-"""The runs below a directory: which there are, whether they still run, how far they are, their best value,
-age and size.
-"""
+"""The runs below a directory: their status, progress, best value, age and size."""
 
 from __future__ import annotations
 
@@ -23,13 +21,13 @@ from hookline.util.errors import OptionError, closest
 from hookline.util.urls import MANIFEST
 
 LOG_BYTES = 4_000_000
-"""Logs up to this length are read whole for the list; of a longer one only the end."""
+"""Logs up to this size are read completely for the list; of a longer one only the end."""
 TAIL_BYTES = 256_000
 MOST_FOLDERS = 200_000
 MOST_FILES = 100_000
 """Files of one run that are counted for its size."""
 INSIDE = ("checkpoints", "media", "logs")
-"""Folders of a run that hold no other runs."""
+"""Folders of a run that do not contain other runs."""
 
 
 @dataclass(slots=True)
@@ -40,19 +38,20 @@ class Listed:
     run: RunData
     status: str
     is_certain: bool
-    """False if it cannot be told from here whether the run was killed or runs on another machine."""
+    """False if the files do not show whether the run was killed or runs on another machine."""
     step: int
     epochs: int | None
     best: Best | None
     is_partial: bool
-    """Whether the best value is that of the end of a log that is too long to be read whole."""
+    """Whether the best value is from the end of a log that is too long to be read completely."""
     started: float | None
     bytes: int
     reason: str = ""
 
     def data(self, now: float) -> dict[str, Any]:
-        """For programs. A best value of which the record has no step is looked up in the log, unless that is
-        long.
+        """Return a dictionary for JSON.
+
+        A best value without a step in the record is looked up in the log, unless that is long.
         """
         best = self.best
         if best is not None and best.step is None:
@@ -79,10 +78,10 @@ class Listing:
     folder: Path
     runs: list[Listed] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    """Directories that cannot be read, and what else keeps the list from being whole."""
+    """Directories that cannot be read, and other reasons why the list is incomplete."""
 
     def data(self, now: float) -> dict[str, Any]:
-        """For programs."""
+        """Return a dictionary for JSON."""
         runs = [each.data(now) for each in self.runs]
         return {"version": 1, "directory": str(self.folder), "runs": runs, "problems": self.problems}
 
@@ -97,9 +96,7 @@ def list_runs(folder: Path | str | None = None, now: float | None = None) -> Lis
             [each.name for each in where.parent.iterdir() if each.is_dir()] if where.parent.is_dir() else []
         )
         kind = "is a file" if where.exists() else "does not exist"
-        raise OptionError(
-            f"{where} {kind}; give a directory that runs were written to.{closest(where.name, near)}"
-        )
+        raise OptionError(f"{where} {kind}; pass a directory that contains runs.{closest(where.name, near)}")
     listing, now = Listing(where), time.time() if now is None else now
     for path in _run_dirs(where, listing.problems):
         try:
@@ -111,10 +108,10 @@ def list_runs(folder: Path | str | None = None, now: float | None = None) -> Lis
 
 
 def _run_dirs(folder: Path, problems: list[str]) -> Iterator[Path]:
-    def note(error: OSError) -> None:
+    def record(error: OSError) -> None:
         problems.append(f"{error.filename}: {error.strerror or error}")
 
-    for number, (parent, names, files) in enumerate(os.walk(folder, onerror=note)):
+    for number, (parent, names, files) in enumerate(os.walk(folder, onerror=record)):
         if number == MOST_FOLDERS:
             problems.append(f"{folder} has more than {MOST_FOLDERS:,} folders; the rest is not searched")
             return
@@ -157,8 +154,8 @@ def _listed(path: Path, now: float) -> Listed:
 
 
 def _in_log(path: Path, best: Best) -> Best | None:
-    """Return a best value with its step, as the log and the record have it; None if the log does not have it,
-    or is long.
+    """Return a best value with its step, from the log and the record; None if the log does not have it, or is
+    long.
     """
     try:
         if (path / LOG).stat().st_size > LOG_BYTES:
@@ -171,8 +168,8 @@ def _in_log(path: Path, best: Best) -> Best | None:
 
 
 def _read_log(run: RunData) -> tuple[bool, str]:
-    """Add what the log tells, or its end if it is long; return whether that is not all of it, and what is
-    wrong with it.
+    """Read the log, or its end if it is long; return whether that is only a part of it, and its problem, if
+    any.
     """
     log = run.path / LOG
     if not log.is_file():
@@ -180,7 +177,7 @@ def _read_log(run: RunData) -> tuple[bool, str]:
     if log.stat().st_size > LOG_BYTES:
         for record in tail(log):
             take(run, record)
-        run.settle()
+        run.name_curves()
         return True, ""
     try:
         read = read_logged(run.path)
@@ -194,7 +191,7 @@ def _read_log(run: RunData) -> tuple[bool, str]:
 
 
 def tail(log: Path) -> list[dict[str, Any]]:
-    """Return the whole records at the end of a log, which no resume after them has superseded."""
+    """Return the complete records at the end of a log that no later resume has superseded."""
     with log.open("rb") as file:
         length = file.seek(0, 2)
         file.seek(max(0, length - TAIL_BYTES))
@@ -212,13 +209,14 @@ def tail(log: Path) -> list[dict[str, Any]]:
 
 
 def standing(run: RunData, now: float, alive: bool | None = None) -> tuple[str, bool]:
-    """Return how a run stands in one word, and whether that is certain: 'running', 'killed', or as it ended.
+    """Return the status of a run in one word ('running', 'killed', or how it ended), and whether that is
+    certain.
 
-    alive: what its lock says. A run whose record says that it trains was killed if no process is at work in
-    its directory.
+    alive: whether its lock is held. A run that trains by its record was killed if no process is active in its
+    directory.
     """
     said = how_it_ended(run)["status"]
-    if alive:  # also where an earlier session has ended
+    if alive:  # even if an earlier session has ended
         return "running", True
     if said:
         return said, True
@@ -228,13 +226,13 @@ def standing(run: RunData, now: float, alive: bool | None = None) -> tuple[str, 
         answers = is_answered(run.path)
         if answers is not None:
             return ("running", True) if answers else ("killed", False)
-        heard = max(run.times.ended or 0.0, timestamp(run.record.get("noted_at")) or 0.0)
-        return ("running", False) if now - heard < SILENT else ("killed", False)
+        last_sign = max(run.times.ended or 0.0, timestamp(run.record.get("noted_at")) or 0.0)
+        return ("running", False) if now - last_sign < SILENT else ("killed", False)
     return ("running" if alive else "killed"), True
 
 
 def standing_of(path: Path, record: dict[str, Any]) -> tuple[str, bool]:
-    """Return how the run in a directory stands by its record and its lock: the words of `standing`."""
+    """Return the status of the run in a directory by its record and its lock, as `standing` does."""
     return standing(RunData(path, record=record), time.time(), is_running(path))
 
 
@@ -244,7 +242,7 @@ def in_words(status: str, is_certain: bool) -> str:
 
 
 def disk_usage(folder: Path) -> int:
-    """Return the bytes of all files below a folder, links not followed."""
+    """Return the bytes of all files below a folder, without following links."""
     total = count = 0
     waiting = [str(folder)]
     while waiting and count < MOST_FILES:

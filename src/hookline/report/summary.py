@@ -1,5 +1,5 @@
-"""A run in numbers: how it ended, its metrics, what it cost, its settings; and in which settings several runs
-differ.
+"""A run in numbers: how it ended, its metrics, its cost and its settings; and the settings in which several
+runs differ.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from hookline.util.errors import OptionError
 from hookline.util.text import mask
 
 VERSION = 1
-"""Of the data that `hookline summary --json` prints: it changes if a field changes its meaning or is removed.
+"""The version of the data of `hookline summary --json`: it changes if a field changes its meaning or is
+removed.
 """
 MOST_CHECKPOINTS = 100
 DEEPEST = 20
 PLACES = ("run_dir", "default_root_dir", "trace")
-"""Options in which runs differ as a rule, and which change nothing about the training."""
+"""Options that usually differ between runs and do not affect training."""
 LOGGED = ("options", "module", "device", "precision", "strategy", "hooks", "torch", "hookline")
-"""What every log has of its run; other hyper-parameters are the module's."""
+"""Hyper-parameters that every log has; the others are the module's."""
 
 
 def summarize(run_dirs: list[Path | str], now: float | None = None) -> dict[str, Any]:
-    """Return a summary of each run, and of several runs the settings that differ. Nothing is written."""
+    """Return a summary of each run, and for several runs the settings that differ. Nothing is written."""
     if not run_dirs:
         raise OptionError("A summary needs the directory of a run.")
     now = time.time() if now is None else now
@@ -44,13 +45,13 @@ def summarize(run_dirs: list[Path | str], now: float | None = None) -> dict[str,
 
 
 def _found(path: Path) -> Path:
-    """Return the directory of a run; a name alone may be that of one in `runs/`."""
+    """Return the directory of a run; a bare name may be a run in `runs/`."""
     below = Path("runs") / path
     return below if not path.exists() and not path.is_absolute() and below.is_dir() else path
 
 
 def _common_metric(runs: list[RunData]) -> str | None:
-    """Return the metric by which most of the runs are judged: of several, the first one's."""
+    """Return the main metric of most of the runs; of several, the first one's."""
     found = [best.metric for run in runs if (best := best_of(run)) is not None]
     return max(found, key=found.count) if found else None
 
@@ -97,7 +98,7 @@ def _about(run: RunData, name: str, metric: str | None, now: float) -> dict[str,
 
 
 def _timings(run: RunData) -> dict[str, Any] | None:
-    """Return where the time of the newest session went, if the record or the end of the log says so."""
+    """Return the time of each part of the newest session, if the record or the end of the log has it."""
     known = run.record.get("time")
     if isinstance(known, dict):
         return known
@@ -110,7 +111,7 @@ def _timings(run: RunData) -> dict[str, Any] | None:
 
 
 def settings_of(run: RunData) -> dict[str, Any]:
-    """Return every setting by its name, those that people give first: configuration, module, trainer, hooks,
+    """Return every setting by its name, the ones that users set first: configuration, module, trainer, hooks,
     optimizers.
     """
     record, logged = run.record, run.params
@@ -139,8 +140,8 @@ def settings_of(run: RunData) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in known.items():
         if value is not None:
-            # a log of an older version may have secrets; of data there are numbers only, and a loader may be
-            # called "tokens"
+            # A log of an older version may have secrets. The data section has only numbers, and a loader may
+            # be called "tokens".
             flat |= _flat(value if name == "data" else mask(value), name)
     twice = {f"config.{key}" for key in flat if key.startswith("trainer.")}
     return {
@@ -180,12 +181,12 @@ def _flat(value: Any, key: str, depth: int = 0) -> dict[str, Any]:
 
 
 def differences(settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the settings that are not the same in all runs, with the value in each; None where a run does
-    not have it.
+    """Return the settings that differ between runs, with the value in each; None where a run does not have
+    it.
 
     A setting that appears under several names (in the configuration and in the optimizer) is listed under the
-    first. The number of batches of a loader is left out if another setting of that loader differs: it follows
-    from that.
+    first. The number of batches of a loader is left out if another setting of that loader differs, because it
+    follows from that.
     """
     keys = dict.fromkeys(key for each in settings for key in each)
     found: dict[tuple[str, str], dict[str, Any]] = {}
@@ -207,8 +208,8 @@ def differences(settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _belongs_to_missing_hook(key: str, settings: list[dict[str, Any]]) -> bool:
-    """Return whether this is a parameter of a hook that some of the runs do not have: that the hook is
-    missing says enough.
+    """Return whether this is a parameter of a hook that some of the runs do not have. The missing hook is
+    listed instead.
     """
     first, _, rest = key.partition(".")
     name = rest.partition(".")[0]

@@ -1,4 +1,4 @@
-"""The timeline of hooks: who was called when, and for how much of the time."""
+"""The timeline of hooks: when each was called, and its share of the time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from hookline.report.reader import RunData
 from hookline.report.trace_columns import Lane, TraceData
 
 CELLS = 20_000
-"""Of all timelines of a page together."""
+"""The most cells of all timelines of a page."""
 PER_LANE = (40, 300)
 MOST_LANES = 40
-"""Of one rank; the dearest."""
+"""The most lanes of one rank, by cost."""
 
 
 def timelines(runs: list[RunData]) -> list[dict[str, Any]]:
-    """One for each run and rank that was traced."""
+    """Return one timeline for each run and rank that was traced."""
     found = [
         (number, rank, run.trace)
         for number, run in enumerate(runs)
@@ -33,8 +33,8 @@ def _most_expensive(trace: TraceData, rank: int) -> list[Lane]:
 
 
 def _timeline(run: int, rank: int, trace: TraceData, most: int) -> dict[str, Any]:
-    """Cells that have a call in them: lane, column, seconds, calls, the longest call's seconds, event and
-    step.
+    """Return the cells that have a call: lane, column, seconds, calls, and the longest call's seconds, event
+    and step.
     """
     lanes = _most_expensive(trace, rank)
     together = -(-trace.columns // most)

@@ -1,6 +1,4 @@
-"""When hooks were called: a run's trace put together into as many columns as a screen can show, however long
-it is.
-"""
+"""When hooks were called: a run's trace, grouped into as many columns as a screen can show."""
 
 from __future__ import annotations
 
@@ -12,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 FILES = ("trace.json", "trace.rank*.json")
-"""One for each rank; what somebody has merged of them is left alone."""
+"""One for each rank; merged files are ignored."""
 MOST_FILES = 8
-"""Ranks that are read: beyond those, nobody compares them by eye, and reading them takes its time."""
+"""Ranks that are read; more would take long to read and are not comparable by eye."""
 COLUMNS = 600
-"""Twice as many at most are kept; then neighbours are put together, and a column stands for twice as long."""
+"""At most twice as many are kept; then neighbours are merged, and a column covers twice the time."""
 FIRST_WIDTH = 100.0
-"""Microseconds of a column to begin with."""
+"""Initial width of a column in microseconds."""
 MOST_LANES = 120
 LONGEST_LINE = 1_000_000
 FAR_AWAY = 1e17
-"""Microseconds: what lies beyond is no time."""
+"""Microseconds. A larger value is not a time."""
 LAST_STEP = 1 << 53
 
 
@@ -39,12 +37,12 @@ class Lane:
     """Microseconds in every column."""
     counts: array[int] = field(default_factory=lambda: array("l"))
     longest: dict[int, tuple[float, str, int]] = field(default_factory=dict)
-    """Of every column that has a call: the longest one's microseconds, event and step."""
+    """For every column that has a call: the microseconds, event and step of the longest one."""
 
 
 @dataclass
 class TraceData:
-    """What the traces of a run tell."""
+    """The calls in the traces of a run."""
 
     lanes: dict[tuple[int, str], Lane] = field(default_factory=dict)
     width: float = FIRST_WIDTH
@@ -52,13 +50,14 @@ class TraceData:
     """Microseconds since 1970."""
     columns: int = 0
     left_out: int = 0
-    """Calls of hooks beyond those that are kept."""
+    """Calls of hooks that are not kept."""
     unread: int = 0
-    """Traces of ranks beyond those that are read."""
+    """Traces of ranks that are not read."""
 
     def add(self, event: dict[str, Any], shift: float) -> None:
-        """One complete event of the trace, if it is a hook's; `shift` takes its clock to that of all
-        machines.
+        """Add one complete event of the trace, if it is a hook's.
+
+        shift: converts its clock to the time of day.
         """
         found = _call(event)
         if found is None:
@@ -95,7 +94,7 @@ class TraceData:
             lane.busy[column] += max(0.0, end - begin)
 
     def _halve(self) -> None:
-        """Put neighbouring columns together."""
+        """Merge neighbouring columns."""
         self.width *= 2
         self.columns = -(-self.columns // 2)
         for lane in self.lanes.values():
@@ -114,21 +113,21 @@ class TraceData:
 
 
 class TraceReader:
-    """Reads the traces in a run's directory, and later what was added to them."""
+    """Reads the traces in a run's directory, and later their new lines."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._read: dict[Path, tuple[int, int]] = {}
-        """Of every file its identity and how far it was read."""
+        """The identity of every file, and how far it was read."""
         self._shifts: dict[Path, float] = {}
         self._data = TraceData()
 
     def data(self) -> TraceData | None:
-        """What was read so far."""
+        """Return the calls read so far."""
         return self._data if self._data.lanes else None
 
     def refresh(self) -> bool:
-        """Take in what is new; whether there was anything."""
+        """Read what is new; return whether there was anything."""
         found = [path for pattern in FILES for path in self._run_dir.glob(pattern) if path.is_file()]
         first = sorted(found, key=lambda path: (len(path.name), path.name))[:MOST_FILES]
         files = {path: path.stat() for path in first}
@@ -136,7 +135,7 @@ class TraceReader:
             path not in files or files[path].st_ino != known or files[path].st_size < at
             for path, (known, at) in self._read.items()
         ):
-            self._read, self._shifts, self._data = {}, {}, TraceData()  # written anew
+            self._read, self._shifts, self._data = {}, {}, TraceData()  # a file was rewritten
         self._data.unread = len(found) - len(first)
         grown = False
         for path, about in files.items():
@@ -151,16 +150,16 @@ class TraceReader:
 
 
 def read_traces(run_dir: Path) -> TraceData | None:
-    """What the traces in a run's directory tell; None if there are none."""
+    """Return the calls in the traces of a run's directory; None if there are none."""
     reader = TraceReader(run_dir)
     reader.refresh()
     return reader.data()
 
 
 def events_from(path: Path, at: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The events of a trace that has one in each line, from a byte on, each with where it ends.
+    """Yield the events of a trace that has one per line, from a byte on, each with the position of its end.
 
-    The array need not be closed, and the last line may be torn: that is how a run that was killed leaves it.
+    The array need not be closed and the last line may be incomplete, because a killed run leaves it so.
     """
     try:
         with path.open("rb") as file:
@@ -180,8 +179,8 @@ def events_from(path: Path, at: int = 0) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def _shift(event: dict[str, Any], before: float) -> float:
-    """Microseconds from the clock of a trace to the time of day, which the trace says when it begins or goes
-    on.
+    """Return the microseconds from a trace's clock to the time of day, which the trace records when it begins
+    or continues.
     """
     if event.get("ph") != "M" or event.get("name") != "hookline":
         return before
@@ -193,9 +192,7 @@ def _shift(event: dict[str, Any], before: float) -> float:
 
 
 def _call(event: dict[str, Any]) -> tuple[int, str, str, float, float, int] | None:
-    """Rank, hook, event, start, duration and step of a hook's call; None for everything else that a trace
-    holds.
-    """
+    """Return rank, hook, event, start, duration and step of a hook's call; None for any other event."""
     if event.get("ph") != "X" or event.get("cat") != "hook":
         return None
     about = event.get("args")

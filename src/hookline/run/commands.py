@@ -98,7 +98,7 @@ class Boundary:
     waits_for_signals = True
     """Whether a hook's signal takes effect at the batch that it is returned for."""
 
-    asks = 0
+    polls = 0
     """How often the ranks of this run have synchronized."""
 
     def __init__(self, run: Any) -> None:
@@ -114,14 +114,14 @@ class Boundary:
         """The functions that the signal of hooks before an update goes through."""
         return ()
 
-    def after_batch(self) -> None:
+    def poll(self) -> None:
         """Execute the commands that were sent."""
         if self.run.participants.commands.waiting:
             run_commands(self.run, self.run.participants.commands.left())
 
     def sync_point(self) -> None:
-        """Do the same as `after_batch` between epochs, and at the beginning and end of training."""
-        self.after_batch()
+        """Do the same as `poll` between epochs, and at the beginning and end of training."""
+        self.poll()
 
     def stop_by_clock(self) -> None:
         """Stop the run because `max_time` is over; with one process the loop does it."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hookline.engine.checks import check_place
+from hookline.engine.checks import check_writable_directory
 from hookline.run.options import Options
 from hookline.util.errors import OptionError
 
@@ -40,10 +40,10 @@ class RunDirectory:
     def renew(self) -> None:
         """Choose a new directory for the next run, unless the current one is still unused."""
         if self._options.run_dir is not None:
-            check_place("run_dir", self._here(self._options.run_dir))
+            check_writable_directory("run_dir", self._here(self._options.run_dir))
         # the working directory may be read-only if the run writes nothing
         elif self._here(self._options.default_root_dir).absolute() != self._home:
-            check_place("default_root_dir", self._here(self._options.default_root_dir))
+            check_writable_directory("default_root_dir", self._here(self._options.default_root_dir))
         if self._used:
             self._named = None
         self._used = True

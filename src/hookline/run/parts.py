@@ -55,7 +55,7 @@ class Step(Protocol):
         """Update with the gradients of an accumulation window that ends early."""
         ...
 
-    def count_failed_batch(self) -> None:
+    def close_failed_batch(self) -> None:
         """Count a batch that failed after its update, before the save after the failure."""
         ...
 
@@ -82,8 +82,8 @@ class GradientSync(Protocol):
         """Return the loss for this rank's backward."""
         ...
 
-    def finish_window(self) -> float:
-        """Finish the window on all ranks, and return the factor for the gradients."""
+    def count_losses(self) -> float:
+        """Return the total weight of the window's batches with a loss, as a mean over ranks."""
         ...
 
     def everywhere(self, flag: bool) -> bool:
@@ -97,7 +97,7 @@ class FailureMonitor(Protocol):
     failure: Any
     nested: Any
 
-    def report(self, error: BaseException) -> None:
+    def report_failure(self, error: BaseException) -> None:
         """Report this rank's failure."""
         ...
 
@@ -105,8 +105,8 @@ class FailureMonitor(Protocol):
         """Report a text to the other ranks."""
         ...
 
-    def ask_for(self, number: int, asks: int) -> None:
-        """Ask the other ranks for a validation."""
+    def ask_for_validate(self, number: int, polls: int) -> None:
+        """Ask the other ranks whether they will still call validate() for this time."""
         ...
 
     def wait_for_all_ranks(self, where: str) -> None:

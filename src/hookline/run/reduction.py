@@ -115,7 +115,7 @@ class Rows:
             (
                 step,
                 epoch,
-                self.log.settle(
+                self.log.store_reduced(
                     {
                         name: total / weight if reduce == "mean" and weight else total
                         for name, (reduce, total, weight) in parts.items()
@@ -144,10 +144,10 @@ class Rows:
                 of_epoch, _, name = rest.partition(SEPARATOR)
                 before.setdefault((step - int(back), int(of_epoch)), {})[name] = value
         rows = [
-            (at, epoch, self.log.settle(kept))
+            (at, epoch, self.log.store_reduced(kept))
             for (at, epoch), kept in sorted(before.items(), key=lambda each: each[0])
         ]
-        return self.log.settle(row), rows
+        return self.log.store_reduced(row), rows
 
     def finish(
         self, mode: str, more: Mapping[str, Accumulator], pending: Mapping[str, Any]
@@ -160,7 +160,9 @@ class Rows:
         def pool(parts: dict[str, Part]) -> dict[str, Any]:
             done = self.reduce(next(kinds), parts | beside)
             beside.clear()
-            self.log.settle({name[1:]: value for name, value in done.items() if name.startswith(SEPARATOR)})
+            self.log.store_reduced(
+                {name[1:]: value for name, value in done.items() if name.startswith(SEPARATOR)}
+            )
             return {name: value for name, value in done.items() if not name.startswith(SEPARATOR)}
 
         return self.log.finish(mode, pool, more)

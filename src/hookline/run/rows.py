@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hookline.engine.plan import Plan, noop
-from hookline.engine.slots import blame
+from hookline.engine.slots import add_failure_note
 from hookline.metrics.accumulator import Accumulator
 from hookline.metrics.metric_log import Metrics, NotANumber
 from hookline.run.state import State
@@ -122,7 +122,7 @@ def _blame_editors(error: NotANumber, plan: Plan, s: State) -> None:
     """Name the hook, or the candidates, that added a metric to a row."""
     editors = plan.listeners("on_train_metrics")
     if len(editors) == 1:
-        blame(error, editors[0], s)
+        add_failure_note(error, editors[0], s)
     else:
         error.add_note(
             f"put there in on_train_metrics, by one of {', '.join(each.label for each in editors)}"

@@ -1,4 +1,4 @@
-"""Testing hooks: fire single events at one, play it through a tiny real run, or use the pytest fixtures.
+"""Testing hooks: fire single events at a hook, run it in a tiny real run, or use the pytest fixtures.
 
 A hook's methods are ordinary methods, so a plain call with a mock works too.
 

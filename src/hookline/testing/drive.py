@@ -1,4 +1,4 @@
-"""Drive a hook without writing a trainer: one event, or a whole tiny run."""
+"""Test a hook without writing a trainer: with one event, or with a whole tiny run."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from hookline.util.errors import HookError, closest
 
 COUNTERS = ("step", "epoch", "batch_idx", "batches_seen", "samples_seen", "tokens_seen")
 _COUNTED: dict[int, dict[str, list[dict[str, Any]]]] = {}
-"""How far the filters of each hook have counted, by the identity of the hook and the event, as long as the
-hook lives.
+"""The counters of each hook's filters, by the identity of the hook and the event, as long as the hook
+exists.
 """
 
 
@@ -34,11 +34,10 @@ def fire(hook: Any, event: str, *, filters: bool = True, **facts: Any) -> Any:
 
     >>> fire(MyHook(), "step_end", step=3, loss=0.5)
 
-    A fact that is not given is what it is before a run begins: `step` is 0, `rank` 0, `optimizers` empty. One
-    that is not there before a run, such as `loss`, `metrics` or `trainer`, must be given if the hook asks for
-    it.
+    A fact that is not given has its value before a run: `step` is 0, `rank` 0, `optimizers` empty. Facts
+    without such a value, as `loss`, `metrics` or `trainer`, must be given if the hook requests them.
 
-    Filters hold the call back as in a run that has come to this step one by one; calls of `fire` for one hook
+    Filters suppress the call as in a run that reached this step one by one; calls of `fire` for one hook
     count like events of one run. filters=False: the hook is called in any case.
     """
     row = EVENTS.named(event)
@@ -54,7 +53,7 @@ def fire(hook: Any, event: str, *, filters: bool = True, **facts: Any) -> Any:
     state = _state({"hooks": hooks, **given}, row)
     if isinstance(
         entry.hook, Adapter
-    ):  # a callback of another package: its parameters by their names, not what it sees in a run
+    ):  # a callback of another package: pass its parameters by name, not the views of a run
         return _by_name(listener, state, given)
     _refuse_missing(listener, state, given, filters)
     if not filters or not listener.filters:
@@ -85,7 +84,7 @@ def _given(row: Event, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _state(given: dict[str, Any], row: Event) -> Any:
-    """A state in which the facts given are read, wherever a listener of this event would look for them."""
+    """Return a state with the given facts, at the attributes that a listener of this event reads."""
     epochs_seen = given.get("epoch", 0) + (row.name == "on_train_epoch_end")
     values: dict[str, Any] = {"device": torch.device("cpu"), "epochs_seen": epochs_seen, "own": {}}
     for name, value in given.items():
@@ -105,13 +104,13 @@ def _state(given: dict[str, Any], row: Event) -> Any:
             elif name in given:
                 setattr(state, name, value)
         return state
-    # what a run works out is a property of the state: here it is what was given
-    worked_out = {
+    # computed facts are properties of the state: replace them with the given values
+    computed = {
         name: staticmethod(value) if callable(value) else value
         for name, value in values.items()
         if name not in WRITTEN
     }
-    made = type("State", (State,), worked_out)
+    made = type("State", (State,), computed)
     return made(**{name: value for name, value in values.items() if name in WRITTEN})
 
 
@@ -128,14 +127,14 @@ def _refuse_missing(listener: Listener, state: Any, given: dict[str, Any], filte
     ]
     if missing:
         raise HookError(
-            f"{where} asks for {', '.join(missing)}, which cannot be known outside a run: give "
+            f"{where} requests {', '.join(missing)}, without a value outside a run: pass "
             f"{'it' if len(missing) == 1 else 'them'} to fire({_example(listener, missing)})."
         )
     for each in listener.filters if filters else ():
         asked = ["epoch" if name == "epochs_seen" else name for name in each.facts]
         if counts := [name for name in asked if name in COUNTERS and name not in given]:
             raise HookError(
-                f"{where} is called {each.text}: give {' and '.join(counts)} to "
+                f"{where} is called {each.text}: pass {' and '.join(counts)} to "
                 f"fire({_example(listener, counts)}), or filters=False to call it in any case."
             )
 
@@ -145,7 +144,7 @@ def _example(listener: Listener, names: list[str]) -> str:
 
 
 def _is_there(name: str, row: Event, state: Any) -> bool:
-    """Whether a fact has a value that means something before a run."""
+    """Return whether a fact has a meaningful value before a run."""
     fact = EVENTS.fact(name, row)
     if fact is None or name == "config":
         return True
@@ -155,9 +154,9 @@ def _is_there(name: str, row: Event, state: Any) -> bool:
 
 
 def _counted(hook: Any) -> dict[str, list[dict[str, Any]]]:
-    """What is remembered of a hook: it is forgotten with the hook."""
+    """Return the filter counters of a hook; they are dropped with the hook."""
     if id(hook) not in _COUNTED:
-        with contextlib.suppress(TypeError):  # one that cannot be referred to weakly begins anew each time
+        with contextlib.suppress(TypeError):  # a hook without weak references starts at zero each time
             weakref.finalize(hook, _COUNTED.pop, id(hook), None)
             _COUNTED[id(hook)] = {}
     return _COUNTED.get(id(hook), {})
@@ -174,8 +173,8 @@ def _by_name(listener: Listener, state: Any, given: dict[str, Any]) -> Any:
         elif parameter.default is parameter.empty:
             if not _is_there(fact.name, listener.event, state):
                 raise HookError(
-                    f"{listener.function.__qualname__} takes {parameter.name}, which cannot be known "
-                    f"outside a run: give it to fire({_example(listener, [parameter.name])})."
+                    f"{listener.function.__qualname__} takes {parameter.name}, without a value "
+                    f"outside a run: pass it to fire({_example(listener, [parameter.name])})."
                 )
             named[parameter.name] = state if fact.name == "state" else getattr(state, fact.name)
     return listener.function(**named)
@@ -183,13 +182,13 @@ def _by_name(listener: Listener, state: Any, given: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A tiny run that is over: its trainer, and everything that was called in it."""
+    """A finished tiny run: its trainer, and all recorded calls."""
 
     trainer: Trainer
     calls: list[Call]
 
     def events(self, hook: str | None = None) -> list[str]:
-        """The names of the events that were heard, by everyone or by one hook."""
+        """Return the names of the emitted events, of all listeners or of one hook."""
         return [
             call.event for call in self.calls if hook is None or (call.receiver == "H" and call.name == hook)
         ]
@@ -198,7 +197,7 @@ class Played:
 def play(
     *hooks: Any, module: Any = None, train: Any = None, val: Any = None, **options: Unpack[OptionArguments]
 ) -> Played:
-    """A real run of a tiny model with these hooks, recorded. Options are the trainer's; `val` is off unless
+    """Run a tiny model with these hooks and record the calls. Options are the trainer's; `val` is off unless
     given.
 
     It lasts one epoch of four batches, or as long as max_epochs, max_steps or max_time say.

@@ -1,4 +1,6 @@
-"""pytest fixtures, there as soon as Hookline is installed. Nothing heavy is imported until one is used."""
+"""pytest fixtures, available once Hookline is installed. Heavy modules are imported when a fixture is
+used.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import pytest
 
 @pytest.fixture
 def hook_player(tmp_path: Path) -> Callable[..., Any]:
-    """`hookline.testing.play`, writing into a directory of the test's own."""
+    """Return `hookline.testing.play`, writing into a directory of the test's own."""
     from hookline.testing import play
 
     def play_here(*hooks: Any, **options: Any) -> Any:
@@ -23,7 +25,7 @@ def hook_player(tmp_path: Path) -> Callable[..., Any]:
 
 @pytest.fixture
 def fire_event() -> Callable[..., Any]:
-    """`hookline.testing.fire`."""
+    """Return `hookline.testing.fire`."""
     from hookline.testing import fire
 
     return fire
@@ -31,7 +33,7 @@ def fire_event() -> Callable[..., Any]:
 
 @pytest.fixture
 def memory_urls() -> Iterator[None]:
-    """`hookline.testing.memory_urls`: checkpoints may be saved to `memory://` in this test."""
+    """Allow checkpoints at `memory://` URLs in this test (`hookline.testing.memory_urls`)."""
     from hookline.testing import memory_urls
 
     with memory_urls():

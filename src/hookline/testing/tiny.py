@@ -22,29 +22,29 @@ class TinyModule(Module):
         self.lr = lr
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """What it makes of a batch's inputs."""
+        """Return the outputs for a batch's inputs."""
         outputs: Tensor = self.layer(inputs)
         return outputs
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The mean squared error."""
+        """Return the mean squared error."""
         return mse_loss(self(batch[0]), batch[1])
 
     def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The same."""
+        """Return the mean squared error."""
         return mse_loss(self(batch[0]), batch[1])
 
     def test_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The same."""
+        """Return the mean squared error."""
         return mse_loss(self(batch[0]), batch[1])
 
     def configure_optimizers(self) -> Any:
-        """Plain gradient descent."""
+        """Return SGD."""
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
 def tiny_batches(n: int = 4, size: int = 3, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
-    """`n` batches of inputs and targets, the same every time."""
+    """Return `n` batches of inputs and targets, the same every time."""
     generator = torch.Generator().manual_seed(seed)
     return [
         (torch.randn(size, 4, generator=generator), torch.randn(size, 2, generator=generator))
@@ -53,8 +53,8 @@ def tiny_batches(n: int = 4, size: int = 3, seed: int = 0) -> list[tuple[Tensor,
 
 
 def tiny_trainer(*hooks: Any, **options: Unpack[OptionArguments]) -> Trainer:
-    """A trainer that writes and shows nothing, on the CPU; for one epoch, or as long as max_epochs, max_steps
-    or max_time say.
+    """Return a trainer on the CPU without output; for one epoch, or as long as max_epochs, max_steps or
+    max_time say.
     """
     quiet: OptionArguments = {"enable_progress_bar": False, "num_sanity_val_steps": 0, "checkpoint": False}
     if options.get("max_steps", -1) < 0 and options.get("max_time") is None:

@@ -1,6 +1,4 @@
-"""Gradient accumulation: several batches make one update. Also the step of runs that may
-leave an update out.
-"""
+"""Gradient accumulation: several batches make one update. Also the step of nonfinite='skip'."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from hookline.run.finite import all_finite
 from hookline.run.optimizers import gradients
 from hookline.run.run import Run
 from hookline.training.backward import Backward, cannot_train_on, loss_of
-from hookline.training.batch_events import note_loss, skip_step
+from hookline.training.batch_events import set_loss, skip_step
 from hookline.training.schedulers import advance_due
 from hookline.training.step import TrainStep
 from hookline.training.update import Update, rescale
@@ -21,22 +19,22 @@ from hookline.util.errors import END_EPOCH, LossError, Signal
 
 
 class AccumulatedStep(TrainStep):
-    """Train on one batch of an accumulation window; the window's last batch makes the update."""
+    """Train on one batch of an accumulation window; the last batch of the window makes the update."""
 
     def __init__(self, run: Run, backward: Backward, update: Update) -> None:
         super().__init__(run, backward, update)
         self.window = run.window
         self.loss_filters: tuple[Callable[[Tensor | None], Tensor | None], ...] = ()
-        """What becomes of a batch's loss before it is differentiated."""
+        """Replace the loss of a batch before it is differentiated, or drop it."""
         self.is_last = True
-        """Whether this batch is the window's last."""
+        """Whether this batch is the last of its window."""
         self.rescale: Callable[[float], None] = (
             self._rescale_all if run.data.router is None else run.data.router.begin_update
         )
-        """Make the gradients those of the losses that there were, not of the planned number."""
+        """Rescales the gradients from the planned to the actual weight of the window."""
 
     def start(self, batches_left: int | None = None) -> Signal | None:
-        """Also choose the window's length at its first batch; the last window of an epoch may be shorter."""
+        """Start the batch; at the first batch of a window also choose its length."""
         window, signal = self.window, super().start(batches_left)
         if signal is not END_EPOCH:
             if window.batches == 0:
@@ -45,7 +43,7 @@ class AccumulatedStep(TrainStep):
         return signal
 
     def skip(self, signal: Signal) -> Signal | None:
-        """Leave this batch out; a window that ends here still updates on its other batches."""
+        """Skip this batch; if it is the last of its window, update on the other batches."""
         if signal is END_EPOCH:
             return signal
         self.window.batches += 1
@@ -54,44 +52,44 @@ class AccumulatedStep(TrainStep):
         return None
 
     def learn(self) -> None:
-        """Add this batch's gradients to the window; update the weights if it is the last one."""
+        """Add the gradients of this batch to the window; update the weights if it is the last batch."""
         s, window = self.state, self.window
-        window.batches += 1  # only now: a step that failed is done again after a resume
+        window.batches += 1  # not before the step: a resume repeats a step that failed
         loss = (
             s.current.returned
             if type(s.current.returned) is Tensor
             else loss_of(self.run, s.current.returned)
         )
-        for agree in self.loss_filters:
-            loss = agree(loss)
+        for choose in self.loss_filters:
+            loss = choose(loss)
         if loss is None:
-            note_loss(s, None)
+            set_loss(s, None)
             window.had_none = True
         else:
             if not loss.requires_grad:
                 raise LossError(cannot_train_on(s))
             if window.count == 0:
                 self.clear_gradients()
-            noted = self.backward(loss)
+            value = self.backward(loss)
             window.count += window.weight
-            window.losses.append(noted)
-            self.note_loss(noted, self.weight)
+            window.losses.append(value)
+            self.record_loss(value, self.weight)
         if self.is_last:
             self.update_window()
 
     def clear_gradients(self) -> None:
-        """Clear the gradients of the finished step, after every listener had a look."""
+        """Clear the gradients of the finished step, after on_before_zero_grad."""
         self.update.clear_gradients()
 
-    def note_loss(self, loss: Any, weight: float) -> None:
-        """Add a batch's loss to the epoch's mean, and watch that it is finite."""
+    def record_loss(self, loss: Any, weight: float) -> None:
+        """Add the loss of a batch to the epoch's mean, and check that it is finite."""
         self.run.watch.look(loss)
         self.state.log.train_loss.add(loss, weight)
         for add in self.loss_sinks:
             add(loss, weight)
 
     def update_window(self) -> None:
-        """Update the weights with the window's gradients, unless no batch had a loss or one is not finite."""
+        """Update the weights on the window, unless no batch had a loss or a value is not finite."""
         window, s = self.window, self.state
         s.current.window_losses = window.losses if self.run.traits.accumulate > 1 else None
         count = self.count_losses()
@@ -105,15 +103,15 @@ class AccumulatedStep(TrainStep):
         window.clear()
 
     def count_losses(self) -> float:
-        """Return what the batches of the window that had a loss count."""
+        """Return the total weight of the batches of the window that had a loss."""
         return self.window.count
 
     def is_finite(self) -> bool:
-        """Return whether the window may be used."""
+        """Return whether the losses and gradients of the window are finite."""
         return True
 
     def skip_update(self, reason: str) -> None:
-        """Report that no update is made."""
+        """Emit on_step_skipped."""
         skip_step(self.run, reason)
 
     def _rescale_all(self, count: float) -> None:
@@ -123,10 +121,10 @@ class AccumulatedStep(TrainStep):
             rescale(self.state.setup.optimizers, window.correction)
 
     def close_window(self) -> None:
-        """Update on what a window has that ends early, or on a batch that was skipped."""
+        """Update on the batches of a window that ends early, or whose last batch was skipped."""
         run, s, window = self.run, self.state, self.window
         before = s.counts.step
-        if self.has_part():
+        if self.has_batches():
             self.update_window()
         window.clear()
         if s.counts.step > before:
@@ -134,12 +132,12 @@ class AccumulatedStep(TrainStep):
                 advance_due(run, True, None)
             self.end_step()
 
-    def has_part(self) -> bool:
-        """Return whether a window that ends early has anything to update on, or to report."""
+    def has_batches(self) -> bool:
+        """Return whether a window that ends early has a loss to update on, or a missing one to report."""
         return bool(self.window.count or self.window.had_none)
 
     def drop_gradients(self) -> None:
-        """The gradients of one batch cannot be told from those of the window's others: drop all of them."""
+        """Drop the gradients of the whole window: those of one batch cannot be separated from it."""
         window = self.window
         batches = max(0, window.batches - 1)
         window.clear()
@@ -147,21 +145,19 @@ class AccumulatedStep(TrainStep):
 
 
 def window_size(run: Run, batches_left: int | None) -> int:
-    """Return how many batches the window that begins now will have."""
+    """Return how many batches a new window has; the last one of an epoch may have fewer."""
     return run.traits.accumulate if batches_left is None else min(run.traits.accumulate, batches_left)
 
 
 class CheckedStep(AccumulatedStep):
-    """With nonfinite='skip': a window whose loss or gradients are not finite makes no update and no part of
-    the epoch's mean.
-    """
+    """The step of nonfinite='skip': a window that is not finite is left out of updates and means."""
 
-    def note_loss(self, loss: Any, weight: float) -> None:
-        """Hold the loss back until the window turns out finite."""
+    def record_loss(self, loss: Any, weight: float) -> None:
+        """Hold the loss back until the whole window is known to be finite."""
         self.window.held.append((loss, weight, self.state.log.loader))
 
     def is_finite(self) -> bool:
-        """Look at the losses and gradients of the window; a scaler looks at gradients itself."""
+        """Return whether all losses and gradients are finite; a gradient scaler checks gradients itself."""
         window, run, s = self.window, self.run, self.state
         routed = [
             each
@@ -169,7 +165,7 @@ class CheckedStep(AccumulatedStep):
             if run.data.router is None or index in window.fed
         ]
         grads = [grad for each in routed for grad in gradients(each)] if run.traits.scaler is None else []
-        if not self.everywhere(all_finite([loss for loss, _, _ in window.held], grads)):
+        if not self.is_true_on_all_ranks(all_finite([loss for loss, _, _ in window.held], grads)):
             return False
         for loss, weight, loader in window.held:
             s.log.train_loss.add(loss, weight)
@@ -177,6 +173,6 @@ class CheckedStep(AccumulatedStep):
                 s.log.add_of_loader("train", "loss", loss, weight, loader)
         return True
 
-    def everywhere(self, flag: bool) -> bool:
-        """Return whether it holds in every process."""
+    def is_true_on_all_ranks(self, flag: bool) -> bool:
+        """Return whether the flag is set on every rank."""
         return flag

@@ -1,4 +1,4 @@
-"""Who does what: each action of the table settled once per run, as a callable of the state."""
+"""The actions of the event table: each is installed once per run, as a callable of the state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookline.engine.listener import Listener, make_listener, overrides
 from hookline.engine.plan import Trace, noop
 from hookline.run.optimizers import needs_closure
 from hookline.run.run import Run
-from hookline.training.batch_events import note_loss
+from hookline.training.batch_events import set_loss
 from hookline.training.pass_events import restore_modes
 from hookline.training.update import Closure
 from hookline.util.errors import OptionError
@@ -23,8 +23,9 @@ STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
 
 def install_actions(run: Run) -> None:
-    """Give every action its doer: the data module's or module's override, else the default; the strategy
-    around it.
+    """Install every action: the override of the data module or module, else the default.
+
+    The strategy may wrap an action.
     """
     for event in run.plan.table:
         if event.action:
@@ -34,15 +35,17 @@ def install_actions(run: Run) -> None:
         run.traits.transfers = (lambda s: plan.transfer_batch_to_device(s),)
     clips_itself = _owner(run, run.plan.table["configure_gradient_clipping"])[2]
     run.traits.clips = run.options.gradient_clip_val is not None or clips_itself
-    tells_norm = run.traits.clips and not clips_itself and run.options.gradient_clip_algorithm != "value"
-    run.traits.measures_norm = not tells_norm and (run.traits.clips or run.strategy.shards)
+    clip_returns_norm = (
+        run.traits.clips and not clips_itself and run.options.gradient_clip_algorithm != "value"
+    )
+    run.traits.measures_norm = not clip_returns_norm and (run.traits.clips or run.strategy.shards)
     run.state.setup.norm_takes_all = run.strategy.shards
     run.state.optimization.gradient_clip_val = run.options.gradient_clip_val
     run.state.optimization.gradient_clip_algorithm = run.options.gradient_clip_algorithm
 
 
-def settle_closures(run: Run) -> None:
-    """Once the optimizers are known: those that recompute the loss get a closure that does."""
+def install_closure(run: Run) -> None:
+    """Install the closure of the optimizers, which recomputes the loss for those that need it (LBFGS)."""
     recompute = any(needs_closure(each) for each in run.state.optimizers)
     if recompute and run.options.accumulate_grad_batches > 1:
         raise OptionError(
@@ -56,13 +59,13 @@ def settle_closures(run: Run) -> None:
     run.state.optimization.optimizer_closure = Closure(run)
     if recompute and not run.traits.is_manual:
         run.traits.recomputes = True
-        # the last evaluation's gradients are not those it began with
+        # the gradients of the closure's last call are not those that the step began with
         run.traits.measures_norm = run.traits.measures_norm or not run.traits.clips
         _install(run, run.plan.table["optimizer_step"])
 
 
 def _owner(run: Run, event: Event) -> tuple[str, str, bool]:
-    """Receiver, method name, and whether a user's class overrides it."""
+    """Return the receiver of an action, its method name, and whether a user's class overrides it."""
     if event.name == "optimizer_step" and run.traits.is_manual:
         return "M", event.name, False  # an override that calls the optimizer would call itself
     for receiver, owner in (("D", run.datamodule), ("M", run.steps)):
@@ -74,7 +77,7 @@ def _owner(run: Run, event: Event) -> tuple[str, str, bool]:
 
 
 def install_action(run: Run, name: str) -> None:
-    """Give one action its doer again, after something else has done it."""
+    """Install one action again, after it was replaced."""
     _install(run, run.plan.table[name])
 
 
@@ -126,7 +129,7 @@ def _install(run: Run, event: Event) -> None:
 
 
 def _published(listener: Listener | None) -> Caller:
-    """The call of a listener that no slot of the plan calls."""
+    """Return the call of a listener that no slot of the plan calls."""
     assert listener is not None
     source = listener.binding.source
     return listener.binding.call if source is None else source.published(listener)
@@ -180,16 +183,13 @@ DEFAULTS: dict[str, Callable[[Run, str], Caller]] = {
     "on_test_model_train": _to_train,
     "on_predict_model_train": _to_train,
 }
-"""What does an action that no class overrides, made from the run and the text that the watchdog shows for it.
-"""
+"""Makes the default of an action from the run and the text that the watchdog shows for it."""
 
 
 def _clear_gradients(s: Any) -> None:
-    """What `Optimizer.zero_grad` does, without its profiling frames, which cost more than the clearing (13 of
-    14 µs).
-    """
+    """Clear gradients like `Optimizer.zero_grad`, without its profiling frames, which take 13 of 14 µs."""
     if getattr(s.optimizer.zero_grad, "__func__", None) is not Optimizer.zero_grad:
-        s.optimizer.zero_grad()  # somebody's own
+        s.optimizer.zero_grad()  # the optimizer overrides it
         return
     for group in s.optimizer.param_groups:
         for parameter in group["params"]:
@@ -199,4 +199,4 @@ def _clear_gradients(s: Any) -> None:
 def _step_with_closure(s: Any) -> None:
     closure, loss = s.optimizer_closure, s.last_loss
     s.optimizer.step(closure if closure.recomputes(s.optimizer) else None)
-    note_loss(s, loss)  # the batch's loss is the one before the update, however often it was computed anew
+    set_loss(s, loss)  # the loss of the batch is the one before the update, however often it was recomputed

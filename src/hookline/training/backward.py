@@ -1,4 +1,4 @@
-"""The backward pass: the loss of a step, its events, and everything that multiplies it on the way."""
+"""The backward pass: the loss of a step, its events, and the factors that scale it."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ Factor = Callable[[Tensor], Tensor]
 
 
 class Backward(BackwardEvents):
-    """Differentiate a loss, with the events around it."""
+    """Differentiate a loss and emit the events around it."""
 
     __slots__ = ("_detach", "_factors", "_restore")
 
     def __init__(
         self, run: Run, factors: tuple[Factor, ...] = (), restore: tuple[Callable[[], None], ...] = ()
     ) -> None:
-        """factors: applied to the loss in this order. restore: called once the gradients are there."""
+        """Take the factors, applied to the loss in this order. restore: called after the backward pass."""
         super().__init__(run)
         self._factors = factors
         self._restore = restore
-        # on the CPU a number costs less than a detached tensor, and 256 of those kept for a mean would
+        # on the CPU a number costs less than a detached tensor, and 256 tensors that wait to be averaged
         # fragment the heap
         self._detach: Callable[[Tensor], Any] = Tensor.item if run.traits.on_cpu else Tensor.detach
 
     def __call__(self, loss: Tensor) -> Any:
-        """Return the user's loss, never divided or scaled: as a number or, off the CPU, without its graph."""
+        """Return the user's loss, not divided or scaled: a number on the CPU, else a detached tensor."""
         plan, s = self.plan, self.state
         if plan.on_before_backward is not noop:
             loss = self.before(loss)
@@ -50,19 +50,17 @@ class Backward(BackwardEvents):
                     f"The loss must be one number, but has the shape {tuple(loss.shape)}; return its mean."
                 ) from error
             raise
-        s.current.scaled_loss = None  # lets go of the graph
+        s.current.scaled_loss = None  # frees the graph
         for restore in self._restore:
             restore()
-        s.current.last_loss = noted = self._detach(loss)
+        s.current.last_loss = value = self._detach(loss)
         if plan.on_after_backward is not noop:
             self.after()
-        return noted
+        return value
 
 
 def loss_of(run: Run, returned: Any) -> Tensor | None:
-    """Return the loss in what a training step returned; the other numbers of a dictionary become epoch
-    metrics.
-    """
+    """Return the loss that a training step returned; log the other numbers of a dictionary."""
     if returned is None:
         return None
     if isinstance(returned, dict):
@@ -76,7 +74,7 @@ def loss_of(run: Run, returned: Any) -> Tensor | None:
         return returned
     raise LossError(
         f"training_step returned {type(returned).__name__} {str(returned)[:60]!r}, which cannot be trained "
-        "on: return the loss as a tensor, a dictionary with 'loss', or None to leave the batch out."
+        "on: return the loss as a tensor, a dictionary with 'loss', or None to skip the batch."
     )
 
 
@@ -88,14 +86,14 @@ def log_numbers(run: Run, returned: dict[str, Any]) -> None:
 
 
 def cannot_train_on(s: State) -> str:
-    """Say why a loss without a graph is refused."""
+    """Return the error message for a loss without a graph."""
     why = (
         "gradients are switched off"
         if not torch.is_grad_enabled()
-        else "it was detached, or no parameter took part in it"
+        else "it was detached, or does not depend on a parameter"
     )
     return (
         f"The loss of batch {s.current.batch_idx} cannot be differentiated: {why}. Training would silently "
-        "change nothing. Return the tensor that the model's parameters produced, without .item(), "
-        ".detach() or float()."
+        "change nothing. Return a tensor computed from the model's parameters, without .item(), .detach() "
+        "or float()."
     )

@@ -1,8 +1,7 @@
-"""The events of a training batch: each is emitted here, and nowhere else, together with the facts that belong
-to it.
+"""The events of a training batch: each is emitted here and nowhere else, with its facts.
 
-The trainer's step, backward pass and update inherit these classes. A hosted run (`hosts/`) drives the same
-objects from outside.
+The trainer's step, backward pass and update inherit these classes. A hosted run (`interop/hosted`) calls the
+same objects from another loop.
 """
 
 from __future__ import annotations
@@ -19,14 +18,12 @@ from hookline.run.state import State
 from hookline.util.errors import Signal
 
 FIRST_SKIPS = 100
-"""Skips that are all written to the log; after them every hundredth."""
+"""The number of skips that are all written to the log; after them every hundredth is."""
 Move = Callable[[State], Any]
 
 
 def transfer(plan: Plan, s: State, moves: tuple[Move, ...]) -> None:
-    """Move `state.batch` to the device, with the events around it. moves: empty if batches stay where they
-    are.
-    """
+    """Move `state.batch` to the device and emit the events around it. moves: empty if batches stay."""
     if plan.on_before_batch_transfer is not noop:
         plan.on_before_batch_transfer(s)
     for move in moves:
@@ -36,27 +33,27 @@ def transfer(plan: Plan, s: State, moves: tuple[Move, ...]) -> None:
 
 
 def take_batch(s: State, batch: Any, batch_idx: int) -> None:
-    """Let this be the current batch."""
+    """Make this the current batch."""
     s.current.batch, s.current.batch_idx = batch, batch_idx
 
 
-def note_loss(s: State, loss: Any) -> None:
-    """Let this be the newest loss; None: the batch has none."""
+def set_loss(s: State, loss: Any) -> None:
+    """Set the newest loss; None: the batch has no loss."""
     s.current.last_loss = loss
 
 
-def note_outputs(s: State, outputs: Any) -> None:
-    """Let this be what the newest step returned; None: let go of it, because it may hold a graph."""
+def set_outputs(s: State, outputs: Any) -> None:
+    """Set what the newest step returned; None frees it, because it may hold a graph."""
     s.current.returned = outputs
 
 
 class BatchEvents:
-    """From on_train_batch_start to on_step_end."""
+    """The events from on_train_batch_start to on_step_end."""
 
     def __init__(
         self, run: EmittingRun, count_tokens: Callable[[Any], int], log_every: int, logs: bool
     ) -> None:
-        """log_every: steps between two rows of metrics. logs: whether rows go to loggers."""
+        """Take log_every, the steps between two rows of metrics. logs: whether rows go to loggers."""
         self.plan: Plan = run.plan
         self.state: State = run.state
         self.progress = run.progress
@@ -64,18 +61,18 @@ class BatchEvents:
         self.count_tokens = count_tokens
         self.log_every, self.logs = log_every, logs
         self.weight = 0
-        """Samples of this batch."""
+        """The number of samples of this batch."""
         self.schedulers: tuple[Callable[[bool, int | None], None], ...] = ()
-        """What advances after a batch. Takes whether an update was made, and how many batches are left."""
+        """Called after a batch with whether an update was made, and how many batches are left."""
         self.row_parts: tuple[Callable[[], dict[str, Any]], ...] = ()
-        """Called for what else a row of metrics holds."""
+        """Return further values for a row of metrics."""
 
     def continue_at(self, position: int) -> None:
-        """Let the next batch that another loop fetches have this number."""
+        """Set the number of the next batch that another loop fetches."""
         self.progress.position = position
 
     def take(self, batch: Any) -> None:
-        """Take a batch that another loop has fetched, and forget what was known of the last one."""
+        """Take a batch that another loop has fetched, and clear the facts of the last one."""
         s, current = self.state, self.state.current
         if s.cache:
             s.cache.clear()
@@ -145,14 +142,14 @@ class BatchEvents:
             log.pending = {**waiting, **log.pending}
 
     def values_of_step(self) -> dict[str, Any]:
-        """Return what the row of an update holds besides what was logged."""
+        """Return the values that a row of metrics always has: loss, learning rate and `row_parts`."""
         values = {"train/loss": self.mean_loss(), "lr": self.state.optimization.used_lr}
-        for more in self.row_parts:
-            values.update(more())
+        for part in self.row_parts:
+            values.update(part())
         return values
 
     def mean_loss(self) -> Any:
-        """Return the loss of this update, unread."""
+        """Return the loss of this update, without reading it from the device."""
         return self.state.mean_of_window()
 
     def write_row(self, row: dict[str, Any]) -> None:
@@ -161,7 +158,7 @@ class BatchEvents:
 
 
 class BackwardEvents:
-    """Before and after a loss is differentiated."""
+    """The events before and after the backward pass."""
 
     __slots__ = ("plan", "state")
 
@@ -182,35 +179,33 @@ class BackwardEvents:
 
 
 class UpdateEvents:
-    """Around the step of one optimizer, `state.optimizer`."""
+    """The events around the step of one optimizer, `state.optimizer`."""
 
     __slots__ = ("plan", "progress", "run", "signal_filters", "state")
 
     def __init__(
         self, run: EmittingRun, signal_filters: tuple[Callable[[Signal | None], Signal | None], ...] = ()
     ) -> None:
-        """signal_filters: what becomes of a hook's signal."""
+        """Take the signal_filters, which replace the signal that a hook returns."""
         self.run, self.plan, self.state, self.progress = run, run.plan, run.state, run.progress
         self.signal_filters = signal_filters
 
     def focus(self, index: int, optimizer: Any) -> None:
-        """Let the following events be about this optimizer."""
+        """Make this the optimizer of the following events."""
         s = self.state
         s.optimization.optimizer_idx, s.optimization.optimizer = index, optimizer
 
     def reset(self) -> None:
-        """Forget the rate and the gradient norm of an earlier run."""
+        """Clear the learning rate and the gradient norm of an earlier run."""
         self.state.optimization.set_norm(None)
         self.state.optimization.used_lr = None
 
     def before_zero_grad(self) -> None:
-        """Emit on_before_zero_grad: the gradients of the finished step are still there."""
+        """Emit on_before_zero_grad, while the gradients of the finished step still exist."""
         self.plan.on_before_zero_grad(self.state)
 
     def before_step(self) -> Signal | None:
-        """Emit on_before_optimizer_step; return the signal of a hook that skips this update
-        or has made it.
-        """
+        """Emit on_before_optimizer_step; return the signal of a hook that skips or has made this update."""
         plan = self.plan
         signal: Signal | None = (
             None if plan.on_before_optimizer_step is noop else plan.on_before_optimizer_step(self.state)
@@ -226,10 +221,10 @@ class UpdateEvents:
         self.progress.is_updating = False
 
     def after_step(self, before: int, keeps_rate: bool = False) -> None:
-        """Emit on_after_optimizer_step. before: `step` before this update; its first optimizer advances it by
-        one.
+        """Emit on_after_optimizer_step. The first optimizer of an update advances `step` by one.
 
-        keeps_rate: whether the update's learning rate is that of its first optimizer, not of its last.
+        before: `step` before this update. keeps_rate: whether the learning rate of the update is that of its
+        first optimizer, not of its last.
         """
         s = self.state
         if s.counts.step == before:
@@ -242,21 +237,19 @@ class UpdateEvents:
 
 
 def used_rate(optimizer: Any) -> Any:
-    """Return the learning rate of the first group; a tensor is copied, because schedulers
-    change it in place.
-    """
+    """Return the learning rate of the first group; copy a tensor, because schedulers change it in place."""
     rate = optimizer.param_groups[0]["lr"]
     return rate.detach().clone() if isinstance(rate, Tensor) else rate
 
 
 def report_clip(plan: Plan, s: State) -> None:
-    """Emit on_gradient_clip: the gradients are clipped."""
+    """Emit on_gradient_clip, after the gradients were clipped."""
     if plan.on_gradient_clip is not noop:
         plan.on_gradient_clip(s)
 
 
 def skip_step(run: EmittingRun, reason: str) -> None:
-    """Emit on_step_skipped: no update is made. Count it, and write it to the log."""
+    """Emit on_step_skipped, because no update is made; count it and write it to the log."""
     s, progress = run.state, run.progress
     s.subject.reason = reason
     run.plan.on_step_skipped(s)

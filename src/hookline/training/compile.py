@@ -1,6 +1,4 @@
-"""torch.compile for the model, such that hooks put on its layers later still fire, or for the whole training
-step.
-"""
+"""torch.compile for the model, so that module hooks added later still run, or for the whole training step."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ from hookline.util.errors import OptionError
 
 
 def compiles_step(given: Any) -> bool:
-    """Return whether this value of `Trainer(compile=...)` asks for the whole training step, not the model
-    alone.
-    """
+    """Return whether this value of `Trainer(compile=...)` compiles the whole training step."""
     return given == "step" or (isinstance(given, dict) and bool(given.get("step")))
 
 
@@ -29,9 +25,7 @@ def compile_step(run: Run) -> None:
 
 
 def explain_graphs(run: Run) -> str:
-    """Return the graphs of the training step in words, for `explain`; an empty string if it
-    is not compiled.
-    """
+    """Return a description of the training step's graphs, for `explain`; empty if it is not compiled."""
     if not compiles_step(run.options.compile) or run.stage != "fit":
         return ""
     if run.traits.compiled is not None:
@@ -49,11 +43,10 @@ def explain_graphs(run: Run) -> str:
 
 
 def compile_model(run: Run) -> None:
-    """Compile in place: the module itself if it has a forward of its own, else its children, where the work
-    is.
+    """Compile in place: the module itself if it defines forward, else its children.
 
     By default torch.compile does not check for module hooks after the first call, so a hook added later would
-    never fire; with the guard it recompiles and the hook runs.
+    never run; with the guard it recompiles and the hook runs.
     """
     if not run.options.compile or compiles_step(run.options.compile):
         return
@@ -61,5 +54,5 @@ def compile_model(run: Run) -> None:
     given: dict[str, Any] = run.options.compile if isinstance(run.options.compile, dict) else {}
     options = {name: value for name, value in given.items() if name != "step"}
     has_forward = type(run.module).forward is not nn.Module.forward
-    for each in [run.module] if has_forward else run.module.children():
-        each.compile(**options)
+    for module in [run.module] if has_forward else run.module.children():
+        module.compile(**options)

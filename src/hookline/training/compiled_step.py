@@ -1,6 +1,4 @@
-"""torch.compile for the whole training step: one graph for forward, loss and backward, one for the update of
-each optimizer.
-"""
+"""torch.compile for the whole training step: one graph for forward, loss and backward, one per optimizer."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from hookline.run.optimizers import bare
 from hookline.run.run import Run
 from hookline.run.state import State, detached
 from hookline.training.actions import install_action
-from hookline.training.batch_events import note_loss
+from hookline.training.batch_events import set_loss
 from hookline.training.graph_splits import (
     _dynamo,
     _has_step_hooks,
@@ -40,8 +38,7 @@ NUMBERS = r"L\['hookline_facts'\]\[[1-9]\],L\['hookline_named'\]\[.*\]"
 
 
 class CompiledStep:
-    """The graphs of a run, installed as the actions that the training step calls. The events around them stay
-    as they are.
+    """The graphs of a run, installed as the actions that the training step calls. Events do not change.
 
     If nothing needs to run between the forward pass and the gradients, `training_step` also differentiates,
     and `backward` and `optimizer_zero_grad` have nothing left to do. Otherwise the step is split there: the
@@ -53,9 +50,9 @@ class CompiledStep:
         check_compilable(run)
         self.run, self.plan, self.state = run, run.plan, run.state
         self.splits: list[str] = []
-        """What splits the forward pass from the backward pass; empty: they are one graph."""
+        """Reasons to split the forward pass from the backward pass; empty: they are one graph."""
         self._refusal = ""
-        """Why torch did not make one graph."""
+        """The reason why torch did not make one graph."""
         self._text = ""
         self._seen: tuple[object, object] = (None, None)
         self._trained: list[Tensor] = []
@@ -77,15 +74,13 @@ class CompiledStep:
         self._install_updates()
 
     def close(self) -> None:
-        """Put torch's options back."""
+        """Restore torch's options."""
         self._restore()
 
     # ---- composing -----------------------------------------------------------------------------------------
 
     def compose(self) -> None:
-        """Choose the graphs for the listeners of this moment. Called before each epoch, and when listeners
-        have changed.
-        """
+        """Choose the graphs for the present listeners, before each epoch and when listeners have changed."""
         run, plan = self.run, self.plan
         self._trained[:] = dict.fromkeys(_trained(self.state))
         own, self._count = set(self._trained), len(_trained(self.state))
@@ -112,7 +107,7 @@ class CompiledStep:
             log.info("compile='step':\n%s", self._text)
 
     def _install_step(self) -> None:
-        """Let the graphs do what the module's own method does, with the same arguments."""
+        """Install the graphs in place of the module's `training_step`, with the same arguments."""
         doer, plan = self._doer, self.plan
 
         @functools.wraps(doer.function)
@@ -132,9 +127,7 @@ class CompiledStep:
         plan.act("training_step", [doer], lambda trace: trace(doer, call))
 
     def _install_updates(self) -> None:
-        """Let the graphs of the optimizers update the weights, and clip the gradients, unless the user's own
-        methods do.
-        """
+        """Install the graphs of the optimizers, unless the user overrides the step or the clipping."""
         run, plan, updates, name = self.run, self.plan, self.updates, type(self.run.module).__name__
         if not plan.listeners("optimizer_step"):
             step = publishing("d[s.optimizer_idx](s)", f"optimizer_step of {name}", d=updates)
@@ -154,7 +147,7 @@ class CompiledStep:
     # ---- one batch -----------------------------------------------------------------------------------------
 
     def _compute(self, facts: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Run the first graph. Its loss is a leaf that stands for what was differentiated already."""
+        """Run the first graph. Its loss is a leaf: the graph has already differentiated it."""
         plan, seen = self.plan, self._seen
         if (
             plan.asked_at is not seen[0]
@@ -189,16 +182,14 @@ class CompiledStep:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
     def _is_outdated(self) -> bool:
-        """Return whether a parameter was added, or got a hook, which would silently not fire in the graph."""
+        """Return whether a parameter was added, or has a new hook, which a graph would silently not call."""
         for parameter in self._trained:
             if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
                 return True
         return len(_trained(self.state)) != self._count
 
     def _refuse(self, error: Exception) -> None:
-        """Continue with the forward pass and the backward pass as graphs of their own. Torch has run nothing
-        yet.
-        """
+        """Continue with separate graphs for forward and backward. Torch has run nothing yet."""
         self._refusal = f"torch cannot compile them as one graph: {_reason(error)}"
         self._logs.forget()
         if self._is_strict:
@@ -207,7 +198,7 @@ class CompiledStep:
         self.compose()
 
     def _make_forward(self) -> Callable[..., Any]:
-        """Make the function whose graphs are those of a forward pass."""
+        """Make the function to compile for a forward pass."""
         step, device, dtype = (
             self._doer.function,
             self.run.strategy.device.type,
@@ -227,10 +218,9 @@ class CompiledStep:
         return mixed_forward
 
     def _make_joint(self) -> Callable[..., tuple[Any, list[Tensor | None] | None]]:
-        """Make the function whose graph also differentiates. It returns the gradients: None if there is no
-        loss to differentiate.
+        """Make the function to compile for forward and backward. It returns gradients; None without a loss.
 
-        It does not read or write `.grad`, which torch 2.13 may take for any other None of the graph
+        It does not read or write `.grad`, which torch 2.13 may confuse with another None of the graph
         (`_restore_none`).
         """
         forward, trained, others = self._make_forward(), self._trained, self._others
@@ -257,14 +247,12 @@ class CompiledStep:
     # ---- explain -------------------------------------------------------------------------------------------
 
     def text(self) -> str:
-        """Return the graphs of the step, and what splits them."""
+        """Return a description of the graphs of the step, and of what splits them."""
         return describe(self.splits, [(update.name, update.clips, update.refusal) for update in self.updates])
 
 
 class CompiledUpdate:
-    """One optimizer's update as a graph, with gradient clipping in it if no listener needs the moment between
-    them.
-    """
+    """The update of one optimizer as a graph, with gradient clipping if no listener comes between them."""
 
     def __init__(self, run: Run, optimizer: Any, arguments: dict[str, Any], is_overridden: bool) -> None:
         self.optimizer = optimizer
@@ -273,17 +261,14 @@ class CompiledUpdate:
         self.refusal = (
             f"{type(run.steps).__name__} overrides optimizer_step" if is_overridden else _why_eager(optimizer)
         )
-        """Why this optimizer runs without a graph; empty: it does not."""
+        """The reason why this optimizer runs without a graph; empty: it has one."""
         self._state, self._clip = run.state, run.steps.clip_gradients
         self._rates: list[tuple[float, Tensor]] = []
-        """The learning rates of the groups as tensors: a graph takes a float for a constant and is compiled
-        for each anew.
-        """
+        """The learning rates of the groups as tensors: a float would compile a new graph for each value."""
         if not self.refusal:
             self._graph = torch.compile(self._make_graph(), fullgraph=True, **arguments)
-            self._with_hooks = Optimizer.profile_hook_step(
-                self._update
-            )  # calls the optimizer's own step hooks around it
+            # calls the optimizer's own step hooks around the update
+            self._with_hooks = Optimizer.profile_hook_step(self._update)
 
     def __call__(self, s: State) -> None:
         """Update the weights."""
@@ -327,9 +312,7 @@ class CompiledUpdate:
         optimizer._opt_called = True  # schedulers warn if an optimizer was never called
 
     def _make_graph(self) -> Callable[[float | None, str | None], Tensor | None]:
-        """Make the function that clips and updates. Torch's own wrappers around `step` would
-        break the graph.
-        """
+        """Make the function to compile for clipping and update, without torch's wrappers around `step`."""
         optimizer, clip, step = self.optimizer, self._clip, _unwrapped(type(self.optimizer).step)
 
         def update(limit: float | None, algorithm: str | None) -> Tensor | None:
@@ -342,9 +325,7 @@ class CompiledUpdate:
 
 
 class LogCapture:
-    """Collects what a compiled step logs, and logs it once the graph has run, because `log` cannot be part of
-    a graph.
-    """
+    """Collect what a compiled step logs, and log it after the graph, because `log` cannot be part of it."""
 
     def __init__(self, owners: list[Any]) -> None:
         self._calls: list[tuple[int, Any, Any]] = []
@@ -360,12 +341,12 @@ class LogCapture:
         return log
 
     def begin(self) -> None:
-        """Collect from now on."""
+        """Start to collect."""
         for attributes, _, collect in self._logs:
             attributes["log"] = collect
 
     def forget(self) -> None:
-        """Drop what was collected: it will be logged again."""
+        """Drop what was collected, because the step runs again."""
         self._calls.clear()
 
     def end(self) -> None:
@@ -379,13 +360,11 @@ class LogCapture:
                 self._logs[index][1](*given, **named)
 
 
-# ---- what splits a step, and what cannot be compiled -------------------------------------------------------
+# ---- optimizers --------------------------------------------------------------------------------------------
 
 
 def _unwrapped(step: Any) -> Callable[[Any], Any]:
-    """Return an optimizer's step without torch's wrappers, which profile, call hooks and switch gradients
-    off.
-    """
+    """Return an optimizer's step without torch's wrappers, which profile and call hooks."""
     if getattr(step, "hooked", False):
         step = step.__wrapped__
     if step.__code__.co_qualname.startswith("_use_grad_for_differentiable"):
@@ -400,7 +379,7 @@ def _step_eagerly(s: State) -> None:
         return
     loss = s.last_loss
     s.optimizer.step(closure)
-    note_loss(s, loss)  # the batch's loss is the one before the update
+    set_loss(s, loss)  # the loss of the batch is the one before the update
 
 
 def _trained(s: State) -> list[Tensor]:
@@ -416,8 +395,9 @@ def _trained(s: State) -> list[Tensor]:
 
 
 def _set_torch_options() -> Callable[[], None]:
-    """Let graphs hold a backward pass, see hooks put on layers later, and take numbers as inputs. Return what
-    undoes it.
+    """Set torch's options for graphs with a backward pass, and return a function that restores them.
+
+    Graphs also check for module hooks that are added later, and take numbers as inputs.
     """
     dynamo: Any = _dynamo().config
     compiler: Any = torch.compiler.config
@@ -432,10 +412,10 @@ def _set_torch_options() -> Callable[[], None]:
 
 
 def _restore_none() -> None:
-    """Undo what torch 2.13 does to its one object for None when it traces `parameter.grad is None`.
+    """Clear the source that torch 2.13 sets on its shared None when it traces `parameter.grad is None`.
 
-    It writes there where that None came from, and functions that are compiled later take any None of theirs
-    from that place (https://github.com/pytorch/pytorch/pull/193725).
+    Functions that are compiled later would read any None from that source
+    (https://github.com/pytorch/pytorch/pull/193725).
     """
     none = _interned_none()
     if none is not None and none.source is not None:
@@ -449,7 +429,7 @@ def _interned_none() -> Any:
 
 @functools.cache
 def _refusals() -> tuple[type[Exception], ...]:
-    """What torch raises while it compiles, before anything runs."""
+    """Return the exceptions that torch raises while it compiles, before anything runs."""
     exc = _dynamo().exc
     return exc.TorchDynamoException, exc.FailOnRecompileLimitHit
 

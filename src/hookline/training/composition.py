@@ -1,4 +1,4 @@
-"""Choose the training step of a run, once: which class, and what its backward pass and its update need."""
+"""The choice of the training step of a run: its class, and the parts of its backward pass and update."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hookline.training.update import (
 
 
 def choose_step(run: Run) -> TrainStep:
-    """Return the training step that this run needs. Called before the first batch of every epoch."""
+    """Return the training step that this run needs. Call it before the first batch of every epoch."""
     kind = _choose_class(run)
     if kind is TrainStep:
         run.window.correction = 1.0
@@ -69,8 +69,8 @@ def _make_backward(run: Run, divides: bool) -> Backward:
     if divides:
         factors.append(lambda loss: loss if window.size == 1 else loss / window.size)
     if run.data.totals is not None:
-        turn = run.data.totals.turn
-        factors.append(lambda loss: loss if turn.factor == 1.0 else loss * turn.factor)
+        rank_batch = run.data.totals.rank_batch
+        factors.append(lambda loss: loss if rank_batch.factor == 1.0 else loss * rank_batch.factor)
     if weights is not None:
         factors.append(lambda loss: loss * weights.get(s.dataloader_name, 1.0))
     if router is None:
@@ -110,7 +110,7 @@ def _make_update(run: Run) -> Update:
         run,
         checks=tuple(checks),
         adjustments=tuple(adjustments),
-        notes=() if router is None else (lambda: router.count_update(s.optimizer_idx),),
+        recorders=() if router is None else (lambda: router.count_update(s.optimizer_idx),),
         closing=() if run.traits.scaler is None else (run.traits.scaler.update,),
         signal_filters=run.boundary.signal_filters,
     )

@@ -1,6 +1,4 @@
-"""One training batch that is weighed among others: those of its accumulation window, or those
-of other ranks.
-"""
+"""Training steps whose batches are weighted: within an accumulation window, or among ranks."""
 
 from __future__ import annotations
 
@@ -16,14 +14,14 @@ from hookline.util.errors import END_EPOCH, Signal
 
 
 class CountedBatch(TrainStep):
-    """A batch whose samples, tokens and loss are counted by `run.data.totals`."""
+    """A step that counts samples, tokens and losses in `run.data.totals`."""
 
     def __init__(self, run: Run, backward: Backward, update: Update) -> None:
         super().__init__(run, backward, update)
         self.totals = run.data.totals
 
     def start(self, batches_left: int | None = None) -> Signal | None:
-        """Emit on_train_batch_start, and weigh the batch."""
+        """Emit on_train_batch_start, and measure the weight of the batch."""
         signal = self.decide(BatchEvents.start(self))
         if signal is not END_EPOCH:
             s = self.state
@@ -31,32 +29,32 @@ class CountedBatch(TrainStep):
         return signal
 
     def decide(self, signal: Signal | None) -> Signal | None:
-        """Return what becomes of a hook's signal."""
+        """Return the signal that takes effect; ranks agree on one."""
         return signal
 
     def skip(self, signal: Signal) -> Signal | None:
-        """Leave this batch out of the counts."""
+        """Skip this batch."""
         if signal is END_EPOCH:
             return signal
         self.totals.end(self.state)
         return None
 
     def end(self, batches_left: int | None = None) -> None:
-        """Also put back what a padding batch must not change."""
+        """End the batch, and restore what a padding batch must not change."""
         super().end(batches_left)
         self.totals.end(self.state)
 
     def count(self) -> None:
-        """Count what this batch has counted."""
+        """Count samples and tokens by the totals."""
         self.totals.count(self.state)
 
     def mean_loss(self) -> Any:
-        """Return the loss of this update, as far as this process knows it."""
+        """Return the loss of this update for a row of metrics."""
         return self.totals.loss_of_row(self.state)
 
 
 class CountedStep(CountedBatch, AccumulatedStep):
-    """A counted batch of an accumulation window."""
+    """A counted step of an accumulation window."""
 
     def __init__(self, run: Run, backward: Backward, update: Update) -> None:
         super().__init__(run, backward, update)
@@ -65,7 +63,7 @@ class CountedStep(CountedBatch, AccumulatedStep):
             self.loss_filters = (lambda loss: loss if window.weight else totals.without_weight(loss),)
 
     def start(self, batches_left: int | None = None) -> Signal | None:
-        """Also choose the window's length at its first batch."""
+        """Start the batch; at the first batch of a window also choose its length."""
         window, signal = self.window, super().start(batches_left)
         if signal is not END_EPOCH:
             if window.batches == 0:
@@ -74,7 +72,7 @@ class CountedStep(CountedBatch, AccumulatedStep):
         return signal
 
     def skip(self, signal: Signal) -> Signal | None:
-        """Leave this batch out; a window that ends here still updates on its other batches."""
+        """Skip this batch; if it is the last of its window, update on the other batches."""
         if signal is END_EPOCH:
             return signal
         self.window.batches += 1
@@ -83,15 +81,15 @@ class CountedStep(CountedBatch, AccumulatedStep):
             self.close_window()
         return None
 
-    def note_loss(self, loss: Any, weight: float) -> None:
-        """Add the loss to the epoch's mean at what it counts."""
-        super().note_loss(loss, self.totals.learnt(self.window, weight))
+    def record_loss(self, loss: Any, weight: float) -> None:
+        """Add the loss to the epoch's mean with its weight."""
+        super().record_loss(loss, self.totals.end_backward(self.window, weight))
 
     def count_losses(self) -> float:
-        """Also say what each loss counts in the window's mean."""
+        """Return the total weight of the window's losses, and set the weight of each in its mean."""
         self.totals.ask_for_loss(self.state)
         return self.window.count
 
 
 class CheckedCountedStep(CountedStep, CheckedStep):
-    """The same with nonfinite='skip'."""
+    """`CountedStep` with nonfinite='skip'."""

@@ -1,4 +1,4 @@
-"""One pass over data without training: how its loaders are read, and when it ends early."""
+"""Fetching batches, and one pass over data without training: how it reads loaders and ends early."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ from hookline.run.run import Run, phase
 from hookline.run.state import FETCHING, OPENING
 from hookline.run.timer import EVERY, RunTimer
 
-# ---- Fetches batches from a loader
-
 
 class Fetcher:
-    """Fetches the batches of a loader into the state, with the events around it and the time that the loop
-    waits.
+    """Fetch the batches of a loader into the state, emit the events around it and measure the waiting time.
 
-    A loop over it is `while fetcher.fetch():`. It is no iterator, because a hook may raise StopIteration like
-    any other error. The batch goes straight into the state: a reference here would keep it alive after it was
+    Use it as `while fetcher.fetch():`. It is not an iterator, because a hook may raise StopIteration like any
+    other error. The batch goes straight into the state: a reference here would keep it alive after it was
     moved to the device.
     """
 
@@ -34,9 +31,7 @@ class Fetcher:
     def __init__(
         self, run: Run, batches: Iterator[Any], first: int = 0, timer: RunTimer | None = None
     ) -> None:
-        """first: the number of the first batch. timer: counts the waiting, and samples steps; None outside
-        training.
-        """
+        """Take the number of the first batch. timer: sums waiting times, samples steps; None: no training."""
         self._run, self._batches, self._timer = run, iter(batches), timer
         self._first, self._index = first, first - 1
         self._spent: dict[str, int] = {"data": 0} if timer is None else timer.spent
@@ -45,7 +40,7 @@ class Fetcher:
         self._fetching = (FETCHING[0], self._outer)
 
     def fetch(self, clock: Callable[[], int] = time.perf_counter_ns) -> bool:
-        """Fetch the next batch into `state.batch`, and its number; return False if there is none."""
+        """Fetch the next batch and its number into the state; return False if there is none."""
         s = self._run.state
         plan = self._run.plan
         if s.counts.step >= self._due:
@@ -75,15 +70,16 @@ class Fetcher:
         return True
 
     def close(self) -> None:
-        """No more batches are fetched: a sample whose window is complete counts."""
-        if self._timer is not None:
-            leave(self._run, self._timer)
+        """End the timer's open sample after the last batch; drop it if its accumulation window is open."""
+        if self._timer is not None and self._timer.sampler.is_open:
+            if self._run.window.batches:
+                self._timer.sampler.abandon()
+            else:
+                sample(self._run, self._timer)
 
 
 def sample(run: Run, timer: RunTimer) -> float:
-    """Between two batches: begin or end a sample, at the edge of an accumulation window. Return the step to
-    come back at.
-    """
+    """Begin or end a sample between two accumulation windows. Return the step of the next call."""
     s, sampler = run.state, timer.sampler
     if run.window.batches:
         return s.counts.step
@@ -96,52 +92,41 @@ def sample(run: Run, timer: RunTimer) -> float:
     return timer.due
 
 
-def leave(run: Run, timer: RunTimer) -> None:
-    """The epoch has no more batches, or is left: a sample whose window is complete counts."""
-    if timer.sampler.is_open:
-        if run.window.batches:
-            timer.sampler.abandon()
-        else:
-            sample(run, timer)
-
-
-class GivenUp(Exception):
-    """A signal has cut a validation short: the process is to end, and the validation is done again after the
-    resume.
-    """
+class ValidationAbandoned(Exception):
+    """Raised when a signal ends the process during a validation. A resumed run validates again."""
 
 
 class DataPass:
     """A pass of one process."""
 
     def __init__(self, run: Run, can_be_cut: bool) -> None:
-        """can_be_cut: whether a signal gives the pass up."""
+        """Take can_be_cut: whether a signal abandons the pass."""
         self.run = run
         self.can_be_cut = can_be_cut
-        self.was_over = False
-        """Whether the pass was told to stop."""
+        self.is_stopped = False
+        """Whether a stop was requested during the pass."""
 
     def open(self, loader: Loader, limit: int | None = None) -> Fetcher:
-        """Open a loader. limit: how many of its batches are fetched at most."""
+        """Open a loader. limit: the largest number of batches to fetch."""
         most = None if limit is None else min(limit, sys.maxsize)
         return Fetcher(self.run, itertools.islice(_open(self.run, loader), most))
 
     def take(self, loader: Loader, measure: Callable[[], None], step: Callable[[Plan], Caller]) -> None:
-        """Measure the batch that was fetched. step: finds the slot of the step that `measure` calls."""
+        """Measure the batch that was fetched. step: returns the slot of the step that `measure` calls."""
         measure()
 
     def is_over(self) -> bool:
-        """After a batch: return whether the pass was told to stop. A signal gives it up."""
+        """Return whether a stop was requested; call it after each batch. A signal abandons the pass."""
         run = self.run
         return self.end_if(run.signals.number, run.state.should_stop and run.stage != "fit")
 
     def end_if(self, signal: int, stop: bool) -> bool:
-        """Give the pass up on a signal; return whether it is told to stop."""
+        """Abandon the pass on a signal; return whether it stops."""
         if signal and self.can_be_cut:
             self.run.plan.on_validation_abandoned(self.run.state)
-            raise GivenUp
-        self.was_over = bool(stop)
-        return self.was_over
+            raise ValidationAbandoned
+        self.is_stopped = bool(stop)
+        return self.is_stopped
 
 
 @phase(OPENING)

@@ -1,4 +1,4 @@
-"""Validation and test: the same loop under two sets of names."""
+"""Validation and test: the same loop with two sets of event names."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from hookline.run.state import is_scalar
 from hookline.run.timer import timed
 from hookline.training.batch_events import transfer
 from hookline.training.data_pass import DataPass
-from hookline.training.pass_events import EvaluationEvents, Interlude, Names, PassEvents
+from hookline.training.pass_events import EvaluationEvents, Names, PassEvents, PausedBatch
 from hookline.util.errors import OptionError, StopTraining, closest
 
-# ---- One result from those of several evaluation loaders
-
-
 Aggregate = Callable[[dict[str, dict[str, float]]], Mapping[str, float]]
-"""From the results of each loader, by its name, to the results overall."""
+"""Computes the overall results from those of each loader, by the loader's name."""
 
 
-def aggregated(
+def aggregate(
     results: dict[str, Any], prefix: str, loaders: list[str], how: str | Aggregate
 ) -> dict[str, Any]:
-    """What to put in place of the results overall, which are means over all samples ('micro') so far."""
+    """Return what replaces the overall results, which are means over all samples ('micro') by default."""
     if how == "micro":
         return {}
-    by_loader = {name: _of_loader(results, f"{prefix}/dl_{name}/") for name in loaders}
+    by_loader: dict[str, dict[str, Any]] = {}
+    for name in loaders:
+        start = f"{prefix}/dl_{name}/"
+        by_loader[name] = {
+            key.removeprefix(start): value for key, value in results.items() if key.startswith(start)
+        }
     if callable(how):
         made = how({name: dict(Metrics(values).read()) for name, values in by_loader.items()})
         if not isinstance(made, Mapping) or not all(is_scalar(value) for value in made.values()):
@@ -50,7 +52,7 @@ def aggregated(
 def check_aggregation(how: str | Aggregate, loaders: list[str], stage: str) -> None:
     """Refuse a primary loader that does not exist, before anything is measured.
 
-    A trainer that was made for several loaders may still validate or test on a single one of another name.
+    Outside fit a single loader may have another name: the trainer may have been made for several loaders.
     """
     primary = how.partition(":")[2] if isinstance(how, str) else ""
     if primary and loaders and primary not in loaders and (len(loaders) > 1 or stage == "fit"):
@@ -60,34 +62,30 @@ def check_aggregation(how: str | Aggregate, loaders: list[str], stage: str) -> N
         )
 
 
-def _of_loader(results: dict[str, Any], start: str) -> dict[str, Any]:
-    return {name.removeprefix(start): value for name, value in results.items() if name.startswith(start)}
-
-
 def _overall(key: str, prefix: str, results: dict[str, Any]) -> str:
-    """The name under which a result is known overall: the user may have logged it without the prefix."""
+    """Return the overall name of a result; the user may have logged it without the prefix."""
     return key if key in results else f"{prefix}/{key}"
 
 
 @timed("validation")
 def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bool = False) -> Metrics:
-    """One pass over every loader. The training it may interrupt finds everything as it left it."""
+    """Make one pass over every loader, and restore the facts of a training batch that it interrupts."""
     s, log = run.state, run.state.log
     loaders = run.data.loaders[names.kind]
     events = EvaluationEvents(run, names, several=len(loaders) > 1)
     with (
-        Interlude(s),
+        PausedBatch(s),
         torch.no_grad(),
-    ):  # hooks around the batches often try out the model, and keep what comes out
+    ):  # also around hooks, which often call the model and keep its outputs
         begin_pass(run, events)
         data = make_pass(run, can_be_cut)
         for index, loader in enumerate(loaders):
             events.enter_loader(index, loader.name)
-            if not go_through(run, events, loader, limit, data):
+            if not evaluate_loader(run, events, loader, limit, data):
                 break
         results = events.finish()
         if len(loaders) > 1:
-            results |= aggregated(
+            results |= aggregate(
                 results, names.kind, [each.name for each in loaders], run.options.val_aggregation
             )
         events.end_data(results)
@@ -106,7 +104,7 @@ def begin_pass(run: Run, events: PassEvents) -> None:
 
 
 def make_pass(run: Run, can_be_cut: bool) -> DataPass:
-    """Return the pass that this run needs."""
+    """Return the pass over data for one process, or for one rank among several."""
     if run.strategy.ranks.alone:
         return DataPass(run, can_be_cut)
     from hookline.training.ranks.data_pass import RankPass
@@ -114,7 +112,9 @@ def make_pass(run: Run, can_be_cut: bool) -> DataPass:
     return RankPass(run, can_be_cut)
 
 
-def go_through(run: Run, events: EvaluationEvents, loader: Loader, limit: int | None, data: DataPass) -> bool:
+def evaluate_loader(
+    run: Run, events: EvaluationEvents, loader: Loader, limit: int | None, data: DataPass
+) -> bool:
     """Evaluate one loader's batches; return whether the pass continues with the next loader."""
     is_empty = True
     fetcher = data.open(loader, limit)
@@ -132,7 +132,7 @@ def go_through(run: Run, events: EvaluationEvents, loader: Loader, limit: int | 
 
 
 def evaluate_batch(run: Run, events: EvaluationEvents) -> None:
-    """One batch: move, start, step, end."""
+    """Evaluate one batch: move, start, step, end."""
     s = run.state
     events.open_batch()
     transfer(run.plan, s, run.traits.transfers)

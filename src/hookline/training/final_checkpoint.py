@@ -1,4 +1,4 @@
-"""`checkpoints/last`: a fit keeps its newest state there, while it trains, when it ends and when it fails."""
+"""`checkpoints/last`: a fit saves its newest state there while it trains, when it ends and when it fails."""
 
 from __future__ import annotations
 
@@ -25,34 +25,33 @@ from hookline.util.urls import beside, is_url, shown
 
 log = logging.getLogger("hookline")
 OWN_REASONS = ("last", "signal", "exception")
-"""A checkpoint called `last` that was written for another reason is somebody else's."""
+"""Reasons of the checkpoints that this module writes. A `last` with another reason is not replaced."""
 ENDING = 5.0
 """Seconds in which the timer's thread ends."""
 
 
 class LastCheckpoint:
-    """Keeps the newest state of a fit under one name, and asks for it again whenever enough time has passed.
+    """Save the newest state of a fit under one name, again and again after a fixed time.
 
-    Rank zero's clock decides. Its thread sends a request that the loop looks for after every batch anyway,
-    and that reaches all ranks at the same batch.
+    A thread of rank zero watches the clock and sends a command, which reaches all ranks at the same batch.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.began = run.stamp
-        """How far the run was when this process began to train."""
+        """The progress of the run when this process began to train."""
         self.saved: Saved | None = None
-        """The newest one that is durable under this name."""
+        """The newest checkpoint under this name that is durable."""
         self.asked: Saved | None = None
-        """The newest durable one that a hook asked for."""
+        """The newest durable checkpoint that a hook requested."""
         self.failed: Saved | None = None
-        """The newest attempt, if it has failed."""
+        """The newest attempt, if it failed."""
         self._every = run.options.saving.every
         self._due: float | None = time.monotonic() + self._every
-        """None: it was asked for, and is not written yet."""
+        """None: a save was requested and is not finished yet."""
         self._changed = threading.Event()
         self.is_over = False
-        """Whether training has ended: then the state is written without being asked for."""
+        """Whether training has ended: then `save_final_state` saves."""
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> None:
@@ -80,7 +79,7 @@ class LastCheckpoint:
                 self.run.participants.commands.send("keep_last")
 
     def note(self, saved: Saved) -> None:
-        """Remember what became of a checkpoint. The time to the next one counts from here."""
+        """Record the result of a save. The time to the next one counts from here."""
         is_own = not is_url(saved.path) and (saved.is_automatic or self._has_own_name(saved))
         if is_own:
             self.failed = saved if saved.error is not None else None
@@ -92,9 +91,7 @@ class LastCheckpoint:
             self.asked = saved
 
     def _has_own_name(self, saved: Saved) -> bool:
-        """Whether a signal, or a hook such as ModelCheckpoint(save_last=True), has written to this very
-        place.
-        """
+        """Return whether a signal, or a hook such as ModelCheckpoint(save_last=True), has this path."""
         known = self.run.directory.existing()
         return (
             known is not None
@@ -103,16 +100,14 @@ class LastCheckpoint:
         )
 
     def path(self) -> Path:
-        """Return where it goes, as rank zero chooses: `checkpoints/last`, unless something else has that
-        name.
-        """
+        """Return the path that rank zero chooses: `checkpoints/last`, unless something else has that name."""
         path, problem = self.run.strategy.ranks.decide(self._choose_path)
         if problem:
             raise CheckpointError(f"checkpoints/{LAST} could not be written: {problem}")
         return Path(path)
 
     def _choose_path(self) -> tuple[str, str]:
-        """Return the path, or why there is none: an error of rank zero alone would part the ranks."""
+        """Return the path, or the reason why there is none, so that all ranks raise, not only rank zero."""
         try:
             folder = self.run.run_dir() / "checkpoints"
             return str(folder / (LAST if _is_free(folder / LAST, self.run) else LAST_STATE)), ""
@@ -120,14 +115,12 @@ class LastCheckpoint:
             return "", str(error)
 
     def is_behind(self) -> bool:
-        """Return whether the present state was not written yet, nor tried. One rank is enough: all ranks
-        write together.
-        """
+        """Return whether any rank has not yet tried to save its present state."""
         tried = self.failed or self.saved
         return any(self.run.strategy.ranks.gather(tried is None or tried.progress != self.run.stamp))
 
     def url(self) -> str | None:
-        """Return where it goes too if hooks save to a URL: beside their checkpoints."""
+        """Return a second path, beside the checkpoints of hooks that save to a URL; None if they do not."""
         return self.run.strategy.ranks.decide(self._choose_url)
 
     def _choose_url(self) -> str | None:
@@ -149,7 +142,7 @@ def _keep_last(run: Run, sender: int) -> None:
 
 
 def keeping_last(run: Run) -> contextlib.AbstractContextManager[None]:
-    """For `with`, around training: keep `checkpoints/last` if the options ask for it."""
+    """Return a context around training that saves `checkpoints/last`, if the options ask for it."""
     if not run.options.saving.last or run.options.fast_dev_run:
         return contextlib.nullcontext()
     run.saves.last = LastCheckpoint(run)
@@ -157,11 +150,9 @@ def keeping_last(run: Run) -> contextlib.AbstractContextManager[None]:
 
 
 def save_final_state(run: Run) -> None:
-    """Write the state that a fit ends with, unless `checkpoints/last` is that state. It is durable when this
-    returns.
+    """Save the state that a fit ends with, unless `checkpoints/last` has it; wait until it is durable.
 
-    Called before on_train_end, and again after it. on_fit_end is not part of this state: a run that is
-    started again calls it.
+    Called before on_train_end and after it. What listeners of on_fit_end change is not saved.
     """
     if run.saves.is_final or run.resume.finished or run.saves.last is None:
         return
@@ -176,11 +167,10 @@ def save_final_state(run: Run) -> None:
 
 
 def keeps_failed_state(run: Run) -> bool:
-    """Return whether the state that a fit has failed with is to be written: it was trained since it began,
-    and is consistent.
+    """Return whether to save the state of a failed fit: only if it has progressed and is consistent.
 
-    A failure inside an optimizer's step leaves weights of which some are updated and some are not. A second
-    signal asks for no more saving, and a directory that another job has taken over is that job's.
+    A failure inside an optimizer step leaves some weights updated and some not. A second signal asks to exit
+    without saving. A directory that another job has taken over must not be written to.
     """
     error, last = run.state.exception, run.saves.last
     if (
@@ -200,9 +190,10 @@ def keeps_failed_state(run: Run) -> bool:
 
 
 @contextlib.contextmanager
-def noticing_changes(run: Run) -> Iterator[None]:
-    """Count it as progress if listeners change weights or optimizer state meanwhile: averages are often
-    swapped in at the end.
+def recording_changes(run: Run) -> Iterator[None]:
+    """Count it as progress if listeners change weights or optimizer state inside the context.
+
+    Averaged weights are often swapped in at on_train_end.
     """
     own_code = [
         each for each in run.plan.listeners("on_train_end") if getattr(each.owner, "tier", "user") == "user"
@@ -214,10 +205,9 @@ def noticing_changes(run: Run) -> Iterator[None]:
 
 
 def fingerprint(run: Run) -> list[int] | None:
-    """Return a sum over the bits of each tensor that is trained with: another value of one number gives
-    another sum.
+    """Return the sum over the bits of each parameter, buffer and optimizer state, to detect changes.
 
-    None if there are tensors of another kind, whose bits cannot be had.
+    None if a tensor (sparse, quantized) does not give access to its bits.
     """
     tensors = [held(each.detach()) for each in (*run.module.parameters(), *run.module.buffers())]
     tensors += [held(each) for optimizer in run.state.optimizers for each in state_tensors(optimizer)]
@@ -227,7 +217,7 @@ def fingerprint(run: Run) -> list[int] | None:
             plain = torch.view_as_real(each) if each.is_complex() else each
             if plain.numel() and plain.device.type != "meta":
                 sums.append(plain.view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64))
-    except (RuntimeError, NotImplementedError, TypeError):  # sparse, quantized, or of a class of its own
+    except (RuntimeError, NotImplementedError, TypeError):
         return None
     return [
         int(each)
@@ -240,9 +230,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _is_free(path: Path, run: Run) -> bool:
-    """Return whether the run may take this name: nothing has it, an older one of its own, or one of another
-    run.
-    """
+    """Return whether the run may use this path: it is free, or has a checkpoint that may be replaced."""
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         return False
     if not path.exists():
@@ -250,7 +238,7 @@ def _is_free(path: Path, run: Run) -> bool:
     try:
         manifest = read_manifest(path)
     except CheckpointError:
-        # a damaged one is of no use to anybody; what is no checkpoint at all is refused by the writer
+        # a damaged checkpoint may be replaced; the writer refuses a directory that is not a checkpoint
         return True
     return manifest["reason"] in OWN_REASONS or manifest.get("run") != run.identity.id
 

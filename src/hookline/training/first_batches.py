@@ -1,5 +1,4 @@
-"""The first batch after each save: its fingerprint is written down when it is fetched, and compared when a
-run resumes there.
+"""The first batch after each save: its fingerprint is recorded, and compared when a run resumes there.
 
 A loader may report a wrong position or shuffle differently in each process. Neither can be seen in its state.
 """
@@ -19,11 +18,11 @@ from hookline.run.run import Run
 
 log = logging.getLogger("hookline")
 FOLDER = "batches"
-"""In the run's directory: one file for each rank, one line for each save and loader."""
+"""A folder in the run's directory, with one file for each rank and one line for each save and loader."""
 MOST = 16
-"""Saves that wait for the next batch of one loader: of a mixture, one may not be drawn from for long."""
+"""The most saves that wait for the next batch of one loader; a mixture may not use a loader for long."""
 LARGEST = 16_000_000
-"""Bytes at the end of such a file that are read."""
+"""The number of bytes that are read from the end of such a file."""
 ADVICE = {
     "list": "The list holds other batches than before.",
     "indices": "Its sampler made another order. Pass DataLoader(generator=...), or give the sampler "
@@ -41,28 +40,26 @@ BatchLocation = dict[str, int]
 
 
 class FirstBatches:
-    """What to do with the next batch of each training loader; the loop asks only while there is something to
-    do.
-    """
+    """Record or compare the next batch of each training loader. The loop drops it when that is done."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.waiting: dict[str, list[BatchLocation]] = {}
-        """Loaders whose next batch is written down, with the saves that it comes after."""
+        """The saves for which the next batch of a loader is recorded, by the loader's name."""
         self.expected: dict[str, Fingerprint] = {}
-        """What the next batch of a loader was in the run that made the checkpoint."""
+        """The next batch of a loader in the run that made the checkpoint."""
 
     def fetched(self) -> None:
-        """Write down or compare the batch that the loop has just been given."""
+        """Record or compare the batch that was just fetched."""
         run, s = self.run, self.run.state
         loader = next((each for each in run.data.loaders["train"] if each.name == s.dataloader_name), None)
-        if loader is None or loader.share.turn.is_padding:  # a repeated batch, for a rank that has none left
+        if loader is None or loader.sharding.rank_batch.is_padding:
             return
         places, expected = self.waiting.pop(loader.name, None), self.expected.pop(loader.name, None)
         if places is not None:
             try:
                 found = fingerprint(s.batch)
-            except Exception as error:  # a batch of the user's own kind; the check must not end the run
+            except Exception as error:  # of a class of the user's own; this check must not end the run
                 log.debug(
                     "The batch of the %s loader has no fingerprint: %s: %s",
                     loader.name,
@@ -72,18 +69,15 @@ class FirstBatches:
             else:
                 if expected is not None and (differs := difference(expected, found)):
                     _report(run, loader, differs)
-                if (
-                    new := places if expected is None else places[1:]
-                ):  # the first one is that of the resume, and is written
+                # the first place is that of the resume, which is recorded already
+                if new := places if expected is None else places[1:]:
                     _write(run, loader.name, new, found)
         if not self.waiting:
             run.saves.first_batches = None
 
 
 def after_save(run: Run) -> None:
-    """Have the next batch of each training loader written down: it is what a resume from this save has to
-    begin with.
-    """
+    """Record the next batch of each training loader: a resume from this save must begin with it."""
     if run.stage != "fit" or run.data.train is None or _record_folder(run) is None:
         return
     run.saves.first_batches = firsts = run.saves.first_batches or FirstBatches(run)
@@ -95,11 +89,9 @@ def after_save(run: Run) -> None:
 
 
 def after_resume(run: Run) -> None:
-    """Have the next batch of each training loader compared; one that was never fetched before is written
-    down.
-    """
+    """Compare the next batch of each training loader with the recorded one, or record it if there is none."""
     firsts, place = FirstBatches(run), _place(run)
-    # other loaders make other batches, and were reported
+    # loaders that have changed yield other batches, and a warning was logged about them
     same = [each.name for each in run.data.loaders["train"] if each.is_as_saved]
     firsts.expected = {name: found for name, found in _recorded(run, place).items() if name in same}
     firsts.waiting = {
@@ -109,13 +101,13 @@ def after_resume(run: Run) -> None:
 
 
 def path_from(checkpoint: Path | str, run: Run) -> str | None:
-    """Return the way from a checkpoint to the run's directory, to find there what followed the checkpoint."""
+    """Return the relative path from a checkpoint to the run's directory, which has the recorded batches."""
     folder = _record_folder(run)
     return None if folder is None or "://" in str(checkpoint) else os.path.relpath(folder, checkpoint)
 
 
 def _place(run: Run) -> BatchLocation:
-    """Return where in the data the run is, in the numbers that a checkpoint keeps."""
+    """Return the position of the run in its data, as a checkpoint keeps it."""
     return {
         "epoch": run.state.epochs_seen,
         "batch": run.progress.position,
@@ -124,9 +116,7 @@ def _place(run: Run) -> BatchLocation:
 
 
 def _record_folder(run: Run) -> Path | None:
-    """Return the run's directory, unless it has none: nothing else is written, so it is not made for this
-    alone.
-    """
+    """Return the run's directory; None if the run writes nothing else, so that none is made for this."""
     return run.directory.intended() if run.options.run_dir is not None else run.directory.existing()
 
 
@@ -140,15 +130,15 @@ def _write(run: Run, loader: str, places: list[BatchLocation], found: Fingerprin
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
-            file.write("\n" + "\n".join(lines) + "\n")  # a line that a kill has torn ends here
+            file.write("\n" + "\n".join(lines) + "\n")  # the first newline ends a line cut off by a kill
     except OSError as error:
-        log.warning("What the first batch after a save was cannot be written to %s: %s", path, error)
+        log.warning(
+            "The fingerprint of the first batch after a save cannot be written to %s: %s", path, error
+        )
 
 
 def _recorded(run: Run, place: BatchLocation) -> dict[str, Fingerprint]:
-    """Return the fingerprints of the batches that followed this place before, by loader; the
-    newest counts.
-    """
+    """Return the newest recorded fingerprint of the batch after this position, by loader."""
     found: dict[str, Fingerprint] = {}
     for run_dir in dict.fromkeys(_run_dirs(run)):
         for record in _read(_file(run_dir, run.state.rank)):
@@ -160,12 +150,10 @@ def _recorded(run: Run, place: BatchLocation) -> dict[str, Fingerprint]:
 
 
 def _run_dirs(run: Run) -> Iterator[Path]:
-    """Yield the directories in which the record may be: the one that the checkpoint names, and the present
-    one.
-    """
-    way, checkpoint = run.resume.contents.get("record"), str(run.resume.path)
-    if isinstance(way, str) and "://" not in checkpoint:
-        yield Path(os.path.normpath(os.path.join(os.path.abspath(checkpoint), way)))
+    """Yield the directories that may have the record: the one that the checkpoint names, and the run's."""
+    relative, checkpoint = run.resume.contents.get("record"), str(run.resume.path)
+    if isinstance(relative, str) and "://" not in checkpoint:
+        yield Path(os.path.normpath(os.path.join(os.path.abspath(checkpoint), relative)))
     if (known := run.directory.existing()) is not None:
         yield known.absolute()
 
@@ -194,7 +182,7 @@ _KEYS = ("structure", "exact", "floats")
 
 
 def _report(run: Run, loader: Loader, differs: str) -> None:
-    """Warn in the log of the process and in that of the run."""
+    """Warn in the log of the process and in the log of the run that the batch differs."""
     s, dataset = run.state, getattr(loader.source, "dataset", None)
     kind = type(loader.source).__name__ + (f" of {type(dataset).__name__}" if dataset is not None else "")
     text = (
@@ -203,11 +191,11 @@ def _report(run: Run, loader: Loader, differs: str) -> None:
     )
     if "are the same" in differs:
         text += (
-            "Either random augmentation is not repeated, or these are other samples with the same labels. "
+            "Either random augmentation differs, or these are other samples with the same labels. "
             "Let augmentation draw from random, numpy.random or torch, which are seeded for it. "
         )
     else:
-        text += f"Samples of this epoch may come twice or not at all. {ADVICE[loader.reader.kind]} "
+        text += f"Samples of this epoch may be repeated or missing. {ADVICE[loader.reader.kind]} "
     text += "If you changed the data on purpose, ignore this."
     log.warning(text)
     s.logger.log_event(

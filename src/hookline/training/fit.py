@@ -1,4 +1,7 @@
-"""Training: epochs of batches, validation when due, save points. Read it to know the lifecycle."""
+"""The training loop: epochs of batches, validation when due, save points.
+
+Read it from top to bottom: the order of events is the order of lines.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from hookline.run.state import OPENING
 from hookline.run.timer import timed
 from hookline.training import run_events
 from hookline.training.composition import choose_step
-from hookline.training.data_pass import Fetcher, GivenUp
+from hookline.training.data_pass import Fetcher, ValidationAbandoned
 from hookline.training.evaluate import evaluate
-from hookline.training.final_checkpoint import keeping_last, noticing_changes, save_final_state
+from hookline.training.final_checkpoint import keeping_last, recording_changes, save_final_state
 from hookline.training.first_batches import after_resume
 from hookline.training.loading import load
 from hookline.training.participants import teardown_removed
@@ -29,7 +32,7 @@ from hookline.training.preflight import batches_between, check_before_training
 from hookline.training.restore import restoring
 from hookline.training.resume import START_OVER
 from hookline.training.run_events import end_as, end_training, start_epoch, start_training
-from hookline.training.saving import finish_saving, save_due, what_validation_may_change
+from hookline.training.saving import finish_saving, save_due, state_before_validation
 from hookline.training.schedulers import advance_epoch, advance_on_metric
 from hookline.util.errors import END_EPOCH, OptionError, StopTraining
 from hookline.util.urls import is_url, shown
@@ -38,27 +41,22 @@ log = logging.getLogger("hookline")
 
 
 def fit(run: Run) -> None:
-    """Sanity check, then epochs until the run is finished or told to stop."""
+    """Train: a sanity check, then epochs until a limit is reached or a stop is requested."""
     s = run.state
     s.hooks.begin_training()
     s.timer.begin()
-    if not run.progress.position:  # in the middle of an epoch the run has been checked long ago
+    if not run.progress.position:  # a run that resumes inside an epoch was checked when it began
         sanity_check(run)
     load(run, "train")
     loader = run.data.train
-    for each in itertools.chain(*map(resume_limits, run.data.loaders["train"])):
-        log.warning(each)
+    for warning in itertools.chain(*map(resume_limits, run.data.loaders["train"])):
+        log.warning(warning)
     load(run, "val")
     run.boundary.sync_point()
     if run.signals.number:
         run.saves.is_final = True  # nothing was trained, so there is nothing to save
     if is_finished(run):
-        if not run.signals.number:
-            log.warning(
-                "Nothing to train: %s", why_finished(run) + ("" if run.resume.finished else how_to_train(run))
-            )
-        if run.resume.finished:
-            restore_ending(run)
+        report_nothing_to_train(run)
         return
     if not run.module.training:
         log.warning(
@@ -68,9 +66,8 @@ def fit(run: Run) -> None:
         )
     check_before_training(run, epoch_length(run))  # before the loggers mark an earlier log as superseded
     if run.resume.path is not None:
-        where = (
-            shown(run.resume.path) if is_url(run.resume.path) else run.resume.path
-        )  # loggers write it down
+        # loggers write the path to their files, so a URL must not hold its secrets
+        where = shown(run.resume.path) if is_url(run.resume.path) else run.resume.path
         s.logger.resume(run.resume.contents.pop("loggers", None), s.step, s.epoch, where)
     else:
         s.logger.begin_afresh()
@@ -85,10 +82,10 @@ def fit(run: Run) -> None:
             train_epoch(run, loader)
     run.watch.check_now()
     if run.signals.number:
-        save_due(run)  # it may have come between two epochs
+        save_due(run)  # the signal may have arrived between two epochs
     end_as(run, ending(run))
     save_final_state(run)
-    with noticing_changes(run):
+    with recording_changes(run):
         end_training(run)
     run.rows.write_pending()
     run.rows.reduce({}, "end")
@@ -97,8 +94,17 @@ def fit(run: Run) -> None:
     finish_saving(run)
 
 
+def report_nothing_to_train(run: Run) -> None:
+    """Log why there is nothing to train. A run that had finished before keeps its status and reason."""
+    if not run.signals.number:
+        advice = "" if run.resume.path is None or run.resume.finished else f". {START_OVER}"
+        log.warning("Nothing to train: %s", why_finished(run) + advice)
+    if run.resume.finished:
+        restore_ending(run)
+
+
 def train_epoch(run: Run, loader: Any) -> None:
-    """One epoch, from wherever a resumed run stands in it."""
+    """Train one epoch; a resumed run continues at its position in the epoch."""
     s, options = run.state, run.options
     before = begin_epoch(run)
     start_epoch(run, run.progress.position, loader.name)
@@ -106,15 +112,13 @@ def train_epoch(run: Run, loader: Any) -> None:
 
     s.log.mode = "train"
     exhausted = False
-    is_leaving = run.boundary.is_stopping and is_finished(run)  # asked for when the epoch began
-    if (
-        is_leaving and before is not None
-    ):  # after a resume the epoch begins again, and draws again what it has drawn
-        run.resume.contents["rng"] = before
+    is_leaving = run.boundary.is_stopping and is_finished(run)  # requested at the start of the epoch
+    if is_leaving and before is not None:
+        run.resume.contents["rng"] = before  # a resume repeats this epoch with the same random numbers
     batches = iter(()) if is_leaving else open_loader(run, loader)
     validate_every = validation_interval(run)
     run.step = choose_step(run)
-    if run.progress.validation_pending and not is_leaving and is_finished_by_owed_validation(run):
+    if run.progress.validation_pending and not is_leaving and is_finished_after_pending_validation(run):
         is_leaving, batches = True, iter(())
     fetcher = Fetcher(run, batches, run.progress.position, s.timer)
     while fetcher.fetch():
@@ -125,18 +129,14 @@ def train_epoch(run: Run, loader: Any) -> None:
             if run.step(batches_left) is END_EPOCH:
                 exhausted = True
                 break
-        except (
-            StopTraining
-        ) as stop:  # from a step of the module; hooks' own are handled where they are called
+        except StopTraining as stop:  # raised by the module; the plan handles those that hooks raise
             s.request_stop(stop.reason)
-        run.progress.position = (
-            s.batch_idx + 1
-        )  # for batches that were skipped; the others have said so themselves
+        run.progress.position = s.batch_idx + 1  # for skipped batches; `BatchEvents.end` sets it otherwise
         if run.participants.leaving:
             teardown_removed(run)
         if validate_every and run.progress.position % validate_every == 0:
             validate(run)
-        run.boundary.after_batch()
+        run.boundary.poll()
         if run.saves.requests:
             save_due(run)
         if (s.should_stop or s.step == options.max_steps or options.max_time is not None) and is_finished(
@@ -145,32 +145,30 @@ def train_epoch(run: Run, loader: Any) -> None:
             break
     else:
         exhausted = not is_leaving
-        refuse_short(run, loader, exhausted)
+        check_loader_end(run, loader, exhausted)
     fetcher.close()
     close_epoch(run, exhausted or run.progress.position == loader.length)
 
 
 def close_epoch(run: Run, complete: bool) -> None:
-    """After the last batch: update on a window that is still open, validate if that is due, end the epoch."""
+    """Close an open accumulation window after the last batch, validate if due, and end the epoch."""
     run.boundary.sync_point()
     if complete and not run.signals.number:
         assert run.step is not None
-        run.step.close_window()  # a last window that came out short
+        run.step.close_window()  # the last window may have fewer batches than the others
         advance_epoch(run)
     run.state.log.mode = "now"
-    if not run.signals.number and validation_closes_epoch(run, complete):
+    if not run.signals.number and is_validation_due_at_end(run, complete):
         validate(run)
         run.boundary.sync_point()
-    if (
-        run.signals.number
-    ):  # whoever hears of this epoch's end hears of it again after the resume, so it is saved before
+    if run.signals.number:  # save before the epoch's end is emitted, because a resume emits it again
         save_due(run)
         complete = False
     end_epoch(run, complete)
 
 
 def begin_epoch(run: Run) -> Any:
-    """Note where the epoch begins. Return the random streams as they are now, if that is its first batch."""
+    """Record where the epoch begins. Return the random number state if that is at its first batch."""
     s = run.state
     run.progress.epoch_began = (
         s.step if run.progress.position == 0 else -1,
@@ -188,7 +186,7 @@ def begin_epoch(run: Run) -> Any:
 @phase(OPENING)
 @timed("data")
 def open_loader(run: Run, loader: Loader) -> Iterator[Any]:
-    """The epoch's batches; in a resumed epoch those that are left, in the order that the epoch began with."""
+    """Return the batches of the epoch; in a resumed epoch, the remaining ones in their original order."""
     saved, streams = run.resume.contents.pop("loader", None), run.resume.contents.pop("rng", None)
     if saved is None:
         batches = loader.open(run.state.epoch, run.progress.position, run.options.seed)
@@ -197,13 +195,13 @@ def open_loader(run: Run, loader: Loader) -> Iterator[Any]:
             loader.load_state_dict(saved)
             after_resume(run)
             batches = loader.open(run.state.epoch, run.progress.position, run.options.seed)
-    if streams is not None:  # whatever was drawn while the run was set up, and for a seed
+    if streams is not None:  # the set-up of the run, and drawing a seed, have used random numbers
         set_rng_state(streams)
     return batches
 
 
 def end_epoch(run: Run, complete: bool) -> None:
-    """Reduce the epoch's metrics, emit its end, write them; then the second save point."""
+    """Reduce the epoch's metrics, emit its end and write them; then comes the second save point."""
     s = run.state
     results = run.rows.finish("train", {}, s.log.pending)
     if run.data.is_mixture:
@@ -224,10 +222,8 @@ def end_epoch(run: Run, complete: bool) -> None:
         save_due(run)
 
 
-def settle_failed_epoch(run: Run) -> None:
-    """An epoch that failed in its last events, before it is saved: it is complete, so a resume begins the
-    next one.
-    """
+def close_failed_epoch(run: Run) -> None:
+    """Mark an epoch that failed in its last events as complete, so that a resume begins the next one."""
     if run.state.epochs_seen > run.state.epoch:
         run.progress.position = 0
 
@@ -236,12 +232,12 @@ def settle_failed_epoch(run: Run) -> None:
 
 
 def is_finished(run: Run) -> bool:
-    """Whether the limits are reached, or a request to stop may be honoured."""
+    """Return whether a limit is reached, or a requested stop may take effect."""
     return why_finished(run) != ""
 
 
 def why_finished(run: Run) -> str:
-    """The reason, or an empty string."""
+    """Return why the run is finished; an empty string if it is not."""
     s, options = run.state, run.options
     assert options.max_epochs is not None
     if run.signals.number or run.resume.finished:
@@ -256,21 +252,14 @@ def why_finished(run: Run) -> str:
         s.request_stop(f"max_time={options.max_time:g} s is over")
         run.boundary.stop_by_clock()
     return (
-        s.stop_reason or "a stop was asked for"
+        s.stop_reason or "a stop was requested"
         if run.boundary.is_stopping and s.epochs_seen >= options.min_epochs
         else ""
     )
 
 
-def how_to_train(run: Run) -> str:
-    """Return what to do about a resumed run that has nothing left to train."""
-    return "" if run.resume.path is None else f". {START_OVER}"
-
-
-def refuse_short(run: Run, loader: Loader, exhausted: bool) -> None:
-    """A loader that yields nothing would make an endless loop; one that ends too soon hides an error of its
-    dataset.
-    """
+def check_loader_end(run: Run, loader: Loader, exhausted: bool) -> None:
+    """Refuse a loader that yields no batch, which would loop forever, or fewer than its length."""
     if exhausted and run.progress.position == 0:
         hint = (
             "; a generator can be iterated over only once, pass a list or a DataLoader"
@@ -291,14 +280,12 @@ def refuse_short(run: Run, loader: Loader, exhausted: bool) -> None:
 
 
 def sanity_check(run: Run) -> None:
-    """A few validation batches before any training, so that a broken validation is not found out after an
-    hour.
-    """
+    """Run a few validation batches before training, so that a broken validation fails at once."""
     steps = run.options.num_sanity_val_steps
     if steps == 0 or run.options.limit_val_batches == 0 or not load(run, "val"):
         return
     check = SanityCheck(run)
-    with isolated_rng(), contextlib.suppress(GivenUp):
+    with isolated_rng(), contextlib.suppress(ValidationAbandoned):
         check.start()
         evaluate(run, VALIDATION, limit=None if steps < 0 else steps, can_be_cut=True)
         check.end()
@@ -307,26 +294,24 @@ def sanity_check(run: Run) -> None:
 
 @timed("validation")
 def validate(run: Run) -> None:
-    """Validation in the course of training. A signal cuts it short; then it is owed to the
-    run that resumes.
-    """
+    """Validate during training. If a signal abandons it, the resumed run validates first."""
     run.progress.validation_pending = True
     if run.signals.number:
         return
-    run.progress.before_validation = what_validation_may_change(run)
-    with contextlib.suppress(GivenUp):
+    run.progress.before_validation = state_before_validation(run)
+    with contextlib.suppress(ValidationAbandoned):
         evaluate(run, VALIDATION, can_be_cut=True)
         run.progress.validated_at = (run.state.epoch, run.state.batches_seen)
         run.progress.validation_pending, run.progress.before_validation = False, {}
     if run.progress.validation_pending:
-        run.boundary.sync_point()  # a signal that one rank has heard
+        run.boundary.sync_point()  # one rank has received a signal
     if run.progress.validation_pending:
-        # every rank has given it up, and hears of the signal before anything else is trained
+        # every rank has abandoned the validation, and must handle the signal before it trains on
         run.boundary.sync_point()
 
 
-def is_finished_by_owed_validation(run: Run) -> bool:
-    """Run the validation that was cut short before a resume; whether the run is finished after it."""
+def is_finished_after_pending_validation(run: Run) -> bool:
+    """Run the validation that was abandoned before a resume; return whether the run is finished then."""
     validate(run)
     run.boundary.sync_point()
     save_due(run)
@@ -334,22 +319,20 @@ def is_finished_by_owed_validation(run: Run) -> bool:
 
 
 def validation_interval(run: Run) -> int:
-    """Batches between validations in this epoch; 0 if none is due in it, or only at its end."""
+    """Return the number of batches between validations in this epoch; 0: none, or one at its end."""
     if not run.data.loaders["val"] or (run.state.epoch + 1) % run.options.check_val_every_n_epoch:
         return 0
     return batches_between(run.options, epoch_length(run))
 
 
 def epoch_length(run: Run) -> int | None:
-    """Batches of a training epoch; None if the loader cannot tell."""
+    """Return the number of batches of a training epoch; None if the loader has no length."""
     length: int | None = run.data.train.began_with if run.data.is_mixture else run.data.train.length
     return length
 
 
-def validation_closes_epoch(run: Run, complete: bool) -> bool:
-    """At an epoch's end: once-per-epoch validation that has not run yet, or a last look
-    before an early stop.
-    """
+def is_validation_due_at_end(run: Run, complete: bool) -> bool:
+    """Return whether to validate at the end of the epoch: once per epoch, or before an early stop."""
     s, options = run.state, run.options
     is_validated = run.progress.validated_at == (s.epoch, s.batches_seen)
     if not run.data.loaders["val"] or is_validated or (s.epoch + 1) % options.check_val_every_n_epoch:

@@ -1,4 +1,4 @@
-"""Where the graphs of a compiled step are split, what cannot be compiled, and how both are described."""
+"""The splits of a compiled step into graphs, what cannot be compiled, and a description of both."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ from hookline.run.run import Run
 from hookline.util.errors import OptionError
 
 BETWEEN = ("on_before_zero_grad", "optimizer_zero_grad", "on_before_backward", "backward")
-"""Events after the forward pass and before the gradients: a listener there needs the loss, or the old
-gradients, in between.
-"""
+"""Events between the forward pass and the gradients. A listener there splits the graph."""
 OPTION = "trace_autograd_ops"
-"""The private option of torch._dynamo that lets a graph hold a backward pass."""
+"""The private option of torch._dynamo that allows a backward pass in a graph."""
 USE_MODEL = "Pass compile=True, which compiles the model alone."
 
 
 def find_splits(run: Run) -> list[str]:
-    """Return everything that has to run between the forward pass and the gradients, each in words."""
+    """Return a description of everything that has to run between the forward pass and the gradients."""
     return [*_by_listeners(run), *_by_options(run), *_by_torch_hooks(run)]
 
 
@@ -47,11 +45,11 @@ def _by_options(run: Run) -> Iterator[str]:
     if traits.scaler is not None:
         yield f"precision={run.strategy.precision.name!r} scales the loss"
     if run.data.loss_weights is not None:
-        yield "the mixture weighs the losses of its loaders"
+        yield "the mixture weights the losses of its loaders"
     if run.data.router is not None:
         yield "the mixture's loaders train different optimizers"
     elif run.data.totals is not None:
-        yield f"accumulate_by={run.window.by!r} weighs the loss"
+        yield f"accumulate_by={run.window.by!r} weights the loss"
     for optimizer in run.state.optimizers:
         if getattr(optimizer.zero_grad, "__func__", None) is not Optimizer.zero_grad:
             yield f"{type(optimizer).__name__} has a zero_grad of its own"
@@ -67,8 +65,9 @@ def _by_torch_hooks(run: Run) -> Iterator[str]:
 
 
 def describe(splits: list[str], updates: list[tuple[str, bool, str]]) -> str:
-    """Return the graphs of a step in words. updates: name of the optimizer, whether its graph clips, why it
-    has none.
+    """Return a description of the graphs of a step.
+
+    updates: for each optimizer its name, whether its graph clips, and why it has no graph.
     """
     parts = ["training_step", "backward"] if splits else ["training_step, loss and backward"]
     eager = []
@@ -87,7 +86,7 @@ def describe(splits: list[str], updates: list[tuple[str, bool, str]]) -> str:
 
 
 def check_compilable(run: Run) -> None:
-    """Refuse, before anything is trained, a run whose step cannot be compiled."""
+    """Raise if the step of this run cannot be compiled, before anything is trained."""
     strategy = run.strategy
     if run.traits.is_manual:
         raise OptionError(
@@ -130,8 +129,8 @@ def _check_compiler() -> None:
 def torch_arguments(given: Any) -> dict[str, Any]:
     """Return the arguments of torch.compile.
 
-    One graph per shape: a graph for several shapes depends on which of them came first, and then a resumed
-    run would not be the same bit for bit. Random numbers are drawn as without a graph.
+    One graph per shape: a graph for several shapes depends on which shape came first, and then resume is not
+    bit-exact. Random numbers are drawn as without a graph.
     """
     arguments: dict[str, Any] = {"dynamic": False, **(given if isinstance(given, dict) else {})}
     arguments.pop("step", None)
@@ -145,7 +144,7 @@ def torch_arguments(given: Any) -> dict[str, Any]:
 
 
 def _why_eager(optimizer: Any) -> str:
-    """Return why an optimizer cannot be compiled; an empty string if it may be."""
+    """Return why an optimizer cannot be compiled; an empty string if it can."""
     if not isinstance(optimizer, Optimizer) or bare(optimizer) is not optimizer:
         return f"{type(optimizer).__name__} wraps it"
     if needs_closure(optimizer):

@@ -1,4 +1,4 @@
-"""From set-up to teardown: what surrounds every verb, and what happens when something fails."""
+"""The lifecycle of a run: set-up, the stage (fit, validate, test, predict), teardown, and failures."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from hookline.run.record import begin_record, record_end
 from hookline.run.run import Run, ending
 from hookline.run.save_request import COUNTERS, SaveRequest, make_save_request
 from hookline.training import run_events
-from hookline.training.actions import install_actions, settle_closures
+from hookline.training.actions import install_actions, install_closure
 from hookline.training.compile import compile_model, compile_step, explain_graphs
 from hookline.training.evaluate import evaluate
 from hookline.training.final_checkpoint import keeps_failed_state, save_final_state
-from hookline.training.fit import fit, settle_failed_epoch
+from hookline.training.fit import close_failed_epoch, fit
 from hookline.training.loading import asked_mixture, is_off, limit_of, load, mixture_of
 from hookline.training.manual import ManualOptimizer, manual_backward, unscale_once
 from hookline.training.participants import LateHooks, raise_first, tear_down, teardown_removed
 from hookline.training.pass_events import TEST, VALIDATION
-from hookline.training.restore import keep_findings, restore_module, restore_progress
-from hookline.training.resume import choose_start, look_up
+from hookline.training.restore import keep_monitor_state, restore_module, restore_progress
+from hookline.training.resume import choose_start, find_checkpoint
 from hookline.training.run_events import end_as
 from hookline.training.saving import finish_saving, save, save_due
 from hookline.training.settings import settings_of
@@ -63,14 +63,14 @@ __all__ = [
     "controlled",
     "evaluate",
     "explain_graphs",
+    "find_checkpoint",
     "fit",
     "is_off",
-    "keep_findings",
+    "keep_monitor_state",
     "limit_of",
     "load",
     "load_best",
     "locked",
-    "look_up",
     "make_save_request",
     "monitoring_ranks",
     "run_lifecycle",
@@ -82,7 +82,7 @@ T = TypeVar("T")
 
 
 def run_lifecycle(run: Run, body: Callable[[Run], T]) -> T:
-    """Set up, do the verb, tear down. The first error wins; later ones are attached to it as notes."""
+    """Set up, run the stage, tear down. Raise the first error, with later ones attached as notes."""
     plan, s = run.plan, run.state
     result: Any = None
     error: BaseException | None = None
@@ -93,20 +93,20 @@ def run_lifecycle(run: Run, body: Callable[[Run], T]) -> T:
     try:
         participants.attach()
         if not run.strategy.ranks.alone:
-            join(run)
+            join_ranks(run)
         participants.begin()
         set_up(run)
         strategy_is_up = True
-        place_on_strategy(run)
+        set_up_strategy(run)
         try:
             result = body(run)
-        except StopTraining as stop:  # from a step of the module outside the training batches
+        except StopTraining as stop:  # raised by a step of the module outside training batches
             s.request_stop(stop.reason)
             s.running = None
         if s.status in ("training", "running"):
             end_as(run, ending(run))
         if run.stage == "fit":
-            save_final_state(run)  # once more only if a listener of on_train_end has changed the weights
+            save_final_state(run)  # saves again only if a listener of on_train_end changed the weights
         if run.signals.number == signal.SIGINT:
             raise KeyboardInterrupt
         strategy_is_up = False
@@ -115,8 +115,8 @@ def run_lifecycle(run: Run, body: Callable[[Run], T]) -> T:
             end_fit(run)
     except BaseException as caught:
         error = caught
-        write_unsent(run)
-        note_failure(run, caught)
+        write_pending_metrics(run)
+        record_failure(run, caught)
         failures += run_events.report_failure(run)
         failures += save_after_failure(run)
         record_end(run, run.resume.was_refused)
@@ -130,15 +130,13 @@ def run_lifecycle(run: Run, body: Callable[[Run], T]) -> T:
     release(run)
     if error is not None:
         failures.insert(0, error)
-        error = None  # its traceback holds this frame: that would be a cycle
+        error = None  # avoids a reference cycle: its traceback holds this frame
     raise_first(failures)
     return result  # type: ignore[no-any-return]
 
 
-def join(run: Run) -> None:
-    """Make sure that all ranks are about to do the same; in a fit they agree from now on, and go by one
-    clock.
-    """
+def join_ranks(run: Run) -> None:
+    """Check that all ranks run the same program; in a fit, make them share decisions and one clock."""
     from hookline.training.ranks.preflight import check_equal
 
     check_equal(run)
@@ -146,42 +144,39 @@ def join(run: Run) -> None:
         return
     from hookline.training.ranks.rank_sync import RankSync
 
-    run.boundary = agreement = RankSync(run)
-    run.state.setup.clock = agreement.now
-    run.traits.started = agreement.now()
+    run.boundary = rank_sync = RankSync(run)
+    run.state.setup.clock = rank_sync.now
+    run.traits.started = rank_sync.now()
 
 
-def note_failure(run: Run, error: BaseException) -> None:
-    """Mark the run as failed, and tell the other ranks before anything else is done."""
+def record_failure(run: Run, error: BaseException) -> None:
+    """Mark the run as failed, and report it to the other ranks before anything else."""
     s = run.state
-    is_agreed = s.status == "interrupted"  # Ctrl-C: all ranks end by it
+    is_agreed = s.status == "interrupted"  # Ctrl-C ends all ranks
     run_events.mark_failed(run, error)
-    run.watch.ranks = None  # from here on nobody waits for anybody
+    run.watch.ranks = None  # from here on this rank does not wait for others
     error.add_note(f"the run ended in {run.stage} at {s.position}")
     if run.failure_monitor is not None and not is_agreed:
-        run.failure_monitor.report(error)
-    run.saves.requests.clear()  # what was asked for before it failed may be of a state that is broken by now
+        run.failure_monitor.report_failure(error)
+    run.saves.requests.clear()  # the state that they were meant to save may be inconsistent now
 
 
-def write_unsent(run: Run) -> None:
-    """Write the metrics that a failed run has logged since its last row. With several ranks a device may wait
-    for a dead one.
+def write_pending_metrics(run: Run) -> None:
+    """Write the metrics that a failed run has logged since its last row.
+
+    Not with several ranks: reading a value may wait for a rank that has died.
     """
     s = run.state
     pending, s.log.pending = s.log.pending, {}
     if pending and s.logger and run.stage == "fit" and run.failure_monitor is None:
-        with contextlib.suppress(
-            Exception
-        ):  # a broken device cannot be read; the run's own error is the one to be raised
+        with contextlib.suppress(Exception):  # reading a broken device fails too, and must not hide the error
             s.logger.log_row(Metrics(pending).read(), s.step, s.epoch, "step")
 
 
 def release(run: Run) -> None:
-    """Of what would live on with the trainer: workers, the memory that savers copy into, a failed step's
-    tensors.
-    """
+    """Free what the trainer would keep alive: workers, the memory of savers, the tensors of a failed step."""
     for loader in itertools.chain(*run.data.loaders.values()):
-        loader.close()  # workers that are left to the garbage collector take seconds to go
+        loader.close()  # the garbage collector takes seconds to end workers
     run.saves.background = None
     run_events.release(run)
     if run.traits.compiled is not None:
@@ -189,7 +184,7 @@ def release(run: Run) -> None:
 
 
 def end_fit(run: Run) -> None:
-    """The last save point, and what is still being written is waited for."""
+    """Emit on_fit_end, save at the last save point and wait until everything is written."""
     run_events.end_fit(run)
     run.boundary.sync_point()
     save_due(run)
@@ -198,23 +193,24 @@ def end_fit(run: Run) -> None:
 
 
 def save_after_failure(run: Run) -> list[BaseException]:
-    """Write what listeners of on_exception asked for, and `checkpoints/last`: there is no
-    later save point.
+    """Write the checkpoints that listeners of on_exception requested, and `checkpoints/last`.
+
+    Return what was raised meanwhile.
     """
     if run.watch.broken:
         run.saves.requests.clear()
     if run.failure_monitor is not None:
         if run.saves.requests:
             log.warning(
-                "No checkpoint is written after a failure of a run of several ranks: the others may be gone."
+                "No checkpoint is written after a failure with several ranks: the other ranks may be gone."
             )
         return []
     try:
         if keeps_failed_state(run):
             run.saves.requests.append(SaveRequest(None, "exception", is_automatic=True))
         if run.saves.requests and run.step is not None:
-            run.step.count_failed_batch()
-            settle_failed_epoch(run)
+            run.step.close_failed_batch()
+            close_failed_epoch(run)
         save_due(run)
         finish_saving(run)
     except BaseException as failure:
@@ -223,11 +219,9 @@ def save_after_failure(run: Run) -> list[BaseException]:
 
 
 def set_up(run: Run) -> None:
-    """Everything up to the strategy: data, `setup` for everyone, the model's layers, the first half of a
-    resume.
-    """
+    """Prepare the data, emit `setup`, configure the model, and restore the module of a resumed run."""
     plan, s = run.plan, run.state
-    if run.strategy.local_rank == 0:  # the others of this machine would download the same into the same place
+    if run.strategy.local_rank == 0:  # once per machine: all its ranks share the downloaded files
         plan.prepare_data(s)
     if run.failure_monitor is not None:
         run.failure_monitor.wait_for_all_ranks("data")
@@ -237,8 +231,8 @@ def set_up(run: Run) -> None:
         restore_module(run)
 
 
-def place_on_strategy(run: Run) -> None:
-    """The module goes to its device; then its optimizers are made, and the second half of a resume."""
+def set_up_strategy(run: Run) -> None:
+    """Move the module to its device, make its optimizers and restore the progress of a resumed run."""
     plan, s = run.plan, run.state
     plan.strategy_setup(s)
     before = {id(each): name for name, each in run.module.named_parameters(remove_duplicate=False)}
@@ -260,7 +254,7 @@ def place_on_strategy(run: Run) -> None:
 
         run.gradient_sync = RankGradientSync(run)
     s.setup.schedulers = [schedule.scheduler for schedule in run.schedules]
-    settle_closures(run)
+    install_closure(run)
     compile_step(run)
     run.manual.optimizers = [ManualOptimizer(run, each, index) for index, each in enumerate(s.optimizers)]
     run.watch.optimizers = s.optimizers
@@ -272,29 +266,27 @@ def place_on_strategy(run: Run) -> None:
 
 
 def seed_per_rank(run: Run) -> None:
-    """The model was made the same way everywhere; from here on each rank draws its own numbers, so that
-    dropout differs.
-    """
+    """Seed each rank differently, so that dropout differs; the model was made with the same seed."""
     drawn = run.options.seed if run.options.seed is not None else int(torch.randint(2**62, ()).item())
     seed_rank(run.strategy.ranks.from_zero(drawn), run.strategy.rank)
 
 
 def choose_optimizers(run: Run) -> None:
-    """Loaders that train some optimizers only, if the mixture says so."""
+    """Make the router of a mixture in which some loaders train some optimizers only."""
     if asked_mixture(run) is None:
         return
-    asked = mixture_of(run).optimizers
-    if asked and run.traits.is_manual:
+    routes = mixture_of(run).optimizers
+    if routes and run.traits.is_manual:
         raise OptionError(
             "Mixture: optimizers= is for automatic optimization; a manual training step chooses its own."
         )
-    if asked:
-        load(run, "train")  # otherwise they are asked for when they are needed
-        run.data.router = make_router(asked, run.state.optimizers, run.traits.accumulate)
+    if routes:
+        load(run, "train")  # the router needs the names of the loaders
+        run.data.router = make_router(routes, run.state.optimizers, run.traits.accumulate)
 
 
 def check_optimizers(run: Run) -> None:
-    """Training that would change nothing is refused, not carried out in silence."""
+    """Refuse optimizers that would train no parameter of the module."""
     name, optimizers = type(run.module).__name__, run.state.optimizers
     if not optimizers and not run.traits.is_manual:
         raise OptionError(
@@ -311,9 +303,7 @@ def check_optimizers(run: Run) -> None:
 
 
 class RunParticipants(LateHooks[Run]):
-    """Everyone who takes part in a run: bound when it begins, let go when it ends, greeted if
-    they come late.
-    """
+    """The module, data module, strategy, hooks and loggers of a run, from its start to its end."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -321,17 +311,17 @@ class RunParticipants(LateHooks[Run]):
         self.listeners: list[Listener] = []
 
     def attach(self) -> None:
-        """Bind module, data module and strategy, and take in the hooks that the module brings."""
+        """Bind module, data module and strategy, and add the hooks that `configure_hooks` returns."""
         self.bind()
         run, s = self.run, self.run.state
         install_actions(run)
-        for each in _as_list(run.plan.configure_hooks(s)):
+        for hook in _as_list(run.plan.configure_hooks(s)):
             self.handles.append(
-                s.hooks.add(each)
-            )  # one by one: if one is refused, those before it have to leave
+                s.hooks.add(hook)
+            )  # one by one, so that `leave` removes them if one is refused
 
     def bind(self) -> None:
-        """Let module, data module and strategy hear events."""
+        """Add the event methods of module, data module and strategy to the plan."""
         run, table = self.run, self.run.plan.table
         run.manual.backward = functools.partial(manual_backward, run)
         run.manual.unscale = functools.partial(unscale_once, run)
@@ -347,15 +337,13 @@ class RunParticipants(LateHooks[Run]):
         run.plan.add(self.listeners)
 
     def _attach(self, run: Run | None) -> None:
-        """Module and data module learn which run they are in; None: in none any more."""
+        """Give module and data module access to the run; None: take it away."""
         self.run.steps._attach(run)
         if self.run.datamodule is not None:
             self.run.datamodule._attach(run)
 
     def begin(self) -> None:
-        """Open the loggers, start every hook's filters and accounts anew, and be there for hooks that come
-        late.
-        """
+        """Open the loggers, reset the filters and accounts of every hook, and observe added hooks."""
         run, s = self.run, self.run.state
         s.logger.open(run.run_dir)
         if s.logger and run.stage == "fit":
@@ -368,11 +356,11 @@ class RunParticipants(LateHooks[Run]):
             s.hooks.dismiss = functools.partial(disable_on_all_ranks, run)
 
     def leave(self) -> None:
-        """Let everyone go."""
+        """Remove the hooks of the module and everything else that this run added, and close the loggers."""
         run, hooks = self.run, self.run.state.hooks
-        if hooks.guests is self:  # a run, not a look at its plan
+        if hooks.observer is self:  # not for explain(), which attaches but does not begin
             log_ending(run)
-        hooks.guests, hooks.dismiss = None, hooks.disable
+        hooks.observer, hooks.dismiss = None, hooks.disable
         run.plan.agree_on_wants(None)
         for handle in self.handles:
             run.participants.module_hooks.append(handle.entry)
@@ -385,13 +373,13 @@ class RunParticipants(LateHooks[Run]):
         run.state.logger.close()
 
     def on_hook_added(self, entry: Entry) -> None:
-        """A hook joins in the middle; if nobody has been set up yet, its turn will come."""
+        """Set up a hook that is added during the run. Before `setup` is emitted there is nothing to do."""
         if self.run.participants.setup_began:
             super().on_hook_added(entry)
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """What a run was started with, for its log."""
+    """Return the hyperparameters of a run, for its log."""
     return {
         "options": dataclasses.asdict(run.options),
         "module": type(run.module).__name__,
@@ -411,7 +399,7 @@ def _as_list(returned: Any) -> list[Any]:
 
 
 class Determinism:
-    """Deterministic kernels for the length of a run, if asked for; the setting before it is put back."""
+    """Use deterministic kernels during a run if requested, and restore the setting afterwards."""
 
     def __init__(self, wanted: bool) -> None:
         self.wanted = wanted
@@ -426,40 +414,34 @@ class Determinism:
             torch.use_deterministic_algorithms(self.before)
 
 
-# ---- A fit has the run's directory to itself
-
-
 @contextlib.contextmanager
 def locked(run: Run) -> Iterator[None]:
-    """Keep other jobs out of the run's directory meanwhile; a `RunLockedError`, on all ranks, names the one
-    that is in it.
-    """
+    """Lock the run's directory. If another job holds the lock, raise `RunLockedError` on all ranks."""
     directory = run.directory
     try:
-        run.strategy.ranks.decide(functools.partial(directory.hold, functools.partial(_tell, run)))
+        run.strategy.ranks.decide(
+            functools.partial(directory.hold, functools.partial(_report_lost_lock, run))
+        )
         yield
     finally:
         directory.release()
 
 
-def _tell(run: Run, who: str) -> None:
-    """From the lock's thread: the run cannot continue."""
+def _report_lost_lock(run: Run, who: str) -> None:
+    """Report from the lock's thread that the lock is lost, so that the run ends."""
     run.participants.commands.send("lock lost", who=who)
 
 
 @handles_command("lock lost")
 def end_without_lock(run: Run, sender: int, who: str) -> None:
-    """End the run before it writes what another job would overwrite."""
+    """End the run, because another job now writes into its directory."""
     raise RunLockedError(
-        f"This job gave no sign of life for a while, and another one has taken over its directory. {who}"
+        f"This job did not renew its lock for a while, and another job has taken over its directory. {who}"
     )
 
 
-# ---- All that the trainer's verbs are made of, in one place
-
-
 def begin(run: Run, **given: Any) -> None:
-    """Wait until all ranks have begun this run, if there are several. given: as of `start_ranks`."""
+    """Wait until all ranks have begun this run, if there are several. given: see `start_ranks`."""
     if not run.strategy.ranks.alone:
         from hookline.training.ranks.preflight import start_ranks
 
@@ -467,7 +449,7 @@ def begin(run: Run, **given: Any) -> None:
 
 
 def controlled(run: Run) -> contextlib.AbstractContextManager[object]:
-    """For `with`: answers those who ask the run for something from outside, unless that is switched off."""
+    """Return a context that answers requests from outside the process, unless `control` is switched off."""
     if run.strategy.ranks.alone and not run.options.control:
         return contextlib.nullcontext()
     from hookline.control.server import Control
@@ -477,7 +459,7 @@ def controlled(run: Run) -> contextlib.AbstractContextManager[object]:
 
 
 def monitoring_ranks(run: Run) -> contextlib.AbstractContextManager[object]:
-    """For `with`: watches the other ranks, if there are any."""
+    """Return a context that monitors the other ranks for failures, if there are several ranks."""
     if run.strategy.ranks.alone:
         return contextlib.nullcontext()
     from hookline.training.ranks.failure_monitor import RankMonitor

@@ -1,6 +1,4 @@
-"""Where loaders come from: what was passed, the data module, the module; each asked for once, when first
-needed.
-"""
+"""The loaders of a run: passed by the user, or from the data module or module, made when first needed."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookline.data.batch import move
 from hookline.data.loaders import Loader, make_loaders
-from hookline.data.sharding import Share
+from hookline.data.sharding import RankSharding
 from hookline.engine.listener import overrides
 from hookline.run.module import PlainSteps
 from hookline.run.run import Run
@@ -29,14 +27,12 @@ STEP_OF = {"train": "training_step", "val": "validation_step", "test": "test_ste
 
 
 def is_off(run: Run, kind: str) -> bool:
-    """Whether `limit_val_batches=0` and the like have switched this kind of pass off, whatever loaders there
-    are.
-    """
+    """Return whether an option such as `limit_val_batches=0` switches this kind of pass off."""
     return limit_of(run, kind) == 0
 
 
 def limit_of(run: Run, kind: str) -> int | float:
-    """How many batches of each loader of a kind are used: a number of them, or a fraction."""
+    """Return how many batches of each loader of a kind are used: a number, or a fraction."""
     options = run.options
     return {
         "train": options.limit_train_batches,
@@ -47,7 +43,7 @@ def limit_of(run: Run, kind: str) -> int | float:
 
 
 def load(run: Run, kind: str) -> list[Loader]:
-    """The loaders of one kind, made when first asked for."""
+    """Return the loaders of one kind; make them at the first call."""
     if kind in run.data.loaders:
         return run.data.loaders[kind]
     limit = limit_of(run, kind)
@@ -61,9 +57,9 @@ def load(run: Run, kind: str) -> list[Loader]:
         }[kind]
         given = ask(run.state)
         if kind == "val" and isinstance(given, list | tuple) and not given:
-            given = None  # a val_dataloader that says there is none
-    share = share_of(run, kind)
-    loaders = make_loaders(given, limit, kind, share)
+            given = None  # val_dataloader returned an empty list: there is no validation data
+    sharding = sharding_of(run, kind)
+    loaders = make_loaders(given, limit, kind, sharding)
     if kind == "val":
         empty = [each.name for each in loaders if each.length == 0 and limit != 0]
         loaders = [each for each in loaders if each.length != 0]
@@ -75,7 +71,7 @@ def load(run: Run, kind: str) -> list[Loader]:
             log.warning(
                 "The validation loader %r is empty; %s.",
                 name,
-                "it is left out" if loaders else "nothing is validated",
+                "it is skipped" if loaders else "there is no validation",
             )
     if kind == "train" and run.options.overfit_batches:
         loaders = [_frozen(each) for each in loaders]
@@ -86,19 +82,19 @@ def load(run: Run, kind: str) -> list[Loader]:
         check_aggregation(run.options.val_aggregation, [each.name for each in loaders], run.stage)
     run.data.loaders[kind] = loaders
     if kind == "train":
-        settle_training(run, loaders)
-        run.data.totals = make_totals(run, share)
+        set_training_loader(run, loaders)
+        run.data.totals = make_totals(run, sharding)
     return loaders
 
 
-def share_of(run: Run, kind: str) -> Share:
-    """This rank's part of the data; on one process all of it."""
+def sharding_of(run: Run, kind: str) -> RankSharding:
+    """Return this rank's share of the data; on one process all of it."""
     strategy = run.strategy
-    return Share(strategy.ranks, trains=kind == "train", is_sharded=strategy.shards_data)
+    return RankSharding(strategy.ranks, trains=kind == "train", is_sharded=strategy.shards_data)
 
 
-def settle_training(run: Run, loaders: list[Loader]) -> None:
-    """One loader stays itself; several become one that draws from them as the mixture says."""
+def set_training_loader(run: Run, loaders: list[Loader]) -> None:
+    """Set the training loader: a single loader, or a mixture that draws from several."""
     if run.options.prefetch_batches:
         fetch_ahead(run, loaders)
     if run.options.limit_train_batches == 0 or (len(loaders) == 1 and asked_mixture(run) is None):
@@ -116,9 +112,8 @@ def settle_training(run: Run, loaders: list[Loader]) -> None:
     run.data.train.picked = picked
     if run.resume.contents.get("loader"):
         with restoring(run.resume.path, "the position of the training data"):
-            run.data.train.load_state_dict(
-                run.resume.contents["loader"]
-            )  # now, so that hooks find and change it as it was
+            # before the epoch begins, so that hooks see and change the restored mixture
+            run.data.train.load_state_dict(run.resume.contents["loader"])
     run.data.train.changed = lambda text: s.logger.add_text("mixture", text, s.step)
     if mixture.loss_weights:
         if not run.steps.automatic_optimization:
@@ -129,9 +124,9 @@ def settle_training(run: Run, loaders: list[Loader]) -> None:
 
 
 def fetch_ahead(run: Run, loaders: list[Loader]) -> None:
-    """Let threads fetch training batches, and move them too unless somebody wants to see them before."""
+    """Let threads fetch training batches; also move them, unless a listener needs them before that."""
     steps, plan, device = run.steps, run.plan, run.strategy.device
-    own_way = any(
+    is_overridden = any(
         overrides(each, "transfer_batch_to_device") for each in (steps, run.datamodule) if each is not None
     )
     for loader in loaders:
@@ -144,19 +139,17 @@ def fetch_ahead(run: Run, loaders: list[Loader]) -> None:
             )
             continue
         loader.ahead = run.options.prefetch_batches
-        if run.traits.transfers and not own_way and not plan.listeners("on_before_batch_transfer"):
+        if run.traits.transfers and not is_overridden and not plan.listeners("on_before_batch_transfer"):
             loader.move = lambda batch: move(batch, device)
 
 
 def asked_mixture(run: Run) -> Any:
-    """Return what fit was given as `mixture`, or the data module's; both may be a table. None if there is
-    neither.
-    """
+    """Return the `mixture` of fit or of the data module, as given; None if there is neither."""
     return run.data.mixture if run.data.mixture is not None else getattr(run.datamodule, "mixture", None)
 
 
 def mixture_of(run: Run) -> Mixture:
-    """How several training loaders are mixed: as asked, or by default."""
+    """Return how training loaders are mixed: as given, or by default."""
     from hookline.data.mixing import Mixture, make_mixture
 
     given = asked_mixture(run)
@@ -164,12 +157,12 @@ def mixture_of(run: Run) -> Mixture:
 
 
 def estimated_steps(run: Run) -> float:
-    """Optimizer updates this run will make; infinite if that cannot be known."""
+    """Return the number of optimizer updates of this run; infinite if it is not known."""
     load(run, "train")
     options, loader = run.options, run.data.train
     assert options.max_epochs is not None
     steps = math.inf
-    # the same after a resume, whatever became of the mixture
+    # of a mixture the first length, which does not change in a resumed run
     length = loader.first_length if run.data.is_mixture else loader.length
     if options.max_epochs >= 0 and length is not None:
         steps = math.ceil(length / options.accumulate_grad_batches) * options.max_epochs
@@ -177,16 +170,16 @@ def estimated_steps(run: Run) -> float:
 
 
 def _frozen(loader: Loader) -> Loader:
-    """The first batches of this rank, drawn once, so that every epoch overfits on the same ones."""
+    """Return a loader of this rank's first batches, so that every epoch overfits on the same ones."""
     batches = list(itertools.islice(loader.batches(), loader.length))
-    return Loader(loader.name, batches, len(batches), share=replace(loader.share, is_sharded=False))
+    return Loader(loader.name, batches, len(batches), sharding=replace(loader.sharding, is_sharded=False))
 
 
 def _check(run: Run, kind: str, loaders: list[Loader]) -> None:
     name = type(run.module).__name__
     if kind == "train" and not loaders:
         raise OptionError(
-            f"fit needs a training loader, and got none: pass it to fit, or return it from "
+            f"fit needs a training loader: pass it to fit, or return it from "
             f"{name}.train_dataloader or a DataModule."
         )
     if kind in ("test", "predict") and not loaders:
@@ -200,7 +193,7 @@ def _check(run: Run, kind: str, loaders: list[Loader]) -> None:
         hint = (
             ""
             if ranks.alone
-            else f" for {ranks.world_size} ranks: with drop_last each batch must be there for all of them"
+            else f" for {ranks.world_size} ranks: with drop_last every rank needs a full batch"
         )
         raise OptionError(f"The training loader {empty[0]!r} is empty{hint}.")
     step = STEP_OF[kind]

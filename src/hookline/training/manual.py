@@ -1,6 +1,4 @@
-"""Manual optimization: the training step calls backward and the optimizers itself, and the
-events still fire.
-"""
+"""Manual optimization: the training step calls backward and the optimizers; the events are still emitted."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from hookline.run.finite import all_finite
 from hookline.run.optimizers import bare, gradients, total_norm
 from hookline.run.run import Run
 from hookline.training.backward import cannot_train_on, log_numbers
-from hookline.training.batch_events import UpdateEvents, note_loss, skip_step
+from hookline.training.batch_events import UpdateEvents, set_loss, skip_step
 from hookline.training.step import TrainStep
 from hookline.training.update import overflowed
 from hookline.util.errors import SKIP_STEP, STEP_DONE, HooklineError, LossError, Signal
@@ -23,14 +21,14 @@ class ManualStep(TrainStep):
     """Train on one batch whose training step calls backward and the optimizers itself."""
 
     def start(self, batches_left: int | None = None) -> Signal | None:
-        """Also forget the last batch's loss: this one's is that of its last backward, unless the step returns
-        one.
+        """Clear the loss of the last batch and start this one. Its loss is that of the last backward pass,
+        unless the step returns one.
         """
-        note_loss(self.state, None)
+        set_loss(self.state, None)
         return super().start(batches_left)
 
     def learn(self) -> None:
-        """Take note of the loss; the training step has done everything else."""
+        """Record the loss; the training step has done everything else."""
         run, s = self.run, self.state
         if run.traits.scaler is not None and run.manual.unscaled:
             run.traits.scaler.update()
@@ -41,12 +39,12 @@ class ManualStep(TrainStep):
             log_numbers(run, loss)
             loss = loss.get("loss")
         if isinstance(loss, Tensor):
-            note_loss(s, loss.item() if run.traits.on_cpu else loss.detach())
+            set_loss(s, loss.item() if run.traits.on_cpu else loss.detach())
         if s.current.last_loss is not None:
-            self.note_loss(s.current.last_loss)
+            self.record_loss(s.current.last_loss)
 
-    def note_loss(self, loss: Any) -> None:
-        """Leave out the loss of an update that was skipped because it is not finite."""
+    def record_loss(self, loss: Any) -> None:
+        """Add the loss to the epoch's mean, unless its update was skipped because it is not finite."""
         run, s = self.run, self.state
         if not run.traits.skips_nonfinite:
             run.watch.look(loss)
@@ -56,12 +54,12 @@ class ManualStep(TrainStep):
         for add in self.loss_sinks:
             add(loss, self.weight)
 
-    def count_failed_batch(self) -> None:
-        """Nothing is known about what a manual step has done before it failed."""
+    def close_failed_batch(self) -> None:
+        """Do nothing: it is not known what a manual step did before it failed."""
 
 
 class ManualOptimizer:
-    """An optimizer whose `step` and `zero_grad` fire their events. Everything else is the optimizer's own."""
+    """An optimizer whose `step` and `zero_grad` emit events. All else is forwarded to the optimizer."""
 
     def __init__(self, run: Run, optimizer: Optimizer, index: int) -> None:
         self._run = run
@@ -73,7 +71,7 @@ class ManualOptimizer:
         return getattr(self.optimizer, name)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, after every listener had a look."""
+        """Clear the gradients, after on_before_zero_grad."""
         self._events.focus(self._index, self.optimizer)
         self._events.before_zero_grad()
         self.optimizer.zero_grad(set_to_none=set_to_none)
@@ -102,7 +100,7 @@ class ManualOptimizer:
         """Unscale the gradients, once per step; return whether an update may use them."""
         run, scaler = self._run, self._run.traits.scaler
         if scaler is None:
-            # a closure has yet to make the gradients
+            # with a closure the gradients do not exist yet
             return not run.traits.skips_nonfinite or closure is not None or self._is_finite()
         if id(self.optimizer) in run.manual.stepped:  # a second step in one batch
             scaler.update()
@@ -112,13 +110,13 @@ class ManualOptimizer:
         return not unscale_once(run, self.optimizer)
 
     def _is_finite(self) -> bool:
-        """Whether the gradients are, on every rank: of those that are sharded each has its own part."""
+        """Return whether the gradients are finite on every rank; with sharding each rank has its own."""
         ranks, is_finite = self._run.strategy.ranks, all_finite([], gradients(self.optimizer))
         return is_finite if ranks.alone else ranks.total([not is_finite]).read() == [0]
 
 
 def unscale_once(run: Run, optimizer: Any) -> bool:
-    """Make the gradients true before they are clipped or used, once per step; whether one is infinite."""
+    """Unscale the gradients before clipping, once per step; return whether one is infinite."""
     optimizer = bare(optimizer)
     if run.traits.scaler is None:
         return False
@@ -128,7 +126,7 @@ def unscale_once(run: Run, optimizer: Any) -> bool:
 
 
 def manual_backward(run: Run, loss: Tensor, **options: Any) -> None:
-    """Differentiate a loss with the events around it; options are those of `Tensor.backward`."""
+    """Differentiate a loss and emit the events around it. options: those of `Tensor.backward`."""
     s = run.state
     if not run.traits.is_manual:
         refuse(run, "self.manual_backward()")
@@ -136,16 +134,16 @@ def manual_backward(run: Run, loss: Tensor, **options: Any) -> None:
         raise LossError(cannot_train_on(s))
     s.current.backward_options = options
     assert run.step is not None
-    noted = run.step.backward(loss)
+    value = run.step.backward(loss)
     s.current.backward_options = {}
     if not run.traits.skips_nonfinite:
-        run.watch.look(noted)
+        run.watch.look(value)
 
 
 def refuse(run: Run, call: str) -> None:
-    """A module that has forgotten to say that it trains by itself would be trained twice on every batch."""
+    """Raise, because a module with automatic optimization would train twice on every batch."""
     raise HooklineError(
         f"{type(run.module).__name__} has called {call}, but its optimization is automatic: the trainer "
-        "differentiates and updates by itself, and would do it once more. Set automatic_optimization = "
-        "False in the class, or leave the call out."
+        "also calls backward and the optimizers. Set automatic_optimization = False in the class, or "
+        "remove the call."
     )

@@ -1,7 +1,6 @@
-"""The events of a pass over data without training: each is emitted here, and nowhere else, with the facts
-that belong to it.
+"""The events of a pass over data without training: each is emitted here and nowhere else, with its facts.
 
-`evaluate` and `predict` drive these objects, and so does a hosted run (`hosts/`) that another loop drives.
+`evaluate` and `predict` call these objects, and so does a hosted run (`interop/hosted`) from another loop.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from hookline.metrics.accumulator import Accumulator
 from hookline.run.parts import EmittingRun
 from hookline.run.rows import rescued_row
 from hookline.run.state import State, is_scalar
-from hookline.training.batch_events import note_loss, note_outputs, take_batch
+from hookline.training.batch_events import set_loss, set_outputs, take_batch
 from hookline.training.participants import teardown_removed
 
 Slot = Callable[[Plan], Caller]
@@ -28,10 +27,10 @@ Slot = Callable[[Plan], Caller]
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The slots of one kind of pass, fetched at each event because hooks may come and go."""
+    """The slots of one kind of pass, read at each event because hooks may be added and removed."""
 
     kind: str
-    """Of loaders, and what its metrics begin with."""
+    """The kind of its loaders, which is also the prefix of its metrics."""
     model_eval: Slot
     start: Slot
     epoch_start: Slot
@@ -91,7 +90,7 @@ class PassEvents:
         self.names = names
 
     def to_eval(self) -> None:
-        """Put the module into eval mode, and remember the modes of its parts."""
+        """Put the module into eval mode, and record the modes of its submodules."""
         s = self.state
         s.current.modes = [(module, module.training) for module in s.setup.module.modules()]
         self.names.model_eval(self.plan)(s)
@@ -102,12 +101,12 @@ class PassEvents:
         self.names.epoch_start(self.plan)(self.state)
 
     def enter_loader(self, index: int, name: str) -> None:
-        """Let the following batches come from this loader."""
+        """Set the loader of the following batches."""
         s = self.state
         s.current.dataloader_idx, s.current.dataloader_name = index, name
 
     def open_batch(self) -> None:
-        """Forget what was worked out for the last batch."""
+        """Clear the cached facts and logged values of the last batch."""
         s = self.state
         s.cache.clear()
         s.log.batch_values.clear()
@@ -123,10 +122,8 @@ class PassEvents:
         self.names.batch_start(self.plan)(self.state)
 
     def end_batch(self, outputs: Any) -> None:
-        """Emit the end of the batch. outputs: what its step returned. Tear down the hooks that were removed
-        meanwhile.
-        """
-        note_outputs(self.state, outputs)
+        """Emit the end of the batch, then tear down removed hooks. outputs: what the step returned."""
+        set_outputs(self.state, outputs)
         self.names.batch_end(self.plan)(self.state)
         if self.run.participants.leaving:
             teardown_removed(self.run)
@@ -136,17 +133,17 @@ class PassEvents:
         self.names.epoch_end(self.plan)(self.state)
 
     def end(self, results: dict[str, Any]) -> None:
-        """Emit the end of the pass, then put the modes of the module back."""
+        """Emit the end of the pass, then restore the modes of the module."""
         self.names.end(self.plan)(self.state)
         self.names.model_train(self.plan)(self.state)
 
     def collect(self, predictions: list[Any]) -> None:
-        """Let listeners see these predictions at the end of the data."""
+        """Set the predictions that listeners see at the end of the data."""
         self.state.current.predictions = predictions
 
 
 class EvaluationEvents(PassEvents):
-    """A validation or a test: what its steps return and log becomes its metrics."""
+    """A validation or a test: the values that its steps return and log become its metrics."""
 
     def __init__(self, run: EmittingRun, names: Names, several: bool = False) -> None:
         super().__init__(run, names)
@@ -154,19 +151,19 @@ class EvaluationEvents(PassEvents):
         self._logged = run.state.log.pending
 
     def start(self) -> None:
-        """Emit the start of the pass, and begin its means."""
+        """Emit the start of the pass, and reset its means."""
         super().start()
         log = self.state.log
         log.begin("eval")
         log.prefix = self.names.kind
 
     def enter_loader(self, index: int, name: str) -> None:
-        """Let the following batches, and what is logged in them, be of this loader."""
+        """Set the loader of the following batches and of the values logged in them."""
         super().enter_loader(index, name)
         self.state.log.loader = name if self.own.several else ""
 
     def start_batch(self) -> None:
-        """Emit the start of the batch; what is logged from now on counts by its samples."""
+        """Emit the start of the batch; from now on logged values are weighted by its samples."""
         s = self.state
         s.counts.batches_in_pass += 1
         s.log.mode = "eval"
@@ -176,7 +173,7 @@ class EvaluationEvents(PassEvents):
     def end_batch(self, outputs: Any) -> None:
         """Emit the end of the batch; a loss in `outputs` becomes part of `val/loss`."""
         s = self.state
-        note_loss(s, self.own.take(outputs, s.log.weight, s.current.dataloader_name))
+        set_loss(s, self.own.take(outputs, s.log.weight, s.current.dataloader_name))
         super().end_batch(outputs)
 
     def finish(self) -> dict[str, Any]:
@@ -193,13 +190,13 @@ class EvaluationEvents(PassEvents):
             super().end_data(results)
 
     def end(self, results: dict[str, Any]) -> None:
-        """Emit the end of the pass; if a listener fails, its results are written all the same."""
+        """Emit the end of the pass; write its results even if a listener fails."""
         with rescued_row(self.state, results, "evaluation"):
             super().end(results)
 
 
 class SanityCheck:
-    """The events around a few validation batches before any training; what they measure is thrown away."""
+    """The events around a few validation batches before training, whose metrics are discarded."""
 
     def __init__(self, run: EmittingRun) -> None:
         self.plan, self.state = run.plan, run.state
@@ -216,14 +213,14 @@ class SanityCheck:
         self.plan.on_sanity_check_end(self.state)
 
     def forget(self) -> None:
-        """Put the metrics back as they were before."""
+        """Restore the metrics from before the check."""
         s = self.state
         s.log.newest, s.log.bar = self._newest, self._bar
         s.sanity_checking = False
 
 
 class OwnMetrics:
-    """What the steps return, reduced without being asked: `val/loss`, and per loader if there are several."""
+    """Means of the numbers that steps return: `val/loss`, and one per loader if there are several."""
 
     def __init__(self, prefix: str, several: bool) -> None:
         self.prefix = prefix
@@ -231,7 +228,7 @@ class OwnMetrics:
         self.sums: dict[str, Accumulator] = {}
 
     def take(self, returned: Any, weight: float, loader: str) -> Tensor | None:
-        """Add a step's numbers; the loss among them is returned."""
+        """Add the numbers that a step returned; return the loss among them."""
         if isinstance(returned, dict):
             values = {key: value for key, value in returned.items() if is_scalar(value)}
         else:
@@ -251,16 +248,14 @@ class OwnMetrics:
 
 
 def restore_modes(s: State) -> None:
-    """Every submodule gets back its own flag, which need not be the same everywhere (a frozen part in eval
-    mode).
-    """
+    """Restore the training flag of every submodule; a frozen submodule may be in eval mode."""
     for module, training in s.current.modes:
         if module.training is not training:
             module.training = training
 
 
-class Interlude:
-    """Puts back the facts of the batch that an evaluation interrupts."""
+class PausedBatch:
+    """Restore the facts of the training batch that an evaluation interrupts."""
 
     FACTS = (
         "batch",
@@ -286,7 +281,7 @@ class Interlude:
     def __exit__(self, kind: object, *error: object) -> None:
         s = self.s
         if kind is not None:
-            restore_modes(s)  # the evaluation failed before it could
+            restore_modes(s)  # the evaluation failed before its own restore
         for name, value in zip(self.FACTS, self.facts, strict=True):
             setattr(s.current, name, value)
         s.cache = self.cache

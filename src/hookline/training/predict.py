@@ -1,4 +1,4 @@
-"""Prediction: collect what predict_step returns."""
+"""Prediction: collect the values that predict_step returns."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import torch
 from hookline.run.run import Run
 from hookline.training.batch_events import transfer
 from hookline.training.evaluate import begin_pass, make_pass
-from hookline.training.pass_events import PREDICTION, Interlude, PassEvents
+from hookline.training.pass_events import PREDICTION, PassEvents, PausedBatch
 from hookline.util.errors import StopTraining
 
 
 def predict(run: Run, keep: bool = True) -> list[Any]:
-    """One pass over every loader; a list of predictions, or one such list per loader if there are several.
+    """Predict in one pass over every loader; return a list of predictions, or one list per loader.
 
-    With several ranks each has those of its own batches.
+    Each rank returns the predictions of its own batches.
     """
     s, events = run.state, PassEvents(run, PREDICTION)
     events.collect([[] for _ in run.data.loaders["predict"]])
     with (
-        Interlude(s),
+        PausedBatch(s),
         torch.no_grad(),
-    ):  # hooks around the batches often try out the model, and keep what comes out
+    ):  # also around hooks, which often call the model and keep its outputs
         begin_pass(run, events)
         data = make_pass(run, can_be_cut=False)
         for index, loader in enumerate(run.data.loaders["predict"]):
@@ -34,7 +34,7 @@ def predict(run: Run, keep: bool = True) -> list[Any]:
                 data.take(loader, lambda: predict_batch(run, events, keep), PREDICTION.step)
                 if data.is_over():
                     break
-            if data.was_over:
+            if data.is_stopped:
                 break
         events.end_data({})
         events.end({})
@@ -42,7 +42,7 @@ def predict(run: Run, keep: bool = True) -> list[Any]:
 
 
 def predict_batch(run: Run, events: PassEvents, keep: bool) -> None:
-    """One batch: move, start, step, end."""
+    """Predict on one batch: move, start, step, end."""
     s = run.state
     transfer(run.plan, s, run.traits.transfers)
     events.start_batch()

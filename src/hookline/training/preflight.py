@@ -1,6 +1,4 @@
-"""What can be known to go wrong before the first step: validations that never come, and metrics that nothing
-will log.
-"""
+"""Checks before the first step: validations that would never run, and metrics that nothing would log."""
 
 from __future__ import annotations
 
@@ -11,14 +9,15 @@ from hookline.run.run import Run
 from hookline.util.errors import OptionError
 
 OF_VALIDATION = re.compile(r"val(?:idation)?[/_]")
-"""How the names of metrics begin that come from validations."""
+"""The prefix of metrics that validations log."""
 
 _SEVERAL = (tuple, list, set, frozenset)
 
 
 def check_before_training(run: Run, length: int | None) -> None:
-    """Refuse what can never come. The loaders are known, and nothing was trained yet; `length` is that of a
-    training epoch.
+    """Refuse hooks and schedulers that wait for a validation or metric that cannot come.
+
+    length: the number of batches of a training epoch.
     """
     if run.data.loaders["val"]:
         batches_between(run.options, length)
@@ -41,12 +40,12 @@ def check_before_training(run: Run, length: int | None) -> None:
 
 
 def batches_between(options: Options, length: int | None) -> int:
-    """Batches between two validations of one epoch of this length; 0: only at its end."""
+    """Return the number of batches between two validations in an epoch of this length; 0: at its end."""
     every = options.val_check_interval
     if isinstance(every, int):
         if length is not None and every > length:
             raise OptionError(
-                f"val_check_interval={every} would never come: an epoch has {length} batches. Batches are "
+                f"val_check_interval={every} is never reached: an epoch has {length} batches. Batches are "
                 f"counted within an epoch: pass at most {length}, or validate every n epochs by "
                 "check_val_every_n_epoch."
             )
@@ -72,7 +71,7 @@ def _check_metric(run: Run, who: str, name: str, otherwise: str) -> None:
 
 
 def _is_declared(run: Run, name: str) -> bool:
-    """Whether the module, the data module or a hook declares that it logs the metric outside validations."""
+    """Return whether the module, data module or a hook declares that it logs the metric while training."""
     owners = [run.module, run.steps, run.datamodule, *(entry.given for entry in run.state.hooks.entries())]
     declared = [getattr(owner, "logs_metrics", ()) for owner in owners]
     return any(name == each or (isinstance(each, _SEVERAL) and name in each) for each in declared)

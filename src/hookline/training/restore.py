@@ -1,4 +1,4 @@
-"""A checkpoint put back into a run: module and hooks first, the rest once the optimizers exist."""
+"""Restoring a checkpoint into a run: module and hooks first, the rest once the optimizers exist."""
 
 from __future__ import annotations
 
@@ -37,38 +37,31 @@ log = logging.getLogger("hookline")
 
 
 def restore_module(run: Run) -> None:
-    """First half, before or after the strategy's set-up as it asks: module, data module and hooks."""
+    """Restore module, data module and hooks; the strategy chooses whether before or after its set-up."""
     plan, s = run.plan, run.state
     assert run.resume.path is not None
     begin_loading(run, run.resume.contents)
-    restore_counters(run)  # listeners may ask how far the run was from the very first event on
-    spread = sharded_tensors(run.module)
+    restore_counters(run)  # listeners may request the counters from the first event on
+    sharded = sharded_tensors(run.module)
     if run.stage != "fit" and scored_hook(run.resume.contents) not in {
         None,
         *(each.name for each in s.hooks.entries()),
     }:
-        # without the hook that averaged them nothing else would put the scored weights into the module
+        # this run lacks the hook that would put its averaged weights, which were scored, into the module
         run.resume.contents["module"] = choose_weights(
             run.resume.contents, "scored", str(run.resume.path)
         ).weights
-    if reads_late(run, spread):
-        materialize_gradients(run.resume.contents.get("window", {}), spread)
-        for name in [
-            each for each in run.resume.contents if each not in ("optimizers", "window")
-        ]:  # the former once they exist
-            run.resume.contents[name] = materialize(run.resume.contents[name], spread)
+    if reads_late(run, sharded):
+        materialize_gradients(run.resume.contents.get("window", {}), sharded)
+        # `restore_progress` does it for the optimizers, which do not exist yet
+        for name in [each for each in run.resume.contents if each not in ("optimizers", "window")]:
+            run.resume.contents[name] = materialize(run.resume.contents[name], sharded)
     plan.module_load_checkpoint(s)
-    for name in spread.keys() & s.checkpoint["module"].keys():  # a listener may have put in others
-        s.checkpoint["module"][name] = materialize_tensor(s.checkpoint["module"][name], spread[name])
+    for name in sharded.keys() & s.checkpoint["module"].keys():  # a listener may have replaced tensors
+        s.checkpoint["module"][name] = materialize_tensor(s.checkpoint["module"][name], sharded[name])
     try:
         run.module.load_state_dict(s.checkpoint["module"])
-    except (
-        RuntimeError,
-        TypeError,
-        ValueError,
-        LookupError,
-        AttributeError,
-    ) as error:  # also values that are not weights at all
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         where = shown(run.resume.path)
         raise CheckpointError(
             f"The weights in {where} do not fit {type(run.module).__name__}: {error}"
@@ -77,32 +70,28 @@ def restore_module(run: Run) -> None:
         run.datamodule.load_state_dict(s.checkpoint["datamodule"])
     edit_loaded(run)
     if run.stage == "fit" and s.rank == 0:
-        warn_of_others(run)
+        warn_of_other_hooks(run)
     for entry in s.hooks.in_order():
         restore_hook(entry, run.resume.contents, s)
 
 
-def keep_findings(run: Run) -> None:
-    """Give monitors back what they have found in the trainer's own fit, once the evaluation of a checkpoint
-    is over.
-    """
+def keep_monitor_state(run: Run) -> None:
+    """Restore the state of monitors to that of the trainer's own fit when this evaluation is over."""
     for entry in run.state.hooks.entries():
         if getattr(entry.hook, "tier", "user") == "monitor" and hasattr(entry.hook, "load_state_dict"):
-            found = copy.deepcopy(entry.hook.state_dict())
-            run.participants.on_close.append(functools.partial(entry.hook.load_state_dict, found))
+            state = copy.deepcopy(entry.hook.state_dict())
+            run.participants.on_close.append(functools.partial(entry.hook.load_state_dict, state))
 
 
-def warn_of_others(run: Run) -> None:
-    """State goes by the names of hooks: what nobody claims is lost, and who finds none begins afresh. Both
-    may be meant.
-    """
+def warn_of_other_hooks(run: Run) -> None:
+    """Warn of saved state without a hook of its name, and of hooks without saved state."""
     saved, entries = run.resume.contents.get("hooks", {}), run.state.hooks.entries()
     here = {each.name for each in entries}
     lost = [name for name, state in saved.items() if state and name not in here]
     if lost:
         log.warning(
-            "%s holds state of hooks that this run does not have, which is left alone: %s. State goes by a "
-            "hook's name: one that is meant to take it up needs that name.",
+            "%s holds state of hooks that this run does not have, which is not used: %s. State is matched "
+            "by the name of a hook: give the hook that should load it that name.",
             shown(run.resume.path),
             ", ".join(lost),
         )
@@ -113,23 +102,19 @@ def warn_of_others(run: Run) -> None:
     ]
     if new := [name for name in keeping if name not in saved]:
         log.warning(
-            "%s holds no state of these hooks, which begin afresh: %s.",
+            "%s holds no state of these hooks, which start without it: %s.",
             shown(run.resume.path),
             ", ".join(new),
         )
 
 
-def reads_late(run: Run, spread: dict[str, Any]) -> bool:
-    """Whether tensors are read once it is known what this rank needs of them; else they are whole and in
-    memory by now.
-    """
-    return bool(spread) or not run.strategy.ranks.alone
+def reads_late(run: Run, sharded: dict[str, Any]) -> bool:
+    """Return whether tensors are still to be read, each rank its part; otherwise they are in memory."""
+    return bool(sharded) or not run.strategy.ranks.alone
 
 
 def restore_hook(entry: Any, contents: dict[str, Any], s: State) -> None:
-    """A hook's own state, and how far its filters have counted, by its name; one that is new begins to count
-    now.
-    """
+    """Restore the state of a hook and the counts of its filters, by its name; a new hook starts at zero."""
     for listener in entry.listeners:
         for each in listener.filters:
             each.begin(s)
@@ -139,16 +124,13 @@ def restore_hook(entry: Any, contents: dict[str, Any], s: State) -> None:
     saved = contents.get("filters", {}).get(entry.name, [])
     for listener, states in zip(entry.listeners, saved, strict=False):
         for each, state in zip(listener.filters, states, strict=False):
-            if (
-                state["of"] == f"{listener.event.name} {each.text}"
-            ):  # another interval counts in other numbers: it begins now
+            # a filter with another interval starts at zero, because the saved count does not apply to it
+            if state["of"] == f"{listener.event.name} {each.text}":
                 each.load_state_dict(state)
 
 
 def load_hook(entry: Any, saved: Any) -> None:
-    """Give a hook its state. A built-in one is not asked to make sense of state that it
-    cannot have written.
-    """
+    """Load the state of a hook. For a built-in hook, first refuse state that it cannot have written."""
     hook = entry.hook
     if not type(hook).__module__.startswith("hookline.hooks."):
         hook.load_state_dict(saved)
@@ -166,7 +148,7 @@ def load_hook(entry: Any, saved: Any) -> None:
 
 @contextlib.contextmanager
 def restoring(path: Any, what: str) -> Iterator[None]:
-    """Whatever fails meanwhile is said of the checkpoint: it holds something that this run cannot take."""
+    """Turn an error inside the context into a CheckpointError that names the checkpoint."""
     try:
         yield
     except HooklineError:
@@ -179,15 +161,14 @@ def restoring(path: Any, what: str) -> Iterator[None]:
 
 
 def restore_progress(run: Run) -> None:
-    """Second half, once the optimizers exist: then everything is in place, and on_checkpoint_load says so."""
+    """Restore optimizers, schedulers, the accumulation window, the log and the random number state."""
     s, contents = run.state, run.resume.contents
     if contents["kinds"] != kinds(s):
         was, now = (", ".join(map(str, each)) or "none" for each in (contents["kinds"], kinds(s)))
         where = shown(run.resume.path)
         raise CheckpointError(
             f"{where} is of a run with other optimizers or schedulers. There: {was}. Here: {now}. "
-            "Resume with the same ones, or take its weights alone: "
-            "hookline.load_weights(module, path)."
+            "Resume with the same ones, or load only its weights: hookline.load_weights(module, path)."
         )
     is_late = reads_late(run, sharded_tensors(run.module))
     if is_late:
@@ -210,7 +191,7 @@ def restore_progress(run: Run) -> None:
         s.log.newest.raw().update(contents["metrics"])
         s.log.load_state_dict(contents["log"])
     report_changes(run, contents.get("settings"))
-    if contents["rng"] is None:  # a rank that was not there before: a stream that nobody else has
+    if contents["rng"] is None:  # a new rank gets random numbers that no other rank has
         seed_rank(key_of("joined", s.batches_seen), s.rank)
         contents["rng"] = rng_state()
     with restoring(run.resume.path, "the state of a random stream"):
@@ -222,7 +203,7 @@ def restore_progress(run: Run) -> None:
 def restore_window(run: Run, saved: dict[str, Any]) -> None:
     """Reopen the accumulation window that the run was in."""
     window, grads = run.window, saved.get("gradients", {})
-    by = saved.get("by", "batches")  # what checkpoints did not say before there was a choice
+    by = saved.get("by", "batches")  # older checkpoints do not have it
     if by != window.by:
         if saved.get("batches"):
             raise CheckpointError(
@@ -243,7 +224,7 @@ def restore_window(run: Run, saved: dict[str, Any]) -> None:
 
 @torch.no_grad()
 def restore_buffers(run: Run) -> None:
-    """Once more: wrapping a module for several ranks gives them all rank zero's, and each had its own."""
+    """Restore each rank's own buffers again, because DDP has replaced them by those of rank zero."""
     for name, buffer in run.module.named_buffers():
         saved = run.resume.contents["module"].get(name)
         if isinstance(saved, Tensor) and not is_dtensor(saved) and saved.shape == buffer.shape:
@@ -251,12 +232,9 @@ def restore_buffers(run: Run) -> None:
 
 
 def load_optimizer(optimizer: Any, saved: dict[str, Any]) -> None:
-    """Torch gives floating state the type of its parameter; an optimizer that keeps more digits gets them
-    back.
-    """
-    for theirs, ours in zip(
-        saved["param_groups"], optimizer.param_groups, strict=False
-    ):  # torch says what does not fit
+    """Load the state of an optimizer, and restore its dtypes: torch casts state to the parameter's dtype."""
+    # not strict: torch reports a different number of groups
+    for theirs, ours in zip(saved["param_groups"], optimizer.param_groups, strict=False):
         check_like({**theirs, "params": []}, {**ours, "params": []}, "param_groups", loose=True)
     names = [name for group in saved["param_groups"] for name in group["params"]]
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
@@ -289,13 +267,11 @@ MOMENTS = (
     "step_size",
     "ax",
 )
-"""What torch's own optimizers keep for a parameter, of its shape."""
+"""State of torch's own optimizers that has the shape of its parameter."""
 
 
 def check_moments(state: dict[str, Any], parameter: Tensor) -> None:
-    """Torch takes moments of any shape and type, and fails at the next update: those of another parameter are
-    refused here.
-    """
+    """Refuse moments of another shape, which torch would load and then fail at the next update."""
     for key in MOMENTS:
         if state.get(key) is not None and getattr(state[key], "shape", None) != parameter.shape:
             raise CheckpointError(
@@ -312,8 +288,8 @@ def _is_one_number(step: Any) -> bool:
 
 
 def load_scheduler(scheduler: Any, saved: Any) -> None:
-    """Torch makes attributes of whatever is in the state: nothing there may take the place of a method, or of
-    the optimizer.
+    """Load the state of a scheduler. Refuse entries that would replace a method or the optimizer, because
+    torch makes an attribute of every entry.
     """
     now = scheduler.state_dict()
     if isinstance(saved, dict) and isinstance(now, dict):
@@ -322,19 +298,20 @@ def load_scheduler(scheduler: Any, saved: Any) -> None:
             name for name in new if name == "optimizer" or callable(getattr(type(scheduler), str(name), None))
         ]:
             raise CheckpointError(
-                f"the state of {type(scheduler).__name__} has an entry {taken[0]!r}, which is no value of it."
+                f"the state of {type(scheduler).__name__} has an entry {taken[0]!r}, which would replace a "
+                "method or the optimizer."
             )
     check_like(saved, now, type(scheduler).__name__)
     scheduler.load_state_dict(saved)
 
 
 def restore_counters(run: Run) -> None:
-    """How far the run was."""
+    """Restore the counters and the position of the run."""
     s, contents = run.state, run.resume.contents
     if "position" not in contents:
         raise CheckpointError(
             f"{shown(run.resume.path)} was written by a hookline.Line, for a loop of its own: "
-            "line.load_checkpoint(path) goes on from it, hookline.load_weights(module, path) takes its "
+            "line.load_checkpoint(path) resumes from it, hookline.load_weights(module, path) loads its "
             "weights."
         )
     s.counts.load_state_dict(contents["counters"])

@@ -1,4 +1,4 @@
-"""Where a fit begins: afresh, at a checkpoint that was named, or at the newest whole one of the run."""
+"""Where a fit begins: at step 0, at a given checkpoint, or at the newest or best checkpoint of the run."""
 
 from __future__ import annotations
 
@@ -48,54 +48,48 @@ MOST_NAMED = 20
 
 
 def choose_start(run: Run, resume: str | os.PathLike[str] | None, directory: RunDirectory) -> None:
-    """Settle what the run resumes from, and read it: rank zero chooses, and all ranks read what they need of
-    it.
-    """
+    """Choose the checkpoint to resume from and read it: rank zero chooses, each rank reads its part."""
     ranks, identity = run.strategy.ranks, run.identity
     if run.options.fast_dev_run and resume in WORDS:
-        resume = None  # a trial of the code: where an earlier run has ended does not matter to it
-    found = look_up(resume, directory, ranks=ranks) if resume is not None else None
+        resume = None  # a trial run does not continue another run
+    found = find_checkpoint(resume, directory, ranks=ranks) if resume is not None else None
     if found is not None:
         run.resume.take(found.contents, found.path)
 
-    def settle() -> list[Any]:
+    def identify() -> list[Any]:
         if found is not None and found.run_dir is not None:
             directory.continue_in(found.run_dir)
             run.resume.finished = _why_finished(run, read_record(found.run_dir))
         identity.id = identity.id or run.resume.contents.get("run", "") or uuid.uuid4().hex
-        _count_on(run, directory.existing())
+        _continue_numbering(run, directory.existing())
         chosen = "" if ranks.alone else directory.chosen()
         return [identity.id, run.resume.finished, chosen, run.saves.count, identity.started_at]
 
-    identity.id, run.resume.finished, run_dir, run.saves.count, identity.started_at = ranks.decide(settle)
+    identity.id, run.resume.finished, run_dir, run.saves.count, identity.started_at = ranks.decide(identify)
     if not ranks.alone:
         directory.continue_in(Path(run_dir))
         require_shared(Path(run_dir), ranks)
 
 
-def _count_on(run: Run, known: Path | None) -> None:
-    """Number the run's checkpoints on from the newest that it has, which need not be the one that it goes on
-    from.
-    """
-    there = [each.manifest for each in find(known)[0]] if known is not None else []
-    own = [number_of(each) for each in there if each.get("run") == run.identity.id]
+def _continue_numbering(run: Run, known: Path | None) -> None:
+    """Number new checkpoints after the newest of the run, which may be newer than the one to resume from."""
+    manifests = [each.manifest for each in find(known)[0]] if known is not None else []
+    own = [number_of(each) for each in manifests if each.get("run") == run.identity.id]
     run.saves.count = max([number_of(run.resume.contents), *own])
     now = datetime.now(UTC)
-    for each in there:  # the clock may have been set back since
+    for manifest in manifests:  # the system clock may have been set back since
         with contextlib.suppress(ValueError, TypeError):
-            now = max(now, datetime.fromisoformat(start_of(each)) + timedelta(microseconds=1))
+            now = max(now, datetime.fromisoformat(start_of(manifest)) + timedelta(microseconds=1))
     run.identity.started_at = now.isoformat(timespec="microseconds")
 
 
 def require_shared(run_dir: Path, ranks: Ranks) -> None:
-    """Every rank must see the run's directory: all of them write into it."""
+    """Refuse a run directory that some ranks cannot see: every rank writes into it."""
     token = run_dir / f".seen-by-all-{ranks.decide(lambda: uuid.uuid4().hex)}"
     ranks.decide(lambda: token.write_text("") and None)
     until = time.monotonic() + WRITE_TIMEOUT
-    while (
-        not (seen := token.exists()) and time.monotonic() < until
-    ):  # network file systems tell of a new file late
-        time.sleep(0.05)
+    while not (seen := token.exists()) and time.monotonic() < until:
+        time.sleep(0.05)  # network file systems show a new file late
     blind = [rank for rank, sees in enumerate(ranks.gather(seen)) if not sees]
     if ranks.rank == 0:
         token.unlink(missing_ok=True)
@@ -126,27 +120,25 @@ def _why_finished(run: Run, record: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A checkpoint that was read."""
+    """A checkpoint that was found and read."""
 
     path: Path | str
     contents: dict[str, Any]
     run_dir: Path | None = None
-    """The run it was found in, if it was searched for."""
+    """The directory of the run in which a search found it."""
 
 
-def look_up(
+def find_checkpoint(
     which: str | os.PathLike[str],
     directory: RunDirectory,
     within: Path | None = None,
     ranks: Ranks = ALONE,
     option: str = "resume",
 ) -> Start | None:
-    """A checkpoint by its path, or the newest ('auto') or best one of the run; None if there is none to be
-    found.
+    """Return the checkpoint at a path, or the newest ('auto') or best one of the run; None if there is none.
 
-    ranks: those who look together. Rank zero looks, and says what there is; each reads what it needs. option:
-    where `which` was given: 'resume', for a run that goes on and may put its directory in order, or another,
-    for one that only wants to read.
+    ranks: all of them call it. Rank zero searches; each rank reads its part. option: the name of the argument
+    in messages. With 'resume' the run continues, and its directory is cleaned up; with another it only reads.
     """
     if not isinstance(which, str | os.PathLike):
         raise OptionError(f"{option}={which!r}: pass None, 'auto', 'best' or the path of a checkpoint.")
@@ -160,22 +152,21 @@ def look_up(
         return Start(check_url(which, option), read_on_all_ranks(which, ranks))
     path = Path(which)
     if ranks.decide(lambda: path.is_dir() and not (path / MANIFEST).exists() and _has_checkpoints(path)):
-        newest = _search(
-            Asked(option, which), path, ranks, directory
-        )  # the directory of a run stands for its newest whole one
+        # the directory of a run stands for its newest complete checkpoint
+        newest = _search(Asked(option, which), path, ranks, directory)
         return Start(newest.path, newest.contents) if newest is not None else None
     return Start(path, read_on_all_ranks(path, ranks))
 
 
 def _has_checkpoints(folder: Path) -> bool:
-    """Whether there are checkpoints below a folder that is not one itself."""
+    """Return whether there are checkpoints below a folder that is not a checkpoint itself."""
     found, broken = find(folder)
     return bool(found) or any(path != folder for path in broken)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the user has passed, and as what."""
+    """The argument that the user has passed: its name and its value."""
 
     option: str
     which: str | os.PathLike[str]
@@ -185,12 +176,12 @@ class Asked:
 
     @property
     def is_best(self) -> bool:
-        """Not the newest."""
+        """Whether the best checkpoint is wanted, not the newest."""
         return self.which == "best"
 
     @property
-    def goes_on(self) -> bool:
-        """Whether a run is to go on, not only to be looked at."""
+    def resumes(self) -> bool:
+        """Whether the run continues, not only reads weights."""
         return self.option == "resume"
 
 
@@ -202,11 +193,11 @@ def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -
     unusable = {**looked["broken"], **{str(path): reason for path, reason in unreadable.items()}}
     if chosen is None:
         _refuse_to_begin(asked, folder, {**unusable, **looked["others"]})
-        so = ", so the run begins afresh" if asked.goes_on else ""
+        so = ", so a new run begins" if asked.resumes else ""
         if looked["earlier"]:
             say(
-                "%s: %d checkpoints below %s belong to an earlier run and are left alone%s. To go on from "
-                "one, name it.",
+                "%s: %d checkpoints below %s belong to an earlier run and are not used%s. To resume from "
+                "one of them, pass its path.",
                 asked,
                 looked["earlier"],
                 folder,
@@ -221,11 +212,11 @@ def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -
             )
         return None
     for path, reason in unusable.items():
-        say("%s passes over %s: %s", asked, printable(path), printable(reason))
+        say("%s skips %s: %s", asked, printable(path), printable(reason))
     say(
-        "%s: %s %s (epoch %d, step %d, saved %s, the %s of %d whole ones).",
+        "%s: %s %s (epoch %d, step %d, saved %s, the %s of %d complete ones).",
         asked,
-        "going on from" if asked.goes_on else "the weights are those of",
+        "resuming from" if asked.resumes else "the weights are those of",
         chosen.path,
         chosen.manifest["epoch"],
         chosen.manifest["step"],
@@ -236,8 +227,8 @@ def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -
     if asked.which not in WORDS and len({each.run for each in mine}) > 1:
         runs = sorted({str(run_dir_of(each.path, folder) or each.path.parent) for each in mine})
         say(
-            "%s: there are several runs below it, and this is the newest of them all. To choose one, name "
-            "its directory: %s.",
+            "%s: there are several runs below it, and this is the newest checkpoint of all. To choose a "
+            "run, pass its directory: %s.",
             asked,
             ", ".join(runs),
         )
@@ -245,9 +236,7 @@ def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -
 
 
 def _refuse_to_begin(asked: Asked, folder: Path, unusable: dict[str, str]) -> None:
-    """Raise if there are checkpoints and none can be used: a run that begins over them by itself may replace
-    them.
-    """
+    """Raise if there are checkpoints but none can be used, because a new run might replace them."""
     if not unusable:
         return
     lines = [
@@ -257,11 +246,11 @@ def _refuse_to_begin(asked: Asked, folder: Path, unusable: dict[str, str]) -> No
     count = f"there are {len(lines)} checkpoints" if len(lines) > 1 else "there is 1 checkpoint"
     advice = []
     if asked.is_best:
-        advice.append(f"{asked.option}='auto' takes the newest one, whatever it was kept for.")
-    if asked.goes_on:
+        advice.append(f"{asked.option}='auto' takes the newest one, with or without a score.")
+    if asked.resumes:
         advice.append(
-            "Nothing was changed. To begin a new run there all the same, pass resume=None (on the command "
-            "line: --fresh); to leave them alone, choose another run_dir; or put back a copy of one."
+            "Nothing was changed. To begin a new run there anyway, pass resume=None (on the command line: "
+            "--fresh); to keep them, choose another run_dir; or restore a copy of one."
         )
     raise CheckpointError(
         "\n  ".join(
@@ -272,9 +261,7 @@ def _refuse_to_begin(asked: Asked, folder: Path, unusable: dict[str, str]) -> No
 
 
 def _look(asked: Asked, folder: Path, directory: RunDirectory) -> dict[str, Any]:
-    """What lies below a folder: the run's checkpoints in the order to try them in, and why others are out of
-    the question.
-    """
+    """Return the checkpoints below a folder in the order to try them, and why others cannot be used."""
     exists = folder.is_dir() and not directory.has_made(folder)
     looked: dict[str, Any] = {
         "exists": exists,
@@ -286,7 +273,7 @@ def _look(asked: Asked, folder: Path, directory: RunDirectory) -> dict[str, Any]
     }
     if not exists:
         return looked
-    if asked.goes_on and asked.which in WORDS:  # not a directory of others, nor one that is only read
+    if asked.resumes and asked.which in WORDS:  # do not clean up other directories, nor one that is only read
         if directory.has_name:
             clean_up_below(folder, alone=directory.is_locked)
         else:
@@ -296,9 +283,7 @@ def _look(asked: Asked, folder: Path, directory: RunDirectory) -> dict[str, Any]
     others = {str(each.path): "no monitor has kept it for a score" for each in mine if each not in ordered}
     if not found:
         others |= {
-            str(
-                path
-            ): "it is being replaced by another process, or was when that ended; try again in a minute"
+            str(path): "another process is replacing it, or ended while doing so; try again in a minute"
             for path in being_replaced(folder)
         }
     return {
@@ -312,9 +297,7 @@ def _look(asked: Asked, folder: Path, directory: RunDirectory) -> dict[str, Any]
 
 
 def _own(folder: Path) -> tuple[list[Found], list[Found], dict[Path, str]]:
-    """All checkpoints below a folder, those of the runs that are in their directories now, and those that are
-    damaged.
-    """
+    """Return all checkpoints below a folder, those of the current run of each directory, and damaged ones."""
     found, broken = find(folder)
     records = {
         each.path: read_record(run_dir) for each in found if (run_dir := run_dir_of(each.path, folder))
@@ -327,15 +310,13 @@ def _own(folder: Path) -> tuple[list[Found], list[Found], dict[Path, str]]:
 
 
 def _claim_newest(asked: Asked, folder: Path, directory: RunDirectory) -> None:
-    """Lock the run that is to go on, one of many, before it is chosen for good: until then another job may be
-    writing into it.
-    """
-    for place in places_below(folder):
-        if left_overs(place):  # of a job that was killed, unless one is at work there
-            inside = place.relative_to(folder).parts
-            run_dir = run_dir_of(place / MANIFEST, folder) or folder.joinpath(*inside[:1])
+    """Lock the run to resume before its checkpoint is chosen: another job may be writing into it."""
+    for path in places_below(folder):
+        if left_overs(path):  # of a job that was killed, or of one that is writing now
+            inside = path.relative_to(folder).parts
+            run_dir = run_dir_of(path / MANIFEST, folder) or folder.joinpath(*inside[:1])
             with contextlib.suppress(RunLockedError), held(run_dir) as lock:
-                clean_up(place, alone=lock.is_held)
+                clean_up(path, alone=lock.is_held)
     _, mine, _ = _own(folder)
     if newest := (best_first(mine) if asked.is_best else mine):
         directory.continue_in(run_dir_of(newest[0].path, folder) or folder)

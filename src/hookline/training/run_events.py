@@ -1,7 +1,6 @@
-"""The events of a run, its epochs and its checkpoints: each is emitted here, and nowhere else, with the facts
-that belong to it.
+"""The events of a run, its epochs and its checkpoints: each is emitted here and nowhere else, with its facts.
 
-The loops of the trainer call these functions, and so does a hosted run (`hosts/`) that another loop drives.
+The trainer's loops call these functions, and so does a hosted run (`interop/hosted`) from another loop.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 from hookline.run.parts import EmittingRun
 from hookline.run.rows import rescued_row
 from hookline.run.save_request import Saved
-from hookline.training.batch_events import note_outputs
+from hookline.training.batch_events import set_outputs
 
 log = logging.getLogger("hookline")
 
@@ -21,20 +20,20 @@ log = logging.getLogger("hookline")
 
 
 def begin(run: EmittingRun, status: str) -> None:
-    """Say that a run begins, and forget how an earlier one ended."""
+    """Set the status of a new run, and clear the ending of an earlier one."""
     ending = run.state.ending
     ending.withdraw_stop()
     ending.status, ending.exception = status, None
 
 
 def set_up(run: EmittingRun) -> None:
-    """Emit setup. From here on every listener gets its teardown."""
+    """Emit setup. From here on `tear_down` emits teardown to every listener."""
     run.participants.setup_began = True
     run.plan.setup(run.state)
 
 
 def start_fit(run: EmittingRun) -> None:
-    """Emit on_fit_start: set-up is complete."""
+    """Emit on_fit_start, after set-up is complete."""
     run.plan.on_fit_start(run.state)
 
 
@@ -44,7 +43,7 @@ def start_training(run: EmittingRun) -> None:
 
 
 def end_training(run: EmittingRun) -> None:
-    """Emit on_train_end, after `end_as` has said how training ended."""
+    """Emit on_train_end. Call `end_as` first."""
     run.plan.on_train_end(run.state)
 
 
@@ -54,12 +53,12 @@ def end_fit(run: EmittingRun) -> None:
 
 
 def end_as(run: EmittingRun, status: str) -> None:
-    """Say how a run ended that did not fail."""
+    """Set the status of a run that ended without a failure."""
     run.state.ending.status = status
 
 
 def mark_failed(run: EmittingRun, error: BaseException) -> None:
-    """Say that a run has failed, before anything is done about it."""
+    """Set the status and the exception of a failed run, before anything else is done."""
     s = run.state
     s.ending.exception, s.running = error, None
     s.ending.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
@@ -81,18 +80,16 @@ def tear_down_strategy(run: EmittingRun) -> list[BaseException]:
 
 
 def release(run: EmittingRun) -> None:
-    """Let go of what a failed step has left: its traceback and its tensors."""
+    """Free the traceback and the tensors of a failed step."""
     run.state.ending.exception = None
-    note_outputs(run.state, None)
+    set_outputs(run.state, None)
 
 
 # ---- epochs ------------------------------------------------------------------------------------------------
 
 
 def start_epoch(run: EmittingRun, first: int, loader: str = "") -> None:
-    """Emit on_train_epoch_start. first: the number of its first batch; a resumed epoch continues in the
-    middle.
-    """
+    """Emit on_train_epoch_start. first: the number of its first batch, above 0 in a resumed epoch."""
     s = run.state
     s.counts.epoch = s.counts.epochs_seen
     s.current.batch_idx, s.current.dataloader_idx, s.current.dataloader_name = first, 0, loader
@@ -102,9 +99,7 @@ def start_epoch(run: EmittingRun, first: int, loader: str = "") -> None:
 
 
 def end_epoch(run: EmittingRun, results: dict[str, Any], is_complete: bool) -> dict[str, Any]:
-    """Emit on_train_epoch_end. results: the epoch's metrics. Return what was logged meanwhile and belongs to
-    the same row.
-    """
+    """Emit on_train_epoch_end; return what listeners logged for the row. results: the epoch's metrics."""
     s = run.state
     if is_complete:
         s.counts.epochs_seen += 1
@@ -130,9 +125,7 @@ def edit_saved(run: EmittingRun, contents: dict[str, Any], path: Path | str, rea
 
 
 def report_saved(run: EmittingRun, saved: Saved, on_error: str) -> None:
-    """Emit on_checkpoint_save or on_checkpoint_failed. A failed save ends the run instead if `on_error` is
-    'raise'.
-    """
+    """Emit on_checkpoint_save or on_checkpoint_failed; raise for a failed save if `on_error` is 'raise'."""
     s = run.state
     s.subject.path, s.subject.reason, s.subject.saved_step = saved.path, saved.reason, saved.step
     if saved.error is None:
@@ -140,14 +133,14 @@ def report_saved(run: EmittingRun, saved: Saved, on_error: str) -> None:
     elif on_error == "raise" and not saved.is_automatic:
         raise saved.error
     else:
-        log.warning("%s The run goes on without it.", saved.error)
+        log.warning("%s The run continues without it.", saved.error)
         s.ending.exception = saved.error
         run.plan.on_checkpoint_failed(s)
         s.ending.exception = None
 
 
 def begin_loading(run: EmittingRun, contents: dict[str, Any]) -> None:
-    """Let `state.checkpoint` be what is about to be restored."""
+    """Set `state.checkpoint` to the contents that are about to be restored."""
     run.state.subject.checkpoint = contents
 
 
@@ -159,7 +152,7 @@ def edit_loaded(run: EmittingRun) -> dict[str, Any]:
 
 
 def report_loaded(run: EmittingRun, path: Path | str | None) -> None:
-    """Emit on_checkpoint_load: everything that the checkpoint holds is in place."""
+    """Emit on_checkpoint_load, after everything was restored."""
     s = run.state
     s.subject.checkpoint, s.subject.path = None, path
     run.plan.on_checkpoint_load(s)

@@ -1,4 +1,4 @@
-"""What a trainer shows of the run that is going on, or of the last one."""
+"""Facts of the current run, or of the last one, as attributes of the trainer."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ class RunView(View):
 
     @property
     def loss(self) -> Any:
-        """The loss function given to fit for a plain nn.Module; a hook may replace it in the
-        middle of a run.
-        """
+        """The loss function given to fit for a plain nn.Module; a hook may replace it during a run."""
         return getattr(self._last.steps, "loss", None) if self._last is not None else None
 
     @loss.setter
@@ -39,17 +37,16 @@ class RunView(View):
         self._last.steps.loss = loss
 
     def num_batches(self, kind: str = "train") -> dict[str, int | None]:
-        """Batches per pass of each loader of a kind ('train', 'val', 'test', 'predict') by its name; None: it
-        cannot tell.
+        """Return the batches per pass of each loader of a kind ('train', 'val', 'test', 'predict') by name.
+
+        None: the loader has no length.
         """
         loaders = self._last.data.loaders.get(kind, []) if self._last is not None else []
         return {each.name: each.length for each in loaders}
 
     @property
     def loaders(self) -> Any:
-        """The training loaders of the run: their `names`, and where several are mixed `set_weights`, `add`,
-        `remove`.
-        """
+        """The training loaders of the run: their `names`, and of a mixture `set_weights`, `add`, `remove`."""
         run = self._last
         if run is not None and run.data.is_mixture:
             return run.data.train
@@ -59,7 +56,7 @@ class RunView(View):
 
     @property
     def num_training_batches(self) -> int | None:
-        """Batches per training epoch; None while there is no training loader, or if it cannot tell."""
+        """Batches per training epoch; None if there is no training loader yet, or it has no length."""
         return (
             self._last.data.train.length
             if self._last is not None and self._last.data.train is not None
@@ -68,21 +65,17 @@ class RunView(View):
 
     @property
     def timings(self) -> Timings | None:
-        """Where the time of this fit, or of the last one, went; None before the first. Of a resumed run:
-        since the resume.
-        """
+        """Where the time of this or the last fit went, since its resume; None before the first fit."""
         return self._fitted.state.timings if self._fitted is not None else None
 
     @property
     def schedules(self) -> list[Schedule]:
-        """The learning-rate schedulers of the run with when they advance."""
+        """The learning-rate schedulers of the run, and when they advance."""
         return self._last.schedules if self._last is not None else []
 
     @property
     def estimated_stepping_batches(self) -> float:
-        """Optimizer updates the run will make: for schedulers that need to know. Infinite if it cannot be
-        told.
-        """
+        """The number of optimizer updates of the run, for schedulers; infinite if it is not known."""
         if self._run is None:
             raise HooklineError(
                 "estimated_stepping_batches is known during a run, from configure_optimizers on."

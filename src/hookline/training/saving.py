@@ -1,4 +1,4 @@
-"""The loop's save points: what a checkpoint holds, when it is written, and what is told of it."""
+"""The save points of the loop: what a checkpoint holds, when it is written, and the events about it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hookline.data.seeding import rng_state
 from hookline.engine.events import Event
 from hookline.engine.hook_list import Entry
 from hookline.engine.init_arguments import init_arguments
-from hookline.engine.slots import Blame, accuse
+from hookline.engine.slots import FailureSource, record_failure
 from hookline.metrics.metric_log import Metrics
 from hookline.run.commands import handles_command
 from hookline.run.optimizers import bare
@@ -40,43 +40,35 @@ log = logging.getLogger("hookline")
 
 @timed("saving")
 def save_due(run: Run) -> None:
-    """Write every checkpoint that was asked for; everyone has heard what they had to by now."""
-    for _ in range(
-        len(run.saves.requests)
-    ):  # popped, not swapped: news may be added by another thread at any moment
+    """Write every requested checkpoint. Called where no event is being emitted."""
+    for _ in range(len(run.saves.requests)):  # popped, because another thread may append at any moment
         request = run.saves.requests.pop(0)
-        if request is not None and not run.saves.is_final and _is_wanted(run, request):
+        if request is None or run.saves.is_final:
+            continue
+        # a trial run writes no checkpoint that a real run would resume from
+        if not run.options.fast_dev_run or request.reason == "manual":
             save(run, request)
-    # else ranks know of it at different moments, and wait for the command
+    # with a background save on several ranks, the command "announce" reaches all ranks at the same batch
     if run.saves.background is None or run.strategy.ranks.alone:
         announce(run)
-
-
-def _is_wanted(run: Run, request: SaveRequest) -> bool:
-    """Return whether a request is honoured: a trial run leaves no checkpoint that a real one would resume
-    from.
-    """
-    return not run.options.fast_dev_run or request.reason == "manual"
 
 
 @phase(SAVING)
 @timed("saving")
 def save(run: Run, request: SaveRequest) -> None:
-    """Put a checkpoint together, and write it or have it written in the background. All ranks do so at the
-    same time.
-    """
+    """Collect the contents of a checkpoint and write it, at once or in the background, on all ranks."""
     s = run.state
     if request.reason == "exception" and not run.strategy.ranks.alone:
         log.warning(
             "%s is not saved after the failure: with several ranks a checkpoint needs all of them, and the "
-            "others may not have failed. The newest checkpoint before it is whole.",
+            "others may not have failed. The newest checkpoint before it is complete.",
             shown(request.path),
         )
         return
-    run.watch.check_now(with_state=True)  # what is not finite never replaces a good checkpoint
-    run.rows.reduce({}, "save")  # what hooks have logged and is waiting belongs to the time before
+    run.watch.check_now(with_state=True)  # values that are not finite must not replace a good checkpoint
+    run.rows.reduce({}, "save")  # metrics that wait for a reduction belong before this save
     try:
-        path = place_of(run, request)
+        path = path_of(run, request)
     except CheckpointError as error:
         run.saves.results.append(
             Saved("checkpoints/last", request.reason, s.step, error, run.stamp, request.is_automatic)
@@ -98,9 +90,7 @@ def save(run: Run, request: SaveRequest) -> None:
         and run.stage == "fit"
         and request.reason not in ("signal", "exception")
     )
-    finish_saving(
-        run
-    )  # one that is still being written is older: hooks hear of it before its name may be another's
+    finish_saving(run)  # emit the end of an older save first: this one may replace its path
     try:
         written = whole if run.strategy.ranks.alone else part_of_rank(run, whole, saved)
         if in_background:
@@ -119,10 +109,8 @@ def save(run: Run, request: SaveRequest) -> None:
     announce(run)
 
 
-def place_of(run: Run, request: SaveRequest) -> Path | str:
-    """Return where a checkpoint goes that has no path of its own. That of a signal is the run's last: one
-    write, not two.
-    """
+def path_of(run: Run, request: SaveRequest) -> Path | str:
+    """Return the path of a checkpoint; after a signal `checkpoints/last`, so that one write suffices."""
     if (
         run.saves.last is not None
         and request.path is None
@@ -133,8 +121,9 @@ def place_of(run: Run, request: SaveRequest) -> Path | str:
 
 
 def part_of_rank(run: Run, contents: dict[str, Any], saved: Saved) -> Packed:
-    """What this rank writes of a checkpoint: its share, and what differs from rank zero's. All ranks must be
-    at the same one.
+    """Return what this rank writes: its shards, and what differs from rank zero.
+
+    Raise if the ranks are not about to write the same checkpoint.
     """
     ranks, parts, problem = run.strategy.ranks, None, ""
     try:
@@ -142,60 +131,59 @@ def part_of_rank(run: Run, contents: dict[str, Any], saved: Saved) -> Packed:
     except CheckpointError as error:
         problem = str(error)
     sums = parts.sums if parts is not None and ranks.rank == 0 else None
-    told = ranks.gather(
+    of_all = ranks.gather(
         {"asked": [str(saved.path), saved.reason, saved.step], "problem": problem, "sums": sums}
     )
-    if any(each["asked"] != told[0]["asked"] for each in told):
+    if any(each["asked"] != of_all[0]["asked"] for each in of_all):
         asked = ", ".join(
             f"rank {rank} {shown(path)} ({reason}, step {step})"
-            for rank, (path, reason, step) in enumerate(each["asked"] for each in told)
+            for rank, (path, reason, step) in enumerate(each["asked"] for each in of_all)
         )
         raise HooklineError(
             f"The ranks are about to write different checkpoints: {asked}. Do they all have the same hooks?"
         )
-    problems = [f"rank {rank}: {each['problem']}" for rank, each in enumerate(told) if each["problem"]]
+    problems = [f"rank {rank}: {each['problem']}" for rank, each in enumerate(of_all) if each["problem"]]
     if problems or parts is None:
         raise CheckpointError(
-            f"The checkpoint {shown(saved.path)} could not be put together: {'; '.join(problems)}"
+            f"The contents of the checkpoint {shown(saved.path)} could not be collected: "
+            f"{'; '.join(problems)}"
         )
-    return parts.for_rank(ranks.rank, told[0]["sums"])
+    return parts.for_rank(ranks.rank, of_all[0]["sums"])
 
 
 def save_in_background(
     run: Run, contents: dict[str, Any] | Packed, about: dict[str, Any], saved: Saved
 ) -> None:
-    """Training goes on as soon as everything is copied. At most one is being written at a time."""
+    """Copy the contents and write them in a thread, one checkpoint at a time; training continues."""
     if run.saves.background is None:
         run.saves.background = BackgroundSaver(run.strategy.ranks)
 
-    def tell(error: CheckpointError | None) -> None:
+    def on_done(error: CheckpointError | None) -> None:
         run.saves.results.append(saved if error is None else replace(saved, error=error))
         if run.strategy.ranks.alone:
-            run.saves.requests.append(None)
-        elif run.state.rank == 0:  # all ranks tell their hooks at one and the same boundary
+            run.saves.requests.append(None)  # makes the loop call `save_due`
+        elif run.state.rank == 0:  # a command, so that all ranks emit the event after the same batch
             run.participants.commands.send("announce")
 
-    run.saves.background.start(contents, saved.path, about, tell, staging=run.run_dir)
+    run.saves.background.start(contents, saved.path, about, on_done, staging=run.run_dir)
 
 
 @handles_command("announce")
 def announce_together(run: Run, sender: int) -> None:
-    """Rank zero has given a checkpoint its name; the others' threads are about to hear of it, if they have
-    not.
-    """
+    """Emit the end of a background save on all ranks, after rank zero has renamed the checkpoint."""
     finish_saving(run)
 
 
 @timed("saving")
 def finish_saving(run: Run) -> None:
-    """Wait for what is being written in the background, and tell what became of it."""
+    """Wait for a save in the background, and emit whether it succeeded."""
     if run.saves.background is not None:
         run.saves.background.wait()
         announce(run)
 
 
 def announce(run: Run) -> None:
-    """Tell everyone of checkpoints that are durable by now, and do as chosen about those that are not."""
+    """Emit the events of finished saves. A failed save warns or raises, as the options choose."""
     while run.saves.results:
         saved = run.saves.results.pop(0)
         if run.participants.control is not None:
@@ -209,9 +197,7 @@ def announce(run: Run) -> None:
 
 
 def describe(s: State, request: SaveRequest, run: str) -> dict[str, Any]:
-    """What the manifest says of a checkpoint, so that it can be judged without being read. run: what it is
-    of.
-    """
+    """Return the facts of a checkpoint for its manifest, which is read without the tensors. run: its id."""
     return {
         "run": run,
         "step": s.step,
@@ -227,7 +213,7 @@ def describe(s: State, request: SaveRequest, run: str) -> dict[str, Any]:
 
 
 def collect(run: Run) -> dict[str, Any]:
-    """Everything a run needs to go on."""
+    """Return everything that a run needs to resume."""
     s = run.state
     entries = [*s.hooks.in_order(), *run.participants.module_hooks]
     whole = {
@@ -250,8 +236,7 @@ def collect(run: Run) -> dict[str, Any]:
         "filters": {each.name: [counts_of(x) for x in each.listeners] for each in entries},
         "metrics": dict(s.metrics.read()),
         "loggers": s.logger.position(),
-        # a resumed run whose data is not open yet: what it has drawn since is drawn again after the next
-        # resume
+        # if the data of a resumed run is not open yet, the next resume repeats what was drawn since
         "rng": run.resume.contents["rng"] if "rng" in run.resume.contents else rng_state(),
         "loader": run.resume.contents["loader"]
         if "loader" in run.resume.contents
@@ -261,70 +246,64 @@ def collect(run: Run) -> dict[str, Any]:
         "feeding": run.data.router.state_dict() if run.data.router is not None else {},
     }
     for name, before in run.progress.before_validation.items() if run.progress.validation_pending else ():
-        # as if the validation that was cut short had never begun
-        if name == "module":
-            before = {
-                key: each for key, each in before.items() if key in whole[name]
-            }  # not all buffers are saved
+        # undo what an abandoned validation has changed
+        if name == "module":  # without the buffers that are not saved
+            before = {key: each for key, each in before.items() if key in whole[name]}
         whole[name].update(Metrics(before).read() if name == "metrics" else before)
     return whole
 
 
 def made_with(module: nn.Module) -> dict[str, Any]:
-    """Return the constructor arguments that a `hookline.Module` records, so that `load_from_checkpoint` makes
-    it again.
-    """
+    """Return the constructor arguments of a `hookline.Module`, which `load_from_checkpoint` needs."""
     made = init_arguments(module)
     return {} if made is None else {"hparams": dict(made.recorded), "hparams_left_out": dict(made.left_out)}
 
 
 def states_of(entries: Iterable[Entry], s: State) -> dict[str, Any]:
-    """What hooks want to have kept, by their names; one that fails is named."""
+    """Return the state of hooks by their names; the error of a hook that fails names it."""
     states = {}
-    for each in entries:
-        if hasattr(each.hook, "state_dict"):
-            with naming(each, "state_dict", s):
-                states[each.name] = each.hook.state_dict()
+    for entry in entries:
+        if hasattr(entry.hook, "state_dict"):
+            with naming(entry, "state_dict", s):
+                states[entry.name] = entry.hook.state_dict()
     return states
 
 
 @contextlib.contextmanager
 def naming(entry: Entry, method: str, s: State) -> Iterator[None]:
-    """What fails meanwhile says whose method it was."""
+    """Add the name of the hook and its method to an error inside the context."""
     try:
         yield
     except Exception as error:
-        accuse(
-            error, Blame(f"hook {entry.name!r}", method), f"({type(entry.given).__name__}) at {s.position}"
+        record_failure(
+            error,
+            FailureSource(f"hook {entry.name!r}", method),
+            f"({type(entry.given).__name__}) at {s.position}",
         )
         raise
 
 
 def kinds(s: State) -> list[str]:
-    """The classes of the optimizers and schedulers: the state of one kind means nothing to another."""
+    """Return the class names of the optimizers and schedulers: their state fits no other class."""
     return [type(each).__name__ for each in (*map(bare, s.optimizers), *s.schedulers)]
 
 
 def counts_of(listener: Any) -> list[dict[str, Any]]:
-    """How far a listener's filters have counted, with what each was asked for: `every 2 steps`."""
+    """Return the counts of a listener's filters, each with its text, such as `every 2 steps`."""
     return [{"of": f"{listener.event.name} {each.text}", **each.state_dict()} for each in listener.filters]
 
 
 SMALL = 1_000_000
-"""Tensors of more elements are too large to be copied before every validation; hooks do not change them
-during one.
-"""
+"""The most elements of a tensor that is copied before every validation; hooks do not change larger ones."""
 
 
-def what_validation_may_change(run: Run) -> dict[str, Any]:
-    """The state of everyone who hears it, and the random streams: a validation that is cut short must leave
-    no trace.
-    """
+def state_before_validation(run: Run) -> dict[str, Any]:
+    """Return a copy of the state that a validation may change, to undo a validation that is abandoned."""
     s = run.state
-    hearers = [each for each in s.hooks.entries() if any(hears_it_begin(x.event) for x in each.listeners)]
+    listening = [each for each in s.hooks.entries() if any(precedes_end(x.event) for x in each.listeners)]
     return {
-        "hooks": frozen(states_of(hearers, s)),
-        "filters": {each.name: [counts_of(x) for x in each.listeners] for each in hearers},
+        "hooks": frozen(states_of(listening, s)),
+        "filters": {each.name: [counts_of(x) for x in each.listeners] for each in listening},
         "module": frozen(dict(run.module.named_buffers())),
         "log": frozen(s.log.state_dict()),
         "metrics": dict(s.metrics.raw()),
@@ -333,8 +312,8 @@ def what_validation_may_change(run: Run) -> dict[str, Any]:
     }
 
 
-def hears_it_begin(event: Event) -> bool:
-    """Whether an event of a validation comes before its end, which one that is cut short does not have."""
+def precedes_end(event: Event) -> bool:
+    """Return whether an event of a validation comes before its end, so that an abandoned one emits it."""
     return event.inside == "validation batch" or event.name in (
         "on_validation_start",
         "on_validation_epoch_start",
@@ -342,7 +321,7 @@ def hears_it_begin(event: Event) -> bool:
 
 
 def frozen(value: Any) -> Any:
-    """A copy that later changes do not reach."""
+    """Return a deep copy; tensors of more than SMALL elements are shared."""
     if isinstance(value, Tensor):
         return value.detach().clone() if value.numel() <= SMALL else value
     if isinstance(value, dict):
@@ -353,10 +332,10 @@ def frozen(value: Any) -> Any:
 
 
 def open_window(run: Run) -> dict[str, Any]:
-    """An accumulation window that is not complete yet, with its gradients."""
+    """Return the open accumulation window with its gradients."""
     window = run.window
     if not window.batches:
-        # the next window's unit comes from these; without them float16 could round otherwise after a resume
+        # the unit of the next window depends on these; without them float16 may round differently
         return (
             {}
             if window.by == "batches"

@@ -12,9 +12,7 @@ log = logging.getLogger("hookline")
 
 
 def advance_due(run: Run, updated: bool, batches_left: int | None) -> None:
-    """After a batch: those that go by steps if there was an update, those that go by epochs on the last
-    batch.
-    """
+    """Advance schedulers after a batch: per-step ones after an update, per-epoch ones at the last batch."""
     if updated:
         run.progress.schedulers_advanced_at = run.state.step
         _advance(run, "step", run.state.step, metric=None)
@@ -23,14 +21,14 @@ def advance_due(run: Run, updated: bool, batches_left: int | None) -> None:
 
 
 def advance_epoch(run: Run) -> None:
-    """Those that go by epochs, once per epoch; a second call in the same epoch does nothing."""
+    """Advance per-epoch schedulers; a second call in the same epoch does nothing."""
     if run.schedules and not run.progress.epoch_advanced:
         run.progress.epoch_advanced = True
         _advance(run, "epoch", run.state.epoch + 1, metric=False)
 
 
 def advance_on_metric(run: Run) -> None:
-    """Those that watch a metric, once the epoch's metrics are known."""
+    """Advance schedulers that monitor a metric, once the epoch's metrics are known."""
     if run.schedules:
         _advance(run, "epoch", run.state.epochs_seen, metric=True)
 
@@ -38,14 +36,12 @@ def advance_on_metric(run: Run) -> None:
 def _advance(run: Run, interval: str, count: int, metric: bool | None) -> None:
     s = run.state
     if run.traits.is_manual:
-        return  # then the training step advances them itself
+        return  # a manual training step advances them itself
     router = run.data.router
     for schedule in run.schedules:
         if schedule.interval != interval or metric not in (None, schedule.needs_metric):
             continue
-        if (
-            interval == "step" and router is not None
-        ):  # a scheduler belongs to its optimizer, which may have had no part
+        if interval == "step" and router is not None:  # only if the scheduler's optimizer was updated
             if (
                 schedule.optimizer_idx not in router.updated
                 or router.updates[schedule.optimizer_idx] % schedule.frequency
@@ -71,6 +67,6 @@ def _find_metric(run: Run, schedule: Schedule) -> bool:
         f"{closest(name, s.metrics)} Metrics: {known}."
     )
     if schedule.strict:
-        raise OptionError(text + " Pass 'strict': False to only be warned.")
+        raise OptionError(text + " Pass 'strict': False to get a warning instead.")
     log.warning(text)
     return False

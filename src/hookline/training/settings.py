@@ -1,4 +1,4 @@
-"""What a run was set up with, kept in its checkpoints, and what has changed when it resumes."""
+"""The settings of a run, which its checkpoints keep, and what has changed in them when it resumes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ OPTIONS = (
     "seed",
 )
 RESTORED = ("optimizers.", "schedulers.")
-"""What a checkpoint puts back, whatever the new program says."""
+"""Settings that a checkpoint restores, whatever the new program sets."""
 DERIVED = ("params", "param_names", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum")
-"""Entries of parameter groups that are no settings, or those of a scheduler."""
+"""Entries of parameter groups that are not settings, or that a scheduler sets."""
 PROGRESS = ("last_epoch", "base_lrs", "best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i", "verbose")
 """Entries of schedulers that change as they advance."""
 ADVICE = {
@@ -38,16 +38,14 @@ ADVICE = {
     "schedulers": "The checkpoint restores schedulers. To use new values, set them in on_checkpoint_load "
     "(attributes of "
     "schedulers[0]), or start a new run with hookline.load_weights(module, path).",
-    "seed": "Random numbers and the order of samples continue as the checkpoint's seed has them.",
+    "seed": "Random numbers and the order of samples continue from the checkpoint's seed.",
 }
 MOST_LINES = 30
 _NONE = object()
 
 
 def settings_of(run: Run) -> Settings:
-    """Return the settings of a run as they are now. Limits (max_epochs and others) are left out: they are
-    raised as a rule.
-    """
+    """Return the present settings of a run, without limits such as max_epochs, which are often raised."""
     found = {name: getattr(run.options, name) for name in OPTIONS} | {
         "precision": run.strategy.precision.name
     }
@@ -70,24 +68,19 @@ def settings_of(run: Run) -> Settings:
 
 
 def report_changes(run: Run, saved: Any) -> None:
-    """Say once which settings differ from those of the checkpoint, and which value is used. Call it after the
-    restore.
-    """
+    """Warn which settings differ from the checkpoint, and which value is used. Call it after the restore."""
     if not isinstance(saved, dict) or run.resume.finished:
         return
     now, used = run.identity.settings, settings_of(run)
     lines: dict[str, int] = {}
     kept: set[str] = set()
     for name in now:
-        was, new = (
-            _plain(saved.get(name, _NONE)),
-            now[name],
-        )  # a tensor, in a damaged file, cannot be compared
+        was, new = _plain(saved.get(name, _NONE)), now[name]
         if was is _NONE or was == new or (name == "seed" and new is None):
             continue
         is_restored = name.startswith(RESTORED)
         if is_restored or name == "seed":
-            run.identity.settings[name] = was  # it still holds, so the next resume compares with it
+            run.identity.settings[name] = was  # still in use, so the next resume compares with it
         taken = was if name == "seed" else used.get(name, new)
         if is_restored and taken == new:
             continue  # it was set after an earlier resume
@@ -113,8 +106,7 @@ def report_changes(run: Run, saved: Any) -> None:
 
 
 def module_settings(module: nn.Module) -> Settings:
-    """Return the numbers, flags and words that torch's layers were made with, and what other modules call
-    dropout.
+    """Return the numbers, flags and strings of torch's layers, and the dropout rates of other modules.
 
     Layers that differ only by their number share one entry: `layers.*.drop.p`.
     """
@@ -158,7 +150,7 @@ def _named(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON gives it back; `_NONE` if it cannot be compared."""
+    """Return a value in the types of JSON; `_NONE` if it cannot be compared, such as a tensor."""
     if isinstance(value, Tensor) and value.numel() == 1 and value.device.type != "meta":
         return value.item()
     if value is None or type(value) in (bool, int, float, str):
@@ -173,7 +165,7 @@ def _plain(value: Any) -> Any:
 
 
 def _shown_name(name: str, run: Run) -> str:
-    """Return the name in the words of the program: `lr of SGD`."""
+    """Return the name of a setting for a message, such as `lr of SGD`."""
     kind, _, rest = name.partition(".")
     if kind == "module":
         return f"{type(run.module).__name__}.{rest}"

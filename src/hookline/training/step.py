@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hookline.run.run import Run
 from hookline.training.backward import Backward, cannot_train_on, loss_of
-from hookline.training.batch_events import BatchEvents, note_loss, skip_step, transfer
+from hookline.training.batch_events import BatchEvents, set_loss, skip_step, transfer
 from hookline.training.schedulers import advance_due
 from hookline.training.update import Update
 from hookline.util.errors import END_EPOCH, LossError, Signal
@@ -19,8 +19,8 @@ from hookline.util.errors import END_EPOCH, LossError, Signal
 class TrainStep(BatchEvents):
     """Train on one batch, with one update per batch.
 
-    `choose_step` picks the class and its parts before the first batch. Other classes replace the named
-    methods: see `accumulation.py`, `manual.py`, `rank_step.py`.
+    `choose_step` picks the class and its parts before the first batch. Subclasses replace the named
+    methods: see `accumulation.py`, `manual.py` and `counted_step.py`.
     """
 
     def __init__(self, run: Run, backward: Backward, update: Update) -> None:
@@ -37,7 +37,7 @@ class TrainStep(BatchEvents):
             if not run.data.is_mixture
             else (lambda loss, weight: s.log.add_of_loader("train", "loss", loss, weight, s.log.loader),)
         )
-        """What else a loss is added to."""
+        """Further sums that each loss is added to."""
         if run.data.is_mixture:
             self.row_parts = (run.data.train.metrics,)
 
@@ -59,7 +59,7 @@ class TrainStep(BatchEvents):
         self.end(batches_left)
         if s.counts.step > self.progress.step_before_batch:
             self.end_step()
-        s.current.returned = None  # what the step returned may hold a graph
+        s.current.returned = None  # it may hold a graph
         return None
 
     def skip(self, signal: Signal) -> Signal | None:
@@ -75,7 +75,7 @@ class TrainStep(BatchEvents):
             else loss_of(self.run, s.current.returned)
         )
         if loss is None:
-            note_loss(s, None)
+            set_loss(s, None)
             skip_step(self.run, "no_loss")
             return
         if not loss.requires_grad:
@@ -89,13 +89,12 @@ class TrainStep(BatchEvents):
         self.update()
 
     def close_window(self) -> None:
-        """Update on what an accumulation window has when it ends early. A window of one batch is closed
-        already.
-        """
+        """Update on the batches of a window that ends early. A window of one batch never does."""
 
-    def count_failed_batch(self) -> None:
-        """Before a save after a failure: count a batch whose update was made, else train it again after a
-        resume.
+    def close_failed_batch(self) -> None:
+        """Prepare a save after a failure: count a batch whose update was made, else drop its gradients.
+
+        A resume trains on a batch again if it is not counted.
         """
         run, s = self.run, self.state
         if s.current.returned is None or run.progress.position != s.current.batch_idx:
@@ -109,4 +108,4 @@ class TrainStep(BatchEvents):
             advance_due(run, True, None)
 
     def drop_gradients(self) -> None:
-        """Forget the gradients of a batch that failed before its update."""
+        """Drop the gradients of a batch that failed before its update. One batch per window leaves none."""

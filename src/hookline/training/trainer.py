@@ -1,4 +1,4 @@
-"""The facade: options, fit, validate, test, predict, and the hooks of a run."""
+"""The `Trainer`: its options, fit, validate, test, predict, and the hooks of a run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ log = logging.getLogger("hookline")
 
 
 class Trainer(RunView):
-    """Trains a module, with every moment of it open to hooks.
+    """Train a module, with every moment of training open to hooks.
 
     >>> trainer = Trainer(max_epochs=3, hooks=[Report()])
     >>> trainer.fit(module, train_loader, val_loader)
@@ -52,52 +52,40 @@ class Trainer(RunView):
 
     @with_signature
     def __init__(self, **arguments: Unpack[TrainerArguments]) -> None:
-        """The arguments are declared in `hookline.run.options`; docs/options.md lists
-        them.
-        """
+        """Take the options that `hookline.run.options` declares; docs/options.md lists them."""
         self.options, parts = read_arguments(arguments)
         self.config = parts.config
         self.strategy = make_strategy(parts.strategy, parts.device, parts.precision)
-        is_quiet = (
-            self.options.fast_dev_run or self.strategy.rank != 0
-        )  # one record of a run, however many ranks it has
+        is_quiet = self.options.fast_dev_run or self.strategy.rank != 0  # only rank zero logs
         self.loggers: Loggers = make_loggers(False if is_quiet else parts.logger, JSONLines)
         self.plan = Plan(EVENTS, accounting=parts.accounting)
         self.hooks = HookList(self.plan, EVENTS, self.strategy.rank)
         for hook in itertools.chain(parts.hooks, parts.callbacks):
             self.hooks.add(hook)
         if self.options.enable_progress_bar:
-            self._add_progress_bar(asked=arguments.get("enable_progress_bar", False))
-        self.state = State(
-            trainer=self,
-            hooks=self.hooks,
-            logger=self.loggers,
-            config=parts.config,
-            device=self.strategy.device,
-        )
+            self._add_progress_bar(is_requested=arguments.get("enable_progress_bar", False))
+        self.state = self._make_state()
         self.resolved_config: dict[str, Any] | None = None
-        """The configuration this trainer was made from, command line included; for the run's record."""
+        """The configuration, with the command line, that this trainer was made from; for the run record."""
         self._run: Run | None = None
         self._last: Run | None = None
         self._fitted: Run | None = None
         self._directory = RunDirectory(self.options)
         self.tracing = Tracing(self.plan, self.options.trace)
         self.shows_model = True
-        """Whether the last line of a fit says where its model is; a program that says so itself sets it to
-        False.
-        """
+        """Whether the last line of a fit shows where its model is. A program that shows it sets False."""
         self._created: Creation | None = Creation()
-        """Until it was reported that a module was created after it without a seed."""
+        """Finds modules that are created without a seed; None once one was reported."""
 
-    def _add_progress_bar(self, asked: bool) -> None:
-        """Add the trainer's own, unless there is one among the hooks; to ask for both is an error."""
+    def _add_progress_bar(self, is_requested: bool) -> None:
+        """Add a progress bar unless a hook is one; refuse a hook and `enable_progress_bar=True` together."""
         own = hook_class("progress_bar")()
         given = [
             entry.name
             for entry in self.hooks.entries()
             if getattr(entry.hook, "only_one", "") == own.only_one
         ]
-        if given and asked:
+        if given and is_requested:
             raise OptionError(
                 f"enable_progress_bar=True and the hook {given[0]!r} would make two progress bars: leave "
                 "one of them out.",
@@ -107,7 +95,7 @@ class Trainer(RunView):
         if not given:
             self.hooks.add(own)
 
-    # ---- the verbs -----------------------------------------------------------------------------------------
+    # ---- the stages ----------------------------------------------------------------------------------------
 
     def fit(
         self,
@@ -128,14 +116,14 @@ class Trainer(RunView):
 
         train, val: one loader, a list, or a dictionary of names. mixture: how several training loaders are
         mixed; by default each in turn, until all their batches were drawn once.
-        resume: None begins a new run; a checkpoint's path goes on from there; 'auto' goes on from the newest
-        whole checkpoint of the run, 'best' from the best one that a monitor has kept. Both begin a new run if
-        there is no checkpoint, and raise if there are some but none can be used.
+        resume: None begins a new run; the path of a checkpoint resumes from it; 'auto' resumes from the
+        newest complete checkpoint of the run, 'best' from the best one that a monitor kept. Both begin a new
+        run if there is no checkpoint, and raise if there are checkpoints but none can be used.
         """
         from hookline.training import lifecycle
 
         refuse_unknown(Trainer.fit, unknown)
-        train, datamodule = _sort_out(train, datamodule)
+        train, datamodule = _separate(train, datamodule)
         run = self._start("fit", module, datamodule, {"train": train, "val": val}, loss, step, optimizer)
         lifecycle.begin(run, resume=resume)
         run.data.mixture = mixture
@@ -161,12 +149,10 @@ class Trainer(RunView):
         checkpoint: str | Path | None = None,
         **unknown: Never,
     ) -> Metrics:
-        """Measure on the validation data. Inside a run, at the end of a batch, step or epoch, it validates
-        that run.
+        """Validate. Called by a hook at the end of a batch, step or epoch, it validates the current run.
 
-        checkpoint: whose weights to use: a path, 'best' or 'auto' (the newest); the hooks get their state
-        from it too. If this trainer has trained before, its monitors have what they found there again
-        afterwards.
+        checkpoint: load weights and the state of hooks from this checkpoint: a path, 'best' or 'auto' (the
+        newest). If this trainer has trained before, the state of its monitors is restored afterwards.
         """
         from hookline.training import lifecycle
 
@@ -174,19 +160,14 @@ class Trainer(RunView):
         if self._run is not None:
             if module is not None or loaders is not None or datamodule is not None or checkpoint is not None:
                 raise OptionError(
-                    "validate() inside a run validates that run's own module and loaders; call it without "
-                    "any."
+                    "validate() inside a run validates the module and loaders of that run; call it without "
+                    "arguments."
                 )
             return self._validate_in_run(self._run)
-        loaders, datamodule = _sort_out(loaders, datamodule)
+        loaders, datamodule = _separate(loaders, datamodule)
         run = self._start("validate", module, datamodule, {"val": loaders}, loss, step, None)
         self._use_weights(run, checkpoint)
-        return self._finish(
-            run,
-            lambda run: (
-                _on_loaders(run, "val", lambda: lifecycle.evaluate(run, lifecycle.VALIDATION)) or Metrics()
-            ),
-        )
+        return self._finish(run, _on_loaders("val", lifecycle.evaluate, lifecycle.VALIDATION)) or Metrics()
 
     def test(
         self,
@@ -199,19 +180,14 @@ class Trainer(RunView):
         checkpoint: str | Path | None = None,
         **unknown: Never,
     ) -> Metrics:
-        """Measure on the test data. checkpoint: as in `validate`."""
+        """Evaluate on the test data. checkpoint: as in `validate`."""
         from hookline.training import lifecycle
 
         refuse_unknown(Trainer.test, unknown)
-        loaders, datamodule = _sort_out(loaders, datamodule)
+        loaders, datamodule = _separate(loaders, datamodule)
         run = self._start("test", module, datamodule, {"test": loaders}, loss, step, None)
         self._use_weights(run, checkpoint)
-        return self._finish(
-            run,
-            lambda run: (
-                _on_loaders(run, "test", lambda: lifecycle.evaluate(run, lifecycle.TEST)) or Metrics()
-            ),
-        )
+        return self._finish(run, _on_loaders("test", lifecycle.evaluate, lifecycle.TEST)) or Metrics()
 
     def predict(
         self,
@@ -223,18 +199,14 @@ class Trainer(RunView):
         checkpoint: str | Path | None = None,
         **unknown: Never,
     ) -> list[Any]:
-        """Collect what `predict_step` returns: a list, or one list per loader. checkpoint: as
-        in `validate`.
-        """
+        """Return what `predict_step` returns: a list, or one per loader. checkpoint: as in `validate`."""
         from hookline.training.predict import predict
 
         refuse_unknown(Trainer.predict, unknown)
-        loaders, datamodule = _sort_out(loaders, datamodule)
+        loaders, datamodule = _separate(loaders, datamodule)
         run = self._start("predict", module, datamodule, {"predict": loaders}, None, None, None)
         self._use_weights(run, checkpoint)
-        return self._finish(
-            run, lambda run: _on_loaders(run, "predict", lambda: predict(run, return_predictions)) or []
-        )
+        return self._finish(run, _on_loaders("predict", predict, return_predictions)) or []
 
     def _start(
         self,
@@ -248,6 +220,7 @@ class Trainer(RunView):
         *,
         connects: bool = True,
     ) -> Run:
+        """Check the arguments of a stage and make its run. connects: whether the ranks connect now."""
         from hookline.training import lifecycle
 
         if self._run is not None:
@@ -270,7 +243,7 @@ class Trainer(RunView):
         steps: Any = (
             module
             if isinstance(module, Module)
-            else adopt_steps(module) or self._plain(module, loss, step, optimizer)
+            else adopt_steps(module) or self._plain_steps(module, loss, step, optimizer)
         )
         if not isinstance(steps, PlainSteps) and (
             loss is not None or step is not None or optimizer is not None
@@ -293,12 +266,7 @@ class Trainer(RunView):
                 "Manual optimization clips by itself: leave gradient_clip_val at None and call "
                 "self.clip_gradients(optimizer, value) in training_step."
             )
-        state = State(
-            trainer=self,
-            hooks=self.hooks,
-            logger=self.loggers,
-            config=self.config,
-            device=self.strategy.device,
+        state = self._make_state(
             module=module,
             wrapped_model=module,
             stage=stage,
@@ -308,7 +276,7 @@ class Trainer(RunView):
             world_size=self.strategy.world_size,
         )
         if stage != "fit" and self._fitted is not None and self._fitted.module is module:
-            # results of a trained module belong to the step it was trained to
+            # the results of a trained module are logged under the step that it was trained to
             state.counts.load_state_dict(self._fitted.state.counts.state_dict(), resumed=False)
         return lifecycle.Run(
             self.options,
@@ -322,42 +290,49 @@ class Trainer(RunView):
             lifecycle.RunData(loaders),
         )
 
+    def _make_state(self, **facts: Any) -> State:
+        return State(
+            trainer=self,
+            hooks=self.hooks,
+            logger=self.loggers,
+            config=self.config,
+            device=self.strategy.device,
+            **facts,
+        )
+
     def _use_weights(self, run: Run, checkpoint: str | Path | None) -> None:
-        """The weights, and what the hooks kept: averaged weights are a hook's, and measured instead of the
-        others.
+        """Read the checkpoint to evaluate. The state of hooks belongs to it: a hook may hold averaged
+        weights, which are evaluated instead of the module's own.
         """
         from hookline.training import lifecycle
 
         lifecycle.begin(run, checkpoint=checkpoint)
-        own = (
-            self._directory.existing() if self._fitted is not None else None
-        )  # not the best of some other run
-        ranks = run.strategy.ranks
-        found = (
-            lifecycle.look_up(checkpoint, self._directory, own, ranks, "checkpoint")
-            if checkpoint is not None
-            else None
+        if checkpoint is None:
+            return
+        # after a fit, 'best' and 'auto' mean checkpoints of that fit only
+        own = self._directory.existing() if self._fitted is not None else None
+        found = lifecycle.find_checkpoint(
+            checkpoint, self._directory, own, run.strategy.ranks, option="checkpoint"
         )
-        if found is not None:
-            run.resume.take(found.contents, found.path)  # restored once the module has all its layers
-            if self._fitted is not None:
-                lifecycle.keep_findings(run)
-        elif checkpoint is not None:
-            raise CheckpointError(f"checkpoint={checkpoint!r}: there is none to be found.")
+        if found is None:
+            raise CheckpointError(f"checkpoint={checkpoint!r}: no checkpoint was found.")
+        run.resume.take(found.contents, found.path)  # restored once the module has all its layers
+        if self._fitted is not None:
+            lifecycle.keep_monitor_state(run)
 
-    def _plain(self, module: nn.Module, loss: Any, step: Any, optimizer: Any) -> PlainSteps:
+    def _plain_steps(self, module: nn.Module, loss: Any, step: Any, optimizer: Any) -> PlainSteps:
         if loss is None and step is None and self._last is not None and self._last.module is module:
             return self._last.steps.again(optimizer)  # type: ignore[attr-defined,no-any-return]
         return PlainSteps(module, loss, step, optimizer)
 
     def _finish(self, run: Run, body: Callable[[Run], T]) -> T:
+        """Make `run` the current run and run its lifecycle around `body`."""
         from hookline.training import lifecycle
 
         if self.options.seed is not None:
-            if self._created and run.stage == "fit" and run.resume.path is None and self.strategy.rank == 0:
-                self._created = (
-                    None if report_unseeded(self._created, run.module, self.options.seed) else self._created
-                )
+            is_new_fit = run.stage == "fit" and run.resume.path is None and self.strategy.rank == 0
+            if self._created and is_new_fit and report_unseeded(self._created, run.module, self.options.seed):
+                self._created = None
             seed_everything(self.options.seed)
         self._run = self._last = run
         self.state = run.state
@@ -380,12 +355,12 @@ class Trainer(RunView):
             events = ", ".join(each.name for each in EVENTS if each.nested_validate)
             raise HooklineError(
                 "validate() can be called from a hook at the end of a batch, step or training epoch "
-                f"({events}), not here: elsewhere it would change what the run is in the middle of."
+                f"({events}), not here: elsewhere it would change a computation that is under way."
             )
         if lifecycle.is_off(run, "val"):
             return Metrics()
         if not lifecycle.load(run, "val"):
-            _no_loader("validate")
+            _refuse_without_loader("validate")
         s.nested_validate = False
         if run.failure_monitor is not None:
             run.failure_monitor.nested.begin()
@@ -425,24 +400,23 @@ class Trainer(RunView):
         return self.add_hook(hook_class("json_log")(log_every_n_batches=log_every_n_batches), "json_log")
 
     def add_checkpointing(self, save_every_n_epochs: int = 1, **options: Any) -> Handle:
-        """Save every so many epochs and keep them all; the hook is called `checkpoint`. Options are
-        ModelCheckpoint's.
+        """Save every so many epochs and keep all checkpoints; the hook is called `checkpoint`.
+
+        options: those of ModelCheckpoint.
         """
         keep = {} if "monitor" in options else {"save_top_k": -1}
         hook = hook_class("model_checkpoint")(**{"every_n_epochs": save_every_n_epochs, **keep, **options})
         return self.add_hook(hook, "checkpoint")
 
     def add_dataloader(self, loader: Any, name: str, weight: float | None = None) -> int:
-        """A further training loader from the mixture's next window on; as `trainer.loaders.add`."""
+        """Add a training loader from the mixture's next window on, like `trainer.loaders.add`."""
         return int(self.loaders.add(name, loader, weight))
 
     def emit(self, event: str, **facts: Any) -> Any:
-        """Fire an event that `hookline.declare_event` declared; returns the replaced fact, if the event has
-        one.
-        """
+        """Emit an event that `hookline.declare_event` declared; return the replaced fact, if it has one."""
         row = EVENTS.named(event)
         if row.inside != "own":
-            raise HooklineError(f"{row.name} is fired by the loops; only events you declared can be emitted.")
+            raise HooklineError(f"{row.name} is emitted by the loops; emit() takes events that you declared.")
         for name in (*facts, *row.facts):
             if (name in facts) != (name in row.facts):
                 known, got = ", ".join(row.facts) or "none", ", ".join(facts) or "none"
@@ -463,7 +437,7 @@ class Trainer(RunView):
         verb: str = "fit",
         mixture: Mixture | Mapping[str, Any] | None = None,
     ) -> Explanation:
-        """The lifecycle of a run with its listeners, before it runs; `print` it, or take its `data()`.
+        """Return the lifecycle of a run with its listeners, before it runs; `print` it, or use its `data()`.
 
         train, mixture: as for `fit`; then it also shows which loader the batches will come from, and how each
         is read.
@@ -476,7 +450,7 @@ class Trainer(RunView):
             graphs = "" if self._run is None else lifecycle.explain_graphs(self._run)
             read = {} if self._run is None else self._run.data.readings()
             return explain_plan(self.plan, verb, str(self.loaders) if running else "", graphs, read)
-        with self.strategy.silent():  # one rank may ask for it alone
+        with self.strategy.silent():  # a single rank may call explain()
             run = self._start(verb, module, datamodule, {"train": train}, None, None, None, connects=False)
             run.data.mixture = mixture
             participants = lifecycle.RunParticipants(run)
@@ -496,7 +470,7 @@ class Trainer(RunView):
     def save_checkpoint(
         self, path: str | Path | None = None, reason: str = "manual", monitor: dict[str, Any] | None = None
     ) -> None:
-        """Ask for a checkpoint: written at the next save point of the run, or at once if none is going on.
+        """Request a checkpoint: the run writes it at its next save point, or outside a run at once.
 
         path: a directory or an fsspec URL; None: `checkpoints/step-N` in the run's directory. monitor: the
         metric it is kept for, as {"name": ..., "mode": ..., "score": ...}.
@@ -507,15 +481,15 @@ class Trainer(RunView):
         if self._run is not None:
             if self._run.stage != "fit":
                 raise HooklineError(
-                    f"A checkpoint can be asked for in fit, or between runs; this is {self._run.stage}."
+                    f"A checkpoint can be requested in fit or between runs, not in {self._run.stage}."
                 )
             self._run.saves.requests.append(request)
         elif (last := self._fitted or self._last) is not None:
             participants = lifecycle.RunParticipants(last)
             participants.bind()
-            # the module's hooks have left with the run
-            brought = [each for entry in last.participants.module_hooks for each in entry.listeners]
-            self.plan.add(brought)
+            # the hooks of the module were removed at the end of the run
+            module_hooks = [each for entry in last.participants.module_hooks for each in entry.listeners]
+            self.plan.add(module_hooks)
             try:
                 with (
                     lifecycle.locked(last)
@@ -524,18 +498,16 @@ class Trainer(RunView):
                 ):
                     lifecycle.save(last, request)
             finally:
-                self.plan.remove(brought)
+                self.plan.remove(module_hooks)
                 participants.leave()
         else:
             raise HooklineError("There is nothing to save: no run has begun.")
 
     def load_best(self, module: nn.Module | None = None, *, path: str | Path | None = None) -> WeightsReport:
-        """Load the best weights that a monitor kept into a module, in place, and return which checkpoint they
-        are from.
+        """Load the best weights that a monitor kept into a module, in place; return their checkpoint.
 
         module: by default that of the newest run. path: another checkpoint, such as one monitor's
-        `best_model_path`. The weights are those that were scored: the averaged ones if evaluations used an
-        average.
+        `best_model_path`. The loaded weights are those that were scored, averaged or not.
         """
         from hookline.training import lifecycle
 
@@ -554,10 +526,9 @@ class Trainer(RunView):
         return lifecycle.load_best(module, folder, self.hooks, path)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Delete a checkpoint, a directory or an fsspec URL; killed in the middle, it leaves nothing that
-        looks whole.
+        """Delete a checkpoint: a directory or an fsspec URL. A kill leaves nothing that looks complete.
 
-        Of several ranks, rank zero does it.
+        Only rank zero deletes; other ranks do nothing.
         """
         if self.strategy.rank == 0:
             from hookline.checkpoint.files import remove
@@ -566,42 +537,43 @@ class Trainer(RunView):
 
     @property
     def device(self) -> torch.device:
-        """Where the module is."""
+        """The device of the module."""
         return self.strategy.device
 
     @property
     def run_dir(self) -> Path:
-        """Where this run writes."""
+        """The directory that this run writes to."""
         return self._directory.path()
 
 
 def _is_inside(path: Path | str | None, directory: RunDirectory) -> bool:
-    """Whether a checkpoint is to be written into the run's directory."""
+    """Return whether a checkpoint is to be written into the run's directory."""
     return path is None or (
         isinstance(path, Path) and path.absolute().is_relative_to(directory.intended().absolute())
     )
 
 
-def _sort_out(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
-    """A data module may stand where loaders stand, and may be another package's."""
+def _separate(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
+    """Return loaders and data module; a data module, also of another package, may be passed as loaders."""
     loaders = adopt_data(loaders)
     return (None, loaders) if isinstance(loaders, DataModule) else (loaders, datamodule)
 
 
-def _on_loaders(run: Run, kind: str, go: Callable[[], T]) -> T | None:
-    """Evaluate or predict; None if `limit_..._batches=0` has switched it off."""
+def _on_loaders(kind: str, body: Callable[[Run, Any], T], argument: Any) -> Callable[[Run], T | None]:
+    """Return a body that loads the data of a kind first; None if `limit_..._batches=0` switches it off."""
     from hookline.training import lifecycle
 
-    if lifecycle.is_off(run, kind):
-        log.warning(
-            "Nothing to %s: limit_%s_batches=%s switches it off.",
-            run.stage,
-            kind,
-            lifecycle.limit_of(run, kind),
-        )
-        return None
-    return go() if lifecycle.load(run, kind) else _no_loader(run.stage)
+    def run_on_loaders(run: Run) -> T | None:
+        if lifecycle.is_off(run, kind):
+            limit = lifecycle.limit_of(run, kind)
+            log.warning("Nothing to %s: limit_%s_batches=%s switches it off.", run.stage, kind, limit)
+            return None
+        if not lifecycle.load(run, kind):
+            _refuse_without_loader(run.stage)
+        return body(run, argument)
+
+    return run_on_loaders
 
 
-def _no_loader(verb: str) -> Any:
-    raise OptionError(f"{verb}() needs a loader: pass one, or return it from the module or a DataModule.")
+def _refuse_without_loader(stage: str) -> Never:
+    raise OptionError(f"{stage}() needs a loader: pass one, or return it from the module or a DataModule.")

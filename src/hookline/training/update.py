@@ -1,6 +1,4 @@
-"""The update: one call of every optimizer, and what surrounds it (a gradient scaler, clipping, optimizer
-routing).
-"""
+"""The update: one call of every optimizer, with gradient scaling, clipping and optimizer routing."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from hookline.engine.plan import noop
 from hookline.run.optimizers import gradients, needs_closure, total_norm
 from hookline.run.run import Run
 from hookline.training.backward import loss_of
-from hookline.training.batch_events import UpdateEvents, note_outputs, report_clip, skip_step
+from hookline.training.batch_events import UpdateEvents, report_clip, set_outputs, skip_step
 from hookline.util.errors import SKIP_STEP, STEP_DONE, LossError, Signal
 
 Check = Callable[[], bool]
@@ -27,10 +25,10 @@ Action = Callable[[], Any]
 class Update(UpdateEvents):
     """Call every optimizer once. `step` advances by one if at least one of them was applied.
 
-    Each tuple holds what this run needs at that place, in the order of the calls; most runs need nothing.
+    Each tuple holds the calls that this run needs there, in their order; most runs need none.
     """
 
-    __slots__ = ("adjustments", "checks", "closing", "notes")
+    __slots__ = ("adjustments", "checks", "closing", "recorders")
 
     def __init__(
         self,
@@ -38,17 +36,17 @@ class Update(UpdateEvents):
         *,
         checks: tuple[Check, ...] = (),
         adjustments: tuple[Action, ...] = (),
-        notes: tuple[Action, ...] = (),
+        recorders: tuple[Action, ...] = (),
         closing: tuple[Action, ...] = (),
         signal_filters: tuple[Callable[[Signal | None], Signal | None], ...] = (),
     ) -> None:
-        """checks: whether this optimizer is to be called. signal_filters: what becomes of a hook's signal.
+        """Set the calls around an optimizer step.
 
-        adjustments: right before the optimizer is called. notes: right after it. closing: after all
-        optimizers.
+        checks: return whether this optimizer is called. adjustments: called before its step. recorders:
+        called after it. closing: called after all optimizers. signal_filters: replace a hook's signal.
         """
         super().__init__(run, signal_filters)
-        self.checks, self.adjustments, self.notes, self.closing = checks, adjustments, notes, closing
+        self.checks, self.adjustments, self.recorders, self.closing = checks, adjustments, recorders, closing
 
     def __call__(self) -> None:
         """Update the weights."""
@@ -68,14 +66,14 @@ class Update(UpdateEvents):
                     for adjust in self.adjustments:
                         adjust()
                     self.step()
-                for note in self.notes:
-                    note()
+                for record in self.recorders:
+                    record()
                 self.after_step(before, keeps_rate=True)
         for close in self.closing:
             close()
 
     def clear_gradients(self) -> None:
-        """Clear the gradients of the finished step, after every listener had a look."""
+        """Clear the gradients of the finished step, after on_before_zero_grad."""
         s = self.state
         for s.optimization.optimizer_idx, s.optimization.optimizer in enumerate(s.setup.optimizers):
             if self.plan.on_before_zero_grad is not noop:
@@ -83,11 +81,11 @@ class Update(UpdateEvents):
             self.plan.optimizer_zero_grad(s)
 
 
-# ---- what an update may need -------------------------------------------------------------------------------
+# ---- the checks and actions of an update -------------------------------------------------------------------
 
 
 def unscaling(run: Run) -> Check:
-    """Make a check that unscales the gradients; an optimizer with an infinite one is skipped."""
+    """Make a check that unscales the gradients and skips an optimizer with an infinite one."""
 
     def is_finite() -> bool:
         if overflowed(run.traits.scaler, run.state.optimization.optimizer):
@@ -111,7 +109,7 @@ def norm_capture(run: Run) -> Check:
 
 
 def clipping(run: Run) -> Action:
-    """Make the call that clips the gradients, with its event."""
+    """Make the action that clips the gradients and emits on_gradient_clip."""
     plan, s = run.plan, run.state
 
     def clip() -> None:
@@ -123,7 +121,7 @@ def clipping(run: Run) -> Action:
 
 
 def fresh_closure(run: Run) -> Action:
-    """Make the call that lets the closure return the loss that is already there, the first time."""
+    """Make the action that lets the closure return the known loss at its first call."""
     closure = run.state.optimization.optimizer_closure
 
     def renew() -> None:
@@ -133,9 +131,7 @@ def fresh_closure(run: Run) -> Action:
 
 
 def routing(run: Run) -> Check:
-    """Make a check that skips the optimizers which no batch of this window trained, and rescales the others'
-    gradients.
-    """
+    """Make a check that skips optimizers which no batch of the window trained, and rescales gradients."""
     s, window = run.state, run.window
 
     def is_routed() -> bool:
@@ -151,13 +147,11 @@ def routing(run: Run) -> Check:
 
 
 def overflowed(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:
-    """Unscale, and return whether a gradient is infinite. It is the very number that
-    scaler.step would read.
-    """
+    """Unscale the gradients; return whether one is infinite, from the number that scaler.step reads."""
     scaler.unscale_(optimizer)
     found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
     first = optimizer.param_groups[0]["params"][0]
-    if type(first) is not Parameter and found:  # sharded: each rank has looked at its own part
+    if type(first) is not Parameter and found:  # sharded: each rank has checked its own shard
         return agree_on_overflow(
             found, [each for group in optimizer.param_groups for each in group["params"]]
         )
@@ -165,21 +159,14 @@ def overflowed(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> bool:
 
 
 def rescale(optimizers: list[Optimizer], factor: float) -> None:
-    """Multiply the gradients: losses were divided by what the window was planned to count; make it what it
-    does count.
-    """
+    """Multiply the gradients. Losses were divided by the planned weight of the window, not the actual one."""
     for optimizer in optimizers:
         if grads := gradients(optimizer):
             scale(grads, factor)
 
 
-# ---- The closure that optimizers call to get the loss; some compute it anew (LBFGS)
-
-
 class Closure:
-    """What optimizers call to get the loss: the one already there; the second time, for those that ask,
-    computed anew.
-    """
+    """The closure of an optimizer step: returns the known loss, then recomputes it (LBFGS calls it again)."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -187,18 +174,18 @@ class Closure:
         self._recompute = {id(each) for each in run.state.setup.optimizers if needs_closure(each)}
 
     def recomputes(self, optimizer: Optimizer) -> bool:
-        """Whether this optimizer's step needs the closure."""
+        """Return whether this optimizer's step needs the closure."""
         return id(optimizer) in self._recompute
 
     def __call__(self) -> Any:
-        """The loss."""
+        """Return the loss."""
         run, s = self.run, self.run.state
         if self.fresh or not self.recomputes(s.optimization.optimizer):
             self.fresh = False
             return s.current.last_loss if s.current.last_loss is None else self._over_ranks()
         with torch.enable_grad():
             run.plan.optimizer_zero_grad(s)
-            note_outputs(s, run.plan.training_step(s))
+            set_outputs(s, run.plan.training_step(s))
             loss = loss_of(run, s.current.returned)
             if loss is None:
                 raise LossError("training_step returned None while the optimizer was recomputing the loss.")
@@ -209,11 +196,11 @@ class Closure:
         return self._over_ranks()
 
     def _over_ranks(self) -> Tensor:
-        """Such optimizers decide by the loss how to go on, and must do so alike on every rank."""
+        """Return the mean loss over ranks: such optimizers branch on the loss, so it must not differ."""
         run = self.run
         loss = torch.as_tensor(run.state.current.last_loss)
         if run.gradient_sync is None:
             return loss
-        weight: float = run.data.totals.turn.factor * run.window.correction
+        weight: float = run.data.totals.rank_batch.factor * run.window.correction
         reduced: Tensor = run.strategy.reduce(loss * weight)
         return reduced

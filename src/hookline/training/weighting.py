@@ -1,8 +1,8 @@
-"""Weighted gradient accumulation: a batch counts by its samples or tokens, so that uneven batches add up to
-one large batch.
+"""Weighted gradient accumulation: a batch is weighted by its samples or tokens, so that uneven batches give
+the gradient of one large batch.
 
-A loss is differentiated at its share of `Window.unit`, a fixed reference, because what the whole window
-counts is known only at its end. There the gradients are multiplied by what is missing (`Window.correction`).
+The loss of a batch is multiplied by its weight over `Window.unit`, a fixed reference, because the total
+weight of a window is known only at its end. There the gradients are multiplied by `Window.correction`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.data.sharding import RankBatch, Share
+from hookline.data.sharding import RankBatch, RankSharding
 from hookline.run.parts import Window
 from hookline.run.run import Run
 from hookline.run.state import State
@@ -25,40 +25,35 @@ log = logging.getLogger("hookline")
 
 
 class BatchWeights:
-    """Measures what each batch of this process counts, and writes it into the window."""
+    """Measure the weight of each batch of this process, and write it to the window."""
 
-    __slots__ = ("_ranks", "by_tokens", "count_tokens", "run", "turn")
+    __slots__ = ("_ranks", "by_tokens", "count_tokens", "rank_batch", "run")
 
-    def __init__(self, run: Run, turn: RankBatch) -> None:
+    def __init__(self, run: Run, rank_batch: RankBatch) -> None:
         self.run = run
-        self.turn = turn
+        self.rank_batch = rank_batch
         self.by_tokens = run.window.by == "tokens"
         self.count_tokens = WholeCount(run.data.count_tokens)
         self._ranks = run.strategy.ranks
 
     def measure(self, batch: Any, samples: int) -> None:
-        """Weigh a batch of so many samples; 0: it is skipped, or repeated only to take part in what other
-        ranks do.
-        """
+        """Measure the weight of a batch of so many samples; 0: it is skipped, or a padding batch."""
         window = self.run.window
         window.weight = weight = self.count_tokens(batch) if self.by_tokens and samples else samples
         if window.batches == 0:
-            window.unit, window.correction = (
-                self._next_unit(weight),
-                1.0,
-            )  # the newest correction is in the unit now
-        self.turn.factor = weight / window.unit
+            window.unit = self._next_unit(weight)
+            window.correction = 1.0  # the unit includes the correction of the last window
+        self.rank_batch.factor = weight / window.unit
 
     def _next_unit(self, weight: int) -> float:
-        """Return the reference of a new window, the same on every rank: what a batch of the window before
-        counted.
+        """Return the unit of a new window, the same on every rank: the mean weight in the window before.
 
-        It keeps scaled losses in the range of unweighted ones, which matters to float16. It is a power of two
-        (the next one up), so that it changes no digit of the update.
+        It keeps scaled losses in the range of unweighted ones, which matters for float16. It is rounded up to
+        a power of two, so that it changes no digit of the update.
         """
         run, window = self.run, self.run.window
         if self._ranks.alone and run.traits.accumulate == 1:
-            return weight or 1  # there is nothing to weigh it against
+            return weight or 1  # a single batch needs no reference
         if window.unit:
             mean = window.unit / window.correction
         else:  # the first window
@@ -67,14 +62,12 @@ class BatchWeights:
         return math.ldexp(1.0, exponent - (fraction == 0.5)) if mean else 1.0
 
     def keep_gradients_clean(self, loss: Tensor | None) -> Tensor | None:
-        """Return the loss to differentiate of a batch that counts nothing; it may be the mean over nothing,
-        which is NaN.
-        """
+        """Return the loss to differentiate for a batch of weight 0, which may be NaN: a mean of nothing."""
         run = self.run
-        if loss is None or self.turn.is_padding:
+        if loss is None or self.rank_batch.is_padding:
             return loss
         run.window.had_none = True
-        # where a forward communicates, a batch without a backward would be one without a loss on all ranks
+        # if the forward communicates, a batch without a loss here would be skipped on all ranks
         return (
             loss.nan_to_num(0.0, 0.0, 0.0)
             if run.gradient_sync is not None and run.gradient_sync.all_or_none
@@ -83,33 +76,33 @@ class BatchWeights:
 
 
 class WeightedBatches:
-    """What the batches of a weighted window count, on one process."""
+    """The totals of a weighted window on one process."""
 
-    __slots__ = ("_samples", "run", "turn", "weights")
+    __slots__ = ("_samples", "rank_batch", "run", "weights")
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.turn = RankBatch()
-        self.weights = BatchWeights(run, self.turn)
+        self.rank_batch = RankBatch()
+        self.weights = BatchWeights(run, self.rank_batch)
         self._samples = 0
 
     def begin(self, s: State, weight: int) -> int:
-        """Weigh a batch. Return its samples."""
+        """Measure the weight of a batch; return its number of samples."""
         self._samples = weight
         self.weights.measure(s.current.batch, weight)
         return weight
 
     def without_weight(self, loss: Tensor | None) -> Tensor | None:
-        """Return no loss: a batch that counts nothing is not differentiated."""
+        """Return no loss, because a batch of weight 0 is not differentiated."""
         return self.weights.keep_gradients_clean(loss)
 
-    def learnt(self, window: Window, weight: float) -> float:
-        """Note that the backward of a batch is over. Return what its loss counts in the epoch's mean."""
-        window.factors.append(self.turn.factor)
+    def end_backward(self, window: Window, weight: float) -> float:
+        """Record that the backward pass is over; return the weight of the loss in the epoch's mean."""
+        window.factors.append(self.rank_batch.factor)
         return window.weight
 
     def count(self, s: State) -> None:
-        """Count a batch that is done."""
+        """Count the samples and tokens of a finished batch."""
         s.counts.samples_seen += self._samples
         if "tokens_seen" in self.run.plan.wanted:
             s.counts.tokens_seen += (
@@ -117,10 +110,10 @@ class WeightedBatches:
             )
 
     def end(self, s: State) -> None:
-        """Do nothing: there is nothing to put back."""
+        """Do nothing: one process has no padding batches."""
 
     def ask_for_loss(self, s: State) -> None:
-        """Say what each loss of this window counts in its mean."""
+        """Set the weight of each loss in the mean of the window."""
         s.current.window_weights = self.run.window.factors
 
     def loss_of_row(self, s: State) -> Any:
@@ -129,45 +122,45 @@ class WeightedBatches:
 
 
 class WeightedTotals(BatchTotals):
-    """The same, on several ranks."""
+    """The totals of a weighted window on several ranks."""
 
     __slots__ = ("weights",)
     shares_rows = True
 
-    def __init__(self, run: Run, turn: RankBatch) -> None:
-        super().__init__(run, turn)
-        self.weights = BatchWeights(run, turn)
+    def __init__(self, run: Run, rank_batch: RankBatch) -> None:
+        super().__init__(run, rank_batch)
+        self.weights = BatchWeights(run, rank_batch)
 
     def begin(self, s: State, weight: int) -> int:
-        """Weigh this rank's batch, then do as without weights."""
-        self.weights.measure(s.current.batch, 0 if self.turn.is_padding else weight)
+        """Measure the weight of this rank's batch; return its number of samples."""
+        self.weights.measure(s.current.batch, 0 if self.rank_batch.is_padding else weight)
         return super().begin(s, weight)
 
     def without_weight(self, loss: Tensor | None) -> Tensor | None:
-        """Return the loss to differentiate of a batch that counts nothing."""
+        """Return the loss to differentiate for a batch of weight 0."""
         return self.weights.keep_gradients_clean(loss)
 
     def tokens_of(self, s: State) -> int:
         """Return the number of tokens in this rank's batch, counted once."""
         return self.run.window.weight if self.weights.by_tokens else super().tokens_of(s)
 
-    def learnt(self, window: Window, weight: float) -> float:
-        """Note that the backward of a batch is over. Return what its loss counts in the epoch's mean."""
-        super().learnt(window, weight)
+    def end_backward(self, window: Window, weight: float) -> float:
+        """Record that the backward pass is over; return the weight of the loss in the epoch's mean."""
+        super().end_backward(window, weight)
         return window.weight
 
     def ask_for_loss(self, s: State) -> None:
-        """Say what each loss of this window counts in its mean, and begin to find that of all ranks."""
+        """Set the weight of each loss in the mean of the window, and start the sum over ranks."""
         s.current.window_weights = self.run.window.factors
         super().ask_for_loss(s)
 
     def loss_weight(self, s: State) -> float:
-        """Return what the loss of a window of one batch counts among those of other ranks."""
+        """Return the weight of this rank's loss in the mean over ranks, for a window of one batch."""
         return self.run.window.weight
 
 
 class WholeCount:
-    """Calls `count_tokens` and refuses what is not a number of tokens."""
+    """Call `count_tokens` and refuse a result that is not a whole number."""
 
     __slots__ = ("_count", "_is_slow")
 
@@ -200,9 +193,9 @@ class WholeCount:
         return int(number)
 
 
-def make_totals(run: Run, share: Share) -> BatchTotals | WeightedBatches | None:
-    """Return what counts the batches of this run; None on one process whose batches all count alike."""
+def make_totals(run: Run, sharding: RankSharding) -> BatchTotals | WeightedBatches | None:
+    """Return the totals that this run needs; None on one process with unweighted batches."""
     is_weighted = run.window.by != "batches"
-    if share.ranks.alone:
+    if sharding.ranks.alone:
         return WeightedBatches(run) if is_weighted else None
-    return WeightedTotals(run, share.turn) if is_weighted else BatchTotals(run, share.turn)
+    return WeightedTotals(run, sharding.rank_batch) if is_weighted else BatchTotals(run, sharding.rank_batch)

@@ -1,4 +1,4 @@
-"""Errors, text, URLs and processes: what every other package needs.
+"""Errors, text, URLs and processes, for all other packages.
 
-Nothing here knows hooks or torch. May import: nothing.
+It does not know hooks or torch. May import: nothing.
 """

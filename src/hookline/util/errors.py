@@ -1,4 +1,4 @@
-"""What can go wrong, and the signals a hook may send on purpose."""
+"""The errors that Hookline raises, and the signals that a hook may return."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class HooklineError(Exception):
 
 
 class HookError(HooklineError):
-    """A hook, module or strategy that cannot be bound: a wrong method name, parameter, order or name."""
+    """A hook, module or strategy cannot be bound: a wrong method name, parameter, order or name."""
 
 
 class OptionError(HooklineError, ValueError):
-    """A value or a combination of values that is refused. What a program needs to know about it are
-    attributes.
+    """An invalid value or combination of values. Its attributes name the option, the value and the allowed
+    values.
     """
 
     def __init__(
@@ -27,33 +27,33 @@ class OptionError(HooklineError, ValueError):
     ) -> None:
         super().__init__(*message)
         self.option = option
-        """The option that is wrong: `max_epochs`, or `checkpoint.every` for a key of a table. Empty if it is
-        not one of them.
+        """The invalid option: `max_epochs`, or `checkpoint.every` for a key of a table. Empty if it is not
+        about one option.
         """
         self.value = value
-        """What was given for it."""
+        """The value of the option."""
         self.allowed = allowed
-        """The values or names that it may have, or what they must be: `("norm", "value")`, `"a whole number
-        from 1"`.
+        """The allowed values or names, or a description of them: `("norm", "value")`, `"a whole number from
+        1"`.
         """
 
 
 class LossError(HooklineError):
-    """A training step returned something that cannot be trained on."""
+    """A training step returned a value that cannot be used as a loss."""
 
 
 class NonFiniteLoss(HooklineError, ArithmeticError):
-    """The loss became NaN or infinite, and the run is told to stop on it."""
+    """The loss became NaN or infinite, and the run is configured to stop then."""
 
 
 class HangError(HookError):
-    """Something in a run did not come back in time, and the run was told to end then. No error policy passes
-    over it.
+    """A call did not return in time, and the run is configured to end then. Error policies do not apply to
+    it.
     """
 
 
 class PeerError(HooklineError):
-    """Another rank of the run has failed, so that this one cannot go on."""
+    """Another rank of the run has failed, so that this rank cannot continue."""
 
 
 class RunLockedError(HooklineError):
@@ -61,7 +61,7 @@ class RunLockedError(HooklineError):
 
 
 class CheckpointError(HooklineError):
-    """A checkpoint that cannot be written or read."""
+    """A checkpoint cannot be written or read."""
 
 
 class StopTraining(Exception):
@@ -73,8 +73,9 @@ class StopTraining(Exception):
 
 
 class Preempted(SystemExit):
-    """A signal has ended the run: it was saved, told and torn down. Left alone, the process exits with 128 +
-    the signal.
+    """A signal has ended the run after a checkpoint and teardown.
+
+    If it is not caught, the process exits with 128 + the signal.
     """
 
     def __init__(self, signal: int) -> None:
@@ -83,7 +84,7 @@ class Preempted(SystemExit):
 
 
 class Signal:
-    """A value a hook returns to steer the loop. There are exactly four, compared by identity."""
+    """A value that a hook returns to steer the loop. There are exactly four, compared by identity."""
 
     __slots__ = ("name", "strength")
 
@@ -99,10 +100,10 @@ class Signal:
 
 
 SKIP_BATCH: Final = Signal("SKIP_BATCH", 1)
-"""Returned from on_train_batch_start: leave this batch out; it has no further events."""
+"""Returned from on_train_batch_start: skip this batch; it has no further events."""
 
 END_EPOCH: Final = Signal("END_EPOCH", 2)
-"""Returned from on_train_batch_start: this epoch is over; due validation and epoch-end events still run."""
+"""Returned from on_train_batch_start: end this epoch; a due validation and the epoch-end events still run."""
 
 SKIP_STEP: Final = Signal("SKIP_STEP", 1)
 """Returned from on_before_optimizer_step: do not update; on_step_skipped("hook") fires instead."""
@@ -130,15 +131,11 @@ ELSEWHERE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "loss_fn": ("loss",),
     }
 )
-"""What people know from other systems, and its names here: no likeness of letters leads from one to the
-other.
-"""
+"""Names from other systems, with their names here. Spelling alone does not lead from one to the other."""
 
 
 def closest(name: str, allowed: Iterable[str]) -> str:
-    """`" Did you mean 'x'?"` for the nearest allowed name, or an empty string: a far-fetched name leads
-    astray.
-    """
+    """Return `" Did you mean 'x'?"` for the nearest allowed name, or an empty string if no name is near."""
     names = list(allowed)
     found = [each for each in ELSEWHERE.get(name, ()) if each in names] or difflib.get_close_matches(
         name, names, n=1, cutoff=0.6
@@ -147,8 +144,8 @@ def closest(name: str, allowed: Iterable[str]) -> str:
 
 
 def described(value: Any) -> str:
-    """A value in an error: small ones as they are written, of others what they are. `list (Tensor (4, 3),
-    Tensor (4,))`.
+    """Describe a value for an error: a small one by its repr, others by type and shape, as in `list (Tensor
+    (4, 3), Tensor (4,))`.
     """
     kind = type(value).__name__
     if (shape := getattr(value, "shape", None)) is not None:
@@ -171,7 +168,7 @@ def _of_shape(shape: Any) -> str:
     return str(tuple(shape)) if isinstance(shape, Iterable) else str(shape)
 
 
-# ---- Whether a name is another one mistyped
+# ---- misspelled names --------------------------------------------------------------------------------------
 
 
 LONG_WORD = 6
@@ -179,7 +176,7 @@ MOST_SLIPS = 2
 
 
 def misspelling_of(name: str, known: tuple[str, ...]) -> str:
-    """Return the known name that `name` is a misspelling of; an empty string if it is none."""
+    """Return the known name that `name` is a misspelling of, or an empty string."""
     if name in known:
         return ""
     by_letters, by_length = _index(known)
@@ -190,7 +187,7 @@ def misspelling_of(name: str, known: tuple[str, ...]) -> str:
 
 @functools.lru_cache(maxsize=32)
 def _index(known: tuple[str, ...]) -> tuple[dict[str, str], dict[int, list[tuple[str, list[str]]]]]:
-    """The names by their letters, and their words by how many there are."""
+    """Return the names by their letters, and by their number of words."""
     by_length: dict[int, list[tuple[str, list[str]]]] = {}
     for name in known:
         by_length.setdefault(name.count("_") + 1, []).append((name, name.split("_")))
@@ -198,7 +195,7 @@ def _index(known: tuple[str, ...]) -> tuple[dict[str, str], dict[int, list[tuple
 
 
 def _joined(name: str) -> str:
-    """`onStepEnd`, `On_step_end` and `on_stepend` are all `on_step_end` but for case and underscores."""
+    """Return the letters of a name: equal for `onStepEnd`, `On_step_end` and `on_step_end`."""
     return name.replace("_", "").lower()
 
 
@@ -208,7 +205,7 @@ def _is_misspelled(words: list[str], right: list[str]) -> bool:
 
 
 def _is_slip(word: str, meant: str) -> bool:
-    """Whether one slip of the keyboard makes the one out of the other."""
+    """Return whether a single typing error separates the two words."""
     if word == f"{meant}s" or meant == f"{word}s":
         return False
     if len(word) == len(meant):
@@ -227,6 +224,6 @@ def _is_slip(word: str, meant: str) -> bool:
         return False
     is_doubled = at > 0 and longer[at] == longer[at - 1]
     is_inside = 0 < at < len(longer) - 1
-    if longer is word:  # `prepared_data` and `eval_dataloader` have a letter more at the end
+    if longer is word:  # an additional letter at the end, as in `prepared_data`, is not a typing error
         return is_doubled or (is_inside and len(meant) >= LONG_WORD)
     return is_doubled or len(meant) >= LONG_WORD or (is_inside and len(meant) >= 4)

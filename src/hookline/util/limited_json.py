@@ -1,5 +1,5 @@
-"""JSON of a checkpoint, read within limits: what was copied from elsewhere may be made to exhaust memory or
-the stack.
+"""Read the JSON of a checkpoint within limits, because a file from elsewhere may be built to exhaust memory
+or the stack.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST_BYTES = 2**24
-"""16 MB: a manifest of a thousand ranks has 0.3."""
+"""16 MB; the manifest of a thousand ranks has 0.3 MB."""
 STRUCTURE_BYTES = 2**28
-"""256 MB of `state.json`. Large data belongs into tensors and arrays, which are stored as such."""
+"""256 MB of `state.json`. Large data belongs in tensors and arrays, which are stored as such."""
 RECORD_BYTES = 2**20
 LEVELS = 500
-"""Nesting in `state.json`: a dictionary in state takes up to four levels, and state may have a hundred."""
+"""Nesting in `state.json`: a dictionary in the state takes up to four levels, and a state may have a
+hundred.
+"""
 MANIFEST_LEVELS = 20
 
 
 class TooLarge(ValueError):
-    """A file that is larger than anything we write."""
+    """A file is larger than any file that Hookline writes."""
 
 
 def read_within(path: Path, most: int) -> bytes:
-    """The bytes of a file, unless there are more than `most` of them."""
+    """Return the bytes of a file; raise if there are more than `most`."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size > most:
-            raise TooLarge(f"it is larger than {most // 2**20} MB, which no such file is")
+            raise TooLarge(f"it is larger than {most // 2**20} MB, the limit for such a file")
         return file.read()
 
 
 def parse_json(data: bytes, levels: int = LEVELS) -> Any:
-    """Values from JSON. A ValueError says what is not allowed: NaN, a key twice, bytes that are not text,
-    deep nesting.
-    """
+    """Parse JSON. Raise ValueError for NaN, a duplicate key, bytes that are not text, or deep nesting."""
     try:
         value = json.loads(data, parse_constant=_refuse, object_pairs_hook=_once)
     except RecursionError:
@@ -61,7 +61,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(table) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(
-            f"the key {next(name for name in names if names.count(name) > 1)[:80]!r} is there twice"
+            f"the key {next(name for name in names if names.count(name) > 1)[:80]!r} appears twice"
         )
     return table
 

@@ -1,4 +1,4 @@
-"""What a process keeps to itself: descriptors that forked children must not hold, and threads that end with a
+"""Process-local resources: descriptors that forked children must not keep, and threads that end with a
 run.
 """
 
@@ -20,19 +20,19 @@ _private: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def close_in_children(*handles: Any) -> None:
-    """Close these in every process that is forked from this one.
+    """Close these handles in every process that is forked from this one.
 
     A copy in a child, such as a loader's worker, keeps a connection open and a lock held after this process
-    has let go of it.
+    has released it.
     """
-    for each in handles:
-        _private.add(each)
+    for handle in handles:
+        _private.add(handle)
 
 
 def _close_copies() -> None:
-    for each in list(_private):
+    for handle in list(_private):
         with contextlib.suppress(OSError):
-            each.close()
+            handle.close()
     _private.clear()
 
 
@@ -41,10 +41,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def ends(thread: threading.Thread, seconds: float) -> bool:
-    """Wait for a thread at most so many seconds; return whether it has ended.
+    """Wait for a thread for at most this many seconds; return whether it has ended.
 
-    It is waited for in short turns: the time in which the whole process was suspended does not count against
-    the thread.
+    It waits in short turns, so that the time in which the whole process was suspended does not count.
     """
     while seconds > 0:
         thread.join(min(seconds, TURN))
@@ -55,15 +54,15 @@ def ends(thread: threading.Thread, seconds: float) -> bool:
 
 
 def join(thread: threading.Thread, seconds: float, lost: str = "") -> bool:
-    """Wait for a thread that should be ending, at most so many seconds. Log its name if it has not ended;
-    return whether it has.
+    """Wait for a thread that should end, and log its name if it does not end in time; return whether it has
+    ended.
 
-    lost: what is not done because of that.
+    lost: the consequence, for the message.
     """
     if ends(thread, seconds):
         return True
     log.warning(
-        "The thread %r did not end within %g s and is left behind%s.",
+        "The thread %r did not end within %g s and is abandoned%s.",
         thread.name,
         seconds,
         f": {lost}" if lost else "",

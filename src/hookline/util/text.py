@@ -1,6 +1,4 @@
-"""Text for logs, errors and terminals: URLs without their secrets, and no control characters from files of
-others.
-"""
+"""Text for logs, errors and terminals: without the secrets of URLs and without control characters."""
 
 from __future__ import annotations
 
@@ -15,13 +13,13 @@ from typing import Any
 _WORD = re.compile(r"""[^\s'"<>]+""")
 _PORT = re.compile(r"[^:]*:\d{1,5}(?:[/?#,;)]|$)")
 _SHORTEST = 4
-"""Characters. What is shorter is not searched for by itself: it would be found in every other word."""
+"""Characters. A shorter secret is not searched for by itself, because it would match in other words."""
 
 
 def redact(text: object, url: str = "") -> str:
     """Return the text without the credentials and queries of URLs: a query may be a signature (`?sig=...`).
 
-    url: one whose secrets are removed also where they stand by themselves.
+    url: a URL whose secrets are also removed where they stand alone.
     """
     said = str(text)
     for secret in sorted(_secrets(url), key=len, reverse=True):
@@ -31,7 +29,7 @@ def redact(text: object, url: str = "") -> str:
 
 def _shown(word: str) -> str:
     protocol, found, rest = word.partition("://")
-    if not found:  # `requests` puts a path without its host into its errors
+    if not found:  # errors of `requests` have a path without its host
         path, _, query = word.partition("?")
         return f"{path}?..." if "=" in query else word
     rest = rest[len(credentials(rest)) :]
@@ -41,7 +39,9 @@ def _shown(word: str) -> str:
 
 
 def credentials(rest: str) -> str:
-    """A name and a password before the host, with the '@' after them; `rest` is what follows '://'."""
+    """Return the name and password before the host, with the '@' after them; `rest` is the text after
+    '://'.
+    """
     host = re.split("[/?#]", rest, maxsplit=1)[0]
     if ":" in host and not _PORT.match(rest):
         return rest[: rest.rfind("@") + 1]  # a password may hold '/', '?' and '@'
@@ -49,7 +49,7 @@ def credentials(rest: str) -> str:
 
 
 def _secrets(url: str) -> set[str]:
-    """The secrets of a URL, as it spells them and as a library may spell them again."""
+    """Return the secrets of a URL, as it spells them and as a library may encode them."""
     rest = url.partition("://")[2]
     secret = credentials(rest)
     query = rest[len(secret) :].partition("?")[2]
@@ -70,25 +70,25 @@ def _secrets(url: str) -> set[str]:
 
 
 def holds_secret(error: BaseException, url: str = "") -> bool:
-    """Whether an error, or one that led to it, says what `redact` would remove: then it must not be shown as
-    a cause.
+    """Return whether an error or one of its causes has text that `redact` would change. Such an error must
+    not be shown as a cause.
     """
     seen: list[BaseException] = []
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        each = waiting.pop()
-        if each is not None and not any(each is known for known in seen):
-            seen.append(each)
-            waiting += [each.__cause__, each.__context__]
-    said = [
+    remaining: list[BaseException | None] = [error]
+    while remaining:
+        cause = remaining.pop()
+        if cause is not None and not any(cause is known for known in seen):
+            seen.append(cause)
+            remaining += [cause.__cause__, cause.__context__]
+    texts = [
         text for each in seen for text in (str(each), repr(each), *map(str, getattr(each, "__notes__", ())))
     ]
-    return any(redact(text, url) != text for text in said)
+    return any(redact(text, url) != text for text in texts)
 
 
 def printable(text: object) -> str:
-    """Return the text with control characters spelled out, line ends included: what a file says cannot move
-    the cursor.
+    """Return the text with control characters and line ends escaped, so that text from a file cannot move the
+    cursor.
     """
     said = str(text)
     return (
@@ -99,11 +99,11 @@ def printable(text: object) -> str:
 
 
 def printable_lines(text: object) -> str:
-    """Return the text with control characters spelled out, but in its own lines and with its tabs."""
+    """Return the text with control characters escaped, but with its lines and tabs."""
     return "\n".join("\t".join(map(printable, line.split("\t"))) for line in str(text).split("\n"))
 
 
-# ---- Settings and command lines without their secrets
+# ---- settings and command lines without secrets ------------------------------------------------------------
 
 
 HIDDEN = "(not shown)"
@@ -114,10 +114,10 @@ MOST_ITEMS = 500
 """Entries of one table or list."""
 DEEPEST = 20
 STRONG = ("passw", "passphrase", "secret", "credential", "apikey", "authorization", "dsn", "cookie")
-"""A name with one of these in a word of it is a secret's, whatever the value is."""
+"""A name with a word that contains one of these belongs to a secret, whatever the value is."""
 WEAK = ("auth", "bearer", "signature", "sig", "pwd", "pat")
-"""So is one with such a word, or a word that ends in key or token, unless its value is a number: `key_dim`,
-`max_tokens`.
+"""So does a name with one of these words, or a word that ends in key or token, unless the value is a number:
+`key_dim`, `max_tokens`.
 """
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _WEB = re.compile(r"""(?i)(https?://)([^\s'"<>\\]+)""")
@@ -131,8 +131,9 @@ _TOKENS = re.compile(
 
 
 def is_secret(name: str, value: object = "") -> bool:
-    """Return whether what has this name must not be shown. A number, true, false or None hides under a strong
-    name only.
+    """Return whether the value of this name must not be shown.
+
+    A number, true, false or None is hidden only under a strong name.
     """
     words = [each.lower() for each in _WORDS.findall(name)]
     joined = "".join(words[-2:])
@@ -148,7 +149,7 @@ def mask_text(text: str, most: int = LONGEST_TEXT) -> str:
     known tokens.
     """
     said = text
-    if len(text) > 4 * most:  # not in the middle of a word, which may be half of a secret
+    if len(text) > 4 * most:  # cut between words, because half of a secret would not be recognised
         said = text[: 4 * most].rpartition(" ")[0] or text[:1]
     said = _TOKENS.sub("...", _PAIR.sub(_hide_pair, _WEB.sub(_host_only, redact(said))))
     return (
@@ -174,10 +175,10 @@ def _typed(text: str) -> str | float:
 
 
 def mask(value: Any, name: str = "", depth: int = 0) -> Any:
-    """Return a value as JSON can hold it, without secrets: numbers and text, tables and lists of them, of
-    others what they are.
+    """Return a value as JSON can hold it, without secrets: numbers, text, tables and lists; other values as
+    their type.
 
-    Long text, large tables and deep nesting are cut, with a note in place of what is missing.
+    Long text, large tables and deep nesting are cut, with a note instead of the missing part.
     """
     if is_secret(name, value):
         return HIDDEN
@@ -204,7 +205,7 @@ def mask(value: Any, name: str = "", depth: int = 0) -> Any:
 
 
 def kind_of(value: Any) -> str:
-    """Return the dotted name of a class or function; of another object, that of its class."""
+    """Return the dotted name of a class or function; for another object, the name of its class."""
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{getattr(named, '__module__', '?')}.{named.__qualname__}"
 
@@ -218,8 +219,8 @@ def _missing(count: int) -> dict[str, str]:
 
 
 def mask_words(words: Sequence[str], most: int = LONGEST_COMMAND) -> list[str]:
-    """Return the words of a command line without secrets: `--api_key X`, `--api_key=X`, and what `mask_text`
-    finds.
+    """Return the words of a command line without secrets: `--api_key X`, `--api_key=X`, and those that
+    `mask_text` finds.
     """
     shown: list[str] = []
     option = ""

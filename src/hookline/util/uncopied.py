@@ -1,4 +1,4 @@
-"""What belongs to a module for a while, and not to copies of it."""
+"""A value that belongs to a module for a while, and not to copies of it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 
 class Uncopied:
-    """Keeps something for a module that copies and pickles of the module do not take along: its run, say."""
+    """Holds a value, such as its run, for a module; copies and pickles of the module do not get it."""
 
     __slots__ = ("made", "value")
 
     def __init__(self, value: Any = None, made: Any = None) -> None:
         self.value = value
         self.made = made
-        """When the module was made (`seeding.Creation`); not known of a copy."""
+        """When the module was created (`seeding.Creation`); not known for a copy."""
 
     def __deepcopy__(self, memo: Any) -> Uncopied:
         return Uncopied()

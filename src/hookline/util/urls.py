@@ -1,5 +1,5 @@
-"""Folders in another place, by their URL, through fsspec: which URLs are allowed, and what has a manifest
-there is whole.
+"""Remote folders by URL, through fsspec: which URLs are allowed. A remote checkpoint is complete if it has a
+manifest.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ MANIFEST = "manifest.json"
 FILES = ("model.safetensors", "state.safetensors", "state.json")
 """The files of every checkpoint, beside its manifest."""
 OF_RANK = re.compile(r"rank-(0|[1-9][0-9]{0,6})\.(?:json|safetensors)")
-"""What ranks have written for themselves: their pieces of tensors, and what differs from rank zero's."""
+"""Files of single ranks: their shards of tensors, and the state that differs from rank zero's."""
 PROTOCOLS = ("file", "s3", "gs", "gcs", "az", "abfs", "hf", "http", "https", "sftp")
-"""fsspec knows dozens more. Some run code or read other files as the place they point to says, so the list is
+"""The allowed protocols. fsspec knows dozens more; some of them run code or read other files, so the list is
 closed.
 """
 BROKEN_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -27,19 +27,19 @@ _testing: list[str] = []
 
 
 def is_ours(name: str) -> bool:
-    """Whether a file of this name in a checkpoint's directory is one that we write. All others are left
+    """Return whether Hookline writes files of this name into a checkpoint's directory. All others are left
     alone.
     """
     return name == MANIFEST or name in FILES or OF_RANK.fullmatch(name) is not None
 
 
 def is_url(path: object) -> bool:
-    """Whether this is a URL rather than a path."""
+    """Return whether this is a URL and not a path."""
     return "://" in str(path)
 
 
 def shown(path: object) -> str:
-    """A path, or a URL without its secrets, as text for logs and errors."""
+    """Return a path, or a URL without its secrets, as text for logs and errors."""
     return redact(path) if is_url(path) else str(path)
 
 
@@ -55,26 +55,24 @@ def check_url(url: str, what: str = "") -> str:
     if protocol not in (*PROTOCOLS, *_testing):
         raise OptionError(
             f"{named}the protocol of {redact(url)!r} is not allowed.{closest(protocol.lower(), PROTOCOLS)} "
-            f"Allowed are {', '.join(PROTOCOLS)}. Anything else: copy the folder to a disk first."
+            f"Allowed are {', '.join(PROTOCOLS)}. For any other protocol, copy the folder to a disk first."
         )
     return url
 
 
 def as_url(path: Path | str) -> str | None:
-    """The URL, if it is one rather than a path; one that is not allowed is an error."""
+    """Return the URL, or None for a path; raise if the URL is not allowed."""
     if isinstance(path, str):
         return check_url(path) if "://" in path else None
     if BROKEN_URL.match(path.as_posix()):
         text = redact(path.as_posix().replace(":/", "://", 1)).replace("://", ":/")
-        raise CheckpointError(f"{text} was a URL before it was made a Path: pass it as text.")
+        raise CheckpointError(f"{text} is a URL that was converted to a Path; pass it as text.")
     return None
 
 
 @contextlib.contextmanager
 def memory_urls() -> Iterator[None]:
-    """Allow `memory://` URLs for the length of a `with`: for tests, where nothing has to
-    outlive the process.
-    """
+    """Allow `memory://` URLs within a `with` block, for tests."""
     _testing.append("memory")
     try:
         yield
@@ -83,13 +81,12 @@ def memory_urls() -> Iterator[None]:
 
 
 def open_url(url: str, options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
-    """The file system of a URL and the path in it. An ImportError names the package that is missing."""
+    """Return the file system of a URL and the path in it. An ImportError names the missing package."""
     check_url(url)
     try:
         import fsspec  # type: ignore[import-untyped]
 
-        # not fsspec.core.url_to_fs: that follows chains, and an option named "protocol" would replace the one
-        # checked here
+        # fsspec.core.url_to_fs would follow chains, and let an option "protocol" replace the checked one
         kind = fsspec.get_filesystem_class(url.partition("://")[0])
     except ImportError as error:  # fsspec names the package that a protocol needs
         raise ImportError(f"{error}. fsspec itself comes with `pip install 'hookline[upload]'`.") from None
@@ -97,51 +94,52 @@ def open_url(url: str, options: Mapping[str, Any] | None = None) -> tuple[Any, s
 
 
 def below(folder: str, name: str) -> str:
-    """The place of a file in a folder. The query of an http URL, such as a signature, stays at its end."""
+    """Return the URL of a file in a folder. The query of an http URL, such as a signature, stays at its
+    end.
+    """
     path, mark, query = split_query(folder)
     return f"{path.rstrip('/')}/{name}{mark}{query}"
 
 
-def beside(place: str, name: str) -> str:
-    """The place of a file beside another one. The query stays at its end, and may hold slashes of its own."""
-    path, mark, query = split_query(place)
+def beside(url: str, name: str) -> str:
+    """Return the URL of a file next to another one. The query, which may contain slashes, stays at its
+    end.
+    """
+    path, mark, query = split_query(url)
     return below(f"{path.rstrip('/').rpartition('/')[0]}{mark}{query}", name)
 
 
 def split_query(folder: str) -> tuple[str, str, str]:
-    """The URL, '?' and the query of an http URL. Other file systems may have '?' in their names."""
+    """Return the URL, '?' and the query of an http URL. Other file systems may have '?' in their names."""
     return folder.partition("?") if folder.startswith(("http://", "https://")) else (folder, "", "")
 
 
 def put_folder(fs: Any, folder: Path, target: str) -> None:
-    """Copy a folder, its manifest last: an object store cannot rename, so that is what makes it whole.
+    """Copy a folder with its manifest last. An object store cannot rename, so the manifest is what makes it
+    complete.
 
-    What a checkpoint of this name had there is replaced, files that others have put beside it included.
+    An existing checkpoint of this name is replaced, including other files in its folder.
     """
     fs.invalidate_cache()
     manifest = folder / MANIFEST
     files = sorted((each for each in folder.rglob("*") if each.is_file()), key=lambda each: each == manifest)
-    places = {each: below(target, each.relative_to(folder).as_posix()) for each in files}
+    targets = {each: below(target, each.relative_to(folder).as_posix()) for each in files}
     if fs.exists(below(target, MANIFEST)):
-        for old in set(fs.find(target)) - {fs._strip_protocol(each) for each in places.values()}:
+        for old in set(fs.find(target)) - {fs._strip_protocol(each) for each in targets.values()}:
             if not is_ours(old[len(target.rstrip("/")) + 1 :]):
-                fs.rm_file(
-                    old
-                    # while the manifest still says that this is a checkpoint, so that a second try gets here
-                    # again
-                )
-        fs.rm_file(below(target, MANIFEST))  # from here on until the end it is no checkpoint
-    for each, remote in places.items():
+                fs.rm_file(old)  # before the manifest goes, so that a second attempt gets here again
+        fs.rm_file(below(target, MANIFEST))  # from here to the end, the folder is not a checkpoint
+    for each, remote in targets.items():
         if each == manifest:
             _remove_unlisted(fs, target, {one.name for one in files})
         fs.makedirs(remote.rpartition("/")[0], exist_ok=True)
         fs.put_file(str(each), remote)
         if fs.size(remote) != each.stat().st_size:
-            raise OSError(f"{each.name} did not arrive whole")
+            raise OSError(f"{each.name} was not copied completely")
 
 
 def _remove_unlisted(fs: Any, target: str, names: set[str]) -> None:
-    """Remove files of ours that the new checkpoint does not have: those of ranks that there are no longer."""
+    """Remove our files that the new checkpoint does not have, such as those of ranks that no longer exist."""
     for old in fs.find(target, maxdepth=1):
         name = old.rpartition("/")[2]
         if is_ours(name) and name not in names:
@@ -149,7 +147,9 @@ def _remove_unlisted(fs: Any, target: str, names: set[str]) -> None:
 
 
 def remove_folder(fs: Any, target: str) -> None:
-    """Remove a folder that has a manifest, which goes first: half of it is no checkpoint."""
+    """Remove a folder that has a manifest. The manifest goes first, so that an incomplete folder is not a
+    checkpoint.
+    """
     if fs.exists(below(target, MANIFEST)):
         fs.rm_file(below(target, MANIFEST))
         fs.rm(target, recursive=True)

@@ -1,4 +1,4 @@
-"""A run's page, live, served on this machine only.
+"""The live page of a run, served on this machine only.
 
 It follows the run's files and sends commands through the control socket. May import: util, control, report.
 """

@@ -1,5 +1,5 @@
-"""What a live page shows, kept fresh while somebody looks: the run's files, and what the running job says of
-itself.
+"""The data of a live page, updated while a browser shows it: the run's files and the status of the running
+job.
 """
 
 from __future__ import annotations
@@ -17,86 +17,80 @@ from hookline.report.page import LIVE_SCRIPTS, embed, fill
 from hookline.util.errors import HooklineError
 
 EVERY = 1.0
-"""Seconds between two looks. Looking may take a tenth of the time at most: a huge run is looked at less
+"""Seconds between two updates. Updates may take a tenth of the time at most, so a huge run is updated less
 often.
 """
 STATUS_TIMEOUT = 2.0
-"""Seconds that a job has to say how it is."""
+"""Seconds that a job has to report its status."""
 DOUBT = 30.0
-"""Seconds after which even a run that has written nothing is told anew: it may have been silent for too long.
-"""
+"""Seconds after which the page is updated even if the run has written nothing, because it may be stalled."""
 VOLATILE = ("made",)
-"""What is new every time and worth nothing by itself."""
+"""Parts that differ every time and do not count as a change."""
 
 
 class Feed:
-    """The newest state of every part of the page, each with the number of the change that brought it."""
+    """The newest state of every part of the page, each with the number of its last change."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._run = FollowedRun(run_dir)
-        self._born = secrets.token_hex(4)
-        self._news = threading.Condition()
-        self._looking = threading.Lock()
+        self._server_id = secrets.token_hex(4)
+        self._changes = threading.Condition()
+        self._updating = threading.Lock()
         self._number = 0
         self._parts: dict[str, str] = {}
-        """As JSON, because that is compared and sent."""
+        """As JSON, which is compared and sent."""
         self._changed: dict[str, int] = {}
         self._watchers = 0
         self._ended = False
-        self._told_at = time.monotonic()
+        self._updated_at = time.monotonic()
         self._was_running: bool | None = None
-        self._take({**page_data([self._run.run]), "stuck": ""})
+        self._store({**page_data([self._run.run]), "stuck": ""})
 
-    # ---- keeping it fresh ----------------------------------------------------------------------------------
+    # ---- updates -------------------------------------------------------------------------------------------
 
     def keep_fresh(self) -> None:
-        """Until `end` is called: look while there are watchers, sleep while there are none."""
+        """Update while there are viewers, and sleep while there are none, until `end` is called."""
         pause = EVERY
         while True:
-            with self._news:
-                self._news.wait_for(lambda: self._watchers or self._ended)
+            with self._changes:
+                self._changes.wait_for(lambda: self._watchers or self._ended)
                 if self._ended:
                     return
             began = time.monotonic()
-            self.look()
+            self.update()
             pause = max(EVERY, 9 * (time.monotonic() - began))
-            with self._news:
-                self._news.wait_for(lambda: self._ended, timeout=pause)
+            with self._changes:
+                self._changes.wait_for(lambda: self._ended, timeout=pause)
 
-    def look(self) -> None:
-        """See what is new. Whatever goes wrong is said on the page: one that stands still
-        must not look live.
+    def update(self) -> None:
+        """Update all parts. Show a failure on the page, because a page that is not updated must not look
+        live.
         """
-        with self._looking:
+        with self._updating:
             try:
                 job = self._job()
-                has_changed = self._was_running not in (
-                    None,
-                    job["running"],
-                )  # a job that was killed writes nothing about it
+                # a job that was killed does not write that it ended
+                has_changed = self._was_running not in (None, job["running"])
                 self._was_running = job["running"]
-                self._take({"job": job})
-                self._take({**self._written(has_changed), "stuck": ""})
+                self._store({"job": job})
+                self._store({**self._written(has_changed), "stuck": ""})
             except Exception as error:
-                self._told_at = -DOUBT  # at the next look all of it again
-                self._take(
-                    {
-                        "stuck": f"What the run has written since cannot be read ({type(error).__name__}: "
-                        f"{error})."
-                    }
+                self._updated_at = -DOUBT  # read everything again at the next update
+                self._store(
+                    {"stuck": f"The run's new records cannot be read ({type(error).__name__}: {error})."}
                 )
 
     def _written(self, has_changed: bool) -> dict[str, Any]:
-        """What the run's files tell, if that is anything new."""
+        """Return the data of the run's files, or an empty dictionary if they have not changed."""
         try:
             is_new = self._run.refresh()
         except (OSError, HooklineError):
-            return {}  # the directory is gone, or somebody is moving it: what is known is still true
+            return {}  # the directory was removed or is being moved: keep the known data
         now = time.monotonic()
-        if not is_new and not has_changed and now - self._told_at < DOUBT:
+        if not is_new and not has_changed and now - self._updated_at < DOUBT:
             return {}
-        self._told_at = now
+        self._updated_at = now
         return page_data([self._run.run])
 
     def _job(self) -> dict[str, Any]:
@@ -105,8 +99,8 @@ class Feed:
         except HooklineError as error:
             return {"running": False, "why": str(error)}
 
-    def _take(self, data: dict[str, Any]) -> None:
-        with self._news:
+    def _store(self, data: dict[str, Any]) -> None:
+        with self._changes:
             texts = {key: embed(value) for key, value in data.items()}
             new = {key: text for key, text in texts.items() if self._parts.get(key) != text}
             if new.keys() <= set(VOLATILE):
@@ -114,50 +108,50 @@ class Feed:
             self._number += 1
             self._parts |= new
             self._changed |= dict.fromkeys(new, self._number)
-            self._news.notify_all()
+            self._changes.notify_all()
 
     def end(self) -> None:
-        """Let everyone who waits go."""
-        with self._news:
+        """Release all waiting threads."""
+        with self._changes:
             self._ended = True
-            self._news.notify_all()
+            self._changes.notify_all()
 
-    # ---- looking at it -------------------------------------------------------------------------------------
+    # ---- viewers -------------------------------------------------------------------------------------------
 
     def page(self) -> str:
-        """The page as it is now."""
-        self.look()
-        with self._news:
-            parts = {**self._parts, "live": embed(f"{self._born}-{self._number}")}
+        """Return the current page."""
+        self.update()
+        with self._changes:
+            parts = {**self._parts, "live": embed(f"{self._server_id}-{self._number}")}
         return fill(_object(parts), names([self._run.run]), LIVE_SCRIPTS, "; connect-src 'self'")
 
     def join(self) -> None:
-        """Somebody looks."""
-        with self._news:
+        """Add a viewer."""
+        with self._changes:
             self._watchers += 1
-            self._news.notify_all()
+            self._changes.notify_all()
 
     def leave(self) -> None:
-        """Somebody looks no longer."""
-        with self._news:
+        """Remove a viewer."""
+        with self._changes:
             self._watchers -= 1
 
     def wait(self, since: str, seconds: float) -> tuple[str, str] | None:
-        """What has changed since then, as (name of this state, JSON); empty JSON if nothing has within so
-        many seconds.
+        """Return the changes since a state as (name of the new state, JSON); the JSON is empty if the time
+        runs out.
 
-        None if the server ends. A state that this server did not name is one before all.
+        Return None if the server ends. An unknown state counts as the first one.
         """
-        born, _, text = since.partition("-")
-        known = int(text) if born == self._born and text.isdecimal() else 0
-        with self._news:
-            self._news.wait_for(lambda: self._number > known or self._ended, timeout=seconds)
+        server_id, _, text = since.partition("-")
+        known = int(text) if server_id == self._server_id and text.isdecimal() else 0
+        with self._changes:
+            self._changes.wait_for(lambda: self._number > known or self._ended, timeout=seconds)
             if self._ended:
                 return None
             new = {key: self._parts[key] for key, number in self._changed.items() if number > known}
-            return f"{self._born}-{self._number}", _object(new) if new else ""
+            return f"{self._server_id}-{self._number}", _object(new) if new else ""
 
 
 def _object(parts: dict[str, str]) -> str:
-    """One JSON object from the texts of its parts, whose names are ours."""
+    """Return one JSON object from the texts of its parts, whose names are ours."""
     return "{" + ",".join(f'"{key}":{text}' for key, text in parts.items()) + "}"

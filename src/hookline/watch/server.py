@@ -22,8 +22,8 @@ HOME = "127.0.0.1"
 OWN_NAMES = (HOME, "localhost")
 LONGEST_REQUEST = 10_000
 KEEP_ALIVE = 15.0
-"""Seconds after which something is sent in any case, so that a browser that has gone is noticed."""
-ASKED = {
+"""Seconds after which something is always sent, so that a closed browser is detected."""
+COMMANDS = {
     "enable": ("hook",),
     "disable": ("hook",),
     "every": ("hook", "interval"),
@@ -32,10 +32,10 @@ ASKED = {
     "attach": ("file", "name"),
     "detach": ("hook",),
 }
-NOTHING = "There is nothing here."
+NOTHING = "This page does not exist."
 ONCE = (
-    "Open the address that hookline watch has printed. It works once: from then on the page is where that "
-    "browser was sent. Start hookline watch again for another address."
+    "Open the address that hookline watch printed. It works once: the browser that opened it was sent to "
+    "another address. Start hookline watch again for a new one."
 )
 HEADERS = {
     "Cache-Control": "no-store",
@@ -48,7 +48,7 @@ HEADERS = {
 
 
 class Refusal(Exception):
-    """Why somebody does not get what they asked for."""
+    """A refused request, with its HTTP status code and the reason."""
 
     def __init__(self, code: int, why: str) -> None:
         super().__init__(why)
@@ -62,11 +62,11 @@ class Watch:
         self.run_dir = run_dir
         self.feed = Feed(run_dir)
         self.token: str = secrets.token_urlsafe(32)
-        """Opens the page once; the browser that used it has the cookie from then on, and knows the room."""
+        """Opens the page once; the browser that used it then has the cookie and knows the secret path."""
         self.cookie = secrets.token_urlsafe(32)
         self.room = f"/{secrets.token_urlsafe(16)}/"
-        """Where everything is. Cookies know no ports: a browser hands them to every server of this machine,
-        unless they are for a path, and none of those servers can guess this one.
+        """The secret path of all pages. Cookies do not depend on the port: a browser sends them to every
+        server of this machine unless they have a path, and the other servers cannot guess this one.
         """
         self._using_token = threading.Lock()
         try:
@@ -80,16 +80,16 @@ class Watch:
 
     @property
     def url(self) -> str:
-        """Where the page is, for the first visit."""
+        """Return the address of the page for the first visit."""
         return f"http://{HOME}:{self.port}/?token={self.token}"
 
     @property
     def cookie_name(self) -> str:
-        """Two of these servers must not take each other's."""
+        """Return a name with the port, so that two of these servers do not share a cookie."""
         return f"hookline-{self.port}"
 
     def serve(self) -> None:
-        """Answer until `close` is called from another thread, or Ctrl-C."""
+        """Serve until `close` is called from another thread, or Ctrl-C."""
         fresh = threading.Thread(target=self.feed.keep_fresh, name="hookline watch", daemon=True)
         fresh.start()
         try:
@@ -105,7 +105,7 @@ class Watch:
         self._server.shutdown()
 
     def use(self, token: str) -> bool:
-        """Whether this token opens the page; it does so once."""
+        """Return whether this token opens the page; it does so once."""
         with self._using_token:
             fits = bool(self.token) and hmac.compare_digest(token.encode(), self.token.encode())
             if fits:
@@ -113,7 +113,7 @@ class Watch:
             return fits
 
     def knows(self, cookie: str) -> bool:
-        """Whether a browser has been let in before."""
+        """Return whether this cookie was issued by this server."""
         return hmac.compare_digest(cookie.encode(), self.cookie.encode())
 
 
@@ -123,7 +123,7 @@ class _Server(ThreadingHTTPServer):
     watch: Watch
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle is nothing to talk about."""
+        """Ignore a browser that closes the connection."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -133,57 +133,59 @@ class _Handler(BaseHTTPRequestHandler):
 
     @property
     def watch(self) -> Watch:
-        """Whose server this is."""
+        """Return the `Watch` of this server."""
         assert isinstance(self.server, _Server)
         return self.server.watch
 
     def do_GET(self) -> None:
-        """The page, and what is pushed to it."""
+        """Send the page or its updates."""
         with self._refusing():
             self._check_host()
-            asked = urlsplit(self.path)
-            query = parse_qs(asked.query)
-            if asked.path == "/" and "token" in query:
-                self._let_in(query["token"][0])
+            request = urlsplit(self.path)
+            query = parse_qs(request.query)
+            if request.path == "/" and "token" in query:
+                self._accept(query["token"][0])
                 return
-            place = self._place(asked.path)
-            if place == "":
+            resource = self._resource(request.path)
+            if resource == "":
                 self._send(200, "text/html; charset=utf-8", self.watch.feed.page().encode("utf-8", "replace"))
-            elif place == "feed":
+            elif resource == "feed":
                 self._check_same_page()
                 self._push(self.headers.get("Last-Event-ID") or query.get("from", [""])[0])
             else:
                 raise Refusal(404, NOTHING)
 
     def do_POST(self) -> None:
-        """What the page asks the job for."""
+        """Run a command of the page."""
         with self._refusing():
             self._check_host()
             if self.headers.get("Origin") != f"http://{self.headers.get('Host')}":
-                raise Refusal(403, "Only the page itself can ask for this.")
-            place = self._place(self.path)
+                raise Refusal(403, "Only the page itself may send this request.")
+            resource = self._resource(self.path)
             self._check_same_page()
-            if place != "control":
+            if resource != "control":
                 raise Refusal(404, NOTHING)
             answer = self._control(self._body())
             self._send(200, "application/json", json.dumps(answer).encode())
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing: the first address has the token in it."""
+        """Log nothing, because the first address contains the token."""
 
-    # ---- who may -------------------------------------------------------------------------------------------
+    # ---- access --------------------------------------------------------------------------------------------
 
     def _check_host(self) -> None:
-        """A name of somebody else's that leads to this machine must not make their page ours."""
+        """Refuse another host name, because a foreign name that resolves to this machine would open our page
+        to a foreign page.
+        """
         try:
             host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
         except ValueError:
             host = None
         if host not in OWN_NAMES:
-            raise Refusal(403, "This server has another name.")
+            raise Refusal(403, "The host name of this request is not allowed.")
 
-    def _place(self, path: str) -> str:
-        """What is asked for, of somebody who has been let in."""
+    def _resource(self, path: str) -> str:
+        """Return the requested resource; refuse a browser without the secret path and the cookie."""
         watch = self.watch
         if path == "/":
             raise Refusal(403, ONCE)
@@ -199,31 +201,33 @@ class _Handler(BaseHTTPRequestHandler):
         return path.removeprefix(watch.room)
 
     def _check_same_page(self) -> None:
-        """Browsers say where a request comes from; whoever says nothing is no browser, and has the cookie."""
+        """Refuse requests from other pages. Browsers send the header; another client with the cookie may
+        leave it out.
+        """
         if self.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
-            raise Refusal(403, "Only the page itself can ask for this.")
+            raise Refusal(403, "Only the page itself may send this request.")
 
-    def _let_in(self, token: str) -> None:
+    def _accept(self, token: str) -> None:
         watch = self.watch
         if not watch.use(token):
             raise Refusal(403, ONCE)
         cookie = f"{watch.cookie_name}={watch.cookie}; Path={watch.room}; HttpOnly; SameSite=Strict"
         self._send(303, "text/plain", b"", {"Location": watch.room, "Set-Cookie": cookie})
 
-    # ---- what they get -------------------------------------------------------------------------------------
+    # ---- answers -------------------------------------------------------------------------------------------
 
     def _push(self, since: str) -> None:
         feed = self.watch.feed
         self._begin(200, "text/event-stream", {})
         feed.join()
         try:
-            while (news := feed.wait(since, KEEP_ALIVE)) is not None:
-                since, body = news
-                text = f"id: {since}\nevent: update\ndata: {body}\n\n" if body else ": still here\n\n"
+            while (changes := feed.wait(since, KEEP_ALIVE)) is not None:
+                since, body = changes
+                text = f"id: {since}\nevent: update\ndata: {body}\n\n" if body else ": keep alive\n\n"
                 self.wfile.write(text.encode())
                 self.wfile.flush()
         except OSError:
-            pass  # the browser has gone
+            pass  # the browser closed the connection
         finally:
             feed.leave()
 
@@ -234,24 +238,24 @@ class _Handler(BaseHTTPRequestHandler):
             or not length.isdecimal()
             or int(length) > LONGEST_REQUEST
         ):
-            raise Refusal(400, "A request is a short JSON object.")
-        asked: Any = None
+            raise Refusal(400, "A request must be a short JSON object.")
+        request: Any = None
         with contextlib.suppress(ValueError, RecursionError):
-            asked = json.loads(self.rfile.read(int(length)))
+            request = json.loads(self.rfile.read(int(length)))
         if (
-            not isinstance(asked, dict)
-            or not isinstance(asked.get("command"), str)
-            or asked["command"] not in ASKED
+            not isinstance(request, dict)
+            or not isinstance(request.get("command"), str)
+            or request["command"] not in COMMANDS
         ):
-            raise Refusal(400, f"A request has a command: {', '.join(ASKED)}.")
-        return {key: asked[key] for key in ("command", *ASKED[asked["command"]]) if key in asked}
+            raise Refusal(400, f"A request must have a command: {', '.join(COMMANDS)}.")
+        return {key: request[key] for key in ("command", *COMMANDS[request["command"]]) if key in request}
 
-    def _control(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _control(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
-            answer = ask(self.watch.run_dir, **asked)
+            answer = ask(self.watch.run_dir, **request)
         except HooklineError as error:
             return {"error": str(error)}
-        threading.Thread(target=self.watch.feed.look, daemon=True).start()  # the page sees it at once
+        threading.Thread(target=self.watch.feed.update, daemon=True).start()  # the page sees it at once
         return answer
 
     @contextlib.contextmanager
@@ -261,12 +265,12 @@ class _Handler(BaseHTTPRequestHandler):
         except Refusal as refusal:
             self._send(refusal.code, "text/plain; charset=utf-8", str(refusal).encode())
         except OSError:
-            pass  # the browser has gone
-        except Exception as error:  # an answer that is empty would tell nobody what is wrong
+            pass  # the browser closed the connection
+        except Exception as error:  # an empty answer would not show what is wrong
             self._send(
                 500,
                 "text/plain; charset=utf-8",
-                f"A mistake of Hookline's: {type(error).__name__}: {error}".encode(),
+                f"An error in Hookline: {type(error).__name__}: {error}".encode(),
             )
 
     def _begin(self, code: int, kind: str, more: dict[str, str]) -> None:

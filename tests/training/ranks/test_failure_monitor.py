@@ -32,7 +32,7 @@ def two() -> tuple[LivenessRing, LivenessRing]:
 
 def test_a_rank_that_closes_without_a_word_is_lost() -> None:
     zero, one = two()
-    for each in one._callers:  # what the system does when a process is killed
+    for each in one._incoming:  # what the system does when a process is killed
         each.close()
     assert zero.lost(5) is True
     assert zero.lost(0.01) is False  # told once
@@ -48,7 +48,7 @@ def test_a_rank_that_dies_is_lost_although_a_worker_of_its_lives_on() -> None:
         time.sleep(600)
         os._exit(0)
     try:
-        for each in one._callers:
+        for each in one._incoming:
             each.close()
         assert zero.lost(5) is True
     finally:
@@ -79,7 +79,7 @@ def test_a_rank_that_cannot_be_reached_is_a_warning(caplog: pytest.LogCaptureFix
     board = HashStore()
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    board.set("door/1", f"{port} 127.0.0.1")
+    board.set("address/1", f"{port} 127.0.0.1")
     ring = LivenessRing(0, 2, board)
     assert "Rank 1 cannot be watched from here" in caplog.text
     assert ring.lost(0.01) is False

@@ -1,13 +1,12 @@
-"""Which of several named loaders gives the next batch: settings, checks, the schedule as a pure function, and
-a cursor on it.
+"""Choose the loader of each batch of a mixture: settings, checks, a pure schedule, and a cursor on it.
 
-`Mixture` holds the settings. `check` refuses what cannot work, before the first batch. `schedule` yields the
-picks of an epoch from any position, `planned` counts them without drawing, `describe` puts both into words.
-`MixtureCursor` is what a run holds: it hands out one pick at a time, can be revised while it runs, and goes
-on from a saved state as if it had never stopped.
+`Mixture` has the settings. `check` refuses invalid ones before the first batch. `schedule` yields the picks
+of an epoch from any position, `planned` counts them without drawing, `describe` returns both as text.
+`MixtureCursor` belongs to a run: it returns one pick at a time, can be changed during the run, and resumes
+exactly from a saved state.
 
-Everything is decided by the settings, the lengths of the loaders and the epoch. No global random state is
-read or moved, and every process of a distributed run comes to the same picks by itself.
+The picks depend only on the settings, the lengths of the loaders and the epoch. No global random state is
+used, and all ranks compute the same picks without communication.
 """
 
 from hookline.data.mixing.cursor import MixtureCursor, check

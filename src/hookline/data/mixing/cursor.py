@@ -1,4 +1,4 @@
-"""Where a run stands in its mixture: one pick at a time, changes on the way, and exact resume."""
+"""The position of a run in its mixture: one pick at a time, changes during the run, and exact resume."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hookline.data.mixing.schedule import Stretch, asked_batches
 from hookline.data.mixing.settings import Mixture, refuse
 from hookline.util.errors import CheckpointError, OptionError, closest
 
-# ---- Does a mixture fit the loaders? Everything that is wrong is said at once, before the first batch
+# ---- checks of a mixture against its loaders ---------------------------------------------------------------
 
 
 def check(mixture: Mixture, names: Sequence[str], lengths: Mapping[str, int | None]) -> list[str]:
-    """Refuse what cannot work; return what works but may not be meant, one sentence each.
+    """Raise for an invalid mixture; return warnings about a valid one, one sentence each.
 
-    `lengths` are batches per pass; None is a loader without end, or one that does not know.
+    lengths: batches per pass; None for an endless loader or an unknown length.
     """
     problems = [
         *_loader_problems(names, lengths),
@@ -33,7 +33,7 @@ def _loader_problems(names: Sequence[str], lengths: Mapping[str, int | None]) ->
     if not names:
         return ["there is no loader to draw from."]
     found = [
-        f"{count} loaders are named {name!r}; each needs a name of its own."
+        f"{count} loaders are named {name!r}; each needs a different name."
         for name, count in Counter(names).items()
         if count > 1
     ]
@@ -41,7 +41,7 @@ def _loader_problems(names: Sequence[str], lengths: Mapping[str, int | None]) ->
         length = lengths[name]
         if length is not None and length < 1:
             found.append(
-                f"the loader {name!r} is empty ({length} batches); leave it out, or look at its dataset, "
+                f"the loader {name!r} is empty ({length} batches); leave it out, or check its dataset, "
                 "batch_size and drop_last."
             )
     return found
@@ -58,15 +58,15 @@ def _name_problems(mixture: Mixture, names: Sequence[str]) -> list[str]:
         for name in given:
             if name not in names:
                 found.append(
-                    f"{where} names {name!r}, and there is no such loader.{closest(name, names)} "
+                    f"{where} names {name!r}, which is not a loader.{closest(name, names)} "
                     f"Loaders: {', '.join(names)}."
                 )
     if mixture.weights:
         for name in dict.fromkeys(names):
             if name not in mixture.weights:
                 found.append(
-                    f"weights says nothing about the loader {name!r}; give it a weight, or 0 to leave it "
-                    f"out for now."
+                    f"weights has no entry for the loader {name!r}; give it a weight, or 0 to exclude it "
+                    "for now."
                 )
     return found
 
@@ -102,8 +102,8 @@ def _doubts(mixture: Mixture, lengths: Mapping[str, int | None]) -> list[str]:
     ]
     if never and mixture.order != "random":
         found.append(
-            f"An epoch of {end} batches draws nothing from {', '.join(map(repr, never))}: give more weight, "
-            "a turn in the pattern or a longer epoch, or leave it out."
+            f"An epoch of {end} batches contains no batch of {', '.join(map(repr, never))}: increase the "
+            "weight, add it to the pattern, make the epoch longer, or leave it out."
         )
     if end < stretch.asked:
         found.append(
@@ -120,7 +120,7 @@ def _doubts(mixture: Mixture, lengths: Mapping[str, int | None]) -> list[str]:
         ]
         if off:
             found.append(
-                f"The weights cannot be kept, because loaders end before the epoch does: {', '.join(off)}."
+                f"The weights cannot be met, because loaders end before the epoch does: {', '.join(off)}."
             )
     return found
 
@@ -129,34 +129,34 @@ Lengths = dict[str, int | None]
 
 
 class MixtureCursor:
-    """Iterates over the indices of the loaders, one a batch, to the end of the epoch; `begin` opens the next
-    one.
+    """An iterator over the index of the loader of each batch of an epoch; `begin` opens the next epoch.
 
     >>> cursor = MixtureCursor(Mixture("alternating", pattern=["web", "web", "code"]), {"web": 4, "code": 2})
     >>> [cursor.names[index] for index in cursor]
     ['web', 'web', 'code', 'web', 'web', 'code']
 
-    An index belongs to its name for good: a loader that is taken out keeps it, a new one gets the next.
-    The picks of a window are fixed when it is opened; a change made meanwhile waits for the next window.
+    The index of a name never changes: a removed loader keeps it, a new loader gets the next one. The picks of
+    a window are fixed when it is opened; a change takes effect at the next window.
     """
 
     def __init__(self, mixture: Mixture, lengths: Mapping[str, int | None], epoch: int = 0) -> None:
         self.doubts: list[str] = check(mixture, list(lengths), lengths)
-        """What works but may not be meant; worth a warning."""
+        """Warnings about settings that are valid but probably not intended."""
         self.epoch = epoch
         self._given = (mixture, dict(lengths))
         self._now = self._given
         self._pending: tuple[Mixture, Lengths] | None = None
-        self._later: Lengths | None = None  # lengths from the next epoch on, if those of this one are special
+        self._later: Lengths | None = None
+        """The lengths from the next epoch on, if those of this epoch differ."""
         self._names = list(lengths)
-        self._passes = [0] * len(
-            lengths
-        )  # passes of each loader that were finished or broken off, over all epochs
-        self._pass_began = [0] * len(
-            lengths
-        )  # at which of its batches of this epoch the pass under way began
-        self._window: list[int] = []  # picks that are fixed
-        self._at = self._fixed = 0  # how many of them are drawn, and how many there are
+        self._passes = [0] * len(lengths)
+        """Finished or abandoned passes of each loader, over all epochs."""
+        self._pass_began = [0] * len(lengths)
+        """Each loader's batches in this epoch before its current pass."""
+        self._window: list[int] = []
+        """The fixed picks."""
+        self._at = self._fixed = 0
+        """The number of drawn picks of the window, and of all its picks."""
         self._enter(Stretch.begin(mixture, lengths))
 
     # ---- drawing -------------------------------------------------------------------------------------------
@@ -173,33 +173,31 @@ class MixtureCursor:
         return self._window[at]
 
     def upcoming(self, limit: int | None = None) -> list[int]:
-        """Picks that are already fixed, for fetching ahead: at most to the end of the window, where the
-        mixture may change.
+        """Return the fixed picks for prefetching, up to the end of the window.
 
-        A window is opened by drawing from it: before its first batch nothing is upcoming.
+        The first draw opens a window: before it, the list is empty.
         """
         return self._window[self._at : None if limit is None else self._at + limit]
 
     def ended(self, index: int) -> bool:
-        """Tell that the loader just picked had no batch to give. True: start it again. False: draw another
-        pick instead.
+        """Report that the picked loader is exhausted. Return True to start it again, False to draw again.
 
-        Needed for every loader whose length is unknown or wrong; right for the others, too. A loader that
-        gives nothing from its start is an error, so that nobody waits for it forever.
+        Required for loaders with an unknown or wrong length, and allowed for others. Raise if a loader has no
+        batch at all, which would loop forever.
         """
         if not self._at or self._window[self._at - 1] != index:
-            raise ValueError(f"ended({index}) must follow the pick of that loader directly.")
+            raise ValueError(f"ended({index}) must directly follow the pick of that loader.")
         name, served = self._names[index], self._count(index) - 1
         if served == self._pass_began[index]:
             raise OptionError(
-                f"The loader {name!r} yielded no batch from its start (epoch {self.epoch}, its pass "
-                f"{self._passes[index] + 1}). Look at its dataset; a generator can be gone through only "
+                f"The loader {name!r} did not yield a batch (epoch {self.epoch}, its pass "
+                f"{self._passes[index] + 1}). Check its dataset; a generator can be iterated over only "
                 "once, so pass a list, a DataLoader or another iterable that can start again."
             )
         if self.mixture.cycles:
             length = self._now[1].get(name)
             passes, rest = divmod(served - self._pass_began[index], length) if length else (1, 0)
-            self._passes[index] += passes + (rest > 0)  # several, if nobody said so since a resume
+            self._passes[index] += passes + (rest > 0)  # several after a resume without calls of `ended`
             self._pass_began[index] = served
             return True
         self._at -= 1
@@ -214,9 +212,7 @@ class MixtureCursor:
         return False
 
     def begin(self, epoch: int) -> None:
-        """Open an epoch, wherever the last one was left. Every loader starts anew, and a change that waits
-        takes effect.
-        """
+        """Open an epoch. Every loader starts a new pass, and a pending change takes effect."""
         for index in range(len(self._names)):
             passes, read = self.reading(index)
             self._passes[index] = passes + (read > 0)
@@ -235,85 +231,77 @@ class MixtureCursor:
         zeros = (0,) * len(self._names)
         self._enter(Stretch(mixture, tuple(self._names), lengths, 0, zeros, asked_batches(mixture, lengths)))
 
-    # ---- where it stands -----------------------------------------------------------------------------------
+    # ---- position ------------------------------------------------------------------------------------------
 
     @property
     def mixture(self) -> Mixture:
-        """The settings that the picks come from now."""
+        """Return the current settings."""
         return self._stretch.mixture
 
     @property
     def latest(self) -> tuple[Mixture, Lengths]:
-        """The newest settings and lengths, which may still wait for their window: what a further change
-        starts from.
-        """
+        """Return the newest settings and lengths, which may be pending until the next window."""
         return self._pending or self._now
 
     @property
     def lengths(self) -> Lengths:
-        """Batches in a pass of each loader, as they count in this epoch."""
+        """Return the batches in a pass of each loader in this epoch."""
         return self._now[1]
 
     @property
     def drawn_from(self) -> list[str]:
-        """Loaders that the rest of the run may draw from."""
+        """Return the loaders that the rest of the run may use."""
         return list({**self._stretch.lengths, **self._now[1], **self.latest[1]})
 
     @property
     def names(self) -> tuple[str, ...]:
-        """By index, loaders that were taken out included."""
+        """Return the names by index, including removed loaders."""
         return tuple(self._names)
 
     @property
     def position(self) -> int:
-        """Batches drawn in this epoch."""
+        """Return the number of batches drawn in this epoch."""
         return self._start + self._at
 
     @property
     def total(self) -> int:
-        """Batches in this epoch, as far as is known now: less if a loader ends early, other if loaders come
-        or go.
-        """
+        """Return the number of batches in this epoch; a change or an early end of a loader changes it."""
         return self._end
 
     @property
     def counts(self) -> dict[str, int]:
-        """Batches drawn from each loader in this epoch."""
+        """Return the batches drawn from each loader in this epoch."""
         drawn = Counter(self._window[: self._at])
         return {name: self._counts[index] + drawn[index] for index, name in enumerate(self._names)}
 
     @property
     def next_window(self) -> int:
-        """The position from which a change made now would hold; where the epoch ends before, it holds from
-        the next epoch.
-        """
+        """Return the position at which a change made now takes effect; the end means the next epoch."""
         return min(-(-self.position // self.mixture.window) * self.mixture.window, self._end)
 
     def reading(self, index: int) -> tuple[int, int]:
-        """Where a loader's next batch comes from: which pass (over all epochs, to shuffle by) and how many of
-        it are read.
-        """
+        """Return the pass of a loader's next batch, over all epochs, and the batches read in this pass."""
         passes, read = self._passes[index], self._count(index) - self._pass_began[index]
         length = self._now[1].get(self._names[index])
         return (passes + read // length, read % length) if length else (passes, read)
 
-    # ---- changing it ---------------------------------------------------------------------------------------
+    # ---- changes -------------------------------------------------------------------------------------------
 
     def revise(self, mixture: Mixture | None = None, lengths: Mapping[str, int | None] | None = None) -> int:
-        """New settings, or loaders added or taken out, from the next window on; returns its position.
+        """Change settings or loaders from the next window on; return its position.
 
-        What is not given stays as in `latest`. Checked now, so that a wrong name fails where it was written.
+        Defaults come from `latest`. The check runs now, so that a wrong name raises in the caller.
         """
         mixture, lengths = mixture or self.latest[0], dict(self.latest[1] if lengths is None else lengths)
         self.doubts = check(mixture, list(lengths), lengths)
         self._pending = (mixture, lengths)
         return self.next_window
 
-    # ---- saving it -----------------------------------------------------------------------------------------
+    # ---- state ---------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def as_of(self, position: int) -> Iterator[None]:
-        """Look at it as it was at this position: the present one, or the one before the newest pick."""
+        """Set the cursor to a position inside the block: the current one, or that before the newest pick."""
         undone = min(max(self.position - position, 0), 1, self._at)
         self._at -= undone
         try:
@@ -322,9 +310,7 @@ class MixtureCursor:
             self._at += undone
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data. The picks themselves are not in it: they follow from where the present
-        stretch began.
-        """
+        """Return plain data without the picks, which are computed from the start of the current stretch."""
         stretch = self._stretch
         return {
             "epoch": self.epoch,
@@ -346,12 +332,11 @@ class MixtureCursor:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], awaited: Collection[str] = ()) -> None:
-        """Go on where the state was taken.
+        """Continue from a saved state.
 
-        If this cursor was made with other settings or lengths than the saved one, that is a change, and holds
-        from the next window on. If they are the same, or what the saved run had made of them, that goes on.
-        Loaders that were added on the way must be there again, given to this cursor or added by `revise`;
-        `awaited` are names that will be there in time.
+        If this cursor was created with other settings or lengths than the saved one, that is a change at the
+        next window. Otherwise the saved settings continue. Loaders that were added during the saved run must
+        be passed to this cursor or added by `revise`; `awaited` are names that will be added later.
         """
         saved, names = state["stretch"], list(state["names"])
         needed, here = (
@@ -360,27 +345,25 @@ class MixtureCursor:
         )
         if missing := [name for name in needed if name not in here and name not in awaited]:
             raise CheckpointError(
-                f"The checkpoint draws batches from {', '.join(map(repr, missing))}, and this run has only "
-                f"{', '.join(map(repr, here))}. Add it before the checkpoint is loaded."
+                f"The checkpoint uses the training loaders {', '.join(map(repr, missing))}, but this run has "
+                f"only {', '.join(map(repr, here))}. Add them before the checkpoint is loaded."
             )
         self.epoch, self._names = state["epoch"], names
         self._passes, self._pass_began = list(state["passes"]), list(state["pass_began"])
-        self._now, self._later = _made(state["now"]), state["later"]
-        self._pending = None if state["pending"] is None else _made(state["pending"])
+        self._now, self._later = _from_plain(state["now"]), state["later"]
+        self._pending = None if state["pending"] is None else _from_plain(state["pending"])
         if _plain(self._given) not in (state["given"], state["pending"] or state["now"]):
             self._pending = self._given
-        mixture, lengths = _made(saved)
+        mixture, lengths = _from_plain(saved)
         stretch = Stretch(
             mixture, tuple(names), lengths, saved["start"], tuple(saved["counts"]), saved["asked"]
         )
         self._enter(stretch, state["counts"])
 
-    def cut_anew(self, left: Mapping[str, int | None]) -> None:
-        """After a state was loaded: go on with loaders that make other batches of their data now, and have
-        these left.
+    def rebatch(self, left: Mapping[str, int | None]) -> None:
+        """Continue a loaded state with another world size or batch size; `left` are the remaining batches.
 
-        That is so on another number of ranks, or with batches of another size. Nothing is lost or drawn twice
-        in this epoch.
+        No sample of this epoch is skipped or repeated.
         """
         mixture, now = self._given[0], self._now[1]
         lengths: Lengths = {}
@@ -396,19 +379,18 @@ class MixtureCursor:
                 is_done = count > 0 and read == 0
                 lengths[name] = count + (0 if is_done else rest)
         asked = asked_batches(mixture, lengths)
-        if (
-            self.mixture.cycles and isinstance(mixture.epoch_length, str) and self._stretch.asked
-        ):  # as much of it as was left
+        # keep the remaining fraction of the epoch
+        if self.mixture.cycles and isinstance(mixture.epoch_length, str) and self._stretch.asked:
             asked = self._start + round(
                 asked * max(0, self._stretch.asked - self._start) / self._stretch.asked
             )
         self._pending, self._later, self._now = None, dict(self._given[1]), (mixture, lengths)
         self._enter(Stretch(mixture, tuple(self._names), lengths, self._start, tuple(self._counts), asked))
 
-    # ---- inside --------------------------------------------------------------------------------------------
+    # ---- windows -------------------------------------------------------------------------------------------
 
     def _enter(self, stretch: Stretch, counts: Sequence[int] | None = None) -> None:
-        """Draw from this stretch, from its start or from where these counts are reached in it."""
+        """Draw from this stretch, from its start or from the position with these counts."""
         self._stretch = stretch
         self._end = stretch.end
         self._picks = stretch.picks(self.epoch, counts)
@@ -422,10 +404,10 @@ class MixtureCursor:
             self._now, self._pending = self._pending, None
             self._learn_names()
             mixture, lengths = self._now
-            gone = sum(
+            removed = sum(
                 count for name, count in zip(self._names, self._counts, strict=True) if name not in lengths
             )
-            asked = asked_batches(mixture, lengths, gone)
+            asked = asked_batches(mixture, lengths, removed)
             self._enter(
                 Stretch(mixture, tuple(self._names), lengths, self._start, tuple(self._counts), asked)
             )
@@ -457,5 +439,5 @@ def _plain(settings: tuple[Mixture, Lengths]) -> dict[str, Any]:
     return {"mixture": settings[0].to_dict(), "lengths": dict(settings[1])}
 
 
-def _made(data: Mapping[str, Any]) -> tuple[Mixture, Lengths]:
+def _from_plain(data: Mapping[str, Any]) -> tuple[Mixture, Lengths]:
     return Mixture(**data["mixture"]), dict(data["lengths"])

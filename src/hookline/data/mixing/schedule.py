@@ -1,7 +1,7 @@
-"""The five orders as plain arithmetic: who comes next, and how many batches in a row.
+"""The five orders of a mixture as pure functions: the next loader, and its number of batches in a row.
 
-Each order yields bursts, `(index, batches)`. `left` says how many batches a loader may still give; None means
-it never ends.
+Each order yields bursts, `(index, batches)`. `left` is the number of batches that a loader has left; None
+means that it is endless.
 """
 
 from __future__ import annotations
@@ -19,20 +19,18 @@ from typing import NamedTuple
 from hookline.data.mixing.settings import Mixture
 
 Burst = tuple[int, int]
-AT_ONCE = 100
-LONGEST_ROUND = 10_000  # batches of a round that are kept
-ENDLESS = 1 << 62  # more batches than a run can draw; a number, so that it divides like one
+DRAWS_AT_ONCE = 100
+MAX_ROUND = 10_000  # batches of a round that are stored
+ENDLESS = 1 << 62  # more batches than a run can draw; an integer, so that it can be divided
 
 
 def apportion(
     weights: Mapping[int, float], total: int, left: Mapping[int, int | None], turn: int = 0
 ) -> dict[int, int]:
-    """Divide `total` batches by weight: whole numbers, each within one of its exact share, by the largest
-    remainders.
+    """Divide `total` batches by weight into integers, by the largest remainders.
 
-    A loader whose share is more than it has left gives what it has, and the others divide the rest. Equal
-    remainders take turns, by `turn` (the epoch), so that no loader is favoured in every epoch because it was
-    named first.
+    A loader with too few batches left yields all of them, and the others divide the rest. `turn` (the epoch)
+    rotates equal remainders, so that the first loader is not favoured in every epoch.
     """
     if total <= 0:
         return dict.fromkeys(weights, 0)
@@ -50,7 +48,7 @@ def apportion(
 def _shares(
     weights: Mapping[int, float], total: int, left: Mapping[int, int | None]
 ) -> tuple[dict[int, Fraction], dict[int, int]]:
-    """The exact shares of those that can meet theirs, and what the others have."""
+    """Return the exact shares of the loaders with enough batches, and the batches of the others."""
     open_ = {index: Fraction(weight) for index, weight in weights.items() if weight > 0}
     short: dict[int, int] = {}
     while True:
@@ -68,14 +66,13 @@ def _shares(
 
 
 def interleave(quotas: Mapping[int, int], burst: int, given: Mapping[int, int]) -> Iterator[Burst]:
-    """Spread each loader's quota evenly over the epoch; what has been given so far says where in it to go on.
+    """Spread each loader's quota evenly over the epoch; continue after the batches in `given`.
 
-    Quotas with a common divisor make a schedule that repeats itself, which is worked out once: 700 and 300
-    are 7 and 3.
+    Quotas with a common divisor give a schedule that repeats and is computed once: 700 and 300 are 7 and 3.
     """
     common = math.gcd(*quotas.values())
-    rounds = common // burst if common % burst == 0 else 1  # a round of whole bursts, so that none is cut
-    if rounds <= 1 or sum(quotas.values()) > rounds * LONGEST_ROUND:
+    rounds = common // burst if common % burst == 0 else 1  # a round of complete bursts
+    if rounds <= 1 or sum(quotas.values()) > rounds * MAX_ROUND:
         return _spread(quotas, burst, given)
     a_round = {index: quota // rounds for index, quota in quotas.items()}
     past = sum(given.values()) // sum(a_round.values())
@@ -86,20 +83,19 @@ def interleave(quotas: Mapping[int, int], burst: int, given: Mapping[int, int]) 
 
 
 def _spread(quotas: Mapping[int, int], burst: int, given: Mapping[int, int]) -> Iterator[Burst]:
-    """Who is due first among those whose turn may come.
+    """Yield bursts by earliest deadline first.
 
-    Every burst has a window in which an even flow would give it: it may begin once that has begun (to the
-    nearest burst), and is due at its end. Among those that may begin, the one due first is taken. For single
-    batches this is the classic schedule of fair shares on one machine (earliest deadline first): after any
-    number of picks each loader's count is its exact share, rounded up or down. Whole numbers only, so that
-    the same settings give the same picks everywhere.
+    Every burst has a window in which an even flow would yield it: it may start once the window has started
+    (to the nearest burst), and is due at its end. Among those that may start, the one due first is taken. For
+    single batches, after any number of picks each loader's count is its exact share, rounded up or down. Only
+    integers are used, so that the picks are the same on every machine.
     """
     loaders = [index for index, quota in quotas.items() if quota]
     quota_of, done_of = [quotas[index] for index in loaders], [given[index] for index in loaders]
     total, at = sum(quota_of), sum(done_of)
     for one, quota in enumerate(quota_of):
         begun = done_of[one] % burst
-        if begun and done_of[one] < quota:  # broken off in the middle of this one's burst
+        if begun and done_of[one] < quota:  # finish an interrupted burst
             run = min(burst - begun, quota - done_of[one])
             yield loaders[one], run
             at += run
@@ -111,10 +107,10 @@ def _spread(quotas: Mapping[int, int], burst: int, given: Mapping[int, int]) -> 
         if done < quota
     )
     while queue:
-        place = 0
-        while may_begin[queue[place][1]] > at:  # rarely more than one step, however many loaders there are
-            place += 1
-        one = queue.pop(place)[1]
+        first = 0
+        while may_begin[queue[first][1]] > at:  # rarely more than one step, even with many loaders
+            first += 1
+        one = queue.pop(first)[1]
         quota, done = quota_of[one], done_of[one]
         run = burst if quota - done > burst else quota - done
         yield loaders[one], run
@@ -127,7 +123,7 @@ def _spread(quotas: Mapping[int, int], burst: int, given: Mapping[int, int]) -> 
 
 
 def take_turns(turns: Sequence[Burst], left: Mapping[int, int | None]) -> Iterator[Burst]:
-    """Round after round of the same turns; a loader that has nothing left is passed over."""
+    """Repeat the turns in rounds; skip a loader that has nothing left."""
     rest = _rest(left, turns)
     live = list(turns)
     while live := [(index, run) for index, run in live if rest[index]]:
@@ -136,14 +132,14 @@ def take_turns(turns: Sequence[Burst], left: Mapping[int, int | None]) -> Iterat
         yield from itertools.chain.from_iterable(itertools.repeat(live, rounds))
         for index, each in a_round.items():
             rest[index] -= rounds * each
-        for index, run in live:  # the round in which somebody ends
+        for index, run in live:  # the round in which a loader ends
             if batches := min(run, rest[index]):
                 rest[index] -= batches
                 yield index, batches
 
 
 def count_turns(turns: Sequence[Burst], left: Mapping[int, int | None], total: int) -> dict[int, int]:
-    """How often `take_turns` takes each loader in `total` batches, without going through them."""
+    """Return the number of batches of each loader in `total` batches of `take_turns`, without iterating."""
     rest = _rest(left, turns)
     counts = dict.fromkeys(rest, 0)
     live = list(turns)
@@ -153,10 +149,7 @@ def count_turns(turns: Sequence[Burst], left: Mapping[int, int | None], total: i
             total // sum(a_round.values()), *(rest[index] // each for index, each in a_round.items())
         )
         whole = [(index, rounds * each) for index, each in a_round.items()]
-        for index, run in (
-            *whole,
-            *live,
-        ):  # whole rounds, then the one in which somebody ends, or the epoch does
+        for index, run in (*whole, *live):  # whole rounds, then the one in which a loader or the epoch ends
             batches = min(run, rest[index], total)
             counts[index] += batches
             rest[index] -= batches
@@ -167,14 +160,14 @@ def count_turns(turns: Sequence[Burst], left: Mapping[int, int | None], total: i
 def draw(
     weights: Mapping[int, float], left: Mapping[int, int | None], burst: int, key: str
 ) -> Iterator[Burst]:
-    """By chance, from a generator of its own that starts from `key`."""
-    rng = random.Random(key)  # a text is hashed by random itself, the same in every process
+    """Draw loaders at random, from a separate generator with the seed `key`."""
+    rng = random.Random(key)  # `random` hashes text itself, the same in every process
     rest = _rest(left, weights.items())
     while live := [index for index, weight in weights.items() if weight > 0 and rest[index]]:
-        largest = max(weights[index] for index in live)  # so that no sum overflows
+        largest = max(weights[index] for index in live)  # scaled, so that the sum cannot overflow
         chances = list(itertools.accumulate(weights[index] / largest for index in live))
-        while min(rest[index] for index in live) >= AT_ONCE * burst:  # nobody can end
-            chosen = rng.choices(live, cum_weights=chances, k=AT_ONCE)
+        while min(rest[index] for index in live) >= DRAWS_AT_ONCE * burst:  # no loader can end
+            chosen = rng.choices(live, cum_weights=chances, k=DRAWS_AT_ONCE)
             yield from zip(chosen, itertools.repeat(burst))
             for index in live:
                 rest[index] -= burst * chosen.count(index)
@@ -196,26 +189,26 @@ def _per_round(turns: Iterable[Burst]) -> dict[int, int]:
     return counts
 
 
-# ---- The schedule
+# ---- the schedule ------------------------------------------------------------------------------------------
 
 
 class Pick(NamedTuple):
     """One batch of the schedule."""
 
     loader: int
-    """Which loader: its place among the names."""
+    """The index of the loader in the list of names."""
 
     restart: bool
-    """Whether the loader has just given its last batch and must be started again for this one."""
+    """Whether the loader is exhausted and must be started again for this batch."""
 
 
 def epoch_batches(mixture: Mixture, lengths: Mapping[str, int | None]) -> int:
-    """How many batches the epoch has."""
+    """Return the number of batches in the epoch."""
     return Stretch.begin(mixture, lengths).end
 
 
 def planned(mixture: Mixture, lengths: Mapping[str, int | None], epoch: int = 0) -> dict[str, int]:
-    """How many batches each loader gives in an epoch; with order='random' that is the expectation."""
+    """Return the number of batches of each loader in an epoch; with order='random', the expected number."""
     stretch = Stretch.begin(mixture, lengths)
     counts = stretch.planned(epoch)
     return {name: counts.get(index, 0) for index, name in enumerate(lengths)}
@@ -224,7 +217,7 @@ def planned(mixture: Mixture, lengths: Mapping[str, int | None], epoch: int = 0)
 def schedule(
     mixture: Mixture, lengths: Mapping[str, int | None], epoch: int = 0, position: int = 0
 ) -> Iterator[Pick]:
-    """The picks of an epoch from a position on: the same picks as from the start."""
+    """Yield the picks of an epoch from a position on."""
     stretch = Stretch.begin(mixture, lengths)
     picks = stretch.picks(epoch)
     counts = Counter(itertools.islice(picks, max(position, 0)))
@@ -237,28 +230,28 @@ def schedule(
 
 @dataclass(frozen=True)
 class Stretch:
-    """A part of an epoch that is drawn with one mixture: the whole of it, or what follows a change."""
+    """A part of an epoch with one mixture: the whole epoch, or the part after a change."""
 
     mixture: Mixture
     names: Sequence[str]
-    """By index. Loaders that were taken out keep theirs."""
+    """The names by index. Removed loaders keep their index."""
     lengths: Mapping[str, int | None]
-    """Of the loaders that take part."""
+    """The lengths of the loaders in the mixture."""
     start: int
     counts: Sequence[int]
-    """Batches that each loader has given in this epoch before the start."""
+    """The batches of each loader in this epoch before the start."""
     asked: int
-    """Batches the whole epoch should have, if the loaders have as many."""
+    """The requested number of batches in the whole epoch."""
 
     @classmethod
     def begin(cls, mixture: Mixture, lengths: Mapping[str, int | None]) -> Stretch:
-        """A whole epoch."""
+        """Return a stretch of a whole epoch."""
         names = tuple(lengths)
         return cls(mixture, names, dict(lengths), 0, (0,) * len(names), asked_batches(mixture, lengths))
 
     @property
     def left(self) -> dict[int, int | None]:
-        """How many batches each loader may still give in this epoch; None is without end."""
+        """Return the batches that each loader has left in this epoch; None for an endless loader."""
         counts = zip(self.names, self.counts, strict=True)
         return {
             index: None
@@ -270,7 +263,7 @@ class Stretch:
 
     @property
     def end(self) -> int:
-        """The position at which the epoch is over."""
+        """Return the position at which the epoch ends."""
         left, available = self.left, 0
         taking_part = {
             index for index, part in (self._weights().items() if self._by_weight else self._turns()) if part
@@ -283,20 +276,18 @@ class Stretch:
         return max(min(self.asked, self.start + available), self.start)
 
     def picks(self, epoch: int, counts: Sequence[int] | None = None) -> Iterator[int]:
-        """The loaders' indices to the end of the epoch, one a batch: from the start, or from where these
-        counts are reached.
-        """
+        """Yield the loader index of each batch, from the start or from the position with these counts."""
         total = self.end - self.start
         given = [now - before for now, before in zip(counts or self.counts, self.counts, strict=True)]
         flat = itertools.chain.from_iterable(
             itertools.starmap(itertools.repeat, self._bursts(epoch, total, given))
         )
-        if self.mixture.order == "weighted":  # goes on from the counts by itself
+        if self.mixture.order == "weighted":  # `interleave` continues from the counts
             return itertools.islice(flat, total - sum(given))
         return itertools.islice(flat, sum(given), total)
 
     def planned(self, epoch: int) -> dict[int, int]:
-        """How many of them are whose, without going through them."""
+        """Return the number of picks of each loader without iterating over them."""
         total = self.end - self.start
         if self._by_weight:
             return apportion(self._weights(), total, self.left, epoch)
@@ -330,16 +321,14 @@ class Stretch:
         return {index: weights[name] for index, name in enumerate(self.names) if name in self.lengths}
 
     def _turns(self) -> list[Burst]:
-        """One round: who, and how many in a row."""
+        """Return one round of bursts."""
         index_of = {name: index for index, name in enumerate(self.names) if name in self.lengths}
         if self.mixture.order == "sequential":
             return [(index, self._whole(name)) for name, index in index_of.items()]
         return [(index_of[name], self.mixture.burst) for name in self.mixture.pattern or index_of]
 
     def _unfinished(self) -> list[Burst]:
-        """In sequence: what is left of the round under way, which is all of the first one unless the mixture
-        was changed.
-        """
+        """Return the rest of the current round in sequence: a whole round unless the mixture has changed."""
         given = {index: self.counts[index] for index, _ in self._turns()}
         rounds = min(given[index] // length for index, length in self._turns())
         return [
@@ -350,15 +339,11 @@ class Stretch:
 
     def _whole(self, name: str) -> int:
         length = self.lengths[name]
-        return (
-            max(self.asked, 1) if length is None else length
-        )  # one without end takes all that is left of the epoch
+        return max(self.asked, 1) if length is None else length  # an endless loader fills the epoch
 
 
 def asked_batches(mixture: Mixture, lengths: Mapping[str, int | None], taken_out: int = 0) -> int:
-    """What `epoch_length` comes to; a sum counts the batches of loaders that were taken out after they had
-    given some.
-    """
+    """Return the number of batches for `epoch_length`; `taken_out`: batches of removed loaders, for a sum."""
     if not isinstance(mixture.epoch_length, str):
         return mixture.epoch_length
     finite = [length for length in lengths.values() if length is not None]
@@ -367,7 +352,7 @@ def asked_batches(mixture: Mixture, lengths: Mapping[str, int | None], taken_out
     return max(finite) if mixture.epoch_length == "max" else min(finite)
 
 
-# ---- A mixture in words
+# ---- description -------------------------------------------------------------------------------------------
 
 
 class Proportion(NamedTuple):
@@ -378,9 +363,7 @@ class Proportion(NamedTuple):
 
 
 def proportions(counts: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, Proportion]:
-    """What each loader gave (batches, samples or tokens) against what was asked of it, as
-    parts of the whole.
-    """
+    """Return the reached and requested proportion of each loader, by batches, samples or tokens."""
     given, asked = sum(counts.values()), sum(weights.values())
     return {
         name: Proportion(
@@ -391,7 +374,7 @@ def proportions(counts: Mapping[str, float], weights: Mapping[str, float]) -> di
 
 
 def describe(mixture: Mixture, lengths: Mapping[str, int | None], epoch: int = 0, picks: int = 20) -> str:
-    """A few lines for people: the order, each loader's part of an epoch, and the first picks by name."""
+    """Return a few lines of text: the order, each loader's part of an epoch, and the first picks."""
     total = epoch_batches(mixture, lengths)
     width = max(map(len, lengths), default=0)
     lines = [_headline(mixture, total)]

@@ -1,4 +1,4 @@
-"""The settings of a mixture, and what can be refused about them without knowing the loaders."""
+"""The settings of a mixture, and the checks that do not need the loaders."""
 
 from __future__ import annotations
 
@@ -14,64 +14,57 @@ LENGTHS = ("sum", "max", "min")
 ENDS = ("cycle", "end")
 WEIGHTED = ("weighted", "random")
 Problem = tuple[str, str]
-"""The setting that is wrong, and what is wrong about it."""
+"""A wrong setting, and the reason."""
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """How an epoch is put together from several loaders.
+    """How an epoch is composed of several loaders.
 
     >>> Mixture("weighted", {"web": 0.7, "code": 0.3}, epoch_length=1000)  # doctest: +ELLIPSIS
     Mixture(order='weighted', weights={'web': 0.7, 'code': 0.3}, ...
     """
 
     order: Literal["sequential", "round_robin", "weighted", "random", "alternating"] = "round_robin"
-    """`sequential`: one loader after the other. `round_robin`: each in turn. `alternating`: as `pattern`
-    says. `weighted`: in exact proportion, spread evenly over the epoch. `random`: drawn by chance, from
-    `seed` and the epoch.
+    """`sequential`: one loader after the other. `round_robin`: each in turn. `alternating`: by `pattern`.
+    `weighted`: in exact proportion, spread evenly over the epoch. `random`: drawn at random, from `seed` and
+    the epoch.
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
-    """For `weighted` and `random`: every loader's part of the batches. They need not sum to 1; 0 leaves a
-    loader out for now. `random` without weights draws from all alike.
+    """For `weighted` and `random`: each loader's part of the batches. They need not sum to 1; 0 excludes a
+    loader for now. `random` without weights draws from all loaders with equal probability.
     """
 
     pattern: Sequence[str] = ()
-    """For `alternating`: the names in the order in which they take turns, over and over: `["web", "web",
-    "code"]`.
-    """
+    """For `alternating`: the names in the order that is repeated: `["web", "web", "code"]`."""
 
     burst: int = 1
     """Batches in a row from one loader each time it is chosen."""
 
     epoch_length: Literal["sum", "max", "min"] | int = "sum"
-    """Batches in an epoch, over all loaders: the sum of their lengths, the longest one's, the shortest one's,
-    or a number.
-    """
+    """Batches in an epoch, over all loaders: the sum, maximum or minimum of their lengths, or a number."""
 
     when_exhausted: Literal["cycle", "end"] | None = None
-    """What a loader does that has given all its batches before the epoch is over: `cycle` starts it again,
-    `end` lets the others go on without it. None: `end` if the epoch is the sum and nothing is weighted, so
-    that each batch comes once; else `cycle`.
+    """For a loader that ends before the epoch: `cycle` starts it again, `end` continues with the other
+    loaders. None: `end` if `epoch_length` is `sum` and there are no weights, so that each batch is used once;
+    else `cycle`.
     """
 
     seed: int = 0
-    """For `random`, together with the number of the epoch."""
+    """The seed for `random`, combined with the number of the epoch."""
 
     loss_weights: Mapping[str, float] = field(default_factory=dict)
-    """What the losses of a loader's batches are multiplied by before backward; 1 if it is not named. The loss
-    that is logged stays the user's.
+    """The factor of the losses of a loader's batches before backward; 1 by default. The logged loss is not
+    multiplied.
     """
 
     optimizers: Mapping[str, int | Sequence[int]] = field(default_factory=dict)
-    """Which optimizers a loader's batches train, by their numbers; a loader that is not named trains all of
-    them.
-    """
+    """The numbers of the optimizers that a loader's batches train; all optimizers by default."""
 
     window: int = 100
     """A change of the mixture takes effect at the next position in the epoch that is a multiple of this many
-    batches. The picks up to there are fixed, so batches can be fetched ahead without changing what is
-    trained.
+    batches. The picks before it are fixed, so that batches can be prefetched.
     """
 
     def __post_init__(self) -> None:
@@ -92,18 +85,18 @@ class Mixture:
 
     @property
     def cycles(self) -> bool:
-        """Whether a loader that has given all its batches starts again."""
+        """Return whether an exhausted loader starts again."""
         if self.when_exhausted is None:
             return self.epoch_length != "sum" or (self.order in WEIGHTED and bool(self.weights))
         return self.when_exhausted == "cycle"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for a checkpoint or a log; `Mixture(**data)` makes it again."""
+        """Return plain data for a checkpoint or a log; `Mixture(**data)` restores it."""
         return {**asdict(self), "pattern": list(self.pattern)}
 
 
 def make_mixture(given: Mixture | Mapping[str, Any]) -> Mixture:
-    """A mixture, or one from a table of its settings."""
+    """Return a mixture, or create one from a table of its settings."""
     if isinstance(given, Mixture):
         return given
     if not isinstance(given, Mapping):
@@ -123,18 +116,18 @@ def make_mixture(given: Mixture | Mapping[str, Any]) -> Mixture:
 
 
 def refuse(problems: Sequence[Problem], settings: Mapping[str, Any] | None = None) -> None:
-    """Say everything that is wrong at once."""
+    """Raise one OptionError with all problems."""
     if len(problems) == 1:
         option, text = problems[0]
         raise OptionError(f"Mixture: {text}", option=option, value=(settings or {}).get(option))
     if problems:
         raise OptionError(
-            "\n  - ".join([f"Mixture: {len(problems)} things are wrong.", *(text for _, text in problems)])
+            "\n  - ".join([f"Mixture: {len(problems)} problems.", *(text for _, text in problems)])
         )
 
 
 def _shape_problems(mixture: Mixture) -> list[Problem]:
-    """Values of the wrong kind; nothing else can be checked before these are right."""
+    """Return values of the wrong type, which must be fixed before anything else can be checked."""
     found: list[Problem] = []
     for name, allowed in (("order", ORDERS), ("when_exhausted", (*ENDS, None)), ("epoch_length", LENGTHS)):
         value = getattr(mixture, name)
@@ -203,22 +196,22 @@ def _weight_problems(mixture: Mixture) -> list[Problem]:
         found.append(
             (
                 "weights",
-                f"all weights are 0 ({', '.join(mixture.weights)}), so there is nothing to draw; give one of "
-                "them more.",
+                f"all weights are 0 ({', '.join(mixture.weights)}), so there is nothing to draw; set one of "
+                "them above 0.",
             )
         )
     return found
 
 
 def _combination_problems(mixture: Mixture) -> list[Problem]:
-    """Settings that another setting makes meaningless: obeying only one of them would hide a mistake."""
+    """Return settings that another setting makes meaningless, because ignoring one would hide a mistake."""
     order = mixture.order
     found: list[Problem] = []
     if mixture.weights and order not in WEIGHTED:
         found.append(
             (
                 "order",
-                f"order={order!r} takes no weights; use order='weighted' (exact shares) or 'random', or "
+                f"order={order!r} does not use weights; use order='weighted' (exact shares) or 'random', or "
                 "leave them out.",
             )
         )
@@ -226,7 +219,7 @@ def _combination_problems(mixture: Mixture) -> list[Problem]:
         found.append(("order", "order='weighted' needs weights, as in weights={'web': 0.7, 'code': 0.3}."))
     if mixture.pattern and order != "alternating":
         found.append(
-            ("order", f"order={order!r} takes no pattern; use order='alternating', or leave it out.")
+            ("order", f"order={order!r} does not use a pattern; use order='alternating', or leave it out.")
         )
     if order == "alternating" and not mixture.pattern:
         found.append(("order", "order='alternating' needs a pattern, as in pattern=['web', 'web', 'code']."))
@@ -234,7 +227,7 @@ def _combination_problems(mixture: Mixture) -> list[Problem]:
         found.append(
             (
                 "order",
-                f"order='sequential' takes no burst (it is {mixture.burst}): each loader gives all its "
+                f"order='sequential' does not use burst (it is {mixture.burst}): each loader yields all its "
                 "batches in a row.",
             )
         )
@@ -242,7 +235,7 @@ def _combination_problems(mixture: Mixture) -> list[Problem]:
 
 
 def _numbers(given: Any) -> list[int]:
-    """The numbers of optimizers, or nothing if they are none."""
+    """Return the numbers of optimizers; an empty list if they are invalid."""
     numbers = [given] if _is_whole(given) else list(given) if isinstance(given, list | tuple) else []
     return numbers if all(_is_whole(each) and each >= 0 for each in numbers) else []
 

@@ -13,10 +13,10 @@ from hookline.metrics.accumulator import Accumulator
 from hookline.metrics.metric_log import Metrics
 from hookline.run.parts import EmittingRun
 from hookline.training.batch_events import BackwardEvents, BatchEvents
-from hookline.training.pass_events import VALIDATION, EvaluationEvents, Interlude, Names
+from hookline.training.pass_events import VALIDATION, EvaluationEvents, Names, PausedBatch
 
 OUTSIDE = -1
-"""`Progress.step_before_batch` outside of batches, where every update counts."""
+"""The value of `Progress.step_before_batch` outside of batches, where every update counts."""
 
 
 class HostedBatch(BatchEvents):
@@ -36,33 +36,33 @@ class HostedBatch(BatchEvents):
 
     @property
     def has_updated(self) -> bool:
-        """Whether an update was made in this batch, or outside of batches."""
+        """Return whether an update was made in this batch, or outside of batches."""
         return self.state.counts.step != self.progress.step_before_batch
 
     def before_backward(self, loss: Tensor) -> Tensor:
-        """Emit on_before_backward and note the loss, which a hook may have replaced; return it."""
+        """Emit on_before_backward and record the loss, which a hook may have replaced; return it."""
         s = self.state
         if self.plan.on_before_backward is not noop:
             loss = self.backward.before(loss)
         if self.updates.recomputing:
             return loss
-        noted = loss.item() if loss.is_cpu else loss.detach()
+        value = loss.item() if loss.is_cpu else loss.detach()
         if self.updates.windows != self._window:
             self._losses, self._window = [], self.updates.windows
-        self._losses.append(noted)
+        self._losses.append(value)
         s.current.window_losses = self._losses if len(self._losses) > 1 else None
-        s.current.last_loss = noted
-        s.log.train_loss.add(noted, s.log.weight)
+        s.current.last_loss = value
+        s.log.train_loss.add(value, s.log.weight)
         return loss
 
     def reset(self) -> None:
-        """Forget the updates of an earlier run."""
+        """Reset the updates of an earlier run."""
         s = self.state
         s.current.window_losses = None
         self.updates.reset()
 
     def forget_loss(self) -> None:
-        """Drop the losses so far: the host differentiates another number."""
+        """Drop the losses so far, because the host differentiates another value."""
         s = self.state
         s.current.last_loss = s.current.window_losses = None
         s.log.train_loss, self._losses = Accumulator(), []
@@ -82,14 +82,14 @@ class Pass:
         self.run, self.state = run, run.state
         self.events = EvaluationEvents(run, names)
         self.results: dict[str, Any] = {}
-        self.told: Mapping[str, Any] = {}
-        """What the host has measured itself."""
-        self._interlude = Interlude(run.state)
+        self.host_metrics: Mapping[str, Any] = {}
+        """Metrics that the host has measured itself."""
+        self._interlude = PausedBatch(run.state)
         self._batches = 0
         self._has_results = False
 
     def start(self) -> None:
-        """Emit its start."""
+        """Emit the start of the pass."""
         self._interlude.__enter__()
         self.events.start()
 
@@ -106,14 +106,16 @@ class Pass:
         self.events.end_batch(outputs)
 
     def end_data(self, metrics: Mapping[str, Any] | None = None) -> None:
-        """Emit the end of the data. metrics: what the host has measured itself."""
+        """Emit the end of the data. metrics: results that the host has measured itself."""
         self._has_results = True
-        self.told = metrics or {}
-        self.results = {**self.events.finish(), **self.told}
+        self.host_metrics = metrics or {}
+        self.results = {**self.events.finish(), **self.host_metrics}
         self.events.end_data(self.results)
 
     def end(self) -> Metrics:
-        """Emit the end, and put the facts of the training back. Return the results, with what hooks added."""
+        """Emit the end, restore the facts of the training, and return the results with those that hooks
+        added.
+        """
         if not self._has_results:
             self.end_data()
         self.events.end(self.results)
@@ -122,5 +124,5 @@ class Pass:
         return Metrics(self.results)
 
     def leave(self) -> None:
-        """Put the facts of the training back, without an event: the pass is over, or has failed."""
+        """Restore the facts of the training without an event, after the pass has ended or failed."""
         self._interlude.__exit__(None)

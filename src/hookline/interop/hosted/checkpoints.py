@@ -1,4 +1,4 @@
-"""What is kept of a line, for a checkpoint of the host's or one of its own, and how it comes back."""
+"""Save and restore the state of a hosted run, in a checkpoint of the host or one of Hookline."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class KeptRun(EmittingRun, Protocol):
 
     @property
     def run_dir(self) -> Path:
-        """Where checkpoints are written."""
+        """Return the directory in which checkpoints are written."""
         ...
 
 
 PARTS = ("module", "optimizers", "schedulers", "counters", "hooks", "filters", "metrics", "log")
-"""What a checkpoint of a line holds."""
+"""The parts of a hosted run's checkpoint."""
 
 
-def keep(view: KeptRun) -> dict[str, Any]:
-    """The hooks' own state, how far their schedules have counted, the counters and the newest metrics."""
+def hosted_state(view: KeptRun) -> dict[str, Any]:
+    """Return the state of the hooks and of their filters, the counters and the newest metrics."""
     s, entries = view.state, view.hooks.in_order()
     return {
         "counters": s.counts.state_dict(),
@@ -56,8 +56,8 @@ def keep(view: KeptRun) -> dict[str, Any]:
     }
 
 
-def put_back(view: KeptRun, kept: dict[str, Any]) -> None:
-    """The counters, the metrics, and everything of the hooks, by their names."""
+def restore_state(view: KeptRun, kept: dict[str, Any]) -> None:
+    """Restore the counters, the metrics, and the state of the hooks by their names."""
     s = view.state
     s.counts.load_state_dict(kept["counters"])
     view.resume.take({key: kept[key] for key in ("hooks", "filters")})
@@ -69,7 +69,7 @@ def put_back(view: KeptRun, kept: dict[str, Any]) -> None:
 
 
 def save(view: KeptRun, request: SaveRequest, ranks: Ranks) -> None:
-    """One checkpoint: the first rank writes, and all hear of it once it is durable, or why it is not."""
+    """Write one checkpoint on rank 0, and report its success or failure on all ranks."""
     s = view.state
     if bad := find_nonfinite(s.optimizers):
         raise NonFiniteLoss(
@@ -90,26 +90,26 @@ def save(view: KeptRun, request: SaveRequest, ranks: Ranks) -> None:
 
 
 def contents_of(view: KeptRun) -> dict[str, Any]:
-    """Module, optimizers, schedulers, and what `keep` keeps."""
+    """Return the state of module, optimizers and schedulers, and what `hosted_state` returns."""
     s = view.state
     return {
         "module": s.module.state_dict(),
         "optimizers": [each.state_dict() for each in s.optimizers],
         "schedulers": [each.state_dict() for each in s.schedulers],
-        **keep(view),
+        **hosted_state(view),
     }
 
 
 def load(view: KeptRun, path: str | Path) -> None:
-    """Put a checkpoint back into module, optimizers, schedulers and hooks."""
+    """Load a checkpoint into module, optimizers, schedulers and hooks."""
     s, contents = view.state, files.read(path)
     begin_loading(view, contents)
     if "log" in contents:
         check_parts(contents, PARTS, path)
     if "log" not in contents or len(contents["optimizers"]) != len(s.optimizers):
         raise CheckpointError(
-            f"{shown(path)} is no checkpoint of a line with {len(s.optimizers)} optimizers; its weights "
-            "alone can be had by hookline.load_weights(module, path)."
+            f"{shown(path)} is not a checkpoint of a Line with {len(s.optimizers)} optimizers. To load its "
+            "weights alone: hookline.load_weights(module, path)."
         )
     contents = edit_loaded(view)
     with restoring(path, "the weights, or the state of an optimizer or a schedule,"):
@@ -118,35 +118,34 @@ def load(view: KeptRun, path: str | Path) -> None:
             load_optimizer(optimizer, kept)
         for scheduler, kept in zip(s.schedulers, contents["schedulers"], strict=False):
             load_scheduler(scheduler, kept)
-    put_back(view, contents)
+    restore_state(view, contents)
     report_loaded(view, path)
 
 
-# ---- What is kept of the hooks, where a host keeps nothing but JSON
+# ---- The state of the hooks for a host that saves only JSON
 
 
 log = logging.getLogger("hookline")
 LARGEST = 1_000_000
-"""Numbers that the state of one hook may have in tensors: more do not belong into a file of text."""
+"""The most tensor elements that the state of one hook may have: more do not belong into a text file."""
 
 
 def as_json(kept: dict[str, Any]) -> dict[str, Any]:
-    """The same for JSON to hold. A hook whose state cannot be held is left out, with a warning."""
+    """Return the state as JSON values. A hook whose state has no JSON form is left out, with a warning."""
     hooks = {}
     for name, state in kept["hooks"].items():
         try:
             hooks[name] = _text(state, f"the state of hook {name!r}")
         except CheckpointError as error:
             log.warning(
-                "%s It is not kept in this host's checkpoints; hookline.hooks.ModelCheckpoint keeps it.",
-                error,
+                "%s It is not in this host's checkpoints; hookline.hooks.ModelCheckpoint saves it.", error
             )
     rest = _text({key: value for key, value in kept.items() if key != "hooks"}, "the line")
     return {"hooks": hooks, "rest": rest}
 
 
 def from_json(kept: dict[str, Any]) -> dict[str, Any]:
-    """The opposite."""
+    """Return the state from what `as_json` returned."""
     return {**_value(kept["rest"]), "hooks": {name: _value(each) for name, each in kept["hooks"].items()}}
 
 

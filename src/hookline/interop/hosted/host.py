@@ -1,4 +1,4 @@
-"""What a host of hooks can tell them, as a table, and the list of hooks that holds to it."""
+"""The events that each host can emit, as tables, and a hook list that rejects hooks which need more."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hookline.engine.events import EVENTS, Event
 from hookline.engine.hook import Hook
 from hookline.engine.hook_list import Entry, HookList
 from hookline.engine.listener import Listener
-from hookline.engine.source_text import asked_of
+from hookline.engine.source_text import attributes_read
 from hookline.util.errors import HookError, closest
 
 TRAINERS = ("trainer", "state.trainer")
-"""How hooks write it."""
+"""Expressions by which hooks refer to the trainer."""
 
 
 def _is_ours(cls: type) -> bool:
@@ -23,40 +23,42 @@ def _is_ours(cls: type) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A training loop that is not Hookline's own, seen by hooks.
+    """A training loop that is not Hookline's own.
 
-    Every event that hooks can hear is offered, or never comes about here (listening to it is no mistake), or
-    is lacking: then a hook that listens to it is refused when it is added.
+    Each event is offered, or never happens here (a hook may listen to it), or is lacking: then a hook that
+    listens to it is rejected when it is added.
     """
 
     name: str
-    """How messages call it: `Lightning's Trainer`."""
+    """Its name in messages: `Lightning's Trainer`."""
     offers: Mapping[str, str]
-    """Event -> what tells of it: a method of the host's own callbacks, or a call of `Line`."""
+    """Event -> what emits it: a method of the host's own callbacks, or a call of `Line`."""
     lacks: Mapping[str, str]
-    """Event -> why this host cannot tell of it."""
+    """Event -> why this host cannot emit it."""
     useless: Mapping[str, str] = field(default_factory=dict)
-    """Built-in hook -> why it can do nothing here, though it hears everything that it listens to."""
+    """Built-in hook -> why it has no effect here, although all of its events are offered."""
 
     def why_lacking(self, event: Event) -> str:
-        """Why a hook cannot listen to this event here; an empty string if it can."""
+        """Return why a hook cannot listen to this event here; an empty string if it can."""
         if event.inside == "own":
-            return "events of your own are fired by `Trainer.emit`, which is not there"
+            return "custom events are fired by `Trainer.emit`, which this loop does not have"
         return self.lacks.get(event.name, "")
 
 
 class HostedHooks(HookList):
-    """The hooks of a host: what it cannot tell or give is refused when a hook is added that needs it."""
+    """The hooks of a host. A hook that needs an event or attribute that the host lacks is rejected when it is
+    added.
+    """
 
     def __init__(self, plan: Any, host: Host, rank: int, offered: frozenset[str]) -> None:
-        """offered: the attributes of what hooks see as `trainer`."""
+        """offered: the attributes of the object that hooks see as `trainer`."""
         self.host = host
         self._offered = offered
         super().__init__(plan, EVENTS, rank)
 
     def move_to(self, rank: int) -> None:
-        """This process turns out to be another rank than the launcher has said: other hooks
-        are heard here.
+        """Change the rank of this process if the launcher's was different, and with it the hooks that run
+        here.
         """
         if rank == self._rank:
             return
@@ -72,16 +74,16 @@ class HostedHooks(HookList):
         for cls in type(entry.given).__mro__:
             if cls.__name__ in self.host.useless and cls.__module__.startswith("hookline.hooks."):
                 raise HookError(
-                    f"{who} can do nothing in {self.host.name}: {self.host.useless[cls.__name__]}."
+                    f"{who} has no effect in {self.host.name}: {self.host.useless[cls.__name__]}."
                 )
         for listener in listeners:
             self._refuse(who, listener)
         for attribute, where in (
-            asked_of(TRAINERS, entry.hook, _is_ours) if isinstance(entry.hook, Hook) else ()
+            attributes_read(TRAINERS, entry.hook, _is_ours) if isinstance(entry.hook, Hook) else ()
         ):
             if attribute not in self._offered:
                 raise HookError(
-                    f"{who} needs trainer.{attribute} in {where}, which {self.host.name} has not got for "
+                    f"{who} needs trainer.{attribute} in {where}, which {self.host.name} does not offer to "
                     f"hooks.{closest(attribute, self._offered)}"
                 )
         return listeners
@@ -89,20 +91,20 @@ class HostedHooks(HookList):
     def _refuse(self, who: str, listener: Listener) -> None:
         if reason := self.host.why_lacking(listener.event):
             raise HookError(
-                f"{who} listens to {listener.event.name}, which {self.host.name} cannot tell: {reason}."
+                f"{who} listens to {listener.event.name}, which {self.host.name} cannot emit: {reason}."
             )
 
 
-# ---- What each host tells hooks, and by which of its own methods
+# ---- The events of each host
 
 
-_MOVED = "the batch is moved to the device by the host itself, and hooks cannot stand in between"
+_MOVED = "the batch is moved to the device by the host itself, and hooks cannot change it"
 _FETCHED = "the host fetches its batches itself and does not report it"
 _FETCHING = ("on_before_batch_fetch", "on_after_batch_fetch")
 _SIGNALS = "it acts when hookline.Trainer has ended a run on a signal and saved it; here signals are {}"
 _BY_THE_LINE = {
-    "on_train_metrics": "a row of what hooks have logged is about to go out",
-    "on_save_checkpoint": "line.save_checkpoint, also asked for by a hook",
+    "on_train_metrics": "a row of the values that hooks logged is about to be written",
+    "on_save_checkpoint": "line.save_checkpoint, also requested by a hook",
     "on_checkpoint_save": "the checkpoint is durable",
     "on_checkpoint_failed": "the checkpoint could not be written",
 }
@@ -123,7 +125,7 @@ RAW_LOOP = Host(
         "on_before_optimizer_step": "optimizer.step, or before it line.clip_gradients",
         "on_gradient_clip": "line.clip_gradients",
         "on_after_optimizer_step": "optimizer.step",
-        "on_step_skipped": "optimizer.step, left out by a hook",
+        "on_step_skipped": "optimizer.step, skipped by a hook",
         "on_train_batch_end": "line.epoch",
         "on_step_end": "line.epoch",
         "on_validation_start": "line.validation",
@@ -146,7 +148,7 @@ RAW_LOOP = Host(
         "on_after_batch_transfer": "the loop moves its batches itself; change the batch where the loop "
         "makes it",
     },
-    useless={"SlurmRequeue": _SIGNALS.format("the loop's own business")},
+    useless={"SlurmRequeue": _SIGNALS.format("handled by the loop")},
 )
 
 ACCELERATE = Host(
@@ -203,8 +205,8 @@ LIGHTNING = Host(
                 "on_predict_end",
             )
         },
-        "on_fit_start": "on_sanity_check_start or on_train_start, whichever is first: then there are "
-        "optimizers",
+        "on_fit_start": "on_sanity_check_start or on_train_start, whichever is first: the optimizers "
+        "exist by then",
         "on_after_optimizer_step": "the optimizer's own step hook",
         "on_step_skipped": "on_train_batch_end, if no update was made",
         "on_step_end": "on_train_batch_end, if an update was made",
@@ -214,8 +216,8 @@ LIGHTNING = Host(
         **dict.fromkeys(_FETCHING, _FETCHED),
         "on_before_batch_transfer": _MOVED,
         "on_after_batch_transfer": _MOVED,
-        "on_gradient_clip": "Lightning clips without telling its callbacks; on_before_optimizer_step has "
-        "the gradients before it",
+        "on_gradient_clip": "Lightning clips without a callback; on_before_optimizer_step has the gradients "
+        "before it",
     },
     useless={"SlurmRequeue": _SIGNALS.format("Lightning's, which requeues by itself (SLURMEnvironment)")},
 )
@@ -233,7 +235,7 @@ TRANSFORMERS = Host(
         "on_before_optimizer_step": "the end of a window's last backward; with a scaler "
         "on_pre_optimizer_step",
         "on_after_optimizer_step": "on_optimizer_step",
-        "on_step_skipped": "on_optimizer_step, left out by a hook",
+        "on_step_skipped": "on_optimizer_step, skipped by a hook",
         "on_before_zero_grad": "on_optimizer_step",
         "on_train_batch_end": "on_substep_end, on_step_end",
         "on_step_end": "on_step_end",
@@ -250,13 +252,13 @@ TRANSFORMERS = Host(
         "teardown": "on_train_end, or with callback: trainer.train()",
         **_BY_THE_LINE,
         "on_train_metrics": "on_log",
-        "on_checkpoint_save": "on_save, and what hooks have asked for",
+        "on_checkpoint_save": "on_save, and checkpoints that hooks request",
     },
     lacks={
         **dict.fromkeys(_FETCHING, _FETCHED),
         "on_before_batch_transfer": _MOVED,
         "on_after_batch_transfer": _MOVED,
-        "on_gradient_clip": "the gradients are clipped without a word to callbacks",
+        "on_gradient_clip": "transformers clips without a callback",
     },
     useless={
         "SlurmRequeue": _SIGNALS.format("not handled"),

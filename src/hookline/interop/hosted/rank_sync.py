@@ -1,10 +1,9 @@
-"""What the ranks of a hosted run decide together: to stop, to save, and what a hook's signal means for all of
-them.
+"""Synchronizes the ranks of a hosted run: stops, saves, and the signals that hooks return.
 
-After every batch each rank says in a few numbers whether it wants something, and reads what all of them said
-one batch ago: nobody waits. Only if somebody wants something they exchange the details, and all act on it at
-the same batch. A rank whose epoch is over keeps answering until all others are there too, so epochs may
-differ in length.
+After every batch each rank contributes a few numbers to a reduction and reads the result of the previous
+batch, so no rank waits. If the result says that a rank requests something, the ranks exchange the details,
+and all act on them at the same batch. A rank whose epoch is over keeps taking part until all others are
+there, so epochs may differ in length.
 """
 
 from __future__ import annotations
@@ -17,104 +16,106 @@ from hookline.run.save_request import SaveRequest
 from hookline.training.ranks.rank_sync import as_plain, as_request
 from hookline.util.errors import END_EPOCH, SKIP_BATCH, SKIP_STEP, STEP_DONE, HooklineError, Signal
 
-AFTER_BATCH, AT_VALIDATION, BETWEEN = range(3)
-PLACES = ("after a training batch", "at a validation", "at the end or the beginning of an epoch")
+AFTER_BATCH, AT_VALIDATION, BETWEEN_EPOCHS = range(3)
+POINT_NAMES = ("after a training batch", "at a validation", "at the end or the beginning of an epoch")
 
 
 class HostedRankSync:
-    """One rank's part in it."""
+    """Synchronizes one rank with the others."""
 
     def __init__(self, line: HostView, ranks: Ranks) -> None:
         self.line = line
         self.ranks = ranks
         self.stop = False
-        """Whether the ranks have agreed to stop; `should_stop` of the state is what this one wants."""
+        """Whether the ranks have agreed to stop; `should_stop` of the state is the request of this rank."""
         self.agreed: list[SaveRequest] = []
         """Checkpoints that all ranks are about to write together."""
-        self._kept: list[SaveRequest] = []
-        """Those that this rank, but not all, have asked for."""
-        self._asked: Answer | None = None
+        self._own_requests: list[SaveRequest] = []
+        """Checkpoints that this rank has requested, but not all ranks."""
+        self._pending: Answer | None = None
         self._steers_batches = self._steers_updates = False
 
-    # ---- meeting -------------------------------------------------------------------------------------------
+    # ---- polling -------------------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """After a batch: say what is new, hear what was new one batch ago."""
-        asked = self._ask(AFTER_BATCH)
-        before, self._asked = self._asked, asked
-        if before is not None and self._has_news(before.read()):
+        """Contribute the requests of this rank after a batch, and act on those of the previous batch."""
+        asked = self._send(AFTER_BATCH)
+        before, self._pending = self._pending, asked
+        if before is not None and self._has_requests(before.read()):
             self._exchange()
         elif (
             self.line.save_requests
-        ):  # a checkpoint is worth the wait: it is of this very step if everybody wants it
+        ):  # wait for this answer: if all ranks save, the checkpoint is of this step
             self._exchange_if_all_save(asked.read())
 
-    def settle(self, place: int) -> None:
-        """Wait until all ranks are here, and do what any of them wants."""
+    def sync_point(self, point: int) -> None:
+        """Wait until all ranks are here, and act on the requests of any of them."""
         while True:
-            asked = self._ask(place)
-            before, self._asked = self._asked, asked
-            if before is not None and self._has_news(before.read()):
+            asked = self._send(point)
+            before, self._pending = self._pending, asked
+            if before is not None and self._has_requests(before.read()):
                 self._exchange()
                 continue
             answer = asked.read()
-            has_news = self._has_news(answer)
+            has_requests = self._has_requests(answer)
             if answer[3] == -answer[4]:
-                self._asked = None
-                if has_news or answer[1]:
+                self._pending = None
+                if has_requests or answer[1]:
                     self._exchange()
                 return
             self._exchange_if_all_save(answer)
 
-    def _ask(self, place: int) -> Answer:
-        saves, news = (
+    def _send(self, point: int) -> Answer:
+        saves, changed = (
             len(self.line.save_requests),
-            self.line.state.should_stop is not self.stop or bool(self._kept),
+            self.line.state.should_stop is not self.stop or bool(self._own_requests),
         )
-        return self.ranks.largest((news, saves, -saves, place, -place))
+        return self.ranks.largest((changed, saves, -saves, point, -point))
 
-    def _has_news(self, answer: list[int]) -> bool:
-        news, most, fewest, place, least = answer
-        if place != -least and AT_VALIDATION in (place, -least):
+    def _has_requests(self, answer: list[int]) -> bool:
+        changed, most, fewest, point, least = answer
+        if point != -least and AT_VALIDATION in (point, -least):
             raise HooklineError(
-                f"The ranks are out of step: one is {PLACES[-least]}, another {PLACES[place]}. A validation "
-                "that hooks hear is gone through by every rank, each with its part of the data."
+                f"The ranks are out of step: one is {POINT_NAMES[-least]}, another {POINT_NAMES[point]}. "
+                "Every rank must run each validation, with its part of the data."
             )
-        return bool(news) or most != -fewest
+        return bool(changed) or most != -fewest
 
     def _exchange_if_all_save(self, answer: list[int]) -> None:
         if -answer[2] > 0:
             self._exchange()
         else:
-            self._kept += self.line.save_requests
+            self._own_requests += self.line.save_requests
             self.line.save_requests = []
 
     def _exchange(self) -> None:
-        """Everybody tells everything, and all do the same with it."""
+        """Gather the requests of all ranks, and act on them in the same way on each."""
         line, s = self.line, self.line.state
-        mine, line.save_requests, self._kept = [*self._kept, *line.save_requests], [], []
-        stop = (s.stop_reason or "a stop was asked for") if s.should_stop else None
-        everybody = self.ranks.gather({"stop": stop, "saves": [as_plain(each) for each in mine]})
-        if self._asked is not None:  # what it would say has been said
-            self._asked.read()
-            self._asked = None
-        saves = {repr(save[:2]): save for said in everybody for save in said["saves"]}
+        mine, line.save_requests, self._own_requests = [*self._own_requests, *line.save_requests], [], []
+        stop = (s.stop_reason or "a stop was requested") if s.should_stop else None
+        requests = self.ranks.gather({"stop": stop, "saves": [as_plain(each) for each in mine]})
+        if self._pending is not None:  # its result is known by now
+            self._pending.read()
+            self._pending = None
+        saves = {repr(save[:2]): save for request in requests for save in request["saves"]}
         self.agreed += [as_request(each) for each in saves.values()]
-        reasons = {rank: said["stop"] for rank, said in enumerate(everybody) if said["stop"] is not None}
+        reasons = {
+            rank: request["stop"] for rank, request in enumerate(requests) if request["stop"] is not None
+        }
         if reasons and not self.stop:
             first = next(iter(reasons.values()))
             who = (
                 ""
-                if len(reasons) == len(everybody)
-                else f" (asked for by rank {', '.join(map(str, reasons))})"
+                if len(reasons) == len(requests)
+                else f" (requested by rank {', '.join(map(str, reasons))})"
             )
             self.stop = True
             s.ending.set_stop(f"{first}{who}")
 
-    # ---- what hooks return ---------------------------------------------------------------------------------
+    # ---- signals of hooks ----------------------------------------------------------------------------------
 
-    def note_steering(self) -> None:
-        """Whether any hook may return a signal: only then the ranks wait to hear of it. All of them have the
+    def find_steering_hooks(self) -> None:
+        """Record whether any hook may return a signal: only then the ranks wait for it. All ranks have the
         same hooks.
         """
         steering = {
@@ -127,14 +128,14 @@ class HostedRankSync:
         self._steers_updates = "on_before_optimizer_step" in steering
 
     def on_batch(self, signal: Signal | None) -> Signal | None:
-        """A batch that one rank leaves out is left out by all, an epoch that one ends is ended by all."""
+        """Return the strongest signal of any rank: all ranks skip the batch, or end the epoch, together."""
         if not self._steers_batches:
             return signal
         strongest = self._most(signal)[0]
         return {0: None, SKIP_BATCH.strength: SKIP_BATCH, END_EPOCH.strength: END_EPOCH}[strongest]
 
     def on_update(self, signal: Signal | None) -> Signal | None:
-        """An update that one rank leaves out is left out by all: their weights must stay the same."""
+        """Skip the update on all ranks if one skips it, because their weights must stay the same."""
         if not self._steers_updates:
             return signal
         most, least = self._most(signal)

@@ -1,4 +1,4 @@
-"""What is kept and written of a hosted run: its state, its checkpoints, its rows of metrics."""
+"""The state, the checkpoints and the metric rows of a hosted run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from hookline.distributed.comm import Ranks
 from hookline.engine.plan import Plan
-from hookline.interop.hosted.checkpoints import keep, put_back, save
-from hookline.interop.hosted.rank_sync import BETWEEN, HostedRankSync
+from hookline.interop.hosted.checkpoints import hosted_state, restore_state, save
+from hookline.interop.hosted.rank_sync import BETWEEN_EPOCHS, HostedRankSync
 from hookline.interop.hosted.view import HostView
 from hookline.metrics.accumulator import Accumulator
 from hookline.run.parts import Participants, Progress, Resume
@@ -20,47 +20,47 @@ from hookline.run.view import View
 
 
 class Recording(HostView):
-    """The part of a run that outlives it, the same whoever drives it."""
+    """The part of a run that is saved and written, the same for every host."""
 
     is_running: bool
-    agreement: HostedRankSync | None
-    _kept: dict[str, Any] | None
-    if TYPE_CHECKING:  # what the loops need of a run, and hooks do not
+    rank_sync: HostedRankSync | None
+    _saved_state: dict[str, Any] | None
+    if TYPE_CHECKING:  # the loops need these of a run, hooks do not
         progress: Progress
         participants: Participants
         resume: Resume
         rows: MetricRows
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint should keep of the hooks and of how far the run is."""
-        return keep(self)
+        """Return the state of the hooks and the progress of the run, for a checkpoint."""
+        return hosted_state(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned: at once in a run, else when it begins, after the hooks are
-        set up.
+        """Restore what `state_dict` returned: at once in a run, else when the run begins, after the hooks'
+        setup.
         """
         if self.is_running:
-            put_back(self, state)
+            restore_state(self, state)
         else:
-            self._kept = state
+            self._saved_state = state
 
     def save_checkpoint(
         self, path: str | Path | None = None, reason: str = "manual", monitor: dict[str, Any] | None = None
     ) -> None:
-        """Ask for a checkpoint: written at the next save point of the run, or at once if none is going on."""
+        """Request a checkpoint: written at the next save point of the run, or at once outside of a run."""
         super().save_checkpoint(path, reason, monitor)
         if not self.is_running:
             self.save_due()
 
     def write_row(self, values: dict[str, Any], over: str = "step") -> None:
-        """Let hooks edit a row of metrics, then hand it to the loggers. over: 'step', 'epoch' or
+        """Let hooks edit a row of metrics, then pass it to the loggers. over: 'step', 'epoch' or
         'evaluation'.
         """
         self.rows.write(values, over)
 
-    def take_new(self, metrics: Mapping[str, Any]) -> None:
-        """Metrics of the host's own. Those that are known stay the objects they are: monitors tell old values
-        by that.
+    def update_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Take over the host's metrics. A known value keeps its object, because monitors recognize old values
+        by identity.
         """
         newest = self.state.log.newest
         for name, value in metrics.items():
@@ -68,26 +68,26 @@ class Recording(HostView):
                 newest[name] = value
 
     def write_pending(self) -> None:
-        """Send out what was logged since the last row."""
+        """Write the values that were logged since the last row."""
         self.rows.write_pending()
 
     @property
     def should_stop(self) -> bool:
-        """Whether the loop is to end: as asked for, or with several ranks as they have agreed."""
+        """Return whether the loop is to end: as requested, or with several ranks as they have agreed."""
         return self.state.should_stop if self.rank_sync is None else self.rank_sync.stop
 
     @should_stop.setter
     def should_stop(self, stop: bool) -> None:
         View.should_stop.fset(self, stop)  # type: ignore[attr-defined]
 
-    def settle(self, place: int = BETWEEN) -> None:
-        """Between batches: the checkpoints that were asked for, by any rank, are written."""
+    def sync_point(self, point: int = BETWEEN_EPOCHS) -> None:
+        """Wait for all ranks between batches, then write the checkpoints that any of them requested."""
         if self.rank_sync is not None:
-            self.rank_sync.settle(place)
+            self.rank_sync.sync_point(point)
         self.save_due()
 
     def save_due(self, ranks: Ranks | None = None) -> None:
-        """Write the checkpoints that were asked for, and agreed on."""
+        """Write the checkpoints that were requested, and agreed on by all ranks."""
         source = self.save_requests if self.rank_sync is None else self.rank_sync.agreed
         while source:
             save(self, source.pop(0), ranks or self.ranks)
@@ -109,7 +109,7 @@ class HostedRows(MetricRows):
     def write(
         self, values: dict[str, Any], over: str = "step", step: int | None = None, epoch: int | None = None
     ) -> None:
-        """Let listeners edit a row, then send it to the loggers; or keep it for the row of the host."""
+        """Let listeners edit a row, then send it to the loggers; or keep it for the host's next row."""
         if self.holds:
             self.state.log.pending.update(values)
         else:

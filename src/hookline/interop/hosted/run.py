@@ -1,5 +1,5 @@
-"""A run that another loop drives: one method for each thing that can happen, which emits the events of the
-trainer's own runs.
+"""A run that another loop drives: each method emits the events of one moment, as in the trainer's own
+runs.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hookline.distributed.process_group import control_group, known_rank
 from hookline.engine.events import EVENTS
 from hookline.engine.plan import Plan, noop
 from hookline.interop.hosted.batch import OUTSIDE, HostedBatch, Pass
-from hookline.interop.hosted.checkpoints import put_back
+from hookline.interop.hosted.checkpoints import restore_state
 from hookline.interop.hosted.host import Host, HostedHooks
-from hookline.interop.hosted.rank_sync import AT_VALIDATION, BETWEEN, HostedRankSync
+from hookline.interop.hosted.rank_sync import AT_VALIDATION, BETWEEN_EPOCHS, HostedRankSync
 from hookline.interop.hosted.recording import HostedRows, Recording
 from hookline.interop.hosted.updates import Updates
 from hookline.loggers import JSONLines, Logger, Loggers, make_loggers
@@ -34,15 +34,15 @@ from hookline.run.reduction import Rows
 from hookline.run.rows import MetricRows
 from hookline.run.state import State
 from hookline.training import run_events
-from hookline.training.participants import LateHooks, note_later, tear_down, teardown_removed
+from hookline.training.participants import LateHooks, attach_failures, tear_down, teardown_removed
 from hookline.training.pass_events import VALIDATION, Names
 from hookline.util.errors import HooklineError, OptionError, Signal
 
-# ---- What a loop hands to its hooks, and what it is inside
+# ---- The objects that a loop passes
 
 
 def own_module(module: nn.Module) -> nn.Module:
-    """What the user wrote, without what distributes or compiles it."""
+    """Return the user's module without its wrappers for distribution or compilation."""
     while True:
         is_spread = isinstance(module, DistributedDataParallel)
         inner: Any = (
@@ -53,15 +53,15 @@ def own_module(module: nn.Module) -> nn.Module:
         module = inner
 
 
-def joins(model: Any) -> bool:
-    """Whether ranks may have different numbers of batches (torch's `Join`): then they cannot
-    meet after each.
+def has_uneven_batches(model: Any) -> bool:
+    """Return whether ranks may have different numbers of batches (torch's `Join`), so that they cannot
+    synchronize after each.
     """
     return isinstance(model, DistributedDataParallel) and model._join_config.enable
 
 
 def own_optimizers(given: Any) -> list[Any]:
-    """The optimizers themselves, without their coats; something else is refused."""
+    """Return the optimizers without their wrappers; anything else is rejected."""
     try:
         found = [bare(each) for each in listed(given)]
     except TypeError:
@@ -69,12 +69,12 @@ def own_optimizers(given: Any) -> list[Any]:
     for each in found:
         if isinstance(each, type) or not hasattr(each, "register_step_post_hook"):
             what = each.__name__ + ", a class" if isinstance(each, type) else type(each).__name__
-            raise OptionError(f"hooks hear torch.optim.Optimizer, one or a list of them, but got {what}.")
+            raise OptionError(f"hooks need a torch.optim.Optimizer or a list of them, not {what}.")
     return found
 
 
 def listed(given: Any) -> list[Any]:
-    """One optimizer or scheduler, or several."""
+    """Return one optimizer or scheduler, or several, as a list."""
     if hasattr(given, "step"):
         return [given]
     return [each for each in given if each is not None] if given is not None else []
@@ -101,11 +101,11 @@ class HostedRun(Recording):
         host_logs: bool = False,
         holds_rows: bool = False,
     ) -> None:
-        """announces_steps: whether optimizers are heard by themselves before they step, or the host says
-        when.
+        """announces_steps: whether an optimizer's step hooks fire the events before a step; otherwise the
+        host does.
 
-        host_logs: whether rows go to where the host logs its own metrics itself. holds_rows: whether they
-        wait until it does.
+        host_logs: whether rows go to the loggers of the host, which logs its own metrics itself. holds_rows:
+        whether they wait until it does.
         """
         self.options = make_options(
             {
@@ -119,12 +119,12 @@ class HostedRun(Recording):
             }
         )
         self.host = host
-        place = known_rank()
+        launched = known_rank()
         self.loggers = make_loggers(logger, JSONLines)
         self.plan = Plan(EVENTS, accounting=accounting)
         self.state = State(trainer=self, logger=self.loggers, config=config)
-        self.state.setup.hooks = self.hooks = HostedHooks(self.plan, host, place.rank, self._offered())
-        self.take_place(place.rank, place.local_rank, place.world_size)
+        self.state.setup.hooks = self.hooks = HostedHooks(self.plan, host, launched.rank, self._offered())
+        self.set_rank(launched.rank, launched.local_rank, launched.world_size)
         self.progress = Progress()
         self.rows: MetricRows = HostedRows(self.plan, self.state, holds_rows)
         self.updates = Updates(self, on_step=announces_steps)
@@ -141,13 +141,13 @@ class HostedRun(Recording):
         self.resume = Resume()
         self.epoch_is_open = False
         self.epoch_is_whole = False
-        """Whether the loader has come to its end in this epoch."""
-        self._kept: dict[str, Any] | None = None
+        """Whether the loader was exhausted in this epoch."""
+        self._saved_state: dict[str, Any] | None = None
         for hook in hooks:
             self.hooks.add(hook)
 
     def attach(self, module: nn.Module, optimizers: Any = (), schedulers: Any = ()) -> None:
-        """Say whose training it is."""
+        """Set the module, the optimizers and the schedulers that are trained."""
         s = self.state
         if not isinstance(module, nn.Module):
             raise OptionError(
@@ -156,18 +156,18 @@ class HostedRun(Recording):
         s.setup.module = own_module(module)
         s.setup.optimizers = own_optimizers(optimizers)
         s.setup.schedulers = listed(schedulers)
-        if self.updates.is_watching:  # in the middle of a run: others take their place
-            self.updates.leave()
+        if self.updates.is_observing:  # in a run: observe the new ones instead
+            self.updates.unwatch()
             self.updates.watch(s.setup.optimizers)
         first = next(itertools.chain(module.parameters(), module.buffers()), None)
-        self.place(first.device if first is not None else torch.device("cpu"), module)
+        self.set_device(first.device if first is not None else torch.device("cpu"), module)
 
-    def place(self, device: Any, wrapped_model: Any) -> None:
-        """Say where the module is, and what the host runs in its place."""
+    def set_device(self, device: Any, wrapped_model: Any) -> None:
+        """Set the device of the module, and the wrapper that the host runs."""
         self.state.setup.device, self.state.setup.wrapped_model = device, wrapped_model
 
-    def take_place(self, rank: int, local_rank: int, world_size: int) -> None:
-        """Say which of the ranks this is. There is one record of a run, however many ranks it has."""
+    def set_rank(self, rank: int, local_rank: int, world_size: int) -> None:
+        """Set the rank of this process. Only rank 0 has loggers."""
         s = self.state
         s.setup.rank, s.setup.local_rank, s.setup.world_size = rank, local_rank, world_size
         self.hooks.move_to(rank)
@@ -202,42 +202,42 @@ class HostedRun(Recording):
         self.batch.log_every = self.options.log_every_n_steps
         self.batch.logs = bool(self.loggers) or self.batch.holds_rows
         run_events.set_up(self)
-        if self._kept is not None:
-            kept, self._kept = self._kept, None
-            put_back(self, kept)
+        if self._saved_state is not None:
+            kept, self._saved_state = self._saved_state, None
+            restore_state(self, kept)
 
-    def start_afresh(self) -> None:
-        """The run that comes is a new one: its counters begin at zero."""
+    def start_new(self) -> None:
+        """Reset the counters and metrics for a new run."""
         self.state.counts.reset()
         self.resume.take({})
         self.state.log = MetricLog()
 
     def start_fit(self) -> None:
-        """Everything is in place: the optimizers are listened to."""
+        """Observe the optimizers and emit on_fit_start."""
         self.updates.watch(self.state.setup.optimizers)
         run_events.start_fit(self)
 
     def start_training(self) -> None:
-        """The training begins."""
+        """Emit on_train_start."""
         run_events.start_training(self)
-        self.settle()
+        self.sync_point()
 
     def end_training(self) -> None:
-        """The training has ended as meant."""
+        """End a training that did not fail, and emit on_train_end."""
         self.end_epoch()
         run_events.end_as(self, "stopped" if self.state.ending.should_stop else "completed")
         run_events.end_training(self)
         self.write_pending()
-        self.settle()
-        self.updates.leave()
+        self.sync_point()
+        self.updates.unwatch()
 
     def end_fit(self) -> None:
-        """The last event of a run that ended as meant."""
+        """Emit on_fit_end, the last event of a run that did not fail."""
         run_events.end_fit(self)
-        self.settle()
+        self.sync_point()
 
-    def drop(self) -> None:
-        """What is open will never end, and what was asked for is not done."""
+    def abandon(self) -> None:
+        """Abandon what is open, without events, and drop save requests."""
         if self.current_pass is not None:
             self.current_pass.leave()
             self.current_pass = None
@@ -246,21 +246,21 @@ class HostedRun(Recording):
         self.save_requests.clear()
 
     def fail(self, error: BaseException) -> None:
-        """Emit on_exception. What fails then is noted on the error."""
-        self.drop()
+        """Emit on_exception. Further failures become notes of the error."""
+        self.abandon()
         run_events.mark_failed(self, error)
-        self.rank_sync, self.updates.signal_filters = None, ()  # the other ranks may not know of it
+        self.rank_sync, self.updates.signal_filters = None, ()  # the other ranks may not have failed
         failures = run_events.report_failure(self)
         try:
             self.save_due(Ranks())
         except BaseException as failure:
             failures.append(failure)
-        note_later(error, failures)
+        attach_failures(error, failures)
 
     def tear_down(self) -> list[BaseException]:
-        """Whatever happened, everyone whose set-up began is torn down, once. Their failures."""
-        self.drop()
-        self.updates.leave()
+        """Tear down every hook whose set-up began, once, whatever happened; return their failures."""
+        self.abandon()
+        self.updates.unwatch()
         failures = tear_down(self)
         self.hooks.stopwatch.stop()
         self.hooks.observer = None
@@ -272,8 +272,8 @@ class HostedRun(Recording):
     # ---- epochs and batches --------------------------------------------------------------------------------
 
     def start_epoch(self, batches: int | None = None, first: int = 0) -> None:
-        """An epoch begins, or goes on after a resume with its batch number `first`: then its
-        means go on too.
+        """Start an epoch, or continue it after a resume with its batch number `first`, and with its means so
+        far.
         """
         self.end_epoch()
         self.must_run()
@@ -281,12 +281,12 @@ class HostedRun(Recording):
         self.batch.continue_at(first)
         self.epoch_is_open, self.epoch_is_whole = True, False
         if self.rank_sync is not None:
-            self.rank_sync.note_steering()
+            self.rank_sync.find_steering_hooks()
         run_events.start_epoch(self, first)
         self.state.log.mode = "train"
 
     def start_batch(self, batch: Any) -> Signal | None:
-        """Emit the start of a batch. Return SKIP_BATCH or END_EPOCH if a hook wants that."""
+        """Emit the start of a batch. Return SKIP_BATCH or END_EPOCH if a hook requests it."""
         if not self.is_running:
             self.must_run()
         if self.batch.is_open:
@@ -303,7 +303,7 @@ class HostedRun(Recording):
         return signal
 
     def before_backward(self, loss: Tensor) -> Tensor:
-        """Emit on_before_backward. Differentiate what comes back: a hook may replace it."""
+        """Emit on_before_backward and return the loss to differentiate, which a hook may have replaced."""
         if not self.is_running:
             self.must_run()
         return self.batch.before_backward(loss)
@@ -314,7 +314,7 @@ class HostedRun(Recording):
             self.batch.backward.after()
 
     def end_batch(self, outputs: Any = None) -> None:
-        """Emit the end of the batch; if an update was made in it, that is complete too."""
+        """Emit the end of the batch, and of its update if one was made."""
         s, current = self.state, self.batch
         if not current.is_open:
             return
@@ -328,7 +328,7 @@ class HostedRun(Recording):
         is_update = s.counts.step != self.progress.step_before_batch
         if is_update:
             current.end_step()
-        if self.rank_sync is not None and not joins(s.setup.wrapped_model):
+        if self.rank_sync is not None and not has_uneven_batches(s.setup.wrapped_model):
             self.rank_sync.poll()
         if is_update and (self.save_requests or self.rank_sync is not None):
             self.save_due()
@@ -338,9 +338,7 @@ class HostedRun(Recording):
             teardown_removed(self)
 
     def end_epoch(self, metrics: Mapping[str, Any] | None = None) -> None:
-        """The epoch is over, and what the loop has left open in it by `break`, which could not be told from
-        an error before.
-        """
+        """End the epoch, with the batch and validation that the loop has left open by `break`."""
         s = self.state
         self.end_batch()
         self.end_validation()
@@ -349,9 +347,9 @@ class HostedRun(Recording):
         self.epoch_is_open = False
         s.log.mode = "now"
         if self.rank_sync is not None:
-            self.rank_sync.settle(BETWEEN)
+            self.rank_sync.sync_point(BETWEEN_EPOCHS)
         results = self.rows.finish("train", {}, s.log.pending)
-        self.take_new(metrics or {})
+        self.update_metrics(metrics or {})
         # else it was cut short
         is_complete = (
             self.epoch_is_whole
@@ -362,36 +360,36 @@ class HostedRun(Recording):
         if self.batch.holds_rows:
             results.pop("train/loss", None)
         self.write_row({**results, **self.rows.reduce(pending, "epoch")}, "epoch")
-        self.settle()
+        self.sync_point()
 
     # ---- validation ----------------------------------------------------------------------------------------
 
     def start_validation(self, names: Names = VALIDATION) -> Pass:
-        """A validation begins, or a test."""
-        if self.batch.has_updated:  # else the batch goes on after it, and its update is still to come
+        """Start a validation, or a test."""
+        if self.batch.has_updated:  # else the batch continues after it and makes its update then
             self.end_batch()
         self.end_validation()
         self.must_run()
         if self.rank_sync is not None:
-            self.rank_sync.settle(AT_VALIDATION)
+            self.rank_sync.sync_point(AT_VALIDATION)
         self.current_pass = Pass(self, names)
         self.current_pass.start()
         return self.current_pass
 
     def end_validation(self) -> None:
-        """It is over, if one was going on; its results go out."""
+        """End the current validation, if there is one, and write its results."""
         current, self.current_pass = self.current_pass, None
         if current is None:
             return
         results = current.end()
         if not self.state.sanity_checking:
-            told = current.told if self.host_logs else {}
+            known = current.host_metrics if self.host_logs else {}
             self.write_row(
-                {key: value for key, value in results.raw().items() if key not in told}, "evaluation"
+                {key: value for key, value in results.raw().items() if key not in known}, "evaluation"
             )
-            self.settle(AT_VALIDATION)
+            self.sync_point(AT_VALIDATION)
 
     def must_run(self) -> None:
-        """Refuse what has no meaning outside of a run."""
+        """Raise an error outside of a run."""
         if not self.is_running:
             raise HooklineError("The line is not in a run: put the loop into `with line:`.")

@@ -1,4 +1,4 @@
-"""Hears what a loop does with its optimizers, whoever calls them: torch's own step hooks, and `zero_grad`."""
+"""Observes the optimizers of a loop with torch's step hooks and a wrapper around `zero_grad`."""
 
 from __future__ import annotations
 
@@ -23,53 +23,54 @@ class Updates(UpdateEvents):
     def __init__(self, run: EmittingRun, *, on_step: bool = True) -> None:
         super().__init__(run)
         self.announces = on_step
-        """Whether on_before_optimizer_step and on_before_zero_grad fire by themselves, or the host says when.
+        """Whether on_before_optimizer_step and on_before_zero_grad fire by themselves; otherwise the host
+        fires them.
         """
         self.windows = 0
-        """Updates that were made or left out: after each, gradients are gathered anew."""
+        """Updates that were made or skipped; after each, gradients accumulate from zero again."""
         self.norm_is_known = False
-        """Whether the host has measured the gradients of this window already, before it clipped them."""
+        """Whether the host has already measured the gradients of this window, before it clipped them."""
         self.recomputing = False
-        """Whether an optimizer is asking for the loss again inside its step (LBFGS): that is still the same
+        """Whether an optimizer evaluates the loss again inside its step (LBFGS), which is still the same
         update.
         """
         self.clipped: dict[int, Tensor] = {}
-        """The norms that the loop's clipping has found, until the update is made: if it never is, they say
-        why.
+        """The norms that the loop's clipping found, until the update is made; they explain a skipped
+        update.
         """
         self.announced: set[int] = set()
-        self._hidden: dict[int, tuple[Any, list[Any]]] = {}
-        self._watched: list[Any] = []
+        self._set_aside: dict[int, tuple[Any, list[Any]]] = {}
+        self._removals: list[Any] = []
 
     def watch(self, optimizers: list[Any]) -> None:
-        """Listen to these from now on."""
+        """Observe these optimizers from now on."""
         for index, optimizer in enumerate(optimizers):
             post = optimizer.register_step_post_hook(functools.partial(self._stepped, index))
-            self._watched.append(post.remove)
+            self._removals.append(post.remove)
             if self.announces:
                 pre = optimizer.register_step_pre_hook(functools.partial(self._stepping, index))
-                self._watched += [pre.remove, self._hear_zero_grad(index, optimizer)]
+                self._removals += [pre.remove, self._wrap_zero_grad(index, optimizer)]
 
-    def _hear_zero_grad(self, index: int, optimizer: Any) -> Callable[[], None]:
-        """Torch has no hook for it, so it is covered; returns what uncovers it. Another line may do the same
-        with it.
+    def _wrap_zero_grad(self, index: int, optimizer: Any) -> Callable[[], None]:
+        """Wrap `zero_grad`, for which torch has no hook, and return a function that unwraps it. Several lines
+        may wrap it.
         """
-        covered, zero_grad = vars(optimizer).get("zero_grad"), optimizer.zero_grad
+        previous, zero_grad = vars(optimizer).get("zero_grad"), optimizer.zero_grad
 
-        def heard(*args: Any, **kwargs: Any) -> None:
-            if self._watched:
+        def wrapper(*args: Any, **kwargs: Any) -> None:
+            if self._removals:
                 self.clear(index, optimizer)
             zero_grad(*args, **kwargs)
 
-        def uncover() -> None:
-            if vars(optimizer).get("zero_grad") is not heard:
-                return  # somebody else has covered it since, and still calls this one
+        def unwrap() -> None:
+            if vars(optimizer).get("zero_grad") is not wrapper:
+                return  # it was wrapped again since, and that wrapper still calls this one
             del optimizer.zero_grad
-            if covered is not None:
-                optimizer.zero_grad = covered
+            if previous is not None:
+                optimizer.zero_grad = previous
 
-        optimizer.zero_grad = heard
-        return uncover
+        optimizer.zero_grad = wrapper
+        return unwrap
 
     def clear(self, index: int, optimizer: Any) -> None:
         """Emit on_before_zero_grad: the gradients so far are about to be dropped."""
@@ -81,20 +82,20 @@ class Updates(UpdateEvents):
                 self.before_zero_grad()
 
     @property
-    def is_watching(self) -> bool:
-        """Whether there is anybody to hear."""
-        return bool(self._watched)
+    def is_observing(self) -> bool:
+        """Return whether optimizers are being observed."""
+        return bool(self._removals)
 
-    def leave(self) -> None:
-        """Leave the optimizers as they were found."""
-        watched, self._watched = self._watched, []
-        for undo in watched:
-            undo()
-        self.missed()  # gradients that were hidden for a step that never came are there again
+    def unwatch(self) -> None:
+        """Remove all hooks and wrappers from the optimizers."""
+        removals, self._removals = self._removals, []
+        for remove in removals:
+            remove()
+        self.missed()  # restore gradients that were set aside for a step that was not made
         self.norm_is_known = self.recomputing = False
 
     def before(self, index: int) -> None:
-        """The gradients are complete. Once per optimizer and update, whoever says so first."""
+        """Emit on_before_optimizer_step, once per optimizer and update: the gradients are complete."""
         if index in self.announced:
             return
         s = self.state
@@ -110,24 +111,22 @@ class Updates(UpdateEvents):
             else None
         )
         if signal is not None:
-            self._hide(index, s.optimization.optimizer, signal)
+            self._set_gradients_aside(index, s.optimization.optimizer, signal)
 
-    def _hide(self, index: int, optimizer: Optimizer, signal: Any) -> None:
-        """Optimizers pass over parameters without a gradient: that is how a step is left out that the loop
-        makes anyway.
-        """
+    def _set_gradients_aside(self, index: int, optimizer: Optimizer, signal: Any) -> None:
+        """Skip a step that the loop makes anyway: optimizers ignore parameters without a gradient."""
         hidden = [
             (p, p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None
         ]
-        self._hidden[index] = (signal, hidden)
+        self._set_aside[index] = (signal, hidden)
         for parameter, _ in hidden:
             parameter.grad = None
 
-    def left_out(self, indices: list[int]) -> list[Any]:
-        """The gradients of these optimizers, if hooks leave the steps of all of them out."""
-        if not all(index in self._hidden for index in indices):
+    def skipped_gradients(self, indices: list[int]) -> list[Any]:
+        """Return the gradients of these optimizers if hooks skip the steps of all of them."""
+        if not all(index in self._set_aside for index in indices):
             return []
-        return [gradient for index in indices for _, gradient in self._hidden[index][1]]
+        return [gradient for index in indices for _, gradient in self._set_aside[index][1]]
 
     def clip(self, indices: list[int], norm: Tensor, max_norm: float) -> None:
         """Emit on_gradient_clip: the loop has clipped these optimizers' gradients, whose norm was this."""
@@ -139,8 +138,10 @@ class Updates(UpdateEvents):
         norms = list(self.clipped.values())
         s.optimization.norm_tensor = norm if len(norms) < 2 else torch.linalg.vector_norm(torch.stack(norms))
 
-    def know_norm(self, norm: Tensor | None) -> None:
-        """Take the norm of this window's gradients from the host, which clips them before it tells hooks."""
+    def set_norm(self, norm: Tensor | None) -> None:
+        """Take the norm of this window's gradients from the host, which clips them before its callbacks
+        run.
+        """
         self.state.optimization.norm_tensor = norm
         self.norm_is_known = True
 
@@ -155,7 +156,7 @@ class Updates(UpdateEvents):
         } if kwargs else kwargs
 
     def _evaluate(self, index: int, closure: Callable[[], Any]) -> Any:
-        """The gradients are there once the loss was computed; an optimizer may ask for it several times in
+        """Evaluate the loss, after which the gradients are complete. An optimizer may do so several times in
         one step.
         """
         loss = closure()
@@ -169,11 +170,11 @@ class Updates(UpdateEvents):
         self.clipped.clear()
         self.windows += 1
         s.optimization.optimizer_idx, s.optimization.optimizer = index, optimizer
-        if index not in self.announced:  # a step was made for form's sake: there was no loss
+        if index not in self.announced:  # the host made an empty step because there was no loss
             self.skip(index, "no_loss")
             return
-        if self._hidden:
-            signal, hidden = self._hidden.pop(index, (None, []))
+        if self._set_aside:
+            signal, hidden = self._set_aside.pop(index, (None, []))
             for parameter, gradient in hidden:
                 parameter.grad = gradient
             if signal is SKIP_STEP:
@@ -186,16 +187,16 @@ class Updates(UpdateEvents):
         self.after_step(before if before >= 0 else s.counts.step)
 
     def account_for_missing(self) -> None:
-        """A step that was announced and never made: a scaler leaves it out when a gradient is not finite. The
-        loop goes on.
-        """
+        """Handle announced steps that were not made: a scaler skips a step if a gradient is not finite."""
         if not all(norm.isfinite() for norm in self.clipped.values()):
             self.skip_missing()
         else:
             self.missed()
 
     def skip_missing(self) -> None:
-        """Every step that was announced and never made: the scaler has left it out."""
+        """Emit on_step_skipped for every announced step that was not made, because the scaler has skipped
+        it.
+        """
         for index in self.missed():
             self.windows += 1
             self.skip(index, "nonfinite")
@@ -206,11 +207,11 @@ class Updates(UpdateEvents):
         skip_step(self.run, reason)
 
     def missed(self) -> list[int]:
-        """Optimizers that were announced and have not made their step."""
+        """Return and reset the optimizers that were announced and have not made their step."""
         missed = sorted(self.announced)
         self.announced.clear()
         self.clipped.clear()
-        for parameter, gradient in [pair for _, hidden in self._hidden.values() for pair in hidden]:
+        for parameter, gradient in [pair for _, hidden in self._set_aside.values() for pair in hidden]:
             parameter.grad = gradient
-        self._hidden.clear()
+        self._set_aside.clear()
         return missed

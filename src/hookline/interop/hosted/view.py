@@ -1,4 +1,4 @@
-"""What hooks see as `trainer` where the trainer is not Hookline's."""
+"""The object that hooks see as `trainer` in a loop that is not Hookline's."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class HostView(View):
     options: Options
     ranks: Ranks
     outer: Any = None
-    """The host's own trainer, if there is one: what a hook finds there is between the two of them."""
+    """The host's own trainer, if there is one; a hook that uses it depends on that host."""
     num_training_batches: int | None = None
-    """Batches per training epoch; None if nobody can tell."""
+    """Batches per training epoch; None if unknown."""
     save_requests: list[SaveRequest]
     restored: dict[str, Any]
-    """What hooks that come late still need of what the run goes on from."""
+    """State of the checkpoint for hooks that are added later."""
     _directory: RunDirectory
 
     def __getattr__(self, name: str) -> Any:
-        """Only reached for what is not there."""
+        """Raise an error that lists the attributes there are."""
         if name.startswith("_"):
             raise AttributeError(name)
         known = sorted(self._offered())
@@ -51,7 +51,7 @@ class HostView(View):
 
     @classmethod
     def _offered(cls) -> frozenset[str]:
-        """What hooks find here, set on instances or not."""
+        """Return the public attributes, of the class and of instances."""
         annotated = [name for each in cls.__mro__ for name in vars(each).get("__annotations__", {})]
         return frozenset(name for name in (*dir(cls), *annotated) if not name.startswith("_"))
 
@@ -59,12 +59,12 @@ class HostView(View):
 
     @property
     def stop_reason(self) -> str:
-        """Why, if a stop was asked for."""
+        """Return why a stop was requested, or an empty string."""
         return self.state.stop_reason
 
     @property
     def schedules(self) -> list[Schedule]:
-        """The learning-rate schedulers; when they advance is the host's business."""
+        """Return the learning-rate schedulers; the host advances them."""
         owners = {id(each): index for index, each in enumerate(self.state.optimizers)}
         return [
             Schedule(each, owners.get(id(getattr(each, "optimizer", None)), 0), monitor="")
@@ -73,15 +73,15 @@ class HostView(View):
 
     @property
     def device(self) -> Any:
-        """Where the module is."""
+        """Return the device of the module."""
         return self.state.device
 
     @property
     def estimated_stepping_batches(self) -> int:
-        """Optimizer updates that the run will make, for schedules that need to know."""
+        """Return the number of optimizer updates that the run will make."""
         total = self.options.max_steps
         if total < 0:
-            total = getattr(self.outer, "estimated_stepping_batches", -1)  # Lightning counts them itself
+            total = getattr(self.outer, "estimated_stepping_batches", -1)  # Lightning computes it
         if not 0 <= total < math.inf:
             raise OptionError(
                 f"{self.host.name} does not say how many updates the run will make: pass max_steps=."
@@ -89,26 +89,26 @@ class HostView(View):
         return int(total)
 
     def num_batches(self, kind: str = "train") -> dict[str, int | None]:
-        """Batches per pass by the loader's name; empty if nobody can tell."""
+        """Return the batches per pass by the loader's name; empty if unknown."""
         return {"train": self.num_training_batches} if kind == "train" else {}
 
     # ---- what is written -----------------------------------------------------------------------------------
 
     @property
     def run_dir(self) -> Path:
-        """Where hooks and loggers write."""
+        """Return the directory in which hooks and loggers write."""
         return self._directory.path()
 
     def save_checkpoint(
         self, path: str | Path | None = None, reason: str = "manual", monitor: dict[str, Any] | None = None
     ) -> None:
-        """Ask for a checkpoint of Hookline's own kind: module, optimizers, schedulers, hooks and counters.
+        """Request a checkpoint of Hookline's own kind: module, optimizers, schedulers, hooks and counters.
 
-        It is written when everyone has heard of the step, validation or epoch that is going on.
+        It is written after all listeners of the current step, validation or epoch have run.
         """
         request = make_save_request(path, reason, monitor)
         if self.state.module is None:
-            raise HooklineError("There is nothing to save: no run has begun.")
+            raise HooklineError("There is nothing to save: no run has started.")
         self.save_requests.append(request)
 
     def remove_checkpoint(self, path: str | Path) -> None:
@@ -118,9 +118,9 @@ class HostView(View):
     # ---- hooks ---------------------------------------------------------------------------------------------
 
     def cost(self) -> list[Cost]:
-        """Calls and time per hook and event so far, the dearest first."""
+        """Return calls and time per hook and event so far, the most expensive first."""
         return self.hooks.cost()
 
     def explain(self) -> Explanation:
-        """The lifecycle with its listeners; `print` it."""
+        """Return the lifecycle with its listeners; `print` it."""
         return explain_plan(self.plan, "fit", "")

@@ -1,8 +1,11 @@
 """Lightning's `Trainer`, `LightningModule`, `LightningDataModule` and `Callback`: change the import line, and
 code runs.
 
-Lightning itself need not be installed. Its own classes, where it is, go into `hookline.Trainer` as they are:
-see `hookline.interop`.
+Their objects in our loop. Code that imports from here: `trainer`, `modules`, `hparams`, `loaders`. Objects of
+the installed package in `hookline.Trainer`: `callbacks`, `adopted_module`, `module_view`, `trainer_view`,
+`trainer_parts`, `binder`. Both use `table` and `names`.
+
+Our hooks in their loop: `host`. Lightning need not be installed for the first group.
 """
 
 from __future__ import annotations

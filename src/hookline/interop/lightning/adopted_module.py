@@ -1,4 +1,4 @@
-"""Lightning's modules and data modules in Hookline's loop, as they are."""
+"""Lightning's modules and data modules in Hookline's loop, unchanged."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hookline.engine.events import EVENTS, SIGNAL, EventTable
 from hookline.engine.listener import Listener, overrides, refuse_misspelled
 from hookline.interop.adapter import Row
-from hookline.interop.lightning.binder import BETWEEN, NAME_OF_HOOK, RETURNED, bind, noted
-from hookline.interop.lightning.hparams import brought
-from hookline.interop.lightning.loaders import asked_in_turn, given_in_turn
+from hookline.interop.lightning.binder import BETWEEN_HOOKS, NAME_OF_HOOK, RETURNED, bind, recording_name
+from hookline.interop.lightning.hparams import module_hooks
+from hookline.interop.lightning.loaders import convert_given, converting_loaders
 from hookline.interop.lightning.table import (
     DATA_ACTIONS,
     DATA_ROWS,
@@ -27,11 +27,11 @@ from hookline.run.module import Actions, DataModule
 from hookline.util.errors import HookError, OptionError
 
 HOOK_CLASSES = ("ModelHooks", "DataHooks", "CheckpointHooks")
-"""Where Lightning declares what a module may override."""
+"""The classes in which Lightning declares the hooks of a module."""
 
 
 def steps_of(module: Any) -> LightningSteps:
-    """The steps and hooks of a Lightning module, for Hookline's loop."""
+    """Return the steps and hooks of a Lightning module, for Hookline's loop."""
     base = next(cls for cls in type(module).__mro__ if is_lightnings(cls, "LightningModule"))
     _check(module)
     view = TrainerView(base.__module__.removesuffix(".core.module"))
@@ -39,19 +39,19 @@ def steps_of(module: Any) -> LightningSteps:
     own["predict_step"] = module.predict_step
     if "configure_optimizers" in own:
         ask = module.configure_optimizers
-        own["configure_optimizers"] = functools.wraps(ask)(lambda: _in_our_forms(ask()))
+        own["configure_optimizers"] = functools.wraps(ask)(lambda: _converted(ask()))
     own |= {
-        name: asked_in_turn(own[name], name, view.of_lightning)
+        name: converting_loaders(own[name], name, view.of_lightning)
         for name in own
         if name.endswith("_dataloader")
     }
-    actions = {name: staticmethod(noted(each, name, module.__dict__)) for name, each in own.items()}
-    # a class of its own, because what a class overrides is what the loop looks at
+    actions = {name: staticmethod(recording_name(each, name, module.__dict__)) for name, each in own.items()}
+    # create a class, because the loop looks at the methods that a class overrides
     return type(type(module).__name__, (LightningSteps,), actions)(module, view)  # type: ignore[no-any-return]
 
 
 def _check(module: Any) -> None:
-    """What Hookline's loop cannot honour is an error before anything runs."""
+    """Reject what Hookline's loop does not support, before anything runs."""
     refuse_lightning_1(module)
     refuse_misspelled(module, _called_with(MODULE_ACTIONS, MODULE_ROWS))
     who, known = type(module).__name__, {*MODULE_ROWS, *MODULE_ACTIONS}
@@ -66,13 +66,13 @@ def _check(module: Any) -> None:
                 )
     if "dataloader_iter" in inspect.signature(module.training_step).parameters:
         raise HookError(
-            f"{who}.training_step takes dataloader_iter, but Hookline's loop draws the batches: take batch, "
-            f"batch_idx."
+            f"{who}.training_step takes dataloader_iter, but Hookline's loop fetches the batches: take "
+            f"batch, batch_idx."
         )
 
 
 def _called_with(actions: Iterable[str], rows: Mapping[str, Row]) -> dict[str, int]:
-    """How many arguments each method gets."""
+    """Return how many arguments each method gets."""
     return {
         **{name: len(EVENTS[name].facts) for name in actions},
         **{name: len(row.arguments) for name, row in rows.items()},
@@ -80,8 +80,8 @@ def _called_with(actions: Iterable[str], rows: Mapping[str, Row]) -> dict[str, i
 
 
 class LightningSteps(Actions):
-    """What the loop calls for a Lightning module. Actions that the module overrides are in a subclass made
-    for it.
+    """The object that the loop calls for a Lightning module. A subclass has the actions that the module
+    overrides.
     """
 
     __hookline_base__: ClassVar[bool] = True
@@ -93,11 +93,11 @@ class LightningSteps(Actions):
         self.run: Any = None
 
     def configure_hooks(self) -> Any:
-        """What the module brings."""
-        return brought(self.run, self.original, self.original.configure_callbacks())
+        """Return the hooks of the module."""
+        return module_hooks(self.run, self.original, self.original.configure_callbacks())
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
-        """One for each hook that the module overrides."""
+        """Return one listener for each hook that the module overrides."""
         return _listeners(self, "M", MODULE_ROWS, name, table)
 
     def _attach(self, run: Any) -> None:
@@ -107,18 +107,16 @@ class LightningSteps(Actions):
         else:  # it stays attached after the run, as in Lightning
             self.view.attach(run.trainer, self.original, self.original.__dict__)
             self.original.trainer = self.view
-            self.original.__dict__[NAME_OF_HOOK] = BETWEEN.get(run.stage, f"{run.stage}_step")
-            run.data.given |= given_in_turn(
+            self.original.__dict__[NAME_OF_HOOK] = BETWEEN_HOOKS.get(run.stage, f"{run.stage}_step")
+            run.data.given |= convert_given(
                 run.data.given, self.view.of_lightning, run.data.mixture is not None
             )
             if run.stage == "fit" and not overrides(self, "validation_step"):
-                run.data.given[
-                    "val"
-                ] = []  # then Lightning trains without validating, whatever loaders there are
+                run.data.given["val"] = []  # as Lightning, which then ignores validation loaders
 
 
 def data_of(datamodule: Any) -> LightningData:
-    """A Lightning data module, for Hookline's loop."""
+    """Return a Lightning data module for Hookline's loop."""
     base = next(cls for cls in type(datamodule).__mro__ if is_lightnings(cls, "LightningDataModule"))
     refuse_misspelled(datamodule, _called_with(DATA_ACTIONS, DATA_ROWS))
     view = TrainerView(base.__module__.removesuffix(".core.datamodule"))
@@ -126,7 +124,7 @@ def data_of(datamodule: Any) -> LightningData:
         name: getattr(datamodule, name) for name in DATA_ACTIONS if _is_own(datamodule, name)
     }
     own |= {
-        name: asked_in_turn(own[name], name, view.of_lightning)
+        name: converting_loaders(own[name], name, view.of_lightning)
         for name in own
         if name.endswith("_dataloader")
     }
@@ -135,7 +133,7 @@ def data_of(datamodule: Any) -> LightningData:
 
 
 class LightningData(DataModule):
-    """What the loop asks for data."""
+    """The object from which the loop gets its data."""
 
     __hookline_base__: ClassVar[bool] = True
     kind = "Lightning data module"
@@ -144,7 +142,7 @@ class LightningData(DataModule):
         self.original, self.view = original, view
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
-        """One for each hook that the data module overrides."""
+        """Return one listener for each hook that the data module overrides."""
         return _listeners(self, "D", DATA_ROWS, name, table)
 
     def _attach(self, run: Any) -> None:
@@ -153,11 +151,11 @@ class LightningData(DataModule):
             self.original.trainer = self.view
 
     def state_dict(self) -> dict[str, Any]:
-        """The data module's own."""
+        """Return the data module's own state."""
         return self.original.state_dict()  # type: ignore[no-any-return]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it back."""
+        """Restore the data module's state."""
         self.original.load_state_dict(state)
 
 
@@ -179,8 +177,8 @@ def _listeners(
 
 
 def _is_own(owner: Any, method: str) -> bool:
-    """Whether the user's class, and not Lightning's, has this method. Models that Lightning brings for
-    demonstration count.
+    """Return whether the user's class, and not Lightning's, has this method. Lightning's demo models count as
+    the user's.
     """
     if method in vars(owner):
         return True
@@ -188,12 +186,12 @@ def _is_own(owner: Any, method: str) -> bool:
     return written is not object and (not is_lightnings(written) or ".demos." in written.__module__)
 
 
-# ---- what Lightning's modules return -----------------------------------------------------------------------
+# ---- results of configure_optimizers -----------------------------------------------------------------------
 
 
-def _in_our_forms(returned: Any) -> Any:
-    """Lightning's forms that Hookline has not: a monitor beside the scheduler, one scheduler beside a list of
-    optimizers.
+def _converted(returned: Any) -> Any:
+    """Convert forms that Hookline does not have: a monitor beside the scheduler, one scheduler beside a list
+    of optimizers.
     """
     if isinstance(returned, dict):
         given = dict(returned)
@@ -205,7 +203,7 @@ def _in_our_forms(returned: Any) -> Any:
         schedulers = returned[1] if isinstance(returned[1], list | tuple) else [returned[1]]
         return list(returned[0]), [_schedule(each, None) for each in schedulers]
     if isinstance(returned, list | tuple):
-        return [_in_our_forms(each) if isinstance(each, dict) else each for each in returned]
+        return [_converted(each) if isinstance(each, dict) else each for each in returned]
     return returned
 
 
@@ -214,7 +212,7 @@ def _schedule(given: Any, monitor: str | None) -> Any:
     if schedule.pop("reduce_on_plateau", False) and not isinstance(schedule["scheduler"], ReduceLROnPlateau):
         raise OptionError(
             "lr_scheduler: reduce_on_plateau=True is for torch's ReduceLROnPlateau; another scheduler that "
-            "needs a metric is advanced in an override of lr_scheduler_step."
+            "needs a metric must be advanced in an override of lr_scheduler_step."
         )
     if isinstance(schedule["scheduler"], ReduceLROnPlateau) and monitor is not None:
         schedule.setdefault("monitor", monitor)

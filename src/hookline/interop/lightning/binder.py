@@ -1,5 +1,5 @@
-"""Methods of Lightning's classes made callable with the live state: by position, trimmed to
-what they accept.
+"""Binds methods of Lightning's classes to the live state: by position, with as many arguments as they
+accept.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from hookline.interop.adapter import Reader, Row
 from hookline.util.errors import HookError, closest
 
 NAME_OF_HOOK = "_current_fx_name"
-"""Where a Lightning module keeps which hook is being called; its `log` looks there."""
-BETWEEN = {"fit": "training_step", "validate": "validation_step"}
-"""What stands there while none of Lightning's is, by the verb: Hookline's hooks log as a step does."""
+"""The attribute in which a Lightning module records the current hook; its `log` reads it."""
+BETWEEN_HOOKS = {"fit": "training_step", "validate": "validation_step"}
+"""Its value between Lightning's hooks, by stage: Hookline's hooks log as a step does."""
 RETURNED = {"on_before_batch_transfer", "on_after_batch_transfer", "on_train_batch_start"}
-"""Hooks of a module whose value Lightning uses; all other values, and all those of callbacks, are ignored."""
+"""Hooks of a module whose returned value Lightning uses; it ignores all others, and those of callbacks."""
 
 
 def bind(
     function: Callable[..., Any], method: str, row: Row, table: EventTable, view: Any, *, answers: bool
 ) -> Binding:
-    """The caller of one hook. `trainer` is the view, `module` the module as the view shows it."""
+    """Return the binding of one hook. `trainer` is the view, `module` the module as the view shows it."""
     event = table[row.event]
-    by_name = _takes_by_name(function, "stage")  # the one argument that Lightning passes by its name
+    by_name = _takes_by_name(function, "stage")  # the one argument that Lightning passes by keyword
     names = row.arguments[: accepted(function, row.arguments, method)]
     reads: dict[str, Reader] = {**row.reads, "checkpoint": CheckpointView}
     values: list[Any] = [view, view.moment]
@@ -45,7 +45,7 @@ def bind(
             values.append(reads[name])
         expressions.append(f"stage={source}" if name == "stage" and by_name else source)
         facts.append(fact.name)
-    # it writes down which hook is called while it calls it
+    # record the name of the hook while it is called
     begin = f"names = d[1].names; before = names[{NAME_OF_HOOK!r}]; names[{NAME_OF_HOOK!r}] = {method!r}"
     call = Source(
         function, tuple(expressions), tuple(values), begin, f"names[{NAME_OF_HOOK!r}] = before", answers
@@ -66,8 +66,8 @@ def make(f, names):
 """
 
 
-def noted(function: Callable[..., Any], method: str, names: dict[str, Any]) -> Callable[..., Any]:
-    """A step or action that writes down, as long as it lasts, that it is the one that is called."""
+def recording_name(function: Callable[..., Any], method: str, names: dict[str, Any]) -> Callable[..., Any]:
+    """Return a step or action that records its name as the current hook while it runs."""
     source = STEP.format(where=NAME_OF_HOOK, method=method)
     space: dict[str, Any] = {}
     exec(compile(source, "<hookline adopted>", "exec"), space)
@@ -85,7 +85,7 @@ def _takes_by_name(function: Callable[..., Any], name: str) -> bool:
 
 
 def accepted(function: Callable[..., Any], arguments: tuple[str, ...], method: str) -> int:
-    """How many of the offered arguments it takes."""
+    """Return how many of the offered arguments the function takes."""
     takes, offered = 0, len(arguments)
     for parameter in inspect.signature(function).parameters.values():
         required = parameter.default is parameter.empty
@@ -112,14 +112,14 @@ def _shown(function: Callable[..., Any]) -> str:
 
 
 class MissingEntry(HookError, KeyError):
-    """A callback asked for something that this checkpoint has not."""
+    """A callback has requested an entry that this checkpoint does not have."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class CheckpointView(MutableMapping[str, Any]):
-    """A checkpoint's contents under Lightning's names; keys of one's own are kept apart from Hookline's."""
+    """A checkpoint's contents under Lightning's names; the user's own keys are kept apart from Hookline's."""
 
     NAMES: Mapping[str, str] = {
         "state_dict": "module",
@@ -141,7 +141,7 @@ class CheckpointView(MutableMapping[str, Any]):
             return self.contents["counters"][self.COUNTS[key]]
         if key not in self:
             raise MissingEntry(
-                f"checkpoint[{key!r}]: there is no such entry.{closest(key, list(self))} "
+                f"the checkpoint has no entry {key!r}.{closest(key, list(self))} "
                 f"There are: {', '.join(self)}."
             )
         return self.contents[self.NAMES[key]] if key in self.NAMES else self._own()[key]
@@ -151,7 +151,7 @@ class CheckpointView(MutableMapping[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key in self.COUNTS:
-            raise HookError(f"checkpoint[{key!r}] is how far the run is, and cannot be replaced.")
+            raise HookError(f"checkpoint[{key!r}] is the progress of the run and cannot be replaced.")
         (self.contents if key in self.NAMES else self._own())[self.NAMES.get(key, key)] = value
 
     def __delitem__(self, key: str) -> None:

@@ -1,6 +1,4 @@
-"""Lightning's callbacks among Hookline's hooks, unchanged: EarlyStopping, ModelCheckpoint,
-and people's own.
-"""
+"""Lightning's callbacks among Hookline's hooks, unchanged: EarlyStopping, ModelCheckpoint, and your own."""
 
 from __future__ import annotations
 
@@ -22,23 +20,22 @@ from hookline.interop.lightning.trainer_parts import missing
 from hookline.interop.lightning.trainer_view import PACKAGES, TrainerView, is_lightnings, is_of_trainer
 from hookline.util.errors import HookError
 
-# ---- What a Lightning callback asks of its trainer, read from its code, so that it is refused
+# ---- The attributes that a Lightning callback uses of its trainer, read from its source
 
 
 OWN = "self.trainer"
 DEEPEST = 2
-"""Functions of Lightning that a method hands the trainer on to are read as well, and those that these call.
-"""
-ASKS_FIRST = ("isinstance", "hasattr", "getattr", "issubclass")
-"""Code that asks one of these about the trainer knows that not every trainer has what it is after."""
+"""How deep to read functions of Lightning to which a method passes the trainer."""
+TESTS = ("isinstance", "hasattr", "getattr", "issubclass")
+"""Code that calls one of these with the trainer allows for trainers without the attribute."""
 
 
-def out_of_reach(callback: Any, base: type) -> list[tuple[str, str]]:
-    """Attributes of the trainer that the view has not, each with the method that wants it."""
+def missing_attributes(callback: Any, base: type) -> list[tuple[str, str]]:
+    """Return attributes of the trainer that the view does not have, each with the method that uses it."""
     found: dict[str, str] = {}
     given: set[str] = set()
     for where, function in _functions(callback, base):
-        for path, is_set in _asks(function, where.rpartition(".")[2]):
+        for path, is_set in _missing_in(function, where.rpartition(".")[2]):
             found.setdefault(path, where)
             given |= {path} if is_set else set()
     package = base.__module__.removesuffix(".callbacks.callback")
@@ -47,14 +44,14 @@ def out_of_reach(callback: Any, base: type) -> list[tuple[str, str]]:
 
 
 def is_known(package: str, name: str) -> bool:
-    """Whether the view or Lightning's own trainer has it; what neither has, a callback may put there for its
-    own use.
+    """Return whether the view or Lightning's own trainer has it; otherwise a callback may set it for its own
+    use.
     """
     return hasattr(TrainerView, name) or is_of_trainer(package, name)
 
 
 def owner_of(path: str) -> type:
-    """The part of the view that should have the last name of `trainer.a.b`."""
+    """Return the part of the view that should have the last name of `trainer.a.b`."""
     part: Any = TrainerView
     for name in path.split(".")[1:-1]:
         part = part.PARTS.get(name, part)
@@ -62,13 +59,13 @@ def owner_of(path: str) -> type:
 
 
 def mentions(callback: Any, base: type, name: str) -> bool:
-    """Whether the callback's source text has this name in it."""
+    """Return whether the callback's source text contains this name."""
     trees = [parsed(function) for _, function in _functions(callback, base)]
     return any(name in words_of(tree) for tree in trees if tree is not None)
 
 
 def _functions(callback: Any, base: type) -> Iterator[tuple[str, Any]]:
-    """What the callback's classes define, down to Lightning's base; each name once."""
+    """Yield the functions of the callback's classes below Lightning's base, each name once."""
     seen: set[str] = set()
     for cls in type(callback).__mro__:
         if cls is base:
@@ -84,11 +81,11 @@ def _function(value: Any) -> Any:
     return inspect.unwrap(value) if inspect.isfunction(value) else None
 
 
-def _asks(function: Any, name: str, depth: int = 0) -> Iterator[tuple[str, bool]]:
-    """What is missing, and whether it is set."""
+def _missing_in(function: Any, name: str, depth: int = 0) -> Iterator[tuple[str, bool]]:
+    """Yield the missing attributes, and whether the code sets them."""
     source = parsed(function)
     if source is None or not source.body:
-        return  # written at run time, or in C: then the view says so when it comes to it
+        return  # generated at run time, or in C: then the view raises an error on access
     tree = source.body[0]
     if isinstance(tree, ast.FunctionDef):
         reader = _Reader(_trainers(tree, name))
@@ -98,11 +95,11 @@ def _asks(function: Any, name: str, depth: int = 0) -> Iterator[tuple[str, bool]
         for called in reader.called if depth < DEEPEST else ():
             helper = _function(function.__globals__.get(called))
             if helper is not None and is_lightnings(helper):
-                yield from _asks(helper, called, depth + 1)
+                yield from _missing_in(helper, called, depth + 1)
 
 
 def _trainers(tree: ast.FunctionDef, method: str) -> set[str]:
-    """The parameters that are the trainer: by their name or type, and the first one of a hook."""
+    """Return the parameters that are the trainer: by their name or type, and the first one of a hook."""
     parameters = [*tree.args.posonlyargs, *tree.args.args]
     types = {
         each.arg: ast.unparse(each.annotation) if each.annotation is not None else "" for each in parameters
@@ -112,13 +109,15 @@ def _trainers(tree: ast.FunctionDef, method: str) -> set[str]:
 
 
 class _Reader(ast.NodeVisitor):
-    """Follows `trainer.a.b` through the view's parts; what is asked about first is left out."""
+    """Follows `trainer.a.b` through the view's parts; attributes that the code tests for first are left
+    out.
+    """
 
     def __init__(self, trainers: set[str]) -> None:
         self.trainers = trainers
         self.missing: list[tuple[str, bool]] = []
         self.called: list[str] = []
-        """Functions that were given the trainer."""
+        """Functions that were called with the trainer."""
 
     def visit_Call(self, node: ast.Call) -> None:
         given = [*node.args, *(each.value for each in node.keywords)]
@@ -141,15 +140,15 @@ class _Reader(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> None:
-        for each in node.orelse if self._asks_first(node.test) else [node.test, *node.body, *node.orelse]:
+        for each in node.orelse if self._tests_first(node.test) else [node.test, *node.body, *node.orelse]:
             self.visit(each)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        if not self._asks_first(node):
+        if not self._tests_first(node):
             self.generic_visit(node)
 
     def visit_IfExp(self, node: ast.IfExp) -> None:
-        if not self._asks_first(node.test):
+        if not self._tests_first(node.test):
             self.generic_visit(node)
 
     def visit_Try(self, node: ast.Try) -> None:
@@ -162,14 +161,14 @@ class _Reader(ast.NodeVisitor):
         ]:
             self.visit(each)
 
-    def _asks_first(self, test: ast.expr) -> bool:
+    def _tests_first(self, test: ast.expr) -> bool:
         calls = [
             each for each in ast.walk(test) if isinstance(each, ast.Call) and isinstance(each.func, ast.Name)
         ]
-        asking = [each for each in calls if each.func.id in ASKS_FIRST]  # type: ignore[attr-defined]
+        tests = [each for each in calls if each.func.id in TESTS]  # type: ignore[attr-defined]
         return any(
             isinstance(each, ast.Name) and each.id in self.trainers
-            for call in asking
+            for call in tests
             for each in ast.walk(call)
         )
 
@@ -183,7 +182,7 @@ def _path(node: ast.expr) -> tuple[list[str], ast.expr]:
 
 
 def _missing(path: list[str], is_set: bool) -> list[str]:
-    """The shortest beginning of the path that the view has not; empty if it has it all."""
+    """Return the shortest prefix of the path that the view does not have; empty if it has the whole path."""
     part: Any = TrainerView
     for index, name in enumerate(path):
         is_last = index == len(path) - 1
@@ -199,12 +198,14 @@ def _missing(path: list[str], is_set: bool) -> list[str]:
 
 
 MONITORS = ("EarlyStopping", "Checkpoint")
-"""Classes whose callbacks Lightning calls after the module at the end of an epoch: they act on metrics."""
+"""Classes whose callbacks Lightning calls after the module at the end of an epoch, because they act on
+metrics.
+"""
 
 
 class LightningCallback(AdoptedCallback):
-    """Stands for one callback. Only the methods that it overrides are called; what they return is ignored, as
-    Lightning does.
+    """Represents one callback. Only methods that it overrides are called; returned values are ignored, as in
+    Lightning.
     """
 
     kind = "Lightning callback"
@@ -216,17 +217,17 @@ class LightningCallback(AdoptedCallback):
         self._check()
 
     def usual_tier(self) -> str:
-        """Monitors are called after the module."""
+        """Return 'monitor' for monitors, which are called after the module."""
         kinds = {cls.__name__ for cls in type(self.original).__mro__ if is_lightnings(cls)}
         return "monitor" if kinds & set(MONITORS) else "user"
 
     def _check(self) -> None:
         who = type(self.original).__name__
         refuse_misspelled(self.original, {name: len(row.arguments) for name, row in CALLBACK_ROWS.items()})
-        if asked := out_of_reach(self.original, self.base):
+        if asked := missing_attributes(self.original, self.base):
             paths = ", ".join(f"{path} (in {where})" for path, where in asked)
             raise HookError(
-                f"{who} cannot run in Hookline: it reaches into Lightning's own trainer for {paths}. "
+                f"{who} cannot run in Hookline: it needs attributes of Lightning's own trainer: {paths}. "
                 f"{missing(asked[0][0], owner_of(asked[0][0]))}"
             )
         for method in vars(self.base):
@@ -237,7 +238,7 @@ class LightningCallback(AdoptedCallback):
                 )
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
-        """One for each overridden method; one that replaces checkpoints also hears when they are complete."""
+        """Return one listener for each overridden method, and one that removes replaced checkpoints."""
         found = []
         for method, row in CALLBACK_ROWS.items():
             if method in vars(self.base) and self.overrides(method):
@@ -245,26 +246,25 @@ class LightningCallback(AdoptedCallback):
                 binding = bind(function, method, row, table, self.view, answers=False)
                 found.append(Listener("H", name, self, table[row.event], function, binding, []))
         if self.replaces:
-            tidy = self.view.remove_replaced
-            written = Binding(lambda s: tidy(s.path), ("path",))
-            found.append(Listener("H", name, self, table["on_checkpoint_save"], tidy, written, []))
+            remove_replaced = self.view.remove_replaced
+            written = Binding(lambda s: remove_replaced(s.path), ("path",))
+            found.append(Listener("H", name, self, table["on_checkpoint_save"], remove_replaced, written, []))
         return found
 
     def begin_run(self, state: Any) -> None:
-        """A run begins: the view shows its trainer and module."""
+        """Attach the view to the run's trainer and module."""
         module = state.module
         names = module.__dict__ if is_lightning_module(module) else {}
         proxy = shown_to_callbacks(module, self.view)
         self.view.attach(state.trainer, proxy, names)
-        if proxy is not None:  # Lightning gives every callback these two of the module
+        if proxy is not None:  # Lightning sets these two on every callback
             self.original.log, self.original.log_dict = proxy.log, proxy.log_dict
 
     def before_optimizers(self) -> None:
-        """A finetuning makes the parameter groups again that it had added, and what is in them is trained
-        again.
+        """Let a finetuning callback add its parameter groups again, and train what is in them.
 
-        Lightning puts the optimizers back after on_fit_start, which makes the groups, and leaves what is in
-        them frozen.
+        Lightning restores the optimizers after on_fit_start, which adds the groups, and leaves their
+        parameters frozen.
         """
         for cls in type(self.original).__mro__:
             if is_lightnings(cls, "BaseFinetuning"):
@@ -280,12 +280,12 @@ class LightningCallback(AdoptedCallback):
     # ---- state ---------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The callback's own state, with the key under which Lightning would look for it."""
+        """Return the callback's own state, with the key under which Lightning stores it."""
         return {"state_key": self.original.state_key, "state": self.original.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it back. Of several callbacks of one class each gets what was saved under its key, in whatever
-        order they are.
+        """Restore the state that was saved under this callback's key, whatever the order of callbacks of one
+        class.
         """
         key = self.original.state_key
         saved = (self.view._own.state.checkpoint or {}).get("hooks", {})

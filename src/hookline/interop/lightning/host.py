@@ -1,4 +1,4 @@
-"""Hooks inside Lightning's Trainer: a Lightning callback that tells them of everything it hears."""
+"""Hooks inside Lightning's Trainer: a Lightning callback that emits Hookline's events."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from hookline.interop.hosted.host import LIGHTNING
 from hookline.interop.hosted.run import HostedRun
 from hookline.loggers import Logger
 from hookline.run.optimizers import bare
-from hookline.training.participants import note_later, raise_first
+from hookline.training.participants import attach_failures, raise_first
 from hookline.training.pass_events import PREDICTION, TEST, VALIDATION, PassEvents, SanityCheck
 from hookline.training.run_events import end_as
 from hookline.util.errors import END_EPOCH, HookError
 
 
 def make_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
-    """The callback; hooks that Lightning cannot serve are refused now."""
-    kind = type("HooklineCallback", (Listening, _base()), {"__doc__": Listening.__doc__})
+    """Return the callback; hooks that Lightning cannot serve are rejected now."""
+    kind = type("HooklineCallback", (HostCallback, _base()), {"__doc__": HostCallback.__doc__})
     return kind(hooks, options)
 
 
 def _base() -> Any:
-    """Lightning's callback class, of whichever of its two packages is in use."""
+    """Return the callback class of whichever of Lightning's two packages is in use."""
     if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
         from pytorch_lightning import Callback as Older  # type: ignore[import-not-found,unused-ignore]
 
@@ -34,9 +34,9 @@ def _base() -> Any:
     return Callback
 
 
-class Listening:
-    """Hookline's hooks as one Lightning callback. `line` is what they see as `trainer`; its `outer` is
-    Lightning's.
+class HostCallback:
+    """Hookline's hooks as one Lightning callback. `line` is the object that hooks see as `trainer`; its
+    `outer` is Lightning's.
     """
 
     def __init__(self, hooks: Iterable[Any], options: dict[str, Any]) -> None:
@@ -51,44 +51,44 @@ class Listening:
         )
         self._check = SanityCheck(self.line)
         self._prediction = PassEvents(self.line, PREDICTION)
-        self._logs_as_told = "log_every_n_steps" in options
+        self._has_own_log_interval = "log_every_n_steps" in options
         self._has_begun = False
-        """Whether on_fit_start has been: Lightning's own comes before there are optimizers."""
+        """Whether on_fit_start was emitted: Lightning's own comes before the optimizers exist."""
         self._scaler: Any = None
-        """What Lightning scales losses with, if it does."""
+        """The gradient scaler of Lightning, if it has one."""
 
     @property
     def state_key(self) -> str:
-        """Under which Lightning keeps the state of the hooks."""
+        """Return the key under which Lightning saves the state of the hooks."""
         return "HooklineCallback"
 
     def state_dict(self) -> dict[str, Any]:
-        """What a Lightning checkpoint keeps of the hooks."""
+        """Return the state of the hooks for a Lightning checkpoint."""
         return self.line.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Back from a Lightning checkpoint."""
+        """Restore the state of the hooks from a Lightning checkpoint."""
         self.line.load_state_dict(state_dict)
 
     # ---- from set-up to teardown ---------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """A run of Lightning begins."""
+        """Begin a run."""
         line, options, stage = self.line, self.line.options, str(getattr(stage, "value", stage))
         line.outer = trainer
         line.attach(pl_module)
-        line.place(pl_module.device, pl_module)
-        line.take_place(trainer.global_rank, trainer.local_rank, trainer.world_size)
+        line.set_device(pl_module.device, pl_module)
+        line.set_rank(trainer.global_rank, trainer.local_rank, trainer.world_size)
         options.max_epochs, options.max_steps = (
             trainer.max_epochs if trainer.max_epochs is not None else -1,
             trainer.max_steps,
         )
         options.check_val_every_n_epoch = trainer.check_val_every_n_epoch or 1
-        if not self._logs_as_told:
+        if not self._has_own_log_interval:
             options.log_every_n_steps = max(1, trainer.log_every_n_steps)
         self._has_begun = False
         if stage == "fit":
-            line.start_afresh()
+            line.start_new()
         line.begin(stage)
 
     def _begin_fit(self, trainer: Any, pl_module: Any) -> None:
@@ -97,61 +97,61 @@ class Listening:
         self._has_begun = True
         line, s = self.line, self.line.state
         line.attach(pl_module, trainer.optimizers, [each.scheduler for each in trainer.lr_scheduler_configs])
-        line.place(pl_module.device, trainer.strategy.model)
+        line.set_device(pl_module.device, trainer.strategy.model)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        if trainer.global_step and not s.resumed:  # from a checkpoint that knows nothing of these hooks
+        if trainer.global_step and not s.resumed:  # from a checkpoint without these hooks
             s.counts.continue_at(
                 trainer.global_step // max(1, len(trainer.optimizers)), trainer.current_epoch
             )
         line.start_fit()
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning's own."""
+        """Emit on_fit_start, then on_sanity_check_start."""
         self._begin_fit(trainer, pl_module)
         self._check.start()
 
     def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
-        """What it measured is forgotten."""
+        """Emit on_sanity_check_end and drop the results."""
         self._check.end()
         self._check.forget()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Optimizers are there by now."""
+        """Emit on_fit_start if it was not emitted, then on_train_start."""
         self._begin_fit(trainer, pl_module)
         self.line.start_training()
-        self._steer(trainer)
+        self._apply_stop(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Whoever has asked for the end."""
+        """Emit on_train_end, with the reason if Lightning was stopped."""
         if trainer.should_stop and not self.line.should_stop:
             self.line.stop("Lightning's trainer.should_stop was set")
         self.line.end_training()
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """The run ended as meant."""
+        """Emit on_fit_end."""
         if not self._has_begun:  # there was nothing to train
             self._begin_fit(trainer, pl_module)
             end_as(self.line, "completed")
         self.line.end_fit()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """The end of every run that did not fail."""
+        """Tear the hooks down after a run that did not fail."""
         if self.line.status == "running":  # a validation, a test or a prediction by itself
             end_as(self.line, "completed")
         if self.line.is_running:
             raise_first(self.line.tear_down())
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Lightning tears no callback down after a failure, so it is done here."""
+        """Emit on_exception and tear the hooks down, because Lightning does not after a failure."""
         if self.line.is_running:
             self.line.fail(exception)
-            note_later(exception, self.line.tear_down())
+            attach_failures(exception, self.line.tear_down())
 
     # ---- training ------------------------------------------------------------------------------------------
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """An epoch under Lightning's number."""
+        """Start an epoch under Lightning's number."""
         self._start_epoch(trainer)
 
     def _start_epoch(self, trainer: Any, first: int = 0) -> None:
@@ -161,75 +161,77 @@ class Listening:
         self.line.start_epoch(int(batches) if batches != float("inf") else None, first)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """StopIteration is what Lightning itself raises when a module ends the epoch."""
-        if not self.line.epoch_is_open:  # Lightning does not tell of an epoch that it resumes in the middle
+        """Start a batch. StopIteration ends the epoch in Lightning."""
+        if (
+            not self.line.epoch_is_open
+        ):  # Lightning does not call on_train_epoch_start when it resumes inside an epoch
             self._start_epoch(trainer, batch_idx)
         signal = self.line.start_batch(batch)
         if signal is END_EPOCH:
             raise StopIteration
         if signal is not None:
             raise HookError(
-                f"A hook returned {signal!r} from on_train_batch_start. {LIGHTNING.name} cannot leave a "
-                "batch out; it can end the epoch, by END_EPOCH."
+                f"A hook returned {signal!r} from on_train_batch_start. {LIGHTNING.name} cannot skip a "
+                "batch; it can end the epoch, by END_EPOCH."
             )
 
     def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Lightning's own."""
+        """Emit on_before_zero_grad."""
         self.line.updates.clear(self._index(optimizer), optimizer)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        """Lightning has divided the loss by the accumulation, and scaled it; hooks see the user's."""
+        """Emit on_before_backward with the user's loss: Lightning has divided it by the accumulation and
+        scaled it.
+        """
         windows = trainer.accumulate_grad_batches
         whole = loss if windows == 1 else loss * windows
         if self._scaler is not None:
-            whole = whole / self._scaler._scale  # the public get_scale() would wait for the device
+            whole = whole / self._scaler._scale  # the public get_scale() would synchronize the device
         if self.line.before_backward(whole) is not whole:
             raise HookError(
-                f"A hook returned another loss from on_before_backward, but {LIGHTNING.name} lets nobody "
-                f"replace it."
+                f"A hook returned another loss from on_before_backward, but {LIGHTNING.name} does not allow "
+                f"it to be replaced."
             )
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning's own."""
+        """Emit on_after_backward."""
         self.line.after_backward()
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Before Lightning clips. Also told where training_step returned None, and nothing is there to update
-        with.
+        """Emit on_before_optimizer_step before Lightning clips, unless training_step returned None and there
+        are no gradients.
         """
         updates, index = self.line.updates, self._index(optimizer)
         if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
             updates.before(index)
             updates.recomputing = self._scaler is None  # LBFGS computes the loss again inside its step
         elif self._scaler is not None:
-            updates.skip(
-                index, "no_loss"
-            )  # else the optimizer makes a step for form's sake, and that is heard
+            updates.skip(index, "no_loss")  # else the optimizer makes an empty step, which is observed
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """The batch, and the update if there was one."""
+        """End the batch, and the update if there was one."""
         if isinstance(outputs, dict) and "loss" in outputs and trainer.accumulate_grad_batches > 1:
             outputs = {**outputs, "loss": outputs["loss"] * trainer.accumulate_grad_batches}
         if self._scaler is not None and self.line.updates.announced:
             self.line.updates.skip_missing()
         self.line.end_batch(outputs)
-        self._steer(trainer)
+        self._apply_stop(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """With what Lightning has reduced."""
+        """End the epoch with the metrics that Lightning has reduced."""
         self.line.end_epoch(trainer.callback_metrics)
-        self._steer(trainer)
+        self._apply_stop(trainer)
 
     # ---- validation, test, prediction ----------------------------------------------------------------------
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning's own, its epoch start with it."""
+        """Start a validation and its epoch."""
         self.line.start_validation(VALIDATION)
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning's own, its epoch start with it."""
+        """Start a test and its epoch."""
         self.line.start_validation(TEST)
 
     def _eval_batch_start(
@@ -246,9 +248,9 @@ class Listening:
         self._pass().end_data(trainer.callback_metrics)
 
     def _eval_end(self, trainer: Any, pl_module: Any) -> None:
-        self.line.take_new(trainer.callback_metrics)  # what the module has logged at the very end of it
+        self.line.update_metrics(trainer.callback_metrics)  # what the module has logged at the very end of it
         self.line.end_validation()
-        self._steer(trainer)
+        self._apply_stop(trainer)
 
     on_validation_batch_start = on_test_batch_start = _eval_batch_start
     on_validation_batch_end = on_test_batch_end = _eval_batch_end
@@ -256,34 +258,34 @@ class Listening:
     on_validation_end = on_test_end = _eval_end
 
     def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning's own, its epoch start with it."""
+        """Start a prediction and its epoch."""
         self._prediction.start()
 
     def on_predict_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Lightning's own."""
+        """Start a prediction batch."""
         self._prediction.take(batch, batch_idx, dataloader_idx)
         self._prediction.start_batch()
 
     def on_predict_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Lightning's own."""
+        """End a prediction batch."""
         self._prediction.end_batch(outputs)
 
     def on_predict_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """With all predictions."""
+        """Emit the end of the data with all predictions."""
         self._prediction.collect(trainer.predict_loop.predictions)
         self._prediction.end_data({})
 
     def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning's own."""
+        """End the prediction."""
         self._prediction.end({})
 
     # ---- inside --------------------------------------------------------------------------------------------
 
-    def _steer(self, trainer: Any) -> None:
+    def _apply_stop(self, trainer: Any) -> None:
         if self.line.should_stop:
             trainer.should_stop = True
 
@@ -293,19 +295,19 @@ class Listening:
         return current
 
     def _index(self, optimizer: Any) -> int:
-        meant = bare(optimizer)  # in manual optimization it has Lightning's coat on
+        meant = bare(optimizer)  # in manual optimization it has Lightning's wrapper
         return next(index for index, each in enumerate(self.line.state.optimizers) if each is meant)
 
 
 class LightningLoggers(Logger):
-    """Rows go to Lightning's own loggers."""
+    """A logger that writes rows to Lightning's own loggers."""
 
     queued = False
 
-    def __init__(self, callback: Listening) -> None:
+    def __init__(self, callback: HostCallback) -> None:
         self._callback = callback
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
-        """One row."""
+        """Write one row."""
         for each in self._callback.line.outer.loggers:
             each.log_metrics({"epoch": epoch, **metrics}, step)

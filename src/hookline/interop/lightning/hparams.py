@@ -1,5 +1,5 @@
-"""`self.save_hyperparameters()` and `self.hparams`: what a module or data module was made with, as Lightning
-keeps it.
+"""`self.save_hyperparameters()` and `self.hparams`: the arguments of a module or data module, as Lightning
+keeps them.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class AttributeDict(dict[str, Any]):
 
 
 class HyperParameters:
-    """What Lightning's modules and data modules have for their arguments."""
+    """The hyper-parameter methods of Lightning's modules and data modules."""
 
     _log_hyperparams = False
     _hparams_name: str | None = None
-    """The one argument of `__init__` that all of them came in."""
+    """The argument of `__init__` that all hyper-parameters were passed in."""
 
     @property
     def hparams(self) -> AttributeDict:
-        """What `save_hyperparameters` has kept."""
+        """Return the hyper-parameters that `save_hyperparameters` has kept."""
         return self.__dict__.setdefault("_hparams", AttributeDict())  # type: ignore[no-any-return]
 
     @property
     def hparams_initial(self) -> AttributeDict:
-        """A copy, as they were when they were kept."""
+        """Return a copy of their initial values."""
         return AttributeDict(copy.deepcopy(self.__dict__.get("_hparams_initial", {})))
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -60,8 +60,7 @@ class HyperParameters:
         frame: FrameType | None = None,
         logger: bool = True,
     ) -> None:
-        """Keep the arguments of `__init__`: all, those that are named here, or those in the one mapping or
-        namespace given.
+        """Keep the arguments of `__init__`: all, the named ones, or the entries of one mapping or namespace.
 
         logger: whether they are logged as well. frame: not needed, because every call of `__init__` records
         its arguments.
@@ -102,13 +101,13 @@ def _as_dict(given: Any) -> dict[str, Any]:
 def _copied(value: Any) -> Any:
     try:
         return copy.deepcopy(value)
-    except Exception:  # an open file, a lock: there is one of it only
+    except Exception:  # an open file or a lock cannot be copied
         return value
 
 
 class KeptHParams(HParams):
-    """Puts what a module has kept into every checkpoint, for `load_from_checkpoint`, and with the data
-    module's into the log.
+    """Saves the hyper-parameters of a module in every checkpoint, for `load_from_checkpoint`, and logs them
+    with the data module's.
     """
 
     name = "hparams"
@@ -128,18 +127,18 @@ class KeptHParams(HParams):
 
 
 def _plain(hparams: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that a checkpoint and a log can hold."""
+    """Return the values that a checkpoint and a log can hold."""
     return {str(name): value for name, value in hparams.items() if not cannot_keep(value)}
 
 
-# ---- What a module brings into a run
+# ---- The hooks of a module
 
 
 log = logging.getLogger("hookline")
 
 
-def brought(run: Any, module: Any, returned: Any) -> list[Any]:
-    """The hooks to add; `returned` is what `configure_callbacks` gave."""
+def module_hooks(run: Any, module: Any, returned: Any) -> list[Any]:
+    """Return the hooks of a module; `returned` is the result of `configure_callbacks`."""
     callbacks = (
         list(returned) if isinstance(returned, list | tuple) else [returned] if returned is not None else []
     )
@@ -148,7 +147,7 @@ def brought(run: Any, module: Any, returned: Any) -> list[Any]:
     displaced = [entry for entry in hooks.entries() if type(entry.given) in kinds]
     for entry in displaced:
         log.warning(
-            "%s.configure_callbacks brings a %s, which takes the place of hook %r in this run.",
+            "%s.configure_callbacks returns a %s, which replaces hook %r in this run.",
             type(module).__name__,
             type(entry.given).__name__,
             entry.name,
@@ -161,14 +160,16 @@ def brought(run: Any, module: Any, returned: Any) -> list[Any]:
     return [*callbacks, KeptHParams(module, data)] if has_some and not is_kept else callbacks
 
 
-def brought_by(cls: type) -> None:
-    """A class that has its own `configure_callbacks`: what that returns is brought as Lightning does."""
+def wrap_configure_callbacks(cls: type) -> None:
+    """Wrap the class's own `configure_callbacks`, if it has one, so that its hooks are added as in
+    Lightning.
+    """
     ask: Callable[[Any], Any] | None = vars(cls).get("configure_callbacks")
     if ask is None:
         return
 
     @functools.wraps(ask)
     def configure_callbacks(self: Any) -> Any:
-        return brought(self._run, self, ask(self))
+        return module_hooks(self._run, self, ask(self))
 
     cls.configure_callbacks = configure_callbacks  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Several training loaders as Lightning draws from them: all at once."""
+"""Several training loaders, with a batch from each at every step, as in Lightning."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hookline.data.sources import length_of
 
 
 class SideBySide:
-    """One batch from each loader, in the shape in which they were given; shorter ones begin again until the
-    longest is over.
+    """Yields one batch from each loader, in the structure in which they were passed; shorter ones restart
+    until the longest ends.
     """
 
     def __init__(self, loaders: Mapping[str, Any] | list[Any] | tuple[Any, ...]) -> None:
@@ -43,7 +43,7 @@ class SideBySide:
 
 
 def are_loaders(given: Any) -> bool:
-    """Whether it is several loaders; a list of batches is one."""
+    """Return whether it is several loaders; a list of batches is one."""
     is_list = (
         isinstance(given, list | tuple) and bool(given) and all(hasattr(each, "dataset") for each in given)
     )
@@ -51,12 +51,12 @@ def are_loaders(given: Any) -> bool:
 
 
 def side_by_side(given: Any) -> Any:
-    """Several loaders as one; one, or a list of batches, as it is."""
+    """Return several loaders as one; one loader, or a list of batches, unchanged."""
     return SideBySide(given) if are_loaders(given) else given
 
 
-def drawn_side_by_side(cls: type) -> None:
-    """A class whose `train_dataloader` returns several: they are drawn from at once."""
+def wrap_train_dataloader(cls: type) -> None:
+    """Wrap a class's `train_dataloader`, so that several loaders become one."""
     ask: Callable[[Any], Any] | None = vars(cls).get("train_dataloader")
     if ask is None:
         return
@@ -68,13 +68,11 @@ def drawn_side_by_side(cls: type) -> None:
     cls.train_dataloader = train_dataloader  # type: ignore[attr-defined]
 
 
-# ---- Several loaders as Lightning draws from them
+# ---- Loaders of the installed Lightning package
 
 
-def loaders_in_turn(given: Any, kind: str, of_lightning: Callable[[str, str], Any]) -> Any:
-    """What `train_dataloader` and its like have returned, `kind` one of 'train', 'val',
-    'test' and 'predict'.
-    """
+def convert_loaders(given: Any, kind: str, of_lightning: Callable[[str, str], Any]) -> Any:
+    """Convert the result of `train_dataloader` and so on; `kind`: 'train', 'val', 'test' or 'predict'."""
     combined = of_lightning("utilities.combined_loader", "CombinedLoader")
     if kind == "train" and isinstance(given, list | tuple | dict):
         given = combined(given, "max_size_cycle")
@@ -83,32 +81,30 @@ def loaders_in_turn(given: Any, kind: str, of_lightning: Callable[[str, str], An
     return given.flattened if kind != "train" and given._mode == "sequential" else CombinedBatches(given)
 
 
-def given_in_turn(
+def convert_given(
     given: Mapping[str, Any], of_lightning: Callable[[str, str], Any], mixes: bool
 ) -> dict[str, Any]:
-    """What fit and its like were given; a list of batches is one loader, and who says how to mix several
-    means Hookline's way.
+    """Convert the loaders passed to fit and so on. A list of batches is one loader; a given mixture is
+    Hookline's own.
     """
     found = dict(given)
     for kind, each in given.items():
         is_one = isinstance(each, list | tuple | dict) and not are_loaders(each)
         if not (kind == "train" and (mixes or is_one)):
-            found[kind] = loaders_in_turn(each, kind, of_lightning)
+            found[kind] = convert_loaders(each, kind, of_lightning)
     return found
 
 
-def asked_in_turn(
+def converting_loaders(
     ask: Callable[[], Any], method: str, of_lightning: Callable[[str, str], Any]
 ) -> Callable[[], Any]:
-    """A `train_dataloader`, `val_dataloader`, ... that returns what Hookline's loop draws from in Lightning's
-    way.
-    """
+    """Return a `train_dataloader`, `val_dataloader`, ... whose result is converted for Hookline's loop."""
     kind = method.removesuffix("_dataloader")
-    return functools.wraps(ask)(lambda: loaders_in_turn(ask(), kind, of_lightning))
+    return functools.wraps(ask)(lambda: convert_loaders(ask(), kind, of_lightning))
 
 
 class CombinedBatches:
-    """A CombinedLoader that yields its batches alone."""
+    """Yields only the batches of a CombinedLoader."""
 
     def __init__(self, combined: Any) -> None:
         self.combined = combined
@@ -118,8 +114,7 @@ class CombinedBatches:
             yield batch
 
     def __len__(self) -> int:
-        # its own length exists only once it is iterated over, and beginning anew in the middle of an epoch
-        # would lose its place
+        # its own length exists only after iter(), and calling that inside an epoch would restart it
         combined = self.combined
         mode = sys.modules[type(combined).__module__]._SUPPORTED_MODES[combined._mode]
         return len(mode["iterator"](combined.flattened, combined.limits))

@@ -1,4 +1,4 @@
-"""Hookline's modules, and plain ones, as Lightning's callbacks expect a module."""
+"""Hookline's modules, and plain ones, with the attributes that Lightning's callbacks expect of a module."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hookline.run.module import Module
 
 
 def is_lightning_module(module: Any) -> bool:
-    """Whether it derives from Lightning's own class."""
+    """Return whether it derives from Lightning's own class."""
     return any(is_lightnings(cls, "LightningModule") for cls in type(module).__mro__)
 
 
@@ -27,9 +27,7 @@ def shown_to_callbacks(module: Any, view: TrainerView) -> Any:
 
 
 class ModuleProxy:
-    """The user's module with `log`, `trainer` and the other names of a LightningModule. Everything else is
-    the module's own.
-    """
+    """A proxy for the user's module with `log`, `trainer` and other names of a LightningModule."""
 
     def __init__(self, module: nn.Module, view: TrainerView) -> None:
         base = view.of_lightning("core.module", "LightningModule")
@@ -43,14 +41,14 @@ class ModuleProxy:
         if name in MODULE_ACTIONS and not overrides(self._module, name):
             return types.MethodType(
                 getattr(self._base, name), self
-            )  # how Lightning finds out that nobody has overridden it
+            )  # Lightning checks by this that it is not overridden
         return getattr(self._module, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._module, name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward."""
+        """Call the module."""
         return self._module(*args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
@@ -70,39 +68,39 @@ class ModuleProxy:
 
     @property
     def trainer(self) -> TrainerView:
-        """The trainer as Lightning's hooks see it."""
+        """Return the trainer as Lightning's hooks see it."""
         return self._view  # type: ignore[no-any-return]
 
     _trainer = trainer
 
     @property
     def automatic_optimization(self) -> bool:
-        """Whether the loop does the optimization."""
+        """Return whether the loop does the optimization."""
         return bool(getattr(self._module, "automatic_optimization", True))
 
     @property
     def example_input_array(self) -> Any:
-        """What the module can be tried with, if it says so."""
+        """Return the module's example input, or None."""
         return getattr(self._module, "example_input_array", None)
 
     @property
     def current_epoch(self) -> int:
-        """The current epoch, from 0."""
+        """Return the current epoch, from 0."""
         return int(self._view.current_epoch)
 
     @property
     def global_step(self) -> int:
-        """Updates so far."""
+        """Return the number of updates so far."""
         return int(self._view.global_step)
 
     @property
     def logger(self) -> Any:
-        """The logger as Lightning's hooks see it."""
+        """Return the logger as Lightning's hooks see it."""
         return self._view.logger
 
     @property
     def device(self) -> Any:
-        """Where the module is."""
+        """Return the device of the module."""
         return self._view._own.device
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
@@ -110,7 +108,7 @@ class ModuleProxy:
         log_as_lightning(self._view._own._last, name, value, args, options)
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
-        """Log several."""
+        """Log several numbers."""
         for name, value in dictionary.items():
             self.log(name, value, *args, **options)
 
@@ -120,9 +118,7 @@ class ModuleProxy:
 
 
 def _both(own: type, base: type) -> type:
-    """A class that is both, for isinstance only; the user's alone if it wants to know of its subclasses, or
-    they do not mix.
-    """
+    """Return a class that is both, for isinstance only; the base alone if the classes cannot be combined."""
     if any("__init_subclass__" in vars(cls) for cls in own.__mro__ if cls not in (object, Module)):
         return base
     try:

@@ -13,8 +13,8 @@ from torch.nn import Parameter
 
 from hookline.engine.foreign import RunAware
 from hookline.interop.adapter import DialectHook, Row, adapt_methods
-from hookline.interop.lightning.hparams import HyperParameters, brought, brought_by
-from hookline.interop.lightning.loaders import drawn_side_by_side
+from hookline.interop.lightning.hparams import HyperParameters, module_hooks, wrap_configure_callbacks
+from hookline.interop.lightning.loaders import wrap_train_dataloader
 from hookline.interop.lightning.names import Reduction, epoch_of, log_as_lightning, log_value
 from hookline.interop.lightning.table import CALLBACK_ROWS, DATA_ROWS, MODULE_ROWS, refuse_lightning_1
 from hookline.run.module import DataModule, Module
@@ -22,31 +22,29 @@ from hookline.util.errors import HookError
 from hookline.util.uncopied import Uncopied
 
 NAMED_TRAINER = "hookline.interop.lightning.trainer:NamedTrainer"
-"""The class of trainers that has all names that these classes are written for; the command line takes it."""
+"""The trainer class that has all names that these classes use; the command line creates it."""
 OF_2019: Mapping[str, Row] = {
     "on_batch_start": Row("on_train_batch_start", ("batch",)),
     "on_tng_metrics": Row("on_train_metrics", ("metrics",)),
 }
-"""Hooks of the first Lightning that take an argument; all of them are other spellings of events."""
+"""Hooks of the first Lightning that take an argument; their names are other spellings of events."""
 
 
 class LightningModule(HyperParameters, Module):
-    """A module written for Lightning. Its hooks get Lightning's arguments by their place, or facts by their
-    names.
-    """
+    """A module written for Lightning. Its hooks get Lightning's arguments by position, or facts by name."""
 
     __hookline_base__: ClassVar[bool] = True
     __hookline_trainer__: ClassVar[str] = NAMED_TRAINER
     steers: ClassVar[tuple[str, ...]] = ("on_train_batch_start",)
     """Lightning ends an epoch if this method of a module returns -1."""
     _toggled: Mapping[Parameter, bool] = MappingProxyType({})
-    """Whether parameters had gradients before an optimizer was toggled."""
+    """Whether parameters required gradients before an optimizer was toggled."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         adapt_methods(cls, {**MODULE_ROWS, **OF_2019})
-        drawn_side_by_side(cls)
-        brought_by(cls)
+        wrap_train_dataloader(cls)
+        wrap_configure_callbacks(cls)
 
     def _attach(self, run: Any) -> None:
         if run is not None:
@@ -54,8 +52,10 @@ class LightningModule(HyperParameters, Module):
         super()._attach(run)
 
     def configure_hooks(self) -> Any:
-        """What `configure_callbacks` returns, and the hyper-parameters if there are any."""
-        return brought(self._run, self, None)
+        """Return the callbacks of `configure_callbacks`, and a hook for the hyper-parameters if there are
+        any.
+        """
+        return module_hooks(self._run, self, None)
 
     def log(  # type: ignore[override]
         self,
@@ -74,9 +74,7 @@ class LightningModule(HyperParameters, Module):
         metric_attribute: str | None = None,
         rank_zero_only: bool = False,
     ) -> None:
-        """Log a number. Hookline reduces over ranks by itself where decisions need it, so `sync_dist` changes
-        nothing.
-        """
+        """Log a number. Hookline reduces over ranks where decisions need it, so `sync_dist` has no effect."""
         log_value(
             self._run,
             name,
@@ -91,7 +89,7 @@ class LightningModule(HyperParameters, Module):
         )
 
     def toggle_optimizer(self, optimizer: Any) -> None:
-        """Let only the parameters of this optimizer have gradients, until `untoggle_optimizer`."""
+        """Let only the parameters of this optimizer require gradients, until `untoggle_optimizer`."""
         mine = {each for group in optimizer.param_groups for each in group["params"]}
         every = [
             each
@@ -107,14 +105,14 @@ class LightningModule(HyperParameters, Module):
             each.requires_grad_(has_gradient and each in mine)
 
     def untoggle_optimizer(self, optimizer: Any) -> None:
-        """Let all parameters have gradients again that had them before."""
+        """Let all parameters require gradients again that did before."""
         for each, has_gradient in self._toggled.items():
             each.requires_grad_(has_gradient)
         self._toggled = {}
 
     @contextlib.contextmanager
     def toggled_optimizer(self, optimizer: Any) -> Iterator[None]:
-        """Both, around a block."""
+        """Toggle the optimizer inside a `with` block."""
         self.toggle_optimizer(optimizer)
         try:
             yield
@@ -128,17 +126,17 @@ class LightningModule(HyperParameters, Module):
 
     @property
     def current_epoch(self) -> int:
-        """The current epoch, from 0; after the training, the number of epochs."""
+        """Return the current epoch, from 0; after the training, the number of epochs."""
         return epoch_of(self._run.state)
 
     @property
     def global_rank(self) -> int:
-        """This process's rank."""
+        """Return this process's rank."""
         return int(self._run.state.rank)
 
     @property
     def local_rank(self) -> int:
-        """This process's rank on its machine."""
+        """Return this process's rank on its machine."""
         return int(self._run.state.local_rank)
 
 
@@ -152,13 +150,13 @@ class LightningDataModule(HyperParameters, DataModule):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         adapt_methods(cls, DATA_ROWS)
-        drawn_side_by_side(cls)
+        wrap_train_dataloader(cls)
 
 
 class Callback(RunAware, DialectHook):
-    """A hook whose methods begin with `trainer, pl_module`. What they return steers as the lifecycle says.
+    """A hook whose methods begin with `trainer, pl_module`. Returned values steer as the lifecycle says.
 
-    Ask for further facts of Hookline by naming them: `def on_train_batch_end(self, trainer, pl_module,
+    Request further facts of Hookline by naming them: `def on_train_batch_end(self, trainer, pl_module,
     outputs, grad_norm)`.
     """
 
@@ -167,20 +165,22 @@ class Callback(RunAware, DialectHook):
     __hookline_trainer__: ClassVar[str] = NAMED_TRAINER
 
     def begin_run(self, state: Any) -> None:
-        """A run begins: what it logs goes there."""
-        self.__dict__["_door"] = Uncopied(state.trainer)
+        """Store the trainer of the run, for `log`."""
+        self.__dict__["_trainer_ref"] = Uncopied(state.trainer)
 
     @property
     def state_key(self) -> str:
-        """Under which Lightning keeps its state; Hookline uses its `name`."""
+        """Return the key under which Lightning stores its state; Hookline uses its `name`."""
         return type(self).__qualname__
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Log a number, with the arguments of the module's `log`."""
-        door: Uncopied | None = self.__dict__.get("_door")
-        run = getattr(door.value, "_run", None) if door is not None else None
+        reference: Uncopied | None = self.__dict__.get("_trainer_ref")
+        run = getattr(reference.value, "_run", None) if reference is not None else None
         if run is None:
-            raise HookError(f"{type(self).__name__}.log({name!r}, ...) works only while a trainer runs it.")
+            raise HookError(
+                f"{type(self).__name__}.log({name!r}, ...) works only while a trainer runs the callback."
+            )
         log_as_lightning(run, name, value, args, options)
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:

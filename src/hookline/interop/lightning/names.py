@@ -17,7 +17,7 @@ from hookline.util.errors import OptionError, closest
 
 
 class MetricTensors(dict[str, Tensor]):
-    """Metrics as tensors, as callbacks read them; what is put in becomes a metric of the run."""
+    """Metrics as tensors, as callbacks read them; an entry that is set becomes a metric of the run."""
 
     def __init__(self, newest: Metrics) -> None:
         super().__init__({name: _tensor(value) for name, value in newest.raw().items()})
@@ -28,24 +28,24 @@ class MetricTensors(dict[str, Tensor]):
         super().__setitem__(name, _tensor(value))
 
     def update(self, *given: Any, **named: Any) -> None:
-        """Put several in."""
+        """Set several entries."""
         for name, value in dict(*given, **named).items():
             self[name] = value
 
     def __deepcopy__(self, memo: Any) -> dict[str, Tensor]:
-        return {name: value.clone() for name, value in self.items()}  # a copy is the copier's own
+        return {name: value.clone() for name, value in self.items()}  # a copy does not change the run
 
     def __reduce__(self) -> Any:
         return dict, (dict(self),)
 
 
 def _option(name: str, doc: str) -> Any:
-    """An option of Hookline's trainer under its own name."""
+    """Return a property that reads an option of Hookline's trainer."""
     return property(lambda names: getattr(names._own.options, name), doc=doc)
 
 
 def epoch_of(state: Any) -> int:
-    """The current epoch, from 0; once the training is over, the number of epochs that it has begun, as
+    """Return the current epoch, from 0; after the training, the number of epochs that were started, as
     Lightning counts.
     """
     is_over = state.stage != "fit" or state.status in ("completed", "stopped", "preempted")
@@ -53,9 +53,7 @@ def epoch_of(state: Any) -> int:
 
 
 def directory_of(trainer: Any) -> Path:
-    """The run's directory. Outside of fit it need not exist: whoever only asks where things would go makes
-    none.
-    """
+    """Return the run's directory. Outside of fit it is not created by tests for it."""
     return trainer.run_dir if trainer.state.stage == "fit" else trainer._directory.intended()  # type: ignore[no-any-return]
 
 
@@ -64,70 +62,70 @@ class LightningNames:
 
     _own: Any
 
-    # ---- how far it is -------------------------------------------------------------------------------------
+    # ---- progress ------------------------------------------------------------------------------------------
 
     @property
     def current_epoch(self) -> int:
-        """The current epoch, from 0; after the training, the number of epochs."""
+        """Return the current epoch, from 0; after the training, the number of epochs."""
         return epoch_of(self._own.state)
 
     @property
     def callback_metrics(self) -> MetricTensors:
-        """The newest values of what was logged, and Hookline's own `train/loss`, `val/loss`."""
+        """Return the newest logged values, and Hookline's own `train/loss`, `val/loss`."""
         return MetricTensors(self._own.state.log.newest)
 
     @property
     def logged_metrics(self) -> dict[str, Tensor]:
-        """The same: Hookline sends the newest values to the loggers."""
+        """Return the same, because Hookline sends the newest values to the loggers."""
         return dict(self.callback_metrics)
 
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
-        """What was logged with `prog_bar=True`."""
+        """Return the values that were logged with `prog_bar=True`."""
         return Metrics(self._own.state.log.bar).read()
 
     @property
     def sanity_checking(self) -> bool:
-        """Whether the validation going on is the one before training."""
+        """Return whether the current validation is the one before training."""
         return bool(self._own.state.sanity_checking)
 
     @property
     def training(self) -> bool:
-        """Whether a fit is going on and no validation inside it."""
+        """Return whether a fit is running and no validation inside it."""
         state = self._own.state
         return state.stage == "fit" and self._own._run is not None and not self._evaluating
 
     @property
     def validating(self) -> bool:
-        """Whether validation batches are being measured, in a fit or by themselves; not in
-        the sanity check.
-        """
+        """Return whether a validation is running, in a fit or by itself; not in the sanity check."""
         in_fit = self._own.state.stage == "fit" and self._evaluating and not self.sanity_checking
         return self._own.state.stage == "validate" or in_fit
 
     @property
     def testing(self) -> bool:
-        """Whether this is a test."""
+        """Return whether this is a test."""
         return bool(self._own.state.stage == "test")
 
     @property
     def predicting(self) -> bool:
-        """Whether this is a prediction."""
+        """Return whether this is a prediction."""
         return bool(self._own.state.stage == "predict")
 
     @property
     def evaluating(self) -> bool:
-        """Whether this is a validation, the sanity check or a test."""
+        """Return whether this is a validation, the sanity check or a test."""
         return self.validating or self.testing or self.sanity_checking
 
     @property
     def _evaluating(self) -> bool:
-        """In a fit: every submodule's mode is kept aside while an evaluation lasts."""
+        """Return whether an evaluation is running in a fit: the modes of all submodules are saved
+        meanwhile.
+        """
         return bool(self._own.state.modes)
 
     @property
     def is_last_batch(self) -> bool:
-        """Whether this is the epoch's last training batch."""
+        """Return whether this is the epoch's last training batch."""
         run, length = self._own._last, self._own.num_training_batches
         if run is None or length is None:
             return False
@@ -137,10 +135,10 @@ class LightningNames:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal or Ctrl-C has ended the run."""
+        """Return whether a signal or Ctrl-C has ended the run."""
         return self._own.status in ("interrupted", "preempted")
 
-    # ---- what it was told ----------------------------------------------------------------------------------
+    # ---- options -------------------------------------------------------------------------------------------
 
     max_epochs = _option("max_epochs", "Epochs to train; None or -1: no limit.")
     max_steps = _option("max_steps", "Updates to make; -1: no limit.")
@@ -166,11 +164,11 @@ class LightningNames:
     gradient_clip_val = _option("gradient_clip_val", "The largest norm or value of gradients.")
     min_epochs = _option("min_epochs", "Epochs to train at least.")
     min_steps: ClassVar[None] = None
-    """Hookline knows no least number of updates."""
+    """Hookline has no minimum number of updates."""
 
     @property
     def accumulate_grad_batches(self) -> int:
-        """Batches that make one update. A callback may set it at the beginning of an epoch."""
+        """Return the batches that make one update. A callback may set it at the start of an epoch."""
         run = self._own._run
         return int(self._own.options.accumulate_grad_batches if run is None else run.traits.accumulate)
 
@@ -184,61 +182,59 @@ class LightningNames:
 
     @property
     def num_sanity_val_steps(self) -> int | float:
-        """Validation batches before training."""
+        """Return the validation batches before training."""
         steps = self._own.options.num_sanity_val_steps
         return float("inf") if steps < 0 else int(steps)
 
     @property
     def gradient_clip_algorithm(self) -> str | None:
-        """'norm' or 'value'; None without clipping."""
+        """Return 'norm' or 'value'; None without clipping."""
         options = self._own.options
         return options.gradient_clip_algorithm if options.gradient_clip_val is not None else None
 
     @property
     def precision(self) -> str:
-        """The numbers it computes with: '32-true', '16-mixed' or 'bf16-mixed'."""
+        """Return the precision: '32-true', '16-mixed' or 'bf16-mixed'."""
         name = str(self._own.strategy.precision.name)
         return "32-true" if name == "32" else name
 
     @property
     def default_root_dir(self) -> str:
-        """Where a callback writes if it was told nothing else: the run's directory."""
+        """Return the default directory for files of callbacks: the run's directory."""
         return str(directory_of(self._own).absolute())
 
     @property
     def ckpt_path(self) -> str | None:
-        """The checkpoint that the run went on from."""
+        """Return the checkpoint that the run continued from."""
         run = self._own._last
         return str(run.resume.path) if run is not None and run.resume.path is not None else None
 
-    # ---- who takes part ------------------------------------------------------------------------------------
+    # ---- hooks, module and data ----------------------------------------------------------------------------
 
     @property
     def callbacks(self) -> list[Any]:
-        """The hooks, as they were given; after a run those that took part in it, with what its module
-        brought.
-        """
-        brought = (
+        """Return the hooks as they were passed; after a run those that took part in it, with its module's."""
+        module_hooks = (
             [entry.given for entry in self._own._last.participants.module_hooks]
             if self._own._last is not None
             else []
         )
-        kinds = {type(each) for each in brought}
-        return [*(each for each in self._own.hooks if type(each) not in kinds), *brought]
+        kinds = {type(each) for each in module_hooks}
+        return [*(each for each in self._own.hooks if type(each) not in kinds), *module_hooks]
 
     @property
     def checkpoint_callbacks(self) -> list[Any]:
-        """Those that save."""
+        """Return the hooks that save checkpoints."""
         return [each for each in self.callbacks if hasattr(each, "best_model_path")]
 
     @property
     def checkpoint_callback(self) -> Any:
-        """The first of those that save, or None."""
+        """Return the first hook that saves checkpoints, or None."""
         return next(iter(self.checkpoint_callbacks), None)
 
     @property
     def early_stopping_callbacks(self) -> list[Any]:
-        """Those that stop early."""
+        """Return the hooks that stop early."""
         return [
             each
             for each in self.callbacks
@@ -247,74 +243,74 @@ class LightningNames:
 
     @property
     def early_stopping_callback(self) -> Any:
-        """The first of those that stop early, or None."""
+        """Return the first hook that stops early, or None."""
         return next(iter(self.early_stopping_callbacks), None)
 
     @property
     def progress_bar_callback(self) -> None:
-        """Hookline's progress bar is a hook with another interface."""
+        """Return None: Hookline's progress bar is a hook with another interface."""
         return None
 
     @property
     def lightning_module(self) -> Any:
-        """The user's module."""
+        """Return the user's module."""
         return self._own.state.module
 
     @property
     def datamodule(self) -> Any:
-        """The data module, as it was given."""
+        """Return the data module, as it was passed."""
         run = self._own._last
         return getattr(run.datamodule, "original", run.datamodule) if run is not None else None
 
     @property
     def lr_scheduler_configs(self) -> list[Any]:
-        """The schedulers with `scheduler`, `interval`, `frequency`, `monitor`, `name`."""
+        """Return the schedulers with `scheduler`, `interval`, `frequency`, `monitor`, `name`."""
         return list(self._own.schedules)
 
     @property
     def train_dataloader(self) -> Any:
-        """The training loader as it was given, or a list of them."""
+        """Return the training loader as it was passed, or a list of them."""
         return _one_or_all(self._loaders("train"))
 
     @property
     def val_dataloaders(self) -> Any:
-        """The validation loader as it was given, or a list of them."""
+        """Return the validation loader as it was passed, or a list of them."""
         return _one_or_all(self._loaders("val"))
 
     @property
     def test_dataloaders(self) -> Any:
-        """The test loader as it was given, or a list of them."""
+        """Return the test loader as it was passed, or a list of them."""
         return _one_or_all(self._loaders("test"))
 
     @property
     def predict_dataloaders(self) -> Any:
-        """The loader to predict on as it was given, or a list of them."""
+        """Return the prediction loader as it was passed, or a list of them."""
         return _one_or_all(self._loaders("predict"))
 
     @property
     def num_val_batches(self) -> list[int | float]:
-        """Batches of each validation loader."""
+        """Return the number of batches of each validation loader."""
         return self._lengths("val")
 
     @property
     def num_test_batches(self) -> list[int | float]:
-        """Batches of each test loader."""
+        """Return the number of batches of each test loader."""
         return self._lengths("test")
 
     @property
     def num_predict_batches(self) -> list[int | float]:
-        """Batches of each loader to predict on."""
+        """Return the number of batches of each prediction loader."""
         return self._lengths("predict")
 
     @property
     def num_sanity_val_batches(self) -> list[int | float]:
-        """Batches of each validation loader that are tried out before training."""
+        """Return the number of batches of each validation loader in the sanity check."""
         most = self._own.options.num_sanity_val_steps
         return [each if most < 0 else min(each, most) for each in self.num_val_batches]
 
     @property
     def enable_validation(self) -> bool:
-        """Whether a fit validates."""
+        """Return whether a fit validates."""
         return bool(self._loaders("val"))
 
     def _loaders(self, kind: str) -> list[Any]:
@@ -329,39 +325,39 @@ class LightningNames:
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether this is the process that writes."""
+        """Return whether this is the process that writes."""
         return bool(self._own.strategy.rank == 0)
 
     @property
     def global_rank(self) -> int:
-        """This process's rank."""
+        """Return this process's rank."""
         return int(self._own.strategy.rank)
 
     @property
     def local_rank(self) -> int:
-        """This process's rank on its machine."""
+        """Return this process's rank on its machine."""
         return int(self._own.strategy.local_rank)
 
     @property
     def world_size(self) -> int:
-        """The number of processes."""
+        """Return the number of processes."""
         return int(self._own.strategy.world_size)
 
     @property
     def node_rank(self) -> int:
-        """This machine's number."""
+        """Return this machine's rank."""
         return (self.global_rank - self.local_rank) // max(
             1, int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))
         )
 
     @property
     def num_nodes(self) -> int:
-        """The number of machines."""
+        """Return the number of machines."""
         return max(1, self.world_size // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))))
 
     @property
     def num_devices(self) -> int:
-        """The number of devices, one for each process."""
+        """Return the number of devices, one for each process."""
         return self.world_size
 
     def print(self, *args: Any, **kwargs: Any) -> None:
@@ -401,8 +397,8 @@ def log_value(
     add_dataloader_idx: bool = True,
     batch_size: int | None = None,
 ) -> None:
-    """Log one value. With several evaluation loaders its name ends in `/dataloader_idx_N`, unless told
-    otherwise.
+    """Log one value. With several evaluation loaders its name ends in `/dataloader_idx_N`, unless
+    `add_dataloader_idx` is False.
     """
     log, state = run.state.log, run.state
     loaders = run.data.loaders.get("test" if state.stage == "test" else "val", ())
@@ -425,7 +421,7 @@ def log_value(
         log.pending.pop(with_ending(name, "_step"), None)
 
 
-PLACES = (
+LOG_ARGUMENTS = (
     "prog_bar",
     "logger",
     "on_step",
@@ -440,23 +436,31 @@ PLACES = (
     "rank_zero_only",
 )
 """The arguments of Lightning's `log` after the name and the value, in their order."""
-MEANT = {"prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "add_dataloader_idx", "batch_size"}
-"""Those that change something here; ranks are brought together by themselves."""
+USED_LOG_ARGUMENTS = {
+    "prog_bar",
+    "logger",
+    "on_step",
+    "on_epoch",
+    "reduce_fx",
+    "add_dataloader_idx",
+    "batch_size",
+}
+"""Those that have an effect here; metrics are reduced over ranks without an option."""
 
 
 def log_as_lightning(run: Any, name: str, value: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Log one value, with whatever Lightning's `log` takes."""
-    given = {**dict(zip(PLACES, args, strict=False)), **options}
-    if unknown := [each for each in given if each not in PLACES]:
+    """Log one value, with any arguments of Lightning's `log`."""
+    given = {**dict(zip(LOG_ARGUMENTS, args, strict=False)), **options}
+    if unknown := [each for each in given if each not in LOG_ARGUMENTS]:
         raise OptionError(
-            f"log({name!r}, {unknown[0]}=...): there is no such option.{closest(unknown[0], PLACES)} "
-            f"There are: {', '.join(PLACES)}."
+            f"log({name!r}, {unknown[0]}=...): is not an option of log.{closest(unknown[0], LOG_ARGUMENTS)} "
+            f"There are: {', '.join(LOG_ARGUMENTS)}."
         )
-    log_value(run, name, value, **{key: each for key, each in given.items() if key in MEANT})
+    log_value(run, name, value, **{key: each for key, each in given.items() if key in USED_LOG_ARGUMENTS})
 
 
 def reduction(name: str, asked: Reduction) -> str:
-    """'mean', 'sum', 'min' or 'max', from its name or from torch's function."""
+    """Return 'mean', 'sum', 'min' or 'max', from its name or from torch's function."""
     word = asked if isinstance(asked, str) else getattr(asked, "__name__", repr(asked))
     word = {"amin": "min", "amax": "max", "avg": "mean"}.get(word, word)
     if word not in REDUCTIONS:

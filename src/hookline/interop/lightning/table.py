@@ -1,4 +1,6 @@
-"""Lightning's hooks as rows: which event of Hookline each one is, and its arguments in Lightning's order."""
+"""Lightning's hooks as rows: the event of Hookline that each one is, and its arguments in Lightning's
+order.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _BATCH = ("batch", "batch_idx", "dataloader_idx")
 
 
 def train_outputs(returned: Any) -> Any:
-    """What a training step returned, as Lightning hands it on: always a dictionary, the loss in it."""
+    """Return the result of a training step as Lightning passes it on: always a dictionary with the loss."""
     if isinstance(returned, Tensor):
         return {"loss": returned}
     return {} if returned is None else returned
@@ -56,7 +58,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "on_fit_end": (),
     "teardown": ("stage",),
 }
-"""Lightning's hooks with what they are given besides the trainer and the module. Their names are those of
+"""Lightning's hooks with their arguments after the trainer and the module. Their names are those of
 Hookline's events.
 """
 
@@ -118,7 +120,7 @@ MODULE_ACTIONS = (
     "lr_scheduler_step",
     *_MODES,
 )
-"""Steps and operations that both call the same."""
+"""Steps and operations with the same name in both."""
 
 MAPPING: dict[str, str] = {
     "configure_hooks": "configure_callbacks",
@@ -128,10 +130,10 @@ MAPPING: dict[str, str] = {
     "strategy_setup": "Strategy.setup",
     "strategy_teardown": "Strategy.teardown",
 }
-"""Events of Hookline, and what Lightning calls them; an event that is not here is Hookline's own."""
+"""Events of Hookline, and Lightning's names; an event that is not here is Hookline's own."""
 
 
-# ---- What Lightning 1 called and Lightning 2 refuses
+# ---- Hooks and arguments of Lightning 1
 
 
 RENAMED = {
@@ -139,28 +141,29 @@ RENAMED = {
     "validation_epoch_end": "on_validation_epoch_end",
     "test_epoch_end": "on_test_epoch_end",
 }
-"""Hooks of Lightning 1 that got the outputs of all batches, and where their work goes now."""
-GONE = {
+"""Hooks of Lightning 1 that got the outputs of all batches, and their replacements."""
+REMOVED_ARGUMENTS = {
     "optimizer_idx": "there is one training_step for all optimizers. Take batch, batch_idx, set "
     "automatic_optimization = False "
     "and step each of self.optimizers() yourself",
-    "hiddens": "batches are not split in time. Take batch, batch_idx, and keep what goes on to the next "
+    "hiddens": "batches are not split in time. Take batch, batch_idx, and keep state for the next "
     "batch on the module",
 }
-"""Arguments of a `training_step` of Lightning 1, and what there is instead."""
+"""Arguments of a `training_step` of Lightning 1, and the alternatives."""
 
 
 def refuse_lightning_1(module: Any) -> None:
-    """An error for what nobody would call any more, or would fill with something else."""
+    """Reject hooks and arguments of Lightning 1, which would not be called or get other values."""
     who = type(module).__name__
     for method, instead in RENAMED.items():
         if hasattr(module, method):
             raise HookError(
-                f"{who}.{method} is a hook of Lightning 1, which nobody calls any more. Keep what you need "
-                f"of the steps in a list on the module, and work on it in {instead}."
+                f"{who}.{method} is a hook of Lightning 1 and would not be called. Collect the outputs of "
+                f"the steps in a list on the module, and use it in {instead}."
             )
     for argument in inspect.signature(module.training_step).parameters:
-        if argument in GONE:
+        if argument in REMOVED_ARGUMENTS:
             raise HookError(
-                f"{who}.training_step takes {argument}, an argument of Lightning 1: {GONE[argument]}."
+                f"{who}.training_step takes {argument}, an argument of Lightning 1: "
+                f"{REMOVED_ARGUMENTS[argument]}."
             )

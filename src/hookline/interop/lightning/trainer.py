@@ -17,28 +17,26 @@ from hookline.util.errors import OptionError
 DEVICES = {"auto": "auto", "cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "mps": "mps"}
 """Lightning's accelerators, and Hookline's devices."""
 
-WITHOUT_MEANING: dict[str, tuple[Any, str]] = {
+NO_EFFECT: dict[str, tuple[Any, str]] = {
     "enable_model_summary": (None, ""),
     "inference_mode": (None, ""),
     "benchmark": (None, ""),
     "use_distributed_sampler": (None, ""),
-    "num_nodes": (1, "start it with torchrun"),
+    "num_nodes": (1, "start the script with torchrun"),
     "profiler": (None, "add the hook hookline.hooks.Profiler"),
     "detect_anomaly": (False, "use torch.autograd.set_detect_anomaly"),
-    "barebones": (False, "Hookline is lean by itself"),
+    "barebones": (False, "Hookline has no such overhead"),
     "plugins": (None, "pass strategy= or precision="),
     "sync_batchnorm": (False, "convert the module before fit"),
-    "reload_dataloaders_every_n_epochs": (0, "return a loader whose dataset changes"),
+    "reload_dataloaders_every_n_epochs": (0, "return a loader with a dataset that changes"),
     "model_registry": (None, ""),
 }
-"""Options of Lightning that Hookline has no use for: the value that asks for nothing, and what to do instead
-of another one.
-"""
+"""Options of Lightning without an effect here: the neutral value, and the alternative to another value."""
 
 
 class NamedTrainer(LightningNames, HooklineTrainer):
-    """Hookline's trainer with Lightning's names besides its own: what modules and callbacks of this dialect
-    need.
+    """Hookline's trainer with Lightning's names besides its own, for modules and callbacks of this
+    dialect.
     """
 
     @property
@@ -47,7 +45,7 @@ class NamedTrainer(LightningNames, HooklineTrainer):
 
 
 class Trainer(NamedTrainer):
-    """Lightning's trainer in front of Hookline's.
+    """A trainer with Lightning's options and methods on Hookline's loop.
 
     >>> trainer = Trainer(callbacks=[MyCallback()], max_epochs=1)
     >>> trainer.fit(model, train_dataloaders=loader)
@@ -62,8 +60,7 @@ class Trainer(NamedTrainer):
         logger: Any = True,
         **options: Any,
     ) -> None:
-        """`callbacks` and all options of `hookline.Trainer`; of Lightning's others those that mean something
-        here.
+        """`callbacks`, all options of `hookline.Trainer`, and those of Lightning that have an effect here.
 
         enable_checkpointing: False is `checkpoint=False`; True also adds a `ModelCheckpoint` if there is
         none.
@@ -71,12 +68,12 @@ class Trainer(NamedTrainer):
         check_choice("accelerator", accelerator, DEVICES)
         if devices not in ("auto", 1, "1", [0]):
             raise OptionError(
-                f"devices={devices!r}: a process of Hookline has one device; several are started with "
+                f"devices={devices!r}: a process of Hookline has one device; start several processes with "
                 f"torchrun.",
                 option="devices",
                 value=devices,
             )
-        for name, (nothing, instead) in WITHOUT_MEANING.items():
+        for name, (nothing, instead) in NO_EFFECT.items():
             given = options.pop(name, nothing)
             if given not in (nothing, None) and instead:
                 raise OptionError(
@@ -94,7 +91,7 @@ class Trainer(NamedTrainer):
         if enable_checkpointing and not self.checkpoint_callbacks:
             self.add_hook(hook_class("model_checkpoint")())
 
-    # ---- the verbs -----------------------------------------------------------------------------------------
+    # ---- stages --------------------------------------------------------------------------------------------
 
     def fit(  # type: ignore[override]
         self,
@@ -108,11 +105,9 @@ class Trainer(NamedTrainer):
         """Train. ckpt_path: a checkpoint, 'last' or 'best'. Further arguments are those of
         `hookline.Trainer.fit`.
         """
-        train, datamodule = self._told(side_by_side(train_dataloaders), datamodule)
-        resume = "auto" if ckpt_path == "last" else ckpt_path
-        return super().fit(
-            model, train, val_dataloaders, datamodule=datamodule, **{"resume": resume, **options}
-        )
+        train, datamodule = self._loaders_and_data(side_by_side(train_dataloaders), datamodule)
+        options.setdefault("resume", _chosen(ckpt_path))
+        return super().fit(model, train, val_dataloaders, datamodule=datamodule, **options)
 
     def validate(  # type: ignore[override]
         self,
@@ -123,16 +118,16 @@ class Trainer(NamedTrainer):
         datamodule: Any = None,
         **options: Any,
     ) -> Any:
-        """Measure on the validation data: a list with a dictionary per loader; from a hook, in a run, the
+        """Measure on the validation data; return a list with a dictionary per loader, or inside a run the
         metrics themselves.
         """
         if self._run is not None:
             return super().validate()
-        loaders, datamodule = self._told(dataloaders, datamodule)
+        loaders, datamodule = self._loaders_and_data(dataloaders, datamodule)
         measured = super().validate(
             model, loaders, datamodule=datamodule, checkpoint=_chosen(ckpt_path), **options
         )
-        return self._told_apart("val", measured, verbose)
+        return self._by_loader("val", measured, verbose)
 
     def test(  # type: ignore[override]
         self,
@@ -143,12 +138,12 @@ class Trainer(NamedTrainer):
         datamodule: Any = None,
         **options: Any,
     ) -> Any:
-        """Measure on the test data: a list with a dictionary for each loader."""
-        loaders, datamodule = self._told(dataloaders, datamodule)
+        """Measure on the test data; return a list with a dictionary for each loader."""
+        loaders, datamodule = self._loaders_and_data(dataloaders, datamodule)
         measured = super().test(
             model, loaders, datamodule=datamodule, checkpoint=_chosen(ckpt_path), **options
         )
-        return self._told_apart("test", measured, verbose)
+        return self._by_loader("test", measured, verbose)
 
     def predict(  # type: ignore[override]
         self,
@@ -158,23 +153,25 @@ class Trainer(NamedTrainer):
         return_predictions: bool | None = None,
         ckpt_path: str | Path | None = None,
     ) -> list[Any]:
-        """Collect what `predict_step` returns."""
-        loaders, datamodule = self._told(dataloaders, datamodule)
+        """Return the results of `predict_step`."""
+        loaders, datamodule = self._loaders_and_data(dataloaders, datamodule)
         keep = True if return_predictions is None else return_predictions
         return super().predict(
             model, loaders, datamodule=datamodule, return_predictions=keep, checkpoint=_chosen(ckpt_path)
         )
 
-    def _told(self, loaders: Any, datamodule: Any) -> tuple[Any, Any]:
-        """A data module may stand in the loaders' place; it knows its trainer."""
+    def _loaders_and_data(self, loaders: Any, datamodule: Any) -> tuple[Any, Any]:
+        """Return the loaders and the data module, which may be passed in the loaders' position, and set its
+        trainer.
+        """
         if hasattr(loaders, "train_dataloader") and hasattr(loaders, "prepare_data"):
             loaders, datamodule = None, loaders
         if datamodule is not None:
             datamodule.trainer = self
         return loaders, datamodule
 
-    def _told_apart(self, kind: str, measured: Metrics, verbose: bool) -> list[dict[str, float]]:
-        """A dictionary for each loader, with what was measured on it and what is of none."""
+    def _by_loader(self, kind: str, measured: Metrics, verbose: bool) -> list[dict[str, float]]:
+        """Return a dictionary for each loader, with its own metrics and those that belong to no loader."""
         results = dict(measured.read())
         if not results and not self.num_batches(kind):
             return []  # switched off by limit_test_batches=0

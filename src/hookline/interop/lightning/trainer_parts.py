@@ -1,4 +1,4 @@
-"""The parts of Lightning's trainer that callbacks and modules reach into, read from Hookline's run."""
+"""The parts of Lightning's trainer that callbacks and modules access, read from Hookline's run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hookline.util.errors import HookError, closest
 
 
 class NotInView(HookError, AttributeError):
-    """A callback asked for something of Lightning's trainer that Hookline's has not."""
+    """A callback has accessed an attribute of Lightning's trainer that Hookline's does not have."""
 
 
 HIDDEN = (
@@ -30,11 +30,11 @@ HIDDEN = (
     "moment",
     "asked",
 )
-"""What a view has for Hookline's own use."""
+"""Attributes of a view for Hookline's own use."""
 
 
 def missing(path: str, owner: type) -> NotInView:
-    """What to raise for an attribute that is not there."""
+    """Return the error for an attribute that is not there."""
     has = sorted(
         {
             *(name for name in dir(owner) if not name.startswith("_") and name not in HIDDEN),
@@ -43,13 +43,13 @@ def missing(path: str, owner: type) -> NotInView:
     )
     asked = path.rpartition(".")[2].partition(" ")[0]
     return NotInView(
-        f"{path} is not among what Hookline's trainer shows to Lightning's hooks.{closest(asked, has)} "
+        f"{path} is not available to Lightning's hooks in Hookline.{closest(asked, has)} "
         f"There are: {', '.join(has)}."
     )
 
 
 class Part:
-    """A part of the view: what is declared here is there, and nothing else."""
+    """A part of the view: it has the attributes declared here, and no others."""
 
     PARTS: ClassVar[Mapping[str, type[Part]]] = {}
     path: ClassVar[str] = ""
@@ -70,7 +70,7 @@ class Part:
 
 
 class RunState(Part):
-    """`trainer.state`: which verb, and what of it is going on."""
+    """`trainer.state`: the stage, and the status of the run."""
 
     path = "state"
     STATUS: ClassVar[Mapping[str, str]] = {
@@ -81,33 +81,33 @@ class RunState(Part):
         "interrupted": "interrupted",
         "preempted": "interrupted",
     }
-    """Hookline's words for how a run is, and Lightning's; any other ending is one that was meant."""
+    """Hookline's and Lightning's words for the status of a run; any other status is 'finished'."""
 
     @property
     def status(self) -> Any:
-        """Running, finished or interrupted, in Lightning's enumeration."""
+        """Return running, finished or interrupted, in Lightning's enumeration."""
         in_run = self._own.state.exception is None and self._own._run is not None
         word = "running" if in_run else self.STATUS.get(self._own.status, "finished")
         return self._view.of_lightning("trainer.states", "TrainerStatus")(word)
 
     @property
     def finished(self) -> bool:
-        """Whether the run is over as it was meant to be."""
+        """Return whether the run has ended without a failure or interruption."""
         return bool(self.status == "finished")
 
     @property
     def stopped(self) -> bool:
-        """Whether the run is over, in whatever way."""
+        """Return whether the run is over."""
         return self.status in ("finished", "interrupted")
 
     @property
     def fn(self) -> Any:
-        """The verb, in Lightning's enumeration."""
+        """Return the stage, in Lightning's enumeration."""
         return self._view.of_lightning("trainer.states", "TrainerFn")(self._own.state.stage or "fit")
 
     @property
     def stage(self) -> Any:
-        """Training, validating, ... in Lightning's enumeration."""
+        """Return training, validating, ... in Lightning's enumeration."""
         view = self._view
         word = (
             "sanity_check"
@@ -122,47 +122,45 @@ class RunState(Part):
 
 
 class StrategyView(Part):
-    """`trainer.strategy`: the device, and what processes agree on."""
+    """`trainer.strategy`: the device, and communication between processes."""
 
     path = "strategy"
     zero_stage_3: ClassVar[bool] = False
-    """DeepSpeed's; asked for by the model summary."""
+    """An attribute of DeepSpeed's strategy, which the model summary reads."""
 
     @property
     def root_device(self) -> torch.device:
-        """Where the module is."""
+        """Return the device of the module."""
         return self._own.device  # type: ignore[no-any-return]
 
     @property
     def lightning_module(self) -> Any:
-        """The user's module."""
+        """Return the user's module."""
         return self._own.state.module
 
     @property
     def model(self) -> Any:
-        """What is run: the module or its wrapper."""
+        """Return the module or its wrapper."""
         return self._own.state.wrapped_model
 
     @property
     def optimizers(self) -> list[Any]:
-        """The optimizers of the run."""
+        """Return the optimizers of the run."""
         return self._own.optimizers  # type: ignore[no-any-return]
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether this is the process that writes."""
+        """Return whether this is the process that writes."""
         return bool(self._own.strategy.rank == 0)
 
     @property
     def _ranks(self) -> Any:
-        """What processes say to each other; a loop that is not the trainer's (`hookline.Line`) has no
-        strategy.
-        """
+        """Return the communication between ranks; a `hookline.Line` has no strategy."""
         own = self._own
         return own.ranks if hasattr(own, "ranks") else own.strategy.ranks
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """A rank's value, on every rank: plain data."""
+        """Return the plain value of one rank, on every rank."""
         ranks = self._ranks
         return obj if ranks.alone else ranks.gather(obj)[src]
 
@@ -171,7 +169,7 @@ class StrategyView(Part):
         self._ranks.barrier()
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """What the ranks decide together."""
+        """Return the common decision of the ranks."""
         ranks = self._ranks
         if ranks.alone:
             return bool(decision)
@@ -179,11 +177,11 @@ class StrategyView(Part):
         return bool(votes == ranks.world_size if all else votes > 0)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """A value over all ranks."""
+        """Return a value reduced over all ranks."""
         return self._own.strategy.reduce(tensor, str(reduce_op).lower())
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Every rank's tensor, stacked; alone, the tensor itself."""
+        """Return every rank's tensor, stacked; with one rank the tensor itself."""
         if self._own.strategy.ranks.alone:
             return tensor
         gathered = [torch.empty_like(tensor) for _ in range(self._own.strategy.world_size)]
@@ -191,7 +189,7 @@ class StrategyView(Part):
         return torch.stack(gathered)
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
-        """Delete a checkpoint, once what replaces it is written."""
+        """Delete a checkpoint, once its replacement is written."""
         self._view.remove_later(filepath)
 
     # ---- manual optimization, for modules ------------------------------------------------------------------
@@ -211,24 +209,24 @@ class StrategyView(Part):
     ) -> Any:
         """Update the weights, with the events around it."""
         handle = next(each for each in self._own._last.manual.optimizers if each.optimizer is optimizer)
-        is_none = getattr(closure, "__name__", "") == "do_nothing_closure"  # Lightning's word for it
+        is_none = getattr(closure, "__name__", "") == "do_nothing_closure"  # Lightning's name for no closure
         return handle.step(None if is_none else closure, **kwargs)
 
 
 class PrecisionView(Part):
-    """`trainer.precision_plugin`: clipping by hand, and a forward as the run does it."""
+    """`trainer.precision_plugin`: clipping by hand, and the context of a forward."""
 
     path = "precision_plugin"
 
     def forward_context(self) -> Any:
-        """Where a forward computes with the run's numbers."""
+        """Return the context in which a forward uses the run's precision."""
         own = self._own.strategy.precision
         return torch.autocast(own.device.type, dtype=own.dtype, enabled=own.dtype is not None)
 
     def clip_gradients(
         self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: Any = "norm"
     ) -> None:
-        """Clip by total norm or by value, true gradients also where they are scaled."""
+        """Clip by total norm or by value; scaled gradients are unscaled first."""
         run = self._own._last
         if run.traits.is_manual:
             run.manual.unscale(getattr(optimizer, "_optimizer", optimizer))
@@ -243,7 +241,7 @@ class BatchProgress(Part):
 
     @property
     def is_last_batch(self) -> bool:
-        """Whether this is the epoch's last batch."""
+        """Return whether this is the epoch's last batch."""
         return self._view.is_last_batch  # type: ignore[no-any-return]
 
 
@@ -265,17 +263,17 @@ class EpochLoop(Part):
 
     @property
     def batch_idx(self) -> int:
-        """The number of the batch in this epoch."""
+        """Return the number of the batch in this epoch."""
         return int(self._own.state.batch_idx)
 
     @property
     def global_step(self) -> int:
-        """Updates so far."""
+        """Return the number of updates so far."""
         return int(self._own.global_step)
 
     @property
     def total_batch_idx(self) -> int:
-        """Training batches so far, less one."""
+        """Return the number of training batches so far, minus one."""
         return int(self._own.state.batches_seen) - 1
 
     @property
@@ -284,30 +282,30 @@ class EpochLoop(Part):
 
 
 class FitLoop(Part):
-    """`trainer.fit_loop`: how far the training is, to be read only."""
+    """`trainer.fit_loop`: the progress of the training, read-only."""
 
     path = "fit_loop"
     PARTS: ClassVar[Mapping[str, type[Part]]] = {"epoch_loop": EpochLoop}
 
     @property
     def total_batch_idx(self) -> int:
-        """Training batches so far, less one."""
+        """Return the number of training batches so far, minus one."""
         return int(self._own.state.batches_seen) - 1
 
 
 class Connector(Part):
-    """`trainer._logger_connector`: whether this step's metrics go out."""
+    """`trainer._logger_connector`: whether this step's metrics are written."""
 
     path = "_logger_connector"
 
     @property
     def should_update_logs(self) -> bool:
-        """Whether the update that is being made is one of every `log_every_n_steps`."""
+        """Return whether the current update is one of every `log_every_n_steps`."""
         own = self._own
         return bool((own.global_step + 1) % own.options.log_every_n_steps == 0 or own.should_stop)
 
     def should_reset_tensors(self, fx: str) -> bool:
-        """Hookline's log begins each pass anew by itself."""
+        """Return False: Hookline's log resets itself before each pass."""
         return False
 
     @property
@@ -315,12 +313,12 @@ class Connector(Part):
         return None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name != "_current_fx":  # Lightning's log notes here who has logged last
+        if name != "_current_fx":  # Lightning's log stores the last hook here
             super().__setattr__(name, value)
 
 
 class DataConnector(Part):
-    """`trainer._data_connector`: who moves a batch, for a Lightning module that moves one itself (its summary
+    """`trainer._data_connector`: moves a batch, for a Lightning module that does so itself (its summary
     does).
     """
 
@@ -341,12 +339,12 @@ class Distributed(Part):
 
     @property
     def is_distributed(self) -> bool:
-        """Whether there are several processes."""
+        """Return whether there are several processes."""
         return bool(self._own.strategy.world_size > 1)
 
 
 class Results(Part):
-    """`trainer._results`: where a Lightning module's `self.log` ends."""
+    """`trainer._results`: the target of a Lightning module's `self.log`."""
 
     path = "_results"
 
@@ -365,11 +363,11 @@ class Results(Part):
         batch_size: int | None = None,
         **others: Any,
     ) -> None:
-        """Log one value. Hookline detaches it and reduces it over ranks by itself."""
+        """Log one value. Hookline detaches it and reduces it over ranks."""
         run = self._own._last
         if (
             fx == "training_step" and run.state.log.mode == "eval"
-        ):  # one of Hookline's hooks, in a validation: its mean counts
+        ):  # a hook of Hookline logs in a validation: use the mean
             on_step, on_epoch = on_step and on_epoch, True
         log_value(
             run,
@@ -385,4 +383,4 @@ class Results(Part):
         )
 
     def reset(self, *args: Any, **kwargs: Any) -> None:
-        """Hookline's log begins each pass anew by itself."""
+        """Do nothing: Hookline's log resets itself before each pass."""

@@ -1,4 +1,6 @@
-"""Hookline's trainer as Lightning's callbacks and modules see it: live, and with a list of what there is."""
+"""Hookline's trainer as Lightning's callbacks and modules see it: live, and limited to the names that are
+listed.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from hookline.util.errors import HookError, closest
 
 
 class Experiment:
-    """`trainer.logger.experiment`: add_scalar, add_histogram, ... go to all loggers; anything else is the
+    """`trainer.logger.experiment`: add_scalar, add_histogram, ... call all loggers; other names are the
     client's own.
     """
 
@@ -45,9 +47,9 @@ class Experiment:
         if hasattr(client, name):
             return getattr(client, name)
         whose = (
-            f"{type(client).__name__} has it not"
+            f"{type(client).__name__} does not have it"
             if client is not None
-            else "none of the loggers has a client of its own"
+            else "no logger has a client of its own"
         )
         raise _not_there(f"trainer.logger.experiment.{name}", whose, type(self._loggers))
 
@@ -61,43 +63,43 @@ class LoggerView:
         self._trainer = view._own
 
     def __getattr__(self, name: str) -> Any:
-        """Only reached for what is not here."""
-        raise _not_there(f"trainer.logger.{name}", "Hookline's loggers have it not", type(self))
+        """Raise an error that lists the attributes there are."""
+        raise _not_there(f"trainer.logger.{name}", "Hookline's loggers do not have it", type(self))
 
     @property
     def experiment(self) -> Experiment:
-        """What takes add_scalar, add_histogram, add_text, ..., with the client of the first logger that has
-        one behind it.
+        """Return the object with add_scalar, add_histogram, add_text, ... and the client of the first logger
+        that has one.
         """
         return Experiment(self._trainer.loggers)
 
     @property
     def save_dir(self) -> str:
-        """With `name` and `version` the run's directory."""
+        """Return the directory that contains `name`/`version`, which is the run's directory."""
         return str(directory_of(self._trainer).absolute().parent.parent)
 
     @property
     def name(self) -> str:
-        """The folder that the run is in."""
+        """Return the name of the folder that contains the run."""
         return str(directory_of(self._trainer).absolute().parent.name)
 
     @property
     def version(self) -> str:
-        """The run's own folder."""
+        """Return the name of the run's own folder."""
         return str(directory_of(self._trainer).absolute().name)
 
     @property
     def root_dir(self) -> str:
-        """What `version` is in."""
+        """Return the directory that contains `version`."""
         return str(directory_of(self._trainer).absolute().parent)
 
     @property
     def log_dir(self) -> str:
-        """The run's directory."""
+        """Return the run's directory."""
         return str(directory_of(self._trainer))
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """A row of numbers."""
+        """Write a row of numbers."""
         state = self._trainer.state
         values = {name: float(value) for name, value in metrics.items()}
         self._trainer.loggers.log_metrics(values, state.step if step is None else step, state.epoch)
@@ -105,29 +107,29 @@ class LoggerView:
     def log_hyperparams(
         self, params: Mapping[str, Any] | argparse.Namespace, *args: Any, **kwargs: Any
     ) -> None:
-        """What the run was made with."""
+        """Write the hyper-parameters of the run."""
         self._trainer.loggers.log_hyperparams(
             dict(vars(params) if isinstance(params, argparse.Namespace) else params)
         )
 
     def log_graph(self, *args: Any, **kwargs: Any) -> None:
-        """Hookline's loggers draw no graph of the model."""
+        """Do nothing: Hookline's loggers do not draw a graph of the model."""
 
     def save(self) -> None:
-        """Hookline's loggers write by themselves."""
+        """Do nothing: Hookline's loggers write without this call."""
 
     def finalize(self, status: str) -> None:
-        """Hookline closes its loggers when the run is over."""
+        """Do nothing: Hookline closes its loggers when the run is over."""
 
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """Hookline's loggers hear of checkpoints by themselves."""
+        """Do nothing: Hookline's loggers receive checkpoints without this call."""
 
 
 def _not_there(path: str, why: str, owner: type) -> NotInView:
     has = [name for name in dir(owner) if not name.startswith("_")]
     return NotInView(
         f"{path}: {why}.{closest(path.rpartition('.')[2], has)} There are: {', '.join(has)}. "
-        "For one logger's own interface take it from hookline.Trainer(logger=...)."
+        "For a logger's own interface use the object passed as hookline.Trainer(logger=...)."
     )
 
 
@@ -135,12 +137,12 @@ PACKAGES = ("lightning", "pytorch_lightning")
 
 
 def is_lightnings(what: Any, name: str = "") -> bool:
-    """Whether a class or function is one of Lightning's, of this name if one is given."""
+    """Return whether a class or function is one of Lightning's, of this name if one is given."""
     return what.__module__.partition(".")[0] in PACKAGES and name in ("", what.__name__)
 
 
-OF_USERS = "_of_lightning_users"
-"""Where a trainer of Hookline's keeps what callbacks have put on theirs."""
+USER_ATTRIBUTES = "_of_lightning_users"
+"""The attribute of a Hookline trainer that stores what callbacks set on theirs."""
 
 
 @functools.cache
@@ -155,16 +157,14 @@ def _names_of_trainer(package: str) -> set[str]:
 
 
 def is_of_trainer(package: str, name: str) -> bool:
-    """Whether Lightning's own trainer has something of this name, or gives it to itself: then it is not the
+    """Return whether Lightning's own trainer has or sets an attribute of this name, so that it is not the
     user's.
     """
     return name in _names_of_trainer(package)
 
 
 class Moment:
-    """What every call of a hook needs, where it is found at once: the view itself looks further for what it
-    has not.
-    """
+    """What every call of a hook needs, in slots: attribute access on the view itself is slower."""
 
     __slots__ = ("names", "proxy")
 
@@ -172,11 +172,13 @@ class Moment:
         self.proxy: Any = None
         """The module as a callback sees it."""
         self.names: dict[str, Any] = {NAME_OF_HOOK: None}
-        """Where it is written down which hook is being called."""
+        """The dictionary that records the current hook."""
 
 
 class TrainerView(LightningNames):
-    """What is here works as in Lightning; anything else is an error that names it and lists what is here."""
+    """The trainer as Lightning's hooks see it. A name that is not here raises an error that lists those that
+    are.
+    """
 
     PARTS: ClassVar[dict[str, type[Part]]] = {
         "state": RunState,
@@ -200,7 +202,7 @@ class TrainerView(LightningNames):
         own["_parts"] = {name: part(self) for name, part in self.PARTS.items()}
 
     def attach(self, trainer: Any, proxy: Any, names: dict[str, Any]) -> None:
-        """A run begins."""
+        """Attach the view to a run."""
         self.__dict__["_trainer"] = trainer
         names.setdefault(NAME_OF_HOOK, None)
         self.moment.proxy, self.moment.names = proxy, names
@@ -212,10 +214,10 @@ class TrainerView(LightningNames):
         return self._trainer
 
     def __getattr__(self, name: str) -> Any:
-        """Only reached for what is not here."""
+        """Return a part or an attribute that a user has set; raise an error for other names."""
         if name in self.PARTS:
             return self.__dict__["_parts"][name]
-        kept: dict[str, Any] = getattr(self._trainer, OF_USERS, {})
+        kept: dict[str, Any] = getattr(self._trainer, USER_ATTRIBUTES, {})
         if name in kept:
             return kept[name]
         raise missing(f"trainer.{name}", type(self))
@@ -226,84 +228,84 @@ class TrainerView(LightningNames):
             setter(self, value)
         elif hasattr(type(self), name) or is_of_trainer(self._package, name):
             raise missing(f"trainer.{name} = ...", type(self))
-        else:  # the user's own: all callbacks and the module find it there, as in Lightning
-            vars(self._own).setdefault(OF_USERS, {})[name] = value
+        else:  # the user's own: all callbacks and the module can read it, as in Lightning
+            vars(self._own).setdefault(USER_ATTRIBUTES, {})[name] = value
 
     def __deepcopy__(self, memo: Any) -> None:
-        return None  # copies of a module do not take the run along
+        return None  # copies of a module do not copy the run
 
     def __reduce__(self) -> Any:
         return type(None), ()
 
     def of_lightning(self, module: str, name: str) -> Any:
-        """Something of the package itself, which is imported already: its enumerations, its wrappers."""
+        """Return an object of the package, which is imported already: its enumerations, its wrappers."""
         return getattr(sys.modules[f"{self._package}.{module}"], name)
 
-    # ---- where the run is ----------------------------------------------------------------------------------
+    # ---- progress ------------------------------------------------------------------------------------------
 
     @property
     def should_stop(self) -> bool:
-        """Set it to True to end the run at the next batch boundary."""
+        """Return whether a stop was requested; set it to True to end the run at the next batch boundary."""
         return bool(self._own.should_stop)
 
     @should_stop.setter
     def should_stop(self, stop: bool) -> None:
         if stop:
             who = self._own.state.module if self._caller is None else self._caller
-            self._own.stop(f"{type(who).__name__} has set trainer.should_stop")
+            self._own.stop(f"{type(who).__name__} set trainer.should_stop")
 
     @property
     def global_step(self) -> int:
-        """Updates so far: one per window, however many optimizers took part."""
+        """Return the number of updates so far: one per window, however many optimizers took part."""
         return int(self._own.global_step)
 
     @property
     def num_training_batches(self) -> int | float:
-        """Batches per training epoch; infinite if the loader cannot tell."""
+        """Return the batches per training epoch; infinite if the loader has no length."""
         length = self._own.num_training_batches
         return float("inf") if length is None else int(length)
 
     @property
     def estimated_stepping_batches(self) -> float:
-        """Updates that the run will make."""
+        """Return the number of updates that the run will make."""
         return self._own.estimated_stepping_batches  # type: ignore[no-any-return]
 
     @property
     def received_sigterm(self) -> bool:
-        """Whether a signal has asked the run to end."""
+        """Return whether a signal has requested the end of the run."""
         run = self._own._run
         return bool(run is not None and run.signals.number)
 
-    # ---- who takes part ------------------------------------------------------------------------------------
+    # ---- model, optimizers, loggers ------------------------------------------------------------------------
 
     @property
     def model(self) -> Any:
-        """What the strategy runs: the module, or its compiled or distributed wrapper."""
+        """Return the model that the strategy runs: the module, or its compiled or distributed wrapper."""
         return self._own.state.wrapped_model
 
     @property
     def optimizers(self) -> list[Any]:
-        """The optimizers of the run."""
+        """Return the optimizers of the run."""
         return self._own.optimizers  # type: ignore[no-any-return]
 
     @property
     def loggers(self) -> list[LoggerView]:
-        """All loggers of Hookline as one; none: an empty list."""
+        """Return all loggers of Hookline as one, or an empty list."""
         return [LoggerView(self)] if self._own.loggers else []
 
     @property
     def logger(self) -> LoggerView | None:
-        """The same, or None."""
+        """Return all loggers of Hookline as one, or None."""
         return next(iter(self.loggers), None)
 
     @property
     def log_dir(self) -> str:
-        """The run's directory."""
+        """Return the run's directory."""
         return str(directory_of(self._own))
 
     @property
     def accelerator(self) -> Any:
-        """Lightning's own accelerator for the device, which knows how to measure it."""
+        """Return Lightning's own accelerator for the device, which can measure it."""
         kind = {"cuda": "CUDAAccelerator", "mps": "MPSAccelerator"}.get(
             self._own.device.type, "CPUAccelerator"
         )
@@ -311,12 +313,12 @@ class TrainerView(LightningNames):
 
     @property
     def device_ids(self) -> list[int]:
-        """This process's one device."""
+        """Return this process's one device."""
         return [self._own.device.index or 0]
 
     @property
     def profiler(self) -> Any:
-        """Lightning's own that measures nothing; Hookline's Profiler is a hook."""
+        """Return Lightning's own profiler that measures nothing; Hookline's Profiler is a hook."""
         return self.of_lightning("profilers", "PassThroughProfiler")()
 
     # ---- saving --------------------------------------------------------------------------------------------
@@ -324,11 +326,11 @@ class TrainerView(LightningNames):
     def save_checkpoint(
         self, filepath: str | Path, weights_only: bool | None = None, storage_options: Any = None
     ) -> None:
-        """Ask for a checkpoint of Hookline's, a directory of this name; it is written at the next save point
-        of the run.
+        """Request a checkpoint of Hookline, a directory of this name; it is written at the next save point of
+        the run.
 
-        weights_only: the weights are in it either way, and `hookline.load_weights` takes them out of a whole
-        one.
+        weights_only: the weights are in it either way; `hookline.load_weights` reads them from a whole
+        checkpoint.
         """
         if "://" not in str(filepath):
             Path(filepath).absolute().parent.mkdir(
@@ -353,8 +355,8 @@ class TrainerView(LightningNames):
         )
 
     def remove_later(self, filepath: str | Path) -> None:
-        """Delete a checkpoint once what replaces it is written: killed in between, a run has one too many,
-        never one too few.
+        """Delete a checkpoint once its replacement is written: after a kill there may be one too many, never
+        one too few.
         """
         if self._own._run is None or self.asked is None:
             self._remove(filepath)
@@ -362,7 +364,7 @@ class TrainerView(LightningNames):
             self.removals.append((filepath, self.asked))
 
     def remove_replaced(self, path: Any) -> None:
-        """This checkpoint is complete: those that it replaces go."""
+        """Delete the checkpoints that this complete one replaces."""
         for old, new in [each for each in self.removals if each[1] == str(path)]:
             self.removals.remove((old, new))
             self._remove(old)
@@ -371,7 +373,7 @@ class TrainerView(LightningNames):
         if self.is_global_zero and ("://" in str(path) or Path(path).exists()):
             self._own.remove_checkpoint(path)
 
-    # ---- going on by hand ----------------------------------------------------------------------------------
+    # ---- validation by hand --------------------------------------------------------------------------------
 
     def validate(self, *args: Any, **kwargs: Any) -> list[dict[str, float]]:
         """Validate inside the run, where Hookline allows it: at the end of a batch, step or epoch."""

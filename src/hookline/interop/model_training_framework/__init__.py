@@ -1,4 +1,7 @@
-"""Model Training Framework: its hooks, its configuration and its trainer's names, run by Hookline's one loop.
+"""Model Training Framework: its hooks, its configuration and its trainer's names, run by Hookline's loop.
+
+Their objects in our loop: `hooks` and `builtin` have the hook classes, `settings`, `loaders` and `refusals`
+the configuration, `trainer` the `GenericTrainer`.
 
 >>> from hookline.interop.model_training_framework import GenericTrainer, HooksConfig, TrainerHooks
 """

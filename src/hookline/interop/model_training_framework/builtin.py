@@ -1,5 +1,5 @@
-"""The built-in hooks under the names, parameters and defaults of the Model Training Framework, and the
-switches for them.
+"""The built-in hooks under the names, parameters and defaults of the Model Training Framework, and their
+switches.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 class LoggingHook(ConsoleLog):
-    """Says when the training and its epochs begin and end, and the epoch's loss."""
+    """Logs when the training and its epochs start and end, and the loss of each epoch."""
 
     def __init__(self, log_level: str = "INFO") -> None:
-        """log_level: from 'WARNING' on it says nothing, for these lines are of level INFO."""
+        """log_level: from 'WARNING' on it logs nothing, because its lines have level INFO."""
         super().__init__(log_every_n_batches=None)
         self.log_level = log_level
         self.check()
 
     def check(self) -> None:
-        """The level must be one that Python's logging knows."""
+        """Reject a level that Python's logging does not have."""
         if self.log_level not in LEVELS:
             raise OptionError(
                 f"LoggingHook: log_level={self.log_level!r}, allowed: {', '.join(LEVELS)}."
@@ -46,7 +46,7 @@ class LoggingHook(ConsoleLog):
 
 
 class GradientMonitorHook(GradientMonitor):
-    """Norms, percentiles and histograms of the gradients, every so many updates."""
+    """Logs norms, percentiles and histograms of the gradients every n updates."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class GradientMonitorHook(GradientMonitor):
         param_filter: Sequence[str] | None = None,
         percentiles: Sequence[float] | None = None,
     ) -> None:
-        """As in `GradientMonitor`, which has more to choose from."""
+        """As in `GradientMonitor`, which has more parameters."""
         super().__init__(log_frequency, log_histogram, log_norm, param_filter, percentiles)
 
 
@@ -73,7 +73,7 @@ class ModelCheckpointHook(ModelCheckpoint):
         filename: str | None = None,
         auto_insert_metric_name: bool = True,
     ) -> None:
-        """As in `ModelCheckpoint`, which has more to choose from; into the folder `best` of the run's
+        """As in `ModelCheckpoint`, which has more parameters; writes to the folder `best` of the run's
         directory.
         """
         super().__init__(
@@ -101,14 +101,12 @@ class EarlyStoppingHook(EarlyStopping):
         strict: bool = True,
         verbose: bool = False,
     ) -> None:
-        """As in `EarlyStopping`, which has more to choose from; patience counts checks, of which an epoch has
-        one.
-        """
+        """As in `EarlyStopping`, which has more parameters; patience counts checks, one per epoch."""
         super().__init__(monitor, patience, mode, min_delta, check_on_train_epoch_end, strict, verbose)
 
 
 class LRMonitorHook(LRMonitor):
-    """Logs learning rates, and if asked momentum and weight decay."""
+    """Logs learning rates, and on request momentum and weight decay."""
 
 
 HERE = {
@@ -116,7 +114,7 @@ HERE = {
     for cls in (LoggingHook, GradientMonitorHook, ModelCheckpointHook, EarlyStoppingHook, LRMonitorHook)
     for base in cls.__bases__
 }
-"""Hookline's class behind a switch -> the one of this dialect, with its own defaults."""
+"""Hookline's class behind a switch -> the class of this dialect, with its own defaults."""
 
 
 class HooksConfig(Settings, Switches):
@@ -125,9 +123,9 @@ class HooksConfig(Settings, Switches):
     __slots__ = ()
 
     def parts(self, key: str = "hooks") -> list[tuple[str, Part]]:
-        """The hooks by name, in order, not yet made."""
+        """Return the hooks by name, in order, not yet created."""
         found = super().parts(key)
         for _, part in found:
-            if part.key != f"{key}.hook_classes":  # what the user names is what the user gets
+            if part.key != f"{key}.hook_classes":  # classes that the user names stay as they are
                 part.class_path = HERE[part.class_path]
         return found

@@ -1,5 +1,5 @@
-"""`TrainerHooks`: hooks whose methods get the trainer first and the rest by position, under whatever names
-people gave them.
+"""`TrainerHooks`: hooks whose methods get the trainer first and the rest by position, under any parameter
+names.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ METHODS: Mapping[str, tuple[tuple[str, ...], ...]] = MappingProxyType(
         "on_exception": (("trainer", "exception"),),
     }
 )
-"""Every method with its documented parameters, then other forms in which people have written and called it.
-"""
+"""Every method with its documented parameters, then other forms in which it is written and called."""
 
 for _name, _facts, _doc in (
     ("on_before_forward", (), "A training or validation step function is about to be called."),
@@ -63,7 +62,7 @@ def _event(method: str) -> Event:
 def _row(method: str, forms: tuple[tuple[str, ...], ...]) -> Row:
     event = _event(method)
     documented, *others = [tuple(_fact(name, event) for name in form) for form in forms]
-    # the framework has no sanity check that could be taken for a result, and a path is text to its hooks
+    # the framework has no sanity check, and its hooks receive paths as text
     return Row(event.name, documented, {"path": str}, not method.startswith("on_validation"), tuple(others))
 
 
@@ -74,11 +73,10 @@ def _fact(name: str, event: Event) -> str:
 
 
 class TrainerHooks(DialectHook):
-    """Base of hooks of the Model Training Framework: override what you need, as you did there.
+    """The base of hooks of the Model Training Framework: override what you need, as you did there.
 
-    Parameters go by their names where those are names of facts, otherwise by their place. A method that takes
-    fewer arguments than its documented form can be called directly with all of them, which is how such hooks
-    are tested.
+    Parameters whose names are facts get these facts, others get the argument at their position. A method that
+    takes fewer arguments than its documented form can be called directly with all of them, as tests do.
     """
 
     __hookline_base__: ClassVar[bool] = True
@@ -86,7 +84,7 @@ class TrainerHooks(DialectHook):
 
 
 def _stub(method: str, form: tuple[str, ...]) -> Callable[..., None]:
-    """Takes what any form passes, so that `super().on_...()` works from each, and shows the
+    """Return a method that accepts the arguments of any form, so that `super().on_...()` works, and shows the
     documented one.
     """
 
@@ -110,24 +108,22 @@ for _name, _forms in METHODS.items():
 
 
 class HookManager:
-    """A view of the trainer's hooks: the user's run in the order they came, before the built-in ones, however
-    late they come.
+    """A view of the trainer's hooks: the user's run in the order of registration, before the built-in
+    ones.
     """
 
     def __init__(self, hooks: HookList, on_error: str | None = None) -> None:
         self._hooks = hooks
         self._on_error = on_error
-        """What the configuration says about failing hooks; None leaves each hook its own."""
+        """The error policy of the configuration; None keeps that of each hook."""
 
     @property
     def hooks(self) -> list[Any]:
-        """All hooks, in the order they were registered."""
+        """Return all hooks, in the order of registration."""
         return list(self._hooks)
 
     def register_hook(self, hook: Any) -> Handle:
-        """Add an instance, or a class that can be made without arguments; a hook of Hookline's own kind as
-        well.
-        """
+        """Add an instance, or a class without required arguments; Hookline's own hooks work as well."""
         if isinstance(hook, str):
             raise HookError(
                 f"register_hook({hook!r}) takes a hook. For a class path: "
@@ -139,11 +135,11 @@ class HookManager:
         return self._hooks.add(hook)
 
     def register_hooks(self, hooks: Iterable[Any]) -> list[Handle]:
-        """Add several."""
+        """Add several hooks."""
         return [self.register_hook(each) for each in hooks]
 
     def unregister_hook(self, hook: Any) -> None:
-        """Take out a hook: the instance itself, or its name."""
+        """Remove a hook: the instance itself, or its name."""
         for entry in self._hooks.entries():
             if entry.given is hook or entry.name == hook:
                 self._hooks.discard(entry)
@@ -152,6 +148,6 @@ class HookManager:
         raise HookError(f"unregister_hook({hook!r}): it is not registered. Registered: {known}.")
 
     def clear_hooks(self) -> None:
-        """Take out all of them."""
+        """Remove all hooks."""
         for entry in self._hooks.entries():
             self._hooks.discard(entry)

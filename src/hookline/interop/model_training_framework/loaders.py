@@ -1,5 +1,5 @@
-"""Several loaders: the framework's settings for them, as Hookline's `Mixture`, and the manager that changes
-it in a run.
+"""Several loaders: the framework's settings as Hookline's `Mixture`, and the manager that changes it in a
+run.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from enum import Enum
 from typing import Any
 
 from hookline.data.mixing import Mixture
-from hookline.interop.model_training_framework.refusals import Settings, elsewhere
+from hookline.interop.model_training_framework.refusals import Settings, replaced
 from hookline.util.errors import OptionError, closest
 
 
 class SamplingStrategy(Enum):
-    """Which loader the next batch comes from."""
+    """How the loader of the next batch is chosen."""
 
     SEQUENTIAL = "sequential"
     ROUND_ROBIN = "round_robin"
@@ -40,7 +40,7 @@ class ValidationFrequency(Enum):
 
 
 class ValAggregation(Enum):
-    """What `val/loss` is if there are several validation loaders."""
+    """How `val/loss` is computed from several validation loaders."""
 
     MICRO_AVG_WEIGHTED_BY_SAMPLES = "micro_avg_weighted_by_samples"
     MACRO_AVG_EQUAL_LOADERS = "macro_avg_equal_loaders"
@@ -50,31 +50,31 @@ class ValAggregation(Enum):
 
 @dataclass
 class MultiDataLoaderConfig(Settings):
-    """How batches are drawn from several loaders; lists go by the loaders' order."""
+    """How batches are drawn from several loaders; lists follow the loaders' order."""
 
     sampling_strategy: SamplingStrategy = SamplingStrategy.ROUND_ROBIN
     dataloader_weights: list[float] | None = None
-    """For WEIGHTED: each loader's part of the batches."""
+    """For WEIGHTED: each loader's share of the batches."""
     alternating_pattern: list[int] | None = None
-    """For ALTERNATING: numbers of loaders, over and over."""
+    """For ALTERNATING: loader indices, repeated."""
     dataloader_names: list[str] = field(default_factory=list)
     """By default dl0, dl1, ..."""
     epoch_length_policy: EpochLengthPolicy = EpochLengthPolicy.SUM_OF_LENGTHS
     steps_per_epoch: int | None = None
     """For FIXED_NUM_STEPS: batches."""
     cycle_short_loaders: bool | None = None
-    """Whether a loader that is through starts again. None: if the epoch is not the sum of their lengths, or
+    """Whether an exhausted loader starts again. None: yes if the epoch is not the sum of their lengths, or
     weights are given.
     """
     burst_size: int = 1
     choice_rng_seed: int | None = None
-    """Nothing depends on it so far: WEIGHTED is exact, nothing is drawn by chance."""
-    prefetch_cap_total_batches: int | None = elsewhere("fetching ahead is DataLoader(prefetch_factor=...)")
+    """Has no effect so far: WEIGHTED is exact, nothing is random."""
+    prefetch_cap_total_batches: int | None = replaced("fetching ahead is DataLoader(prefetch_factor=...)")
 
 
 @dataclass
 class ValidationConfig(Settings):
-    """When to validate, and how the results of several loaders become one."""
+    """When to validate, and how the results of several loaders are combined."""
 
     frequency: ValidationFrequency = ValidationFrequency.PER_EPOCH
     every_n_steps: int | None = None
@@ -83,15 +83,15 @@ class ValidationConfig(Settings):
     aggregation_fn: Callable[[dict[str, dict[str, float]]], Mapping[str, float]] | None = None
     """From {loader: {metric: value}} to {metric: value}."""
     validation_weights: list[float] | None = None
-    """Weights of the loaders in a mean over them, by their order."""
-    per_loader_metrics: bool | None = elsewhere("results per loader, val/dl_NAME/..., are always there")
-    global_metrics: bool | None = elsewhere("the results overall, val/..., are always there")
+    """Weights of the loaders in a mean over them, in their order."""
+    per_loader_metrics: bool | None = replaced("results per loader, val/dl_NAME/..., are always there")
+    global_metrics: bool | None = replaced("the results overall, val/..., are always there")
     early_stopping_source: str = "both"
-    """'hook' leaves the trainer's own early_stopping_patience out, 'legacy' the hook."""
+    """'hook' ignores the trainer's own early_stopping_patience, 'legacy' ignores the hook."""
 
 
 def named(loaders: Any, names: Sequence[str], what: str) -> dict[str, Any]:
-    """Loaders by name: from a list as the framework takes it, a dictionary of names, or a single one."""
+    """Return loaders by name, from a list as the framework takes it, a dictionary, or a single loader."""
     if isinstance(loaders, Mapping):
         if names and list(names) != list(loaders):
             raise OptionError(
@@ -119,7 +119,7 @@ def mixture_of(
     loss_weights: Sequence[float] | None = None,
     optimizers: Sequence[int] | None = None,
 ) -> Mixture:
-    """The settings as a `Mixture`, which refuses what makes no sense."""
+    """Return the settings as a `Mixture`, which rejects contradictions."""
     return Mixture(
         **settings_of(config, names),
         loss_weights=_by_name(loss_weights, names, "loss_weights_per_loader"),
@@ -128,14 +128,14 @@ def mixture_of(
 
 
 def settings_of(config: MultiDataLoaderConfig, names: Sequence[str]) -> dict[str, Any]:
-    """Which batch is next, in Hookline's words; what becomes of it is not in here."""
+    """Return the settings that decide which batch is next, under Hookline's names."""
     strategy = _member(SamplingStrategy, config.sampling_strategy, "sampling_strategy")
     policy = _member(EpochLengthPolicy, config.epoch_length_policy, "epoch_length_policy")
     fixed = policy is EpochLengthPolicy.FIXED_NUM_STEPS
     if fixed != (config.steps_per_epoch is not None):
         raise OptionError(
             f"epoch_length_policy={policy.name} with steps_per_epoch={config.steps_per_epoch}: "
-            "FIXED_NUM_STEPS needs steps_per_epoch, and nothing else takes it."
+            "FIXED_NUM_STEPS needs steps_per_epoch, and the other policies do not take it."
         )
     cycle = config.cycle_short_loaders
     return {
@@ -168,7 +168,7 @@ def _by_name(values: Sequence[Any] | None, names: Sequence[str], what: str) -> d
 
 
 def _member(kind: type[Enum], value: Any, what: str) -> Any:
-    """A member of an enumeration, or its value as text, as files have it."""
+    """Return a member of an enumeration, from itself or from its value as text."""
     words = [each.value for each in kind]
     if isinstance(value, kind):
         return value
@@ -184,7 +184,7 @@ def _member(kind: type[Enum], value: Any, what: str) -> Any:
 
 
 def aggregation_of(config: ValidationConfig, names: Sequence[str]) -> Any:
-    """What to pass as `val_aggregation`."""
+    """Return the value for `val_aggregation`."""
     how = _member(ValAggregation, config.aggregation, "aggregation")
     if config.aggregation_fn is not None and config.validation_weights is not None:
         raise OptionError("ValidationConfig: aggregation_fn and validation_weights cannot be combined.")
@@ -214,8 +214,8 @@ def _weighted(weights: dict[str, float]) -> Callable[[dict[str, dict[str, float]
 
 
 class LoaderManager:
-    """`trainer.multi_loader_manager`: changes what is drawn while the run goes on; part of checkpoints,
-    written to the log.
+    """`trainer.multi_loader_manager`: changes the mixture during a run; saved in checkpoints and written to
+    the log.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -223,18 +223,18 @@ class LoaderManager:
 
     @property
     def names(self) -> list[str]:
-        """The loaders that are drawn from."""
+        """Return the names of the loaders."""
         return list(self._trainer.loaders.names)
 
     def update_weights(self, weights: Sequence[float] | Mapping[str, float]) -> int:
-        """New weights, by the loaders' order or by name. Returns the position in the epoch from which they
+        """Set weights, by the loaders' order or by name; return the position in the epoch from which they
         hold.
         """
         given = dict(weights) if isinstance(weights, Mapping) else _by_name(weights, self.names, "weights")
         return int(self._trainer.loaders.set_weights(given))
 
     def rebuild_schedule(self) -> int:
-        """Take over what was changed in `trainer.multi_loader_config`."""
+        """Apply the changes of `trainer.multi_loader_config`."""
         return int(
             self._trainer.loaders.rebuild_schedule(
                 **settings_of(self._trainer.multi_loader_config, self.names)

@@ -1,5 +1,5 @@
-"""Keys of a configuration that there are not, or that Hookline does otherwise: refused with the right ones,
-never ignored.
+"""Rejects configuration keys that do not exist, or that Hookline replaces, with the right ones; none is
+ignored.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from hookline.util.errors import OptionError, closest
 
 
 class Settings:
-    """Base of the configuration's classes, which are data classes: an unknown key is an error with the
-    nearest right one.
-    """
+    """The base of the configuration's data classes: an unknown key is an error with the nearest right one."""
 
     __slots__ = ()
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
-        """Look at the keys before the data class does."""
+        """Check the keys before the data class does."""
         known = [each.name for each in fields(cls)]  # type: ignore[arg-type]
         for key in given:
             if key not in known:
@@ -28,17 +26,17 @@ class Settings:
         return super().__new__(cls)
 
 
-def elsewhere(instead: str) -> Any:
-    """A field that only has its default; what to do instead is said to whoever sets it."""
+def replaced(instead: str) -> Any:
+    """Return a field that must keep its default; the error for any other value names the alternative."""
     return field(default=None, metadata={"instead": instead})
 
 
-def refuse_what_is_elsewhere(config: Any, where: str = "") -> None:
-    """Before anything runs, in the whole configuration."""
+def refuse_replaced(config: Any, where: str = "") -> None:
+    """Reject such fields in the whole configuration."""
     for each in fields(config):
         value, key = getattr(config, each.name), f"{where}{each.name}"
         if is_dataclass(value):
-            refuse_what_is_elsewhere(value, f"{key}.")
+            refuse_replaced(value, f"{key}.")
         elif value is not None and "instead" in each.metadata:
             raise OptionError(
                 f"{key}={value!r} is not taken here: {each.metadata['instead']}.", option=key, value=value

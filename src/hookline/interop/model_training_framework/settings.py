@@ -31,7 +31,7 @@ from hookline.interop.model_training_framework.loaders import (
     ValidationConfig,
     ValidationFrequency,
 )
-from hookline.interop.model_training_framework.refusals import Settings, elsewhere, refuse_what_is_elsewhere
+from hookline.interop.model_training_framework.refusals import Settings, refuse_replaced, replaced
 from hookline.loggers import CSV, Console, Logger, TensorBoard, WandB
 from hookline.util.errors import OptionError, closest
 
@@ -41,19 +41,19 @@ _ALWAYS = "a checkpoint always holds everything that an exact resume needs"
 
 @dataclass
 class PerformanceConfig(Settings):
-    """What an update is made of."""
+    """How an update is computed."""
 
     gradient_accumulation_steps: int = 1
     """Batches whose gradients make one update."""
     compile_model: bool = False
     use_amp: bool = True
-    """Mixed precision on a GPU; on a CPU it changes nothing."""
+    """Mixed precision on a GPU; no effect on a CPU."""
     clip_grad_norm: float | None = 1.0
-    """The largest total norm of the gradients; None: they are not clipped."""
-    dataloader_num_workers: int | None = elsewhere(_OF_THE_LOADER)
-    pin_memory: bool | None = elsewhere(_OF_THE_LOADER)
-    persistent_workers: bool | None = elsewhere(_OF_THE_LOADER)
-    prefetch_factor: int | None = elsewhere(_OF_THE_LOADER)
+    """The largest total norm of the gradients; None: no clipping."""
+    dataloader_num_workers: int | None = replaced(_OF_THE_LOADER)
+    pin_memory: bool | None = replaced(_OF_THE_LOADER)
+    persistent_workers: bool | None = replaced(_OF_THE_LOADER)
+    prefetch_factor: int | None = replaced(_OF_THE_LOADER)
 
 
 @dataclass
@@ -69,38 +69,36 @@ class CheckpointConfig(Settings):
     """How many of each of these to keep, the newest ones."""
     filename_template: str = "epoch_{epoch:03d}_step_{step:06d}.ckpt"
     monitor_metric: str | None = None
-    """The best checkpoint by this metric is kept besides."""
+    """The best checkpoint by this metric is kept as well."""
     monitor_mode: str = "min"
     save_best: bool = True
     """False: monitor_metric keeps nothing."""
-    save_rng: bool | None = elsewhere(_ALWAYS)
-    save_optimizer: bool | None = elsewhere(_ALWAYS)
-    save_scheduler: bool | None = elsewhere(_ALWAYS)
+    save_rng: bool | None = replaced(_ALWAYS)
+    save_optimizer: bool | None = replaced(_ALWAYS)
+    save_scheduler: bool | None = replaced(_ALWAYS)
 
 
 @dataclass
 class PreemptionConfig(Settings):
-    """What happens when the machine is taken away."""
+    """What happens when the job is preempted."""
 
     signal: int = getattr(signal, "SIGUSR1", signal.SIGTERM)
-    """The signal after which a SLURM job is put back into its queue; SIGTERM and SIGUSR1 both save and end
-    the run.
-    """
+    """The signal after which a SLURM job is requeued; SIGTERM and SIGUSR1 both save and end the run."""
     max_checkpoint_sec: float = 300.0
-    """How long the step that is going on and the save may take."""
+    """How long the current step and the save may take."""
     requeue_job: bool = True
     resume_from_latest_symlink: bool | None = None
     """True: every fit continues from the newest checkpoint of this experiment, if there is one. None: only in
-    a job that SLURM has started again, if requeue_job is set. False: never. There is no link: the checkpoint
+    a job that SLURM has restarted, if requeue_job is set. False: never. There is no symlink: the checkpoint
     is found by its manifest.
     """
-    cleanup_on_exit: bool | None = elsewhere("what a killed process left is tidied when the run starts again")
-    backup_checkpoints: bool | None = elsewhere("UploadCheckpoint copies checkpoints to another place")
+    cleanup_on_exit: bool | None = replaced("files of a killed process are removed when the run starts again")
+    backup_checkpoints: bool | None = replaced("UploadCheckpoint copies checkpoints to another location")
 
 
 @dataclass
 class LoggingConfig(Settings):
-    """Where metrics go, and how often."""
+    """Where metrics are written, and how often."""
 
     logger_type: str = "console"
     """'console', 'wandb', 'tensorboard', 'csv' or 'composite'."""
@@ -121,29 +119,29 @@ class LoggingConfig(Settings):
     tensorboard_dir: str | None = None
     """A folder in the run's directory."""
     console_log_level: str = "INFO"
-    """Of the logging hook."""
+    """The level of the logging hook."""
     log_scalars_every_n_steps: int | None = 50
     """None: every step."""
     log_gradients: bool = False
-    """The gradient monitor, if the hooks do not have it already."""
+    """Adds the gradient monitor, if it is not among the hooks already."""
     log_system_metrics: bool = False
-    """Memory and use of CPU and GPU."""
-    csv_log_dir: str | None = elsewhere("metrics.csv is in the run's directory")
-    console_log_format: str | None = elsewhere(
+    """Memory and utilization of CPU and GPU."""
+    csv_log_dir: str | None = replaced("metrics.csv is in the run's directory")
+    console_log_format: str | None = replaced(
         "a Logger of your own prints as you like: GenericTrainer(..., logger=[...])"
     )
-    log_per_loader_metrics: bool | None = elsewhere(
+    log_per_loader_metrics: bool | None = replaced(
         "they are always there; a hook at on_train_metrics may take them out"
     )
-    log_global_metrics: bool | None = elsewhere(
+    log_global_metrics: bool | None = replaced(
         "they are always there; a hook at on_train_metrics may take them out"
     )
-    log_loader_proportions: bool | None = elsewhere("they are always there, as train/dl_NAME/proportion")
-    all_reduce_metrics: bool | None = elsewhere(
-        "metrics that decisions rest on are always reduced over ranks"
+    log_loader_proportions: bool | None = replaced("they are always there, as train/dl_NAME/proportion")
+    all_reduce_metrics: bool | None = replaced(
+        "metrics that decisions depend on are always reduced over ranks"
     )
-    log_images_every_n_steps: int | None = elsewhere("a hook logs images when it wants: @every('500 steps')")
-    log_model_parameters: bool | None = elsewhere(
+    log_images_every_n_steps: int | None = replaced("a hook logs images when it wants: @every('500 steps')")
+    log_model_parameters: bool | None = replaced(
         "a hook can: trainer.logger.add_histogram(name, weights, step)"
     )
 
@@ -152,21 +150,19 @@ class LoggingConfig(Settings):
 class FaultToleranceConfig(Settings):
     """Kept for its name: a resume is always exact."""
 
-    save_sampler_state: bool | None = elsewhere(_ALWAYS)
-    save_dataset_state: bool | None = elsewhere(_ALWAYS)
-    verify_deterministic_resume: bool | None = elsewhere(
+    save_sampler_state: bool | None = replaced(_ALWAYS)
+    save_dataset_state: bool | None = replaced(_ALWAYS)
+    verify_deterministic_resume: bool | None = replaced(
         "a resume is exact, and says so if the loader has changed"
     )
-    checkpoint_timeout_sec: float | None = elsewhere(
+    checkpoint_timeout_sec: float | None = replaced(
         "preemption.max_checkpoint_sec is the limit after a signal"
     )
 
 
 @dataclass
 class GenericTrainerConfig(Settings):
-    """Everything that a `GenericTrainer` is told. Attributes of your own may be added, for your hooks to
-    read.
-    """
+    """The configuration of a `GenericTrainer`. You may add attributes of your own, for your hooks to read."""
 
     experiment_name: str = "experiment"
     seed: int | None = None
@@ -177,34 +173,34 @@ class GenericTrainerConfig(Settings):
     hooks: Switches = field(default_factory=HooksConfig)
     train_loader_config: MultiDataLoaderConfig = field(default_factory=MultiDataLoaderConfig)
     val_loader_config: MultiDataLoaderConfig = field(default_factory=MultiDataLoaderConfig)
-    """Of this only the names count: a validation sees each batch of each loader once."""
+    """Only its names count: a validation sees each batch of each loader once."""
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     fault_tolerance: FaultToleranceConfig = field(default_factory=FaultToleranceConfig)
     loss_weights_per_loader: list[float] | None = None
-    """What the losses of each loader are multiplied by before backward."""
+    """Factors for the losses of each loader before backward."""
     per_loader_optimizer_id: list[int] | None = None
-    """Which optimizer the batches of each loader train."""
+    """The optimizer that the batches of each loader train."""
     log_loss_every_n_steps: int | None = 100
-    """A line on the console with the loss; None: none."""
+    """Steps between console lines with the loss; None: no lines."""
     validate_every_n_epochs: int = 1
     early_stopping_patience: int | None = None
-    """Stop after so many validations without improvement."""
+    """Stop after this many validations without improvement."""
     early_stopping_metric: str = "val_loss"
     """`val_loss` is read as `val/loss`."""
     early_stopping_mode: str = "min"
     debug_mode: bool = False
-    """For your hooks to ask for, also as `trainer.config.debug`."""
+    """For your hooks to read, also as `trainer.config.debug`."""
     profile_training: bool = False
-    """A profile of a few steps, into the run's directory."""
+    """Profile a few steps, into the run's directory."""
     dry_run: bool = False
-    """One batch of everything: does it work at all?"""
-    ddp: None = elsewhere("start the script with torchrun and pass GenericTrainer(..., strategy=...)")
-    warm_start: None = elsewhere("hookline.load_weights(model, path) before the trainer is made")
-    experiment_config: None = elsewhere("the HParams hook writes a run's settings to its log")
+    """Run one batch of everything, to see whether it works."""
+    ddp: None = replaced("start the script with torchrun and pass GenericTrainer(..., strategy=...)")
+    warm_start: None = replaced("hookline.load_weights(model, path) before the trainer is made")
+    experiment_config: None = replaced("the HParams hook writes a run's settings to its log")
 
     @property
     def debug(self) -> bool:
-        """The same as `debug_mode`."""
+        """Return `debug_mode`."""
         return self.debug_mode
 
     @debug.setter
@@ -212,7 +208,7 @@ class GenericTrainerConfig(Settings):
         self.debug_mode = debug
 
 
-# ---- From the framework's configuration to what `hookline.Trainer` is given
+# ---- From the framework's configuration to the options of `hookline.Trainer`
 
 
 log = logging.getLogger("hookline")
@@ -221,7 +217,7 @@ SOURCES = ("both", "hook", "legacy")
 
 
 def checked(config: Any) -> GenericTrainerConfig:
-    """The whole configuration; hooks alone are one with the defaults of everything else."""
+    """Return the whole configuration; a HooksConfig alone gets the defaults of everything else."""
     if isinstance(config, Switches):
         config = GenericTrainerConfig(hooks=config)
     if not isinstance(config, GenericTrainerConfig):
@@ -229,12 +225,12 @@ def checked(config: Any) -> GenericTrainerConfig:
             f"GenericTrainer takes a GenericTrainerConfig or a HooksConfig first, not "
             f"{type(config).__name__}."
         )
-    refuse_what_is_elsewhere(config)
+    refuse_replaced(config)
     return config
 
 
 def options_of(config: GenericTrainerConfig) -> dict[str, Any]:
-    """The trainer's options."""
+    """Return the trainer's options."""
     performance, validation = config.performance, config.validation
     options: dict[str, Any] = {
         "seed": config.seed,
@@ -249,7 +245,7 @@ def options_of(config: GenericTrainerConfig) -> dict[str, Any]:
         "fast_dev_run": config.dry_run,
         "num_sanity_val_steps": 0,
         "enable_progress_bar": False,
-        "checkpoint": False,  # `CheckpointConfig` says what is saved
+        "checkpoint": False,  # `CheckpointConfig` adds the hooks that save
         "logger": loggers_of(config.logging, config.experiment_name),
     }
     by_steps = validation.frequency in (
@@ -259,7 +255,7 @@ def options_of(config: GenericTrainerConfig) -> dict[str, Any]:
     if by_steps != (validation.every_n_steps is not None):
         raise OptionError(
             f"validation: frequency={validation.frequency} with every_n_steps={validation.every_n_steps}: "
-            "EVERY_N_STEPS needs every_n_steps, and nothing else takes it."
+            "EVERY_N_STEPS needs every_n_steps, and PER_EPOCH does not take it."
         )
     if validation.every_n_steps is not None:
         options["val_check_interval"] = validation.every_n_steps * performance.gradient_accumulation_steps
@@ -267,14 +263,14 @@ def options_of(config: GenericTrainerConfig) -> dict[str, Any]:
 
 
 def loggers_of(config: LoggingConfig, experiment: str) -> list[Logger]:
-    """Each of the loggers that are asked for, in one way or another."""
+    """Return the loggers that the configuration requests."""
     kinds = config.composite_loggers or [] if config.logger_type == "composite" else [config.logger_type]
     if config.logger_type == "composite" and not kinds:
         raise OptionError(
             "logging: logger_type='composite' needs composite_loggers, such as ['console', 'tensorboard']."
         )
     if config.logger_type != "composite" and config.composite_loggers is not None:
-        raise OptionError("logging: composite_loggers would do nothing; it needs logger_type='composite'.")
+        raise OptionError("logging: composite_loggers has no effect without logger_type='composite'.")
     kinds = [*kinds, *(kind for kind in ("wandb", "tensorboard", "csv") if getattr(config, f"use_{kind}"))]
     for kind in kinds:
         if kind not in LOGGERS or kind == "composite":
@@ -306,7 +302,7 @@ def _logger(kind: str, config: LoggingConfig, experiment: str) -> Logger:
 
 
 def hooks_of(config: GenericTrainerConfig) -> list[Any]:
-    """The hooks of `HooksConfig`, the user's first, then those that other keys ask for."""
+    """Return the hooks of `HooksConfig`, the user's first, then those that other keys request."""
     source = config.validation.early_stopping_source
     check_choice("validation: early_stopping_source", source, SOURCES)
     hooks = config.hooks.build()
@@ -332,7 +328,7 @@ def hooks_of(config: GenericTrainerConfig) -> list[Any]:
     if config.log_loss_every_n_steps is not None:
         hooks.append(
             FunctionHook(
-                _say_loss, ["on_step_end"], When(every=f"{config.log_loss_every_n_steps} steps"), "loss_line"
+                _log_loss, ["on_step_end"], When(every=f"{config.log_loss_every_n_steps} steps"), "loss_line"
             )
         )
     if config.preemption.requeue_job:
@@ -345,8 +341,8 @@ def hooks_of(config: GenericTrainerConfig) -> list[Any]:
 
 
 def checkpointing_of(config: CheckpointConfig) -> list[ModelCheckpoint]:
-    """One hook per way of saving, each with a folder of its own, so that none removes what
-    another has kept.
+    """Return one hook per way of saving, each with a folder of its own, so that none removes files of
+    another.
     """
     naming: dict[str, Any] = {"filename": config.filename_template, "auto_insert_metric_name": False}
     keep = {**naming, "save_top_k": config.max_checkpoints}
@@ -392,7 +388,7 @@ def checkpointing_of(config: CheckpointConfig) -> list[ModelCheckpoint]:
 
 
 def metric_name(name: str) -> str:
-    """`val_loss` was a default that no run has ever logged; what is meant is `val/loss`."""
+    """Return `val/loss` for `val_loss`, a default that no run has ever logged."""
     kind, _, rest = name.partition("_")
     return f"{kind}/{rest}" if kind in ("val", "train") and rest and "/" not in name else name
 
@@ -401,7 +397,7 @@ def _requeued_after(number: int) -> str:
     known = {getattr(signal, each): each for each in ("SIGUSR1", "SIGTERM") if hasattr(signal, each)}
     if number not in known:
         raise OptionError(
-            f"preemption: signal={number!r}, allowed: {', '.join(known.values())}, which a run listens to.",
+            f"preemption: signal={number!r}, allowed: {', '.join(known.values())}, which a run handles.",
             option="signal",
             value=number,
             allowed=tuple(known),
@@ -414,5 +410,5 @@ def _named(name: str, hook: Any) -> Any:
     return hook
 
 
-def _say_loss(step: int, loss: float) -> None:
+def _log_loss(step: int, loss: float) -> None:
     log.info("step %d: loss %.4f", step, loss)

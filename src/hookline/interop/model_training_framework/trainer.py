@@ -34,7 +34,7 @@ from hookline.run.record import read_record
 from hookline.training.trainer import Trainer
 from hookline.util.errors import CheckpointError, OptionError
 
-# ---- The step functions that a `GenericTrainer` is given, as the steps of a run
+# ---- The step functions of a `GenericTrainer` as the steps of a run
 
 
 FORM = "(trainer, batch, batch_idx, dataloader_idx, dataloader_name)"
@@ -42,7 +42,7 @@ StepFunction = Callable[[Any, Any, int, int, str], Any]
 
 
 def check_step(what: str, function: Any) -> None:
-    """A function that cannot be called with the five arguments is refused now, not at the first batch."""
+    """Reject a function that cannot be called with the five arguments, before the first batch."""
     if not callable(function):
         raise OptionError(f"{what}() takes a function {FORM}, not {type(function).__name__}.")
     try:
@@ -50,13 +50,13 @@ def check_step(what: str, function: Any) -> None:
     except TypeError as error:
         name = getattr(function, "__name__", type(function).__name__)
         raise OptionError(f"{what}({name}): it is called with {FORM}, which does not fit: {error}.") from None
-    except ValueError:  # it does not tell
+    except ValueError:  # its signature is not known
         return
 
 
 class StepFunctions(PlainSteps):
-    """Calls them with the trainer and where the batch comes from; fires the events around forward if somebody
-    listens.
+    """Calls the step functions with the trainer and the origin of the batch; fires the forward events if a
+    hook listens.
     """
 
     __hookline_base__: ClassVar[bool] = True
@@ -75,16 +75,16 @@ class StepFunctions(PlainSteps):
     def training_step(
         self, batch: Any, batch_idx: int, dataloader_idx: int = 0, dataloader_name: str = ""
     ) -> Any:
-        """What `set_training_step` was given."""
-        return self._called(self.train, batch, batch_idx, dataloader_idx, dataloader_name)
+        """Call the function of `set_training_step`."""
+        return self._call(self.train, batch, batch_idx, dataloader_idx, dataloader_name)
 
     def validation_step(
         self, batch: Any, batch_idx: int, dataloader_idx: int = 0, dataloader_name: str = ""
     ) -> Any:
-        """What `set_validation_step` was given."""
-        return self._called(self.validate, batch, batch_idx, dataloader_idx, dataloader_name)
+        """Call the function of `set_validation_step`."""
+        return self._call(self.validate, batch, batch_idx, dataloader_idx, dataloader_name)
 
-    def _called(
+    def _call(
         self, function: Any, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_name: str
     ) -> Any:
         trainer = self.trainer
@@ -118,8 +118,8 @@ class GenericTrainer(Trainer):
         fabric: None = None,
         **options: Any,
     ) -> None:
-        """config: a GenericTrainerConfig, or a HooksConfig alone. options: of `hookline.Trainer`, instead of
-        the config's.
+        """config: a GenericTrainerConfig, or a HooksConfig alone. options: of `hookline.Trainer`; they
+        override the config's.
         """
         config = checked(config)
         if not isinstance(model, nn.Module) or isinstance(model, Module):
@@ -135,7 +135,7 @@ class GenericTrainer(Trainer):
         for each in self._optimizers:
             if not isinstance(each, Optimizer):
                 raise OptionError(
-                    f"optimizers: {type(each).__name__} is no torch.optim.Optimizer; pass a list of them."
+                    f"optimizers: {type(each).__name__} is not a torch.optim.Optimizer; pass a list of them."
                 )
         self._schedulers = [] if schedulers is None else _several(schedulers, "schedulers")
         more = options.pop("hooks", ())
@@ -148,7 +148,7 @@ class GenericTrainer(Trainer):
         self._train_step: StepFunction | None = None
         self._validation_step: StepFunction | None = None
         self.best_accuracy = 0.0
-        """For hooks to compare with and to set; kept in checkpoints."""
+        """For hooks to compare with and to set; saved in checkpoints."""
         self.hook_manager = HookManager(self.hooks, config.hooks.on_error)
         self.multi_loader_manager = LoaderManager(self)
         for hook in [*more, *hooks_of(config), BestAccuracy(self)]:
@@ -156,20 +156,20 @@ class GenericTrainer(Trainer):
 
     @property
     def multi_loader_config(self) -> MultiDataLoaderConfig:
-        """How the training loaders are mixed; `multi_loader_manager.rebuild_schedule()` takes over what a
-        hook changes in it.
+        """Return how the training loaders are mixed; `multi_loader_manager.rebuild_schedule()` applies
+        changes.
         """
         return self.config.train_loader_config  # type: ignore[no-any-return]
 
     def set_training_step(self, function: StepFunction) -> None:
-        """`function(trainer, batch, batch_idx, dataloader_idx, dataloader_name)` returns {'loss': ...} or the
-        loss itself.
+        """Set `function(trainer, batch, batch_idx, dataloader_idx, dataloader_name)`, which returns {'loss':
+        ...} or the loss.
         """
         check_step("set_training_step", function)
         self._train_step = function
 
     def set_validation_step(self, function: StepFunction) -> None:
-        """The same for validation batches; what it returns becomes `val/loss` and so on."""
+        """Set the same for validation batches; returned values become `val/loss` and so on."""
         check_step("set_validation_step", function)
         self._validation_step = function
 
@@ -183,8 +183,8 @@ class GenericTrainer(Trainer):
         """Train. Loaders: a list, a dictionary of names, or one.
 
         resume_from_checkpoint: a checkpoint's path, 'latest' or 'best'. None: a new run, unless the
-        configuration says `resume_from_latest_symlink=True` or SLURM has started the job again: then from the
-        newest one of this experiment.
+        configuration says `resume_from_latest_symlink=True` or SLURM has restarted the job: then from the
+        newest checkpoint of this experiment.
         """
         config = self.config
         train = named(train_loaders, config.train_loader_config.dataloader_names, "train_loaders")
@@ -197,7 +197,7 @@ class GenericTrainer(Trainer):
             raise OptionError("fit() needs a step: call trainer.set_training_step(function) before.")
         if val is not None and self._validation_step is None:
             raise OptionError(
-                "There are val_loaders, but no step for them: call trainer.set_validation_step(function) "
+                "fit() got val_loaders, but no step for them: call trainer.set_validation_step(function) "
                 "before."
             )
         if not isinstance(max_epochs, int) or isinstance(max_epochs, bool) or max_epochs < 1:
@@ -208,48 +208,50 @@ class GenericTrainer(Trainer):
             self.options.val_aggregation = aggregation_of(config.validation, list(val))
         weights, trained = config.loss_weights_per_loader, config.per_loader_optimizer_id
         mixture = mixture_of(config.train_loader_config, list(train), weights, trained)
-        asked = mixture if len(train) > 1 or mixture != Mixture() else None
+        given = mixture if len(train) > 1 or mixture != Mixture() else None
         start = "auto" if resume_from_checkpoint == "latest" else resume_from_checkpoint
-        by_itself = (
-            start is None and _resumes_by_itself(config.preemption) and self._directory.existing() is not None
+        is_automatic = (
+            start is None
+            and _resumes_automatically(config.preemption)
+            and self._directory.existing() is not None
         )
-        if start is None and not by_itself:
+        if start is None and not is_automatic:
             self._report_earlier_run()
         try:
-            return super().fit(self._net, train, val, mixture=asked, resume="auto" if by_itself else start)
+            return super().fit(self._net, train, val, mixture=given, resume="auto" if is_automatic else start)
         except CheckpointError as error:
-            if by_itself:
+            if is_automatic:
                 error.add_note(
-                    f"the run went on by itself from what is in {self.run_dir}; to begin afresh, give it "
+                    f"the run continued automatically from {self.run_dir}; to start a new run, give it "
                     "another experiment_name, or PreemptionConfig(resume_from_latest_symlink=False)"
                 )
             raise
 
     def _report_earlier_run(self) -> None:
-        """Log that a new run begins where another one was: most experiments keep the default name, and so the
-        directory.
+        """Log that a new run starts in the directory of another one: most experiments keep the default
+        name.
         """
         known = self._directory.existing()
         record = read_record(known) if known is not None and self.strategy.rank == 0 else {}
         if record and known is not None and find(known)[0]:
-            said = {"training": "has not ended", "error": f"failed at step {record['step']}"}
-            ended = said.get(record["status"], f"was {record['status']} at step {record['step']}")
+            words = {"training": "has not ended", "error": f"failed at step {record['step']}"}
+            ended = words.get(record["status"], f"was {record['status']} at step {record['step']}")
             log.warning(
-                "A new run begins in %s, where an earlier one %s. To continue that one: "
+                "A new run starts in %s, where an earlier one %s. To continue that one: "
                 'fit(..., resume_from_checkpoint="latest"). To keep both, give this one another '
                 "experiment_name.",
                 known,
                 ended,
             )
 
-    def _plain(self, module: nn.Module, loss: Any, step: Any, optimizer: Any) -> StepFunctions:
-        """What a run calls: always the step functions."""
+    def _plain_steps(self, module: nn.Module, loss: Any, step: Any, optimizer: Any) -> StepFunctions:
+        """Return the step functions as the steps of a run."""
         optimizers: Any = (self._optimizers, self._schedulers) if self._schedulers else self._optimizers
         return StepFunctions(self, module, self._train_step, self._validation_step, optimizers)
 
 
 class BestAccuracy(Hook):
-    """Keeps `trainer.best_accuracy`, which hooks compare with, over a resume."""
+    """Keeps `trainer.best_accuracy`, which hooks compare with, across a resume."""
 
     tier = "builtin"
 
@@ -258,16 +260,16 @@ class BestAccuracy(Hook):
         self._trainer = trainer
 
     def state_dict(self) -> dict[str, Any]:
-        """What hooks have made of it."""
+        """Return the current value."""
         return {"best_accuracy": float(self._trainer.best_accuracy)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it back."""
+        """Restore the value."""
         self._trainer.best_accuracy = state["best_accuracy"]
 
 
-def _resumes_by_itself(config: PreemptionConfig) -> bool:
-    """Return whether a fit that is not told where to start continues the experiment's newest run."""
+def _resumes_automatically(config: PreemptionConfig) -> bool:
+    """Return whether a fit without a given checkpoint continues the experiment's newest run."""
     if config.resume_from_latest_symlink is not None:
         return config.resume_from_latest_symlink
     return config.requeue_job and os.environ.get("SLURM_RESTART_COUNT", "0") != "0"

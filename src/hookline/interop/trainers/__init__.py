@@ -1,5 +1,8 @@
-"""The hooks and trainers of `trainers` (`get_trainer("simple", ...)`), by Hookline's plan and loop. Change
-the import line.
+"""The hooks and trainers of `trainers` (`get_trainer("simple", ...)`) on Hookline's loop: change the import
+line.
+
+Their objects in our loop: `hooks` has the hook classes and the state dictionary that they receive, `trainer`
+has the trainer classes, which run a `hookline.Trainer`.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ _registered: dict[str, Callable[..., Any]] = {}
 def get_trainer(
     name: str, model: Any, dataloader: Any, optimizer: Any, device: Any = "auto", **options: Any
 ) -> Any:
-    """A trainer by name: 'simple', 'accelerate', or one that `register_trainer` was given."""
+    """Return a trainer by name: 'simple', 'accelerate', or one of `register_trainer`."""
     known = {**_registered, **BUILTIN}
     if name not in known:
         raise OptionError(

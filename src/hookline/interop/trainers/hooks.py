@@ -32,14 +32,12 @@ KEYS = (
 
 
 def from_one(epoch: int) -> int:
-    """`trainers` counts epochs from 1."""
+    """Return the epoch counted from 1, as `trainers` counts."""
     return epoch + 1
 
 
 class StateDict(MutableMapping[str, Any]):
-    """The nine documented keys, true whenever they are looked at; keys of your own; and, if asked for, any
-    fact of Hookline.
-    """
+    """The nine documented keys, read live; keys of your own; and any fact of Hookline."""
 
     __slots__ = ("live",)
 
@@ -67,7 +65,7 @@ class StateDict(MutableMapping[str, Any]):
         return len(KEYS) + len(self.live.extras)
 
     def copy(self) -> dict[str, Any]:
-        """The values of this moment."""
+        """Return the current values as a dictionary."""
         return dict(self)
 
     def __repr__(self) -> str:
@@ -75,7 +73,7 @@ class StateDict(MutableMapping[str, Any]):
 
 
 LEDGER = "_ledger"
-"""The trainer's own hook, which nobody has added and nobody should find in a list."""
+"""The name of the trainer's own hook, which lists of hooks leave out."""
 READS: Mapping[str, Reader] = {"state": StateDict, "epoch": from_one}
 DOCUMENTED: Mapping[str, Row] = {
     "on_train_begin": Row("on_train_start", ("state",), READS),
@@ -86,9 +84,11 @@ DOCUMENTED: Mapping[str, Row] = {
     "on_evaluate_begin": Row("on_validation_start", ("state",), READS, in_sanity_check=False),
     "on_evaluate_end": Row("on_validation_end", ("state",), READS, in_sanity_check=False),
 }
-# a hook that also listens to other events finds the same state and the same numbers there
-HEARD = [event for event in EVENTS if "H" in event.receivers]
-OTHERS = {name: Row(event.name, (), READS) for event in HEARD for name in (event.name, *event.spellings)}
+# other events get the same state and the same epoch numbers
+HOOK_EVENTS = [event for event in EVENTS if "H" in event.receivers]
+OTHERS = {
+    name: Row(event.name, (), READS) for event in HOOK_EVENTS for name in (event.name, *event.spellings)
+}
 
 
 class TrainingHook(DialectHook):
@@ -122,40 +122,40 @@ class TrainingHook(DialectHook):
 
 
 class HookManager:
-    """Hooks by name. A trainer's own is `trainer.hooks`; one made by hand serves a loop of one's own, which
-    calls `on_...`.
+    """Hooks by name. A trainer's own is `trainer.hooks`; one made by hand serves your own loop, which calls
+    `on_...`.
     """
 
     def __init__(self, hooks: HookList | None = None) -> None:
         self._hooks = HookList(Plan(EVENTS), EVENTS) if hooks is None else hooks
 
     def add_hook(self, hook: Any) -> Handle:
-        """Add a hook; it takes the place of one with the same name."""
+        """Add a hook; it replaces one with the same name."""
         fresh = HookList(Plan(EVENTS), EVENTS).add(
             hook
-        )  # a wrong hook is refused before the one it replaces is gone
+        )  # reject a wrong hook before removing the one it replaces
         if fresh.name in self._hooks and fresh.name == getattr(fresh.hook, "name", ""):
             self._hooks.remove(fresh.name)
         return self._hooks.add(fresh.hook)
 
     def remove_hook(self, name: str) -> Any:
-        """Take a hook out by name and return it."""
+        """Remove a hook by name and return it."""
         return self._hooks.remove(name)
 
     def enable_hook(self, name: str) -> None:
-        """Switch a hook on again."""
+        """Enable a hook."""
         self._hooks.enable(name)
 
     def disable_hook(self, name: str) -> None:
-        """Switch a hook off; it keeps its place."""
+        """Disable a hook; it keeps its position."""
         self._hooks.disable(name)
 
     def get_hook(self, name: str) -> Any:
-        """The hook of this name."""
+        """Return the hook of this name."""
         return self._hooks[name]
 
     def list_hooks(self) -> list[str]:
-        """The names of the hooks that are switched on."""
+        """Return the names of the enabled hooks."""
         return [name for name in self._hooks.list_hooks() if name != LEDGER]
 
     def __iter__(self) -> Iterator[Any]:
@@ -167,43 +167,43 @@ class HookManager:
     def __contains__(self, hook: Any) -> bool:
         return hook in self._hooks
 
-    # ---- for a loop of one's own ---------------------------------------------------------------------------
+    # ---- for your own loop ---------------------------------------------------------------------------------
 
     def on_train_begin(self, state: Any) -> None:
-        """Training starts."""
-        self._tell("on_train_begin", state)
+        """Call the hooks when training starts."""
+        self._call("on_train_begin", state)
 
     def on_epoch_begin(self, epoch: int, state: Any) -> None:
-        """An epoch starts."""
-        self._tell("on_epoch_begin", epoch, state)
+        """Call the hooks when an epoch starts."""
+        self._call("on_epoch_begin", epoch, state)
 
     def on_batch_end(self, batch_idx: Any, loss: Any, state: Any) -> None:
-        """After each batch."""
-        self._tell("on_batch_end", batch_idx, loss, state)
+        """Call the hooks after each batch."""
+        self._call("on_batch_end", batch_idx, loss, state)
 
     def on_epoch_end(self, epoch: int, state: Any) -> None:
-        """An epoch ends."""
-        self._tell("on_epoch_end", epoch, state)
+        """Call the hooks when an epoch ends."""
+        self._call("on_epoch_end", epoch, state)
 
     def on_train_end(self, state: Any) -> None:
-        """Training is complete."""
-        self._tell("on_train_end", state)
+        """Call the hooks when training is complete."""
+        self._call("on_train_end", state)
 
     def on_evaluate_begin(self, state: Any) -> None:
-        """An evaluation starts."""
-        self._tell("on_evaluate_begin", state)
+        """Call the hooks when an evaluation starts."""
+        self._call("on_evaluate_begin", state)
 
     def on_evaluate_end(self, state: Any) -> None:
-        """An evaluation is complete."""
-        self._tell("on_evaluate_end", state)
+        """Call the hooks when an evaluation is complete."""
+        self._call("on_evaluate_end", state)
 
-    def _tell(self, method: str, *arguments: Any) -> None:
+    def _call(self, method: str, *arguments: Any) -> None:
         for entry in self._hooks.entries():
             if entry.enabled and entry.name != LEDGER:
                 if not isinstance(entry.hook, TrainingHook):
                     raise HookError(
-                        f"hook {entry.name!r} is no TrainingHook of this dialect, so a loop of your own "
-                        f"cannot call its {method}; trainer.train() can, and disable_hook leaves it out."
+                        f"hook {entry.name!r} is not a TrainingHook of this dialect, so your own loop cannot "
+                        f"call its {method}. Use trainer.train(), or disable_hook to skip it."
                     )
                 getattr(entry.hook, method)(*arguments)
 

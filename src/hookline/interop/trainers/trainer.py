@@ -1,4 +1,4 @@
-"""`BaseTrainer`, `SimpleTrainer`, `AccelerateTrainer`: the documented methods of `trainers`, done by
+"""`BaseTrainer`, `SimpleTrainer`, `AccelerateTrainer`: the documented methods of `trainers`, run by
 `hookline.Trainer`.
 """
 
@@ -37,7 +37,7 @@ from hookline.util.errors import OptionError
 Loss = Callable[[Any, Any], Any]
 
 
-class Measure:
+class ModelStep:
     """The step of a plain model. A batch is a dictionary of the model's arguments, (inputs, targets), or its
     one input.
     """
@@ -46,7 +46,7 @@ class Measure:
         self.loss = loss
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
-        """The batch's loss."""
+        """Return the batch's loss."""
         targets = None
         if isinstance(batch, Mapping):
             outputs = model(**batch)
@@ -58,19 +58,21 @@ class Measure:
         if self.loss is not None:
             return self.loss(outputs, targets)
         own = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", outputs)
-        return own if isinstance(own, Tensor) and own.dim() == 0 else guessed(outputs, targets)
+        return own if isinstance(own, Tensor) and own.dim() == 0 else default_loss(outputs, targets)
 
 
-def guessed(outputs: Any, targets: Any) -> Tensor:
-    """Cross entropy for whole numbers, the mean squared error for others, where the shapes leave no doubt."""
+def default_loss(outputs: Any, targets: Any) -> Tensor:
+    """Return the cross entropy for integer targets, the mean squared error for others, if the shapes
+    match.
+    """
     if isinstance(outputs, Tensor) and isinstance(targets, Tensor):
         if not targets.is_floating_point() and outputs.shape[:-1] == targets.shape:
             return cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1))
         if targets.is_floating_point() and outputs.shape == targets.shape:
             return mse_loss(outputs, targets)
     raise OptionError(
-        f"The model returns {_shape(outputs)} and no loss; with {_shape(targets)} as targets there is no "
-        "telling which is meant. Return {'loss': ...} from the model, or pass "
+        f"The model returns {_shape(outputs)} and no loss, and the targets are {_shape(targets)}, so no "
+        "loss function can be chosen. Return {'loss': ...} from the model, or pass "
         "loss=torch.nn.functional.cross_entropy (or another function of outputs and targets) to "
         "get_trainer."
     )
@@ -89,9 +91,9 @@ RENAMED = {
     "log_interval": "log_every_n_steps",
     "validate_every_n_epochs": "check_val_every_n_epoch",
 }
-"""The options of `trainers`, and what Hookline calls them."""
-DONE_HERE = {*RENAMED.values(), "device", "strategy", "callbacks"}
-KNOWN = (*RENAMED, "val_dataloader", "loss", *(name for name in ARGUMENTS if name not in DONE_HERE))
+"""The options of `trainers`, and Hookline's names for them."""
+SET_HERE = {*RENAMED.values(), "device", "strategy", "callbacks"}
+KNOWN = (*RENAMED, "val_dataloader", "loss", *(name for name in ARGUMENTS if name not in SET_HERE))
 """The options of a trainer here: its own, and those of `hookline.Trainer` that it does not set itself."""
 
 
@@ -113,8 +115,8 @@ class BaseTrainer:
         hooks: Iterable[Any] = (),
         **options: Any,
     ) -> None:
-        """`loss`: of outputs and targets, for a model that does not return its loss; `output_dir`: where a
-        run writes.
+        """loss: a function of outputs and targets, for a model that does not return its loss. output_dir:
+        where a run writes.
         """
         _check(self, model, options)
         self.model, self.dataloader, self.optimizer, self.val_dataloader = (
@@ -128,7 +130,7 @@ class BaseTrainer:
         if not settings.keys() & OLD_NAMES.keys():
             quiet["checkpoint"] = False  # `add_checkpointing` saves
         self.trainer = self.make_trainer(device, {"max_epochs": num_epochs, **quiet, **settings})
-        self._measure = Measure(loss)
+        self._step = ModelStep(loss)
         self._ledger = _Ledger(self)
         self.trainer.add_hook(self._ledger)
         self._ledger.setup(self.trainer.state)
@@ -137,18 +139,18 @@ class BaseTrainer:
             self.hooks.add_hook(hook)
 
     def make_trainer(self, device: Any, settings: dict[str, Any]) -> Trainer:
-        """The trainer that does the work."""
+        """Return the trainer that runs the training."""
         return Trainer(device=device, **settings)
 
     def train(self) -> dict[str, Any]:
-        """Train for `num_epochs` epochs: the mean loss of each, the last of them, seconds, batches and
+        """Train for `num_epochs` epochs; return the mean loss of each, the last one, seconds, batches and
         samples.
         """
         began = time.monotonic()
         losses: list[float] = []
         self._ledger.losses = losses
         self.trainer.fit(
-            self.model, self.dataloader, self.val_dataloader, step=self._measure, optimizer=self.optimizer
+            self.model, self.dataloader, self.val_dataloader, step=self._step, optimizer=self.optimizer
         )
         live = self.trainer.state
         return {
@@ -160,8 +162,8 @@ class BaseTrainer:
         }
 
     def evaluate(self, dataloader: Any = None) -> dict[str, float]:
-        """Loss, perplexity and whatever else is measured: on this loader, or the validation data, or the
-        training data.
+        """Return loss, perplexity and other metrics on this loader, the validation data, or the training
+        data.
 
         A hook may call it without a loader at the end of a batch or epoch, if there is validation data.
         """
@@ -171,7 +173,7 @@ class BaseTrainer:
             chosen = next(
                 each for each in (dataloader, self.val_dataloader, self.dataloader) if each is not None
             )
-            measured = self.trainer.validate(self.model, chosen, step=self._measure)
+            measured = self.trainer.validate(self.model, chosen, step=self._step)
         results = {name.removeprefix("val/"): value for name, value in measured.items()}
         if "loss" in results:
             results.setdefault("perplexity", perplexity_of(results["loss"]))
@@ -179,34 +181,34 @@ class BaseTrainer:
 
     @property
     def state(self) -> StateDict:
-        """What hooks get: live, before, during and after a run."""
+        """Return the state that hooks get: live, before, during and after a run."""
         return StateDict(self.trainer.state)
 
     @property
     def device(self) -> Any:
-        """Where the model is trained."""
+        """Return the device of the training."""
         return self.trainer.device
 
     # ---- hooks ---------------------------------------------------------------------------------------------
 
     def add_hook(self, hook: Any) -> Handle:
-        """Add a hook; it takes the place of one with the same name."""
+        """Add a hook; it replaces one with the same name."""
         return self.hooks.add_hook(hook)
 
     def remove_hook(self, name: str) -> Any:
-        """Take a hook out by name and return it."""
+        """Remove a hook by name and return it."""
         return self.hooks.remove_hook(name)
 
     def enable_hook(self, name: str) -> None:
-        """Switch a hook on again."""
+        """Enable a hook."""
         self.hooks.enable_hook(name)
 
     def disable_hook(self, name: str) -> None:
-        """Switch a hook off; it keeps its place."""
+        """Disable a hook; it keeps its position."""
         self.hooks.disable_hook(name)
 
     def add_console_logging(self, log_every_n_batches: int = 10) -> Handle:
-        """Print the loss every so many batches; the hook is called `console_log`."""
+        """Print the loss every n batches; the hook is called `console_log`."""
         return self.add_hook(ConsoleLogHook(log_every_n_batches))
 
     def add_json_logging(self, log_every_n_batches: int = 100) -> Handle:
@@ -214,7 +216,7 @@ class BaseTrainer:
         return self.add_hook(JSONLogHook(log_every_n_batches))
 
     def add_checkpointing(self, save_every_n_epochs: int = 1) -> Handle:
-        """Save every so many epochs; the hook is called `checkpoint`."""
+        """Save every n epochs; the hook is called `checkpoint`."""
         return self.add_hook(CheckpointHook(save_every_n_epochs))
 
 
@@ -223,19 +225,19 @@ class SimpleTrainer(BaseTrainer):
 
 
 class AccelerateTrainer(BaseTrainer):
-    """On Accelerate: one process, or as many as torchrun has started. `state["wrapped_model"]` is what it has
-    prepared.
+    """Runs on Accelerate: one process, or those that torchrun started. `state["wrapped_model"]` is the
+    prepared model.
     """
 
     def make_trainer(self, device: Any, settings: dict[str, Any]) -> Trainer:
-        """With the strategy for it."""
+        """Return a trainer with the Accelerate strategy."""
         return Trainer(
             strategy=Accelerated(device=device, precision=settings.pop("precision", 32)), **settings
         )
 
 
 class _Ledger(Hook):
-    """Sees to it that the state is true outside training too, and writes down what `train()` returns."""
+    """Fills the state outside of training too, and collects the losses that `train()` returns."""
 
     name = LEDGER
     order = -1000
@@ -249,7 +251,7 @@ class _Ledger(Hook):
         owner = self.owner
         if state.stage == "fit":
             self.fitted = state
-        elif self.fitted is not None:  # an evaluation is told of the training before it
+        elif self.fitted is not None:  # an evaluation sees the counters of the training before it
             state.fill(
                 epoch=self.fitted.epoch, batch_idx=self.fitted.batch_idx, last_loss=self.fitted.last_loss
             )
@@ -271,7 +273,7 @@ def _check(trainer: BaseTrainer, model: Any, options: dict[str, Any]) -> None:
     who = type(trainer).__name__
     if isinstance(model, Module):
         raise OptionError(
-            f"{who} takes a plain nn.Module; {type(model).__name__} is a hookline.Module with steps and "
-            "optimizers of its own: hookline.Trainer().fit(model, dataloader)."
+            f"{who} takes a plain nn.Module; {type(model).__name__} is a hookline.Module with its own steps "
+            "and optimizers: use hookline.Trainer().fit(model, dataloader)."
         )
     refuse_unknown_options(who, (name for name in options if name not in OLD_NAMES), KNOWN)

@@ -1,5 +1,5 @@
-"""transformers' callbacks among Hookline's hooks, unchanged: EarlyStoppingCallback, PrinterCallback, and
-people's own.
+"""transformers' callbacks among Hookline's hooks, unchanged: EarlyStoppingCallback, PrinterCallback, and your
+own.
 """
 
 from __future__ import annotations
@@ -34,66 +34,70 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "on_save": ("on_checkpoint_save",),
 }
 """Their method -> our events. At one event they are called in this order."""
-NOT_HERE = {
-    "on_push_begin": "nothing is pushed to a hub here; hookline.hooks.UploadCheckpoint sends checkpoints "
-    "anywhere"
+UNSUPPORTED = {
+    "on_push_begin": "Hookline does not push to a hub; hookline.hooks.UploadCheckpoint uploads checkpoints"
 }
 INSIDE = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
-"""Called inside a step: `state.global_step` and `state.epoch` stand still there, until the update is
+"""Called inside a step: `state.global_step` and `state.epoch` do not change there until the update is
 complete.
 """
 REFRESHES = ("on_train_start", "on_train_epoch_start", "on_step_end", "on_train_epoch_end")
-"""Where they move on for a callback that looks at them inside; others find them up to date whenever they are
-called.
+"""Events that update these two for a callback with methods inside a step; others update them before each
+call.
 """
 
 
 class TransformersCallback(AdoptedCallback):
-    """Stands for one callback. What it sets in `control`, and no later callback takes back, is done."""
+    """Represents one callback. What it sets in `control` is done, unless a later callback resets it."""
 
     kind = "transformers callback"
 
     def __init__(self, original: Any) -> None:
         super().__init__(original, ("transformers",), "TrainerCallback")
-        refuse_misspelled(original, dict.fromkeys(METHODS, 99))  # beyond three they are given by name
+        refuse_misspelled(original, dict.fromkeys(METHODS, 99))  # arguments beyond three are passed by name
         self.shared: Any = None
         """The run, with what all transformers callbacks have in common (`SharedRun`)."""
         self.given: dict[str, Any] = {}
         self._given: dict[str, dict[str, Any]] = {}
-        """What each method takes of it."""
+        """The keyword arguments that each method takes."""
         self._accumulate = 1
         self._own = {
             event for method, events in METHODS.items() if self.overrides(method) for event in events
         }
         """The events at which a method of the callback is called."""
-        self._asleep: list[Listener] = []
-        """Called only after the callback has asked for something, so that asking for nothing costs nothing.
-        """
-        for method, reason in NOT_HERE.items():
+        self._inactive: list[Listener] = []
+        """Listeners that are active only after the callback has set a flag, so that others cost nothing."""
+        for method, reason in UNSUPPORTED.items():
             if self.overrides(method):
                 raise HookError(
-                    f"{type(original).__name__} listens to {method}, which cannot be honoured: {reason}."
+                    f"{type(original).__name__} listens to {method}, which Hookline lacks: {reason}."
                 )
 
     # ---- listening -----------------------------------------------------------------------------------------
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
-        """One per event: what all callbacks share is kept up, then come the methods that this
-        one overrides.
+        """Return one listener per event: it updates the shared state, then calls the methods that this
+        callback overrides.
         """
         looks_inside = any(self.overrides(method) for method in INSIDE)
-        heard: dict[str, list[Caller]] = {event: [self._refresh] for event in REFRESHES if looks_inside}
-        heard["on_fit_start"], heard["on_train_start"] = [self._take_in], [self._measure, self._refresh]
-        heard["on_train_epoch_start"] = [self._new_epoch, self._refresh]
-        heard["on_train_metrics"], heard["on_validation_end"] = [self._note_row], [self._note_evaluation]
-        facts = {event: ("metrics",) if "metrics" in table[event].facts else () for event in heard}
+        calls_at: dict[str, list[Caller]] = {event: [self._refresh] for event in REFRESHES if looks_inside}
+        calls_at["on_fit_start"], calls_at["on_train_start"] = (
+            [self._read_run],
+            [self._measure, self._refresh],
+        )
+        calls_at["on_train_epoch_start"] = [self._new_epoch, self._refresh]
+        calls_at["on_train_metrics"], calls_at["on_validation_end"] = (
+            [self._record_row],
+            [self._record_evaluation],
+        )
+        facts = {event: ("metrics",) if "metrics" in table[event].facts else () for event in calls_at}
         for method, events in METHODS.items():
             if self.overrides(method):
                 for event in events:
-                    heard.setdefault(event, []).append(self._caller(method, event))
+                    calls_at.setdefault(event, []).append(self._caller(method, event))
                     facts[event] = ("metrics",) if "metrics" in table[event].facts else ()
-        heard["on_validation_end"].append(self._note_best)
-        heard.setdefault("on_train_epoch_end", []).append(self._settle_epoch)
+        calls_at["on_validation_end"].append(self._update_best)
+        calls_at.setdefault("on_train_epoch_end", []).append(self._apply_after_epoch)
 
         def listener(event: str, *calls: Caller) -> Listener:
             return Listener(
@@ -116,29 +120,29 @@ class TransformersCallback(AdoptedCallback):
             [],
             declares_steering=True,
         )
-        self._asleep = [ends, listener("on_step_end", self._settle_step)]
-        return [*(listener(event, *calls) for event, calls in heard.items()), *self._asleep]
+        self._inactive = [ends, listener("on_step_end", self._apply_after_step)]
+        return [*(listener(event, *calls) for event, calls in calls_at.items()), *self._inactive]
 
     def _origin(self, event: str) -> Callable[..., Any]:
-        """The method that `explain` shows for an event."""
+        """Return the method that `explain` shows for an event."""
         names = [method for method, events in METHODS.items() if event in events and self.overrides(method)]
-        function: Callable[..., Any] = getattr(self.original, names[0]) if names else self._settle
+        function: Callable[..., Any] = getattr(self.original, names[0]) if names else self._apply
         return function
 
     def _caller(self, method: str, event: str) -> Caller:
         function, extra, applies = (
             getattr(self.original, method),
-            EXTRAS.get((method, event)),
-            APPLIES.get(method),
+            EXTRA_ARGUMENTS.get((method, event)),
+            CONDITIONS.get(method),
         )
-        moves_on = method not in INSIDE
+        is_between_steps = method not in INSIDE
 
         def call(s: Any) -> None:
             if applies is not None and not applies(self, s):
                 return
             shared = self.shared
             state, batches = shared.state, shared.batches
-            if moves_on:
+            if is_between_steps:
                 state.global_step = s.step
                 state.epoch = s.batches_seen / batches if batches else float(s.epochs_seen)
             given = (
@@ -158,82 +162,82 @@ class TransformersCallback(AdoptedCallback):
                 or control.should_epoch_stop
                 or control.should_training_stop
             ):
-                self._asked(s, event)
+                self._handle_control(s, event)
 
         return call
 
     def _named(self, method: str, given: dict[str, Any]) -> dict[str, Any]:
-        """As far as the method takes it."""
+        """Return the arguments that the method accepts."""
         parameters = inspect.signature(getattr(self.original, method)).parameters
         if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
             return given
         return {key: value for key, value in given.items() if key in parameters}
 
-    # ---- what is asked for ---------------------------------------------------------------------------------
+    # ---- the flags of control ------------------------------------------------------------------------------
 
-    def _asked(self, s: Any, event: str) -> None:
-        """Something is set in `control`: it is done once no other callback can take it back at this event."""
+    def _handle_control(self, s: Any, event: str) -> None:
+        """Handle a flag in `control`, once no other callback can reset it at this event."""
         shared = self.shared
         if shared.control.should_training_stop:
-            shared.note_stop(type(self.original).__name__, s.step)
-        if [self, *(each for each in self._in_turn(s, event) if event in each._own)][-1] is self:
-            shared.settle_stop(s)
-            (self._settle if event == "on_step_end" else self._wake)(s)
+            shared.record_stop(type(self.original).__name__, s.step)
+        if [self, *(each for each in self._callbacks_at(s, event) if event in each._own)][-1] is self:
+            shared.request_stop(s)
+            (self._apply if event == "on_step_end" else self._activate)(s)
 
-    def _settle_step(self, s: Any) -> None:
+    def _apply_after_step(self, s: Any) -> None:
         if self._is_last(s, "on_step_end"):
-            self._settle(s)
+            self._apply(s)
 
-    def _settle_epoch(self, s: Any) -> None:
+    def _apply_after_epoch(self, s: Any) -> None:
         if self._is_last(s, "on_train_epoch_end"):
-            self._settle(s)
+            self._apply(s)
 
-    def _settle(self, s: Any) -> None:
-        """What was asked for is done; then it is quiet again, unless the epoch is to end."""
+    def _apply(self, s: Any) -> None:
+        """Do what the flags request; deactivate the extra listeners unless the epoch is to end."""
         shared = self.shared
-        shared.settle(s)
+        shared.apply_control(s)
         if shared.control.should_epoch_stop or shared.ends_epoch:
-            self._wake(s)
+            self._activate(s)
         else:
             for each in shared.members:
-                each._sleep(s)
+                each._deactivate(s)
 
-    def _wake(self, s: Any) -> None:
+    def _activate(self, s: Any) -> None:
         plan, shared = s.trainer.plan, self.shared
         shared.ends_epoch = shared.ends_epoch or shared.control.should_epoch_stop
-        plan.add([each for each in self._asleep if each not in plan])
+        plan.add([each for each in self._inactive if each not in plan])
 
-    def _sleep(self, s: Any) -> None:
+    def _deactivate(self, s: Any) -> None:
         plan = s.trainer.plan
-        plan.remove([each for each in self._asleep if each in plan])
+        plan.remove([each for each in self._inactive if each in plan])
 
     def _end_epoch(self, s: Any) -> Any:
-        """Several ranks end an epoch together: once all of them wait to hear of it, a batch or two after this
-        was woken.
+        """Return END_EPOCH. Several ranks end an epoch together, a batch or two later, once all of them wait
+        for signals.
         """
         run = getattr(s.trainer, "_run", None)
         waited_for = run is None or run.boundary.waits_for_signals
         return END_EPOCH if self.shared.ends_epoch and waited_for else None
 
-    def _in_turn(self, s: Any, event: str) -> list[Any]:
-        """The transformers callbacks that hear this event, in the order in which they are called."""
+    def _callbacks_at(self, s: Any, event: str) -> list[Any]:
+        """Return the transformers callbacks that listen to this event, in the order of their calls."""
         found = [
             each.owner
             for each in s.trainer.plan.listeners(event)
             if isinstance(each.owner, TransformersCallback)
         ]
-        return found or [self]  # it may have taken itself out
+        return found or [self]  # it may have removed itself
 
     def _is_first(self, s: Any, event: str) -> bool:
-        return self._in_turn(s, event)[0] is self
+        return self._callbacks_at(s, event)[0] is self
 
     def _is_last(self, s: Any, event: str) -> bool:
-        return self._in_turn(s, event)[-1] is self
+        return self._callbacks_at(s, event)[-1] is self
 
     # ---- the run -------------------------------------------------------------------------------------------
 
     def begin_run(self, state: Any) -> None:
-        """A run begins: what the callback is shown is of this run, and the same for all of its kind."""
+        """Join the state that all transformers callbacks of this run share."""
         others = [
             entry.hook.shared
             for entry in state.hooks.entries()
@@ -243,11 +247,11 @@ class TransformersCallback(AdoptedCallback):
         self.shared = known or SharedRun(state, sys.modules[self.base.__module__])
         self.shared.members.append(self)
         self._accumulate = getattr(state.trainer.options, "accumulate_grad_batches", 1)
-        self._sleep(state)
-        self._take_in(state)
+        self._deactivate(state)
+        self._read_run(state)
 
-    def _take_in(self, s: Any) -> None:
-        """The loaders and the optimizers exist from on_fit_start on."""
+    def _read_run(self, s: Any) -> None:
+        """Read the loaders and the optimizers, which exist from on_fit_start on."""
         trainer, options, shared = s.trainer, s.trainer.options, self.shared
         run = getattr(trainer, "_run", None)
         loaders = {} if run is None else run.data.given
@@ -263,11 +267,11 @@ class TransformersCallback(AdoptedCallback):
         shared.state.logging_steps = options.log_every_n_steps
         shared.state.num_train_epochs = max(0, options.max_epochs or 0)
         if isinstance(shared.args, ArgsView):
-            shared.args.settle(s, bool(trainer.num_batches("val")) or loaders.get("val") is not None)
+            shared.args.complete(s, bool(trainer.num_batches("val")) or loaders.get("val") is not None)
 
     def _new_epoch(self, s: Any) -> None:
         self.shared.begin_epoch(s)
-        self._measure(s)  # a loop of one's own has its loader only now
+        self._measure(s)  # a hand-written loop has its loader only now
 
     def _measure(self, s: Any) -> None:
         self.shared.measure(s, self._accumulate)
@@ -275,33 +279,33 @@ class TransformersCallback(AdoptedCallback):
     def _refresh(self, s: Any) -> None:
         self.shared.refresh(s)
 
-    def _note_row(self, s: Any) -> None:
+    def _record_row(self, s: Any) -> None:
         if self._is_first(s, "on_train_metrics"):
-            self.shared.note_row(s)
+            self.shared.record_row(s)
 
-    def _note_evaluation(self, s: Any) -> None:
+    def _record_evaluation(self, s: Any) -> None:
         if not s.sanity_checking and self._is_first(s, "on_validation_end"):
-            self.shared.note_evaluation(s)
+            self.shared.record_evaluation(s)
 
-    def _note_best(self, s: Any) -> None:
+    def _update_best(self, s: Any) -> None:
         if not s.sanity_checking and self._is_last(s, "on_validation_end"):
-            self.shared.note_best(s)
+            self.shared.update_best(s)
 
     # ---- state ---------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What the callback exports, and the best metric that it goes by."""
+        """Return the callback's exported state, and the best metric so far."""
         exported = self.original.state()["attributes"] if hasattr(self.original, "state") else {}
         return {"attributes": exported, **(self.shared.state_dict() if self.shared is not None else {})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it back."""
+        """Restore the state."""
         for name, value in state.get("attributes", {}).items():
             setattr(self.original, name, value)
         self.shared.load_state_dict(state)
 
 
-# ---- what some methods are given, and when they are not called ---------------------------------------------
+# ---- extra arguments of some methods, and conditions of their calls ----------------------------------------
 
 
 def _logged(callback: TransformersCallback, s: Any) -> dict[str, Any]:
@@ -322,14 +326,14 @@ def _tested(callback: TransformersCallback, s: Any) -> dict[str, Any]:
     }
 
 
-EXTRAS: Mapping[tuple[str, str], Callable[[TransformersCallback, Any], dict[str, Any]]] = {
+EXTRA_ARGUMENTS: Mapping[tuple[str, str], Callable[[TransformersCallback, Any], dict[str, Any]]] = {
     ("on_log", "on_train_metrics"): _logged,
     ("on_log", "on_validation_end"): _logged,
     ("on_evaluate", "on_validation_end"): _evaluated,
     ("on_predict", "on_test_end"): _tested,
     ("on_predict", "on_predict_end"): lambda callback, s: {"metrics": {}},
 }
-APPLIES: Mapping[str, Callable[[TransformersCallback, Any], bool]] = {
+CONDITIONS: Mapping[str, Callable[[TransformersCallback, Any], bool]] = {
     # a step of theirs is a window of ours
     "on_step_begin": lambda callback, s: (
         s.batch_idx % callback._accumulate == 0 and not callback.shared.ends_epoch
@@ -344,14 +348,14 @@ APPLIES: Mapping[str, Callable[[TransformersCallback, Any], bool]] = {
 
 
 def _one(calls: Sequence[Caller]) -> Caller:
-    """Several calls as one; the last one's answer counts."""
+    """Return one caller for several; the last one's returned value counts."""
     if len(calls) == 1:
         return calls[0]
 
-    def all_of_them(s: Any) -> Any:
+    def call_all(s: Any) -> Any:
         answer = None
         for call in calls:
             answer = call(s)
         return answer
 
-    return all_of_them
+    return call_all

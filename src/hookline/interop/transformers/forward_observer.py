@@ -1,4 +1,4 @@
-"""Hears a model being called, for hosts whose callbacks are not told of batches and losses."""
+"""Observes the calls of a model, for hosts whose callbacks receive neither batches nor losses."""
 
 from __future__ import annotations
 
@@ -14,38 +14,40 @@ from hookline.util.errors import HookError
 
 
 class ForwardListener(Protocol):
-    """Whoever wants to know of it."""
+    """The methods that a `ForwardObserver` calls."""
 
     def forward_begins(self, batch: Any) -> None:
-        """The model is called, in training mode."""
+        """Handle a call of the model in training mode."""
         ...
 
     def forward_ends(self, outputs: Any) -> Any:
-        """It has returned; other outputs may be returned in their place."""
+        """Handle its outputs; the return value, if not None, replaces them."""
         ...
 
     def evaluation_begins(self, batch: Any) -> None:
-        """The model is called, in eval mode."""
+        """Handle a call of the model in eval mode."""
         ...
 
     def evaluation_ends(self, outputs: Any) -> None:
-        """It has returned."""
+        """Handle its outputs."""
         ...
 
     def weights_are_read(self) -> None:
-        """Somebody takes the model's state, to save it."""
+        """Handle a read of the model's state dict, which is about to be saved."""
         ...
 
 
 class ForwardObserver:
-    """On the model from `listen` to `release`. A copy of the model is deaf: it is not what is trained."""
+    """Observes a model from `listen` to `release`. A copy of the model is not observed, because it is not
+    trained.
+    """
 
     def __init__(self, listener: ForwardListener | None = None) -> None:
         self.listener = listener
         self._handles: list[Any] = []
 
     def listen(self, module: Any) -> None:
-        """Hear this model."""
+        """Register hooks on the model."""
         self._handles = [
             module.register_forward_pre_hook(self.called, with_kwargs=True),
             module.register_forward_hook(self.returned, with_kwargs=True),
@@ -53,7 +55,7 @@ class ForwardObserver:
         ]
 
     def release(self) -> None:
-        """Leave the model as it was found."""
+        """Remove the hooks from the model."""
         handles, self._handles = self._handles, []
         for each in handles:
             each.remove()
@@ -65,18 +67,18 @@ class ForwardObserver:
         return ForwardObserver, ()
 
     def called(self, module: Any, args: Any, kwargs: Any) -> None:
-        """Before the forward."""
+        """Report a call before the forward."""
         if self.listener is not None:
             begins = self.listener.forward_begins if module.training else self.listener.evaluation_begins
             begins(kwargs or args)
 
     def read(self, *given: Any) -> None:
-        """Before its state is taken."""
+        """Report a read of the state dict before it happens."""
         if self.listener is not None:
             self.listener.weights_are_read()
 
     def returned(self, module: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
-        """After it."""
+        """Report the outputs after the forward."""
         if self.listener is None:
             return None
         return (
@@ -85,7 +87,7 @@ class ForwardObserver:
 
 
 def loss_in(outputs: Any) -> Tensor | None:
-    """The loss among a model's outputs."""
+    """Return the loss among a model's outputs, or None."""
     if isinstance(outputs, dict):
         found = outputs.get("loss")
     else:
@@ -94,14 +96,14 @@ def loss_in(outputs: Any) -> Tensor | None:
 
 
 def with_loss(outputs: Any, loss: Tensor) -> Any:
-    """The same outputs with another loss."""
+    """Return the same outputs with another loss."""
     if isinstance(outputs, dict):
         outputs["loss"] = loss
         return outputs
     return type(outputs)([loss, *outputs[1:]]) if isinstance(outputs, tuple | list) else loss
 
 
-# ---- Whether the loss that hooks are told is the one that transformers trains on
+# ---- Check that transformers trains on the loss that hooks see
 
 
 log = logging.getLogger("hookline")
@@ -112,51 +114,53 @@ class ObservedLoss:
 
     def __init__(self, line: HostedRun) -> None:
         self.line = line
-        self.is_awaited = False
-        """Whether this batch's was told, and is not differentiated yet."""
-        self.is_elsewhere = False
-        """Whether something else is differentiated than what the model returns."""
+        self.awaits_backward = False
+        """Whether hooks have received the loss of this batch, and it is not differentiated yet."""
+        self.is_replaced = False
+        """Whether transformers differentiates another value than the one that the model returns."""
         self._is_compared = False
         self._sum: Any = 0.0
-        """Of what was told in so many steps, until transformers first logs its own."""
+        """The sum of the losses of `_steps` steps, until transformers first logs its own."""
         self._steps = 0
 
-    def is_asked_for(self) -> bool:
-        """Whether a hook would be told something wrong."""
+    def is_requested(self) -> bool:
+        """Return whether a hook requests the loss or a value that depends on it."""
         plan = self.line.plan
         return plan.on_before_backward is not noop or bool(plan.wanted & {"loss", "grad_norm"})
 
     def refuse(self, why: str) -> None:
-        """Callbacks cannot see it: an error, if there is a hook that asks for it."""
-        if self.is_asked_for():
-            raise HookError(f"A hook asks for the loss, but {type(self.line.module).__name__} {why}.")
+        """Raise an error if a hook requests the loss, which callbacks cannot see."""
+        if self.is_requested():
+            raise HookError(f"A hook requests the loss, but {type(self.line.module).__name__} {why}.")
 
     def end_batch(self) -> None:
-        """By now it must have been differentiated."""
-        if self.is_awaited:
-            self.is_awaited, self.is_elsewhere = False, True
+        """Check that the loss of this batch was differentiated."""
+        if self.awaits_backward:
+            self.awaits_backward, self.is_replaced = False, True
             self.refuse(
-                "returned one that was not differentiated (a compute_loss of the Trainer's own makes another)"
+                "returned one that was not differentiated (a custom compute_loss of the Trainer uses another)"
             )
             self.line.batch.forget_loss()
 
     def end_step(self) -> None:
-        """An update is made."""
+        """Add the mean loss of an update."""
         if not self._is_compared and (loss := self.line.state.mean_of_window()) is not None:
             self._sum, self._steps = self._sum + loss, self._steps + 1
 
     def compare(self, loss: float) -> None:
-        """With what transformers logs, once: it has just waited for the device itself."""
+        """Compare once with the loss that transformers logs, which has just synchronized the device
+        itself.
+        """
         if self._is_compared:
             return
         self._is_compared = True
-        if not self._steps or self.line.state.world_size > 1 or not self.is_asked_for():
+        if not self._steps or self.line.state.world_size > 1 or not self.is_requested():
             return  # what transformers logs is the mean over all ranks
         mean = float(self._sum) / self._steps
         if math.isfinite(mean) and abs(mean - loss) > 0.01 * max(abs(mean), abs(loss)) + 0.001:
             log.warning(
-                "Hooks are told a loss of %.4g, but transformers trains on %.4g: a compute_loss of the "
-                "Trainer's own makes more of the model's loss than callbacks can see.",
+                "Hooks see a loss of %.4g, but transformers trains on %.4g, because a custom compute_loss of "
+                "the Trainer changes the loss that the model returns.",
                 mean,
                 loss,
             )

@@ -1,4 +1,4 @@
-"""What all transformers callbacks of a run have in common: one `args`, one `state`, one `control`."""
+"""The run that all transformers callbacks share: one `args`, one `state`, one `control`."""
 
 from __future__ import annotations
 
@@ -46,31 +46,32 @@ class ArgsView:
         self.report_to: list[str] = []
         self.learning_rate: float | None = None
 
-    def settle(self, state: Any, validates: bool) -> None:
-        """What is known once the run is set up."""
+    def complete(self, state: Any, validates: bool) -> None:
+        """Set what is known once the run is set up."""
         self.eval_strategy = "epoch" if validates else "no"
         self.learning_rate, self.device = state.lr, state.device
         self.output_dir = str(state.trainer.run_dir)
 
     def __getattr__(self, name: str) -> Any:
-        """Only reached for what is not there."""
+        """Raise an error that lists the attributes there are."""
         if name.startswith("__"):
             raise AttributeError(name)
         known = [each for each in vars(self) if not each.startswith("_")]
         raise HookError(
-            f"A transformers callback asks for args.{name}, which no Hookline run has.{closest(name, known)} "
-            f"There are: {', '.join(known)}. For others pass Trainer(config=TrainingArguments(...))."
+            f"A transformers callback reads args.{name}, which a Hookline run does not have."
+            f"{closest(name, known)} There are: {', '.join(known)}. "
+            "For others pass Trainer(config=TrainingArguments(...))."
         )
 
 
 def eval_name(name: str) -> str:
-    """`val/loss` -> `eval_loss`."""
+    """Return the name in transformers: `val/loss` -> `eval_loss`."""
     return "eval_" + name.removeprefix("val/").removeprefix("val_").removeprefix("eval_")
 
 
 def eval_names(metrics: Mapping[str, float], watched: str = "") -> dict[str, float]:
-    """The metrics of a validation under transformers' names; `watched`: one that is of it, whatever it is
-    called.
+    """Return the metrics of a validation under transformers' names; `watched`: a metric of it under any
+    name.
     """
     found = {
         eval_name(key): value for key, value in metrics.items() if key.startswith(("val/", "val_", "eval_"))
@@ -83,19 +84,19 @@ def eval_names(metrics: Mapping[str, float], watched: str = "") -> dict[str, flo
 
 
 def logged_names(row: Mapping[str, float], epoch: float) -> dict[str, float]:
-    """A row of training metrics under transformers' names."""
+    """Return a row of training metrics under transformers' names."""
     names = {"train/loss": "loss", "lr": "learning_rate"}
     return {**{names.get(key, key): value for key, value in row.items()}, "epoch": epoch}
 
 
 class SharedRun:
-    """A run as transformers has it. Each callback sees what those before it have set in `control`, and may
-    take it back.
+    """A run as transformers has it. Each callback sees what earlier ones have set in `control`, and may reset
+    it.
     """
 
     def __init__(self, facts: Any, theirs: Any) -> None:
         self.facts = facts
-        """The live state of the run that this is about."""
+        """The live state of the run."""
         self.args: Any = facts.config if hasattr(facts.config, "metric_for_best_model") else ArgsView(facts)
         self.state: Any = theirs.TrainerState()
         self.control: Any = theirs.TrainerControl()
@@ -107,9 +108,7 @@ class SharedRun:
         self.batches: int | None = None
         """Batches of an epoch, if known."""
         self.ends_epoch = False
-        """Whether should_epoch_stop was set when a method had been called: that counts, whatever is set
-        later.
-        """
+        """Whether should_epoch_stop was set after a method returned; later resets do not count."""
         self.logs: dict[str, Any] = {}
         """The newest row, as on_log gets it."""
         self.metrics: dict[str, Any] = {}
@@ -117,23 +116,23 @@ class SharedRun:
         self._epoch = -1
         self._evaluated_at = (-1, -1)
         self._stop: tuple[str, int] = ("", -1)
-        """Who has asked for the end, and at which step."""
+        """The class that requested the stop, and the step."""
 
-    # ---- where it is ---------------------------------------------------------------------------------------
+    # ---- progress ------------------------------------------------------------------------------------------
 
     def refresh(self, s: Any) -> None:
-        """How far the run is."""
+        """Update global_step and epoch."""
         self.state.global_step = s.step
         self.state.epoch = s.batches_seen / self.batches if self.batches else float(s.epochs_seen)
 
     def begin_epoch(self, s: Any) -> None:
-        """Once for each epoch, before any callback hears of it."""
+        """Reset the flags once for each epoch, before the callbacks of its start."""
         if s.epoch != self._epoch:
             self._epoch = s.epoch
             self.control.should_epoch_stop = self.ends_epoch = False
 
     def measure(self, s: Any, accumulate: int) -> None:
-        """How long an epoch is, and the run, as far as anybody can tell."""
+        """Set the length of an epoch and of the run, as far as they are known."""
         trainer, state = s.trainer, self.state
         self.batches = trainer.num_training_batches
         if trainer.options.max_steps >= 0:
@@ -141,26 +140,26 @@ class SharedRun:
         elif self.batches is not None and state.num_train_epochs:
             state.max_steps = -(-self.batches // accumulate) * state.num_train_epochs
 
-    # ---- what is written down ------------------------------------------------------------------------------
+    # ---- logs and metrics ----------------------------------------------------------------------------------
 
-    def note_row(self, s: Any) -> None:
-        """A row of training metrics."""
+    def record_row(self, s: Any) -> None:
+        """Record a row of training metrics."""
         self.refresh(s)
-        self._note(logged_names(s.row.read(), self.state.epoch))
+        self._record(logged_names(s.row.read(), self.state.epoch))
 
-    def note_evaluation(self, s: Any) -> None:
-        """The results of a validation."""
+    def record_evaluation(self, s: Any) -> None:
+        """Record the results of a validation."""
         self.refresh(s)
         self._evaluated_at = (s.step, s.batches_seen)
         self.metrics = eval_names(s.metrics, getattr(self.args, "_watched", ""))
-        self._note({**self.metrics, "epoch": self.state.epoch})
+        self._record({**self.metrics, "epoch": self.state.epoch})
 
-    def _note(self, logs: dict[str, Any]) -> None:
+    def _record(self, logs: dict[str, Any]) -> None:
         self.logs = logs
         self.state.log_history.append({**logs, "step": self.state.global_step})
 
-    def note_best(self, s: Any) -> None:
-        """After all have judged an evaluation by the best one before it, as transformers does it."""
+    def update_best(self, s: Any) -> None:
+        """Update the best metric, after all callbacks have compared with the previous one."""
         name, best = self.args.metric_for_best_model, self.state.best_metric
         value = self.metrics.get(eval_name(name)) if name else None
         if value is not None and (
@@ -168,20 +167,20 @@ class SharedRun:
         ):
             self.state.best_metric, self.state.best_global_step = value, s.step
 
-    # ---- what is asked for ---------------------------------------------------------------------------------
+    # ---- the flags of control ------------------------------------------------------------------------------
 
-    def note_stop(self, who: str, step: int) -> None:
-        """Who was the first to ask for the end at this step."""
+    def record_stop(self, who: str, step: int) -> None:
+        """Record which class was the first to request a stop at this step."""
         if self._stop[1] != step:
             self._stop = (who, step)
 
-    def settle_stop(self, s: Any) -> None:
-        """The end of the run, if nobody has taken it back."""
+    def request_stop(self, s: Any) -> None:
+        """Request the stop, if no callback has reset the flag."""
         if self.control.should_training_stop:
             s.request_stop(f"{self._stop[0]} set control.should_training_stop")
 
-    def settle(self, s: Any) -> None:
-        """What the callbacks have asked for since the last time, each thing once."""
+    def apply_control(self, s: Any) -> None:
+        """Do what the flags request, each once."""
         control, trainer = self.control, s.trainer
         if control.should_log:
             control.should_log = False
@@ -194,7 +193,7 @@ class SharedRun:
             if self._evaluated_at != (
                 s.step,
                 s.batches_seen,
-            ):  # the epoch's own validation may have come first
+            ):  # the epoch's own validation may have run first
                 trainer.validate()
         if control.should_save:
             control.should_save = False
@@ -203,7 +202,7 @@ class SharedRun:
     # ---- state ---------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What the callbacks go by."""
+        """Return the best metric and the log history."""
         state = self.state
         return {
             "best_metric": state.best_metric,
@@ -212,7 +211,7 @@ class SharedRun:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Take it back."""
+        """Restore them."""
         self.state.best_metric, self.state.best_global_step = (
             saved.get("best_metric"),
             saved.get("best_global_step"),

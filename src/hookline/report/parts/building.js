@@ -1,5 +1,5 @@
 "use strict";
-// Elements and words. Whatever comes from a run goes in as text, never as markup.
+// Elements and texts. Data of a run is inserted as text, never as markup.
 
 const COLOURS = 8;
 
@@ -8,7 +8,7 @@ function el(tag, given, ...children) {
   for (const [key, value] of Object.entries(given || {})) {
     if (value === undefined || value === null || value === false) continue;
     if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
-    else if (key === "key") made.key = value; // by which it is known again, see updating.js
+    else if (key === "key") made.key = value; // identifies the element, see updating.js
     else if (key === "class") made.className = value;
     else made.setAttribute(key, value === true ? "" : value);
   }
@@ -29,18 +29,18 @@ function number(value, digits = 5) {
   if (Number.isInteger(value) && Math.abs(value) < 1e9) return value.toLocaleString("en");
   const size = Math.abs(value);
   if (digits <= 5 && (size < 1e-3 || size >= 1e7)) return value.toExponential(3);
-  const whole = size >= 1 && size < 1e7 ? Math.floor(Math.log10(size)) + 1 : 0; // what stands before the point is never rounded
+  const whole = size >= 1 && size < 1e7 ? Math.floor(Math.log10(size)) + 1 : 0; // digits before the point are never rounded
   return String(Number(value.toPrecision(Math.max(digits, whole + 1))));
 }
 
 function rounded(value, digits = 5) {
-  // as many digits as can be read; all of them for whoever points at it
+  // a readable number of digits; all of them in the tooltip
   const text = number(value, digits);
   return typeof value !== "number" || text === number(value, 17) ? text : el("span", { title: String(value) }, text);
 }
 
 function digitsOf(values) {
-  // as many as show what they do: values close to a million need more than those around zero
+  // enough digits to show the differences: values close to a million need more than values around zero
   let low = Infinity, high = -Infinity;
   for (const each of values) { low = Math.min(low, each); high = Math.max(high, each); }
   const size = Math.max(Math.abs(low), Math.abs(high));
@@ -95,7 +95,7 @@ function runCell(data, run) {
 
 function table(caption, heads, rows, tall) {
   // heads: a name, or [name, "number"]; a row: cells, each a text, an element, or [text, class]; the first cell names the row,
-  // and `cells.key` tells whether it is the same row as before
+  // and `cells.key` identifies the row
   const head = el("tr", {}, heads.map((each) => el("th", { scope: "col", class: Array.isArray(each) ? each[1] : null }, Array.isArray(each) ? each[0] : each)));
   const body = rows.map((cells) => {
     const made = cells.map((cell, index) => {

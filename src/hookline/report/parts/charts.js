@@ -1,12 +1,12 @@
-// Curves, drawn by uPlot. A chart is made when it comes into view, so a page with hundreds opens at once.
+// Curves, drawn by uPlot. A chart is created when it comes into view, so that a page with hundreds opens fast.
 
 const view = { smoothing: 0, log: false, events: true, charts: [], chosen: new Map(), differing: false };
-const DASHES = new Map([["train", []], ["val", [7, 4]], ["test", [2, 3]]]); // a map: metrics may be called anything
+const DASHES = new Map([["train", []], ["val", [7, 4]], ["test", [2, 3]]]); // a Map, because metrics may have any name
 const KINDS = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
-const WHOLE = Array.from({ length: 16 }, (_, power) => [1, 2, 5].map((each) => each * 10 ** power)).flat(); // there is no half a step
+const WHOLE = Array.from({ length: 16 }, (_, power) => [1, 2, 5].map((each) => each * 10 ** power)).flat(); // steps are whole numbers
 
 function dashes(kind, round) {
-  // what has a colour for the second time, or the third, has other dashes
+  // a second or third curve of the same colour gets other dashes
   if (!round) return kind;
   return kind.length ? kind.map((each) => each * (1 + round)) : [16, 3, ...Array(round - 1).fill([2, 3]).flat()];
 }
@@ -26,7 +26,7 @@ class Chart {
   constructor(data, about, wide) {
     this.data = data;
     this.take(about);
-    this.log = null; // as the page says
+    this.log = null; // follow the setting of the page
     this.hidden = new Set();
     this.several = data.runs.length > 1;
     this.at = el("span", { class: "at", "aria-live": "off" });
@@ -53,7 +53,7 @@ class Chart {
   look(each, index) {
     const names = [...new Set(this.series.map((one) => one.name))], place = names.indexOf(each.name);
     const stage = each.name.endsWith(" (epoch)") ? KINDS[3] : DASHES.get(each.name.split("/")[0]);
-    // several runs: a colour each, and dashes tell curves apart; one run: a colour for each curve
+    // several runs: one colour per run, and dashes per curve; one run: one colour per curve
     const kind = stage || (this.several ? KINDS[place % 4] : []), coloured = this.several ? each.run : index;
     const again = this.several && !stage ? Math.floor(place / 4) : 0, rounds = this.several ? Math.ceil(names.length / 4) : 1;
     return { colour: `c${coloured % COLOURS}`, dash: dashes(kind, Math.floor(coloured / COLOURS) * rounds + again) };
@@ -77,7 +77,7 @@ class Chart {
   }
 
   isLog() {
-    // what has no positive value has no logarithm
+    // a curve without positive values has no logarithm
     return (this.log === null ? view.log : this.log) && this.series.some((each) => each.y.some((value) => value > 0));
   }
 
@@ -118,7 +118,7 @@ class Chart {
   }
 
   update(about) {
-    // the same curves with more values; what somebody has zoomed into stays in view
+    // the same curves with more values; keep the zoom
     this.take(about);
     if (this.plot) {
       const steps = this.plot.data[0], shown = this.plot.scales.x;
@@ -211,7 +211,7 @@ function decades(_, low, high) {
 }
 
 function labels(ticks) {
-  // as short as can be, as long as each is told apart from the next, and is where it says
+  // as short as possible, while labels stay distinct and exact
   const known = ticks.filter((each) => each !== null), gap = Math.min(...known.slice(1).map((each, index) => Math.abs(each - known[index])));
   let digits = 4;
   while (digits < 15 && known.some((each) => Math.abs(Number(each.toPrecision(digits)) - each) > gap / 50)) digits++;
@@ -229,7 +229,7 @@ function compact(value, digits) {
 }
 
 function unique(x, y, soft) {
-  // uPlot wants every step once: of several values under one step the last counts
+  // uPlot needs distinct steps: of several values at one step, keep the last
   let repeated = false;
   for (let index = 1; index < x.length; index++) if (x[index] === x[index - 1]) repeated = true;
   if (!repeated) return [x, y, soft];
@@ -255,7 +255,7 @@ const inView = new IntersectionObserver((entries) => {
 }, { rootMargin: "300px" });
 
 function redrawAll() {
-  // those in view now, the others when they come into view again
+  // redraw the charts in view now, the others when they come into view
   for (const chart of view.charts) {
     if (!chart.seen) continue;
     if (chart.plot) chart.plot.destroy();

@@ -1,4 +1,4 @@
-// A layer, or a hook, per row; steps, or time, from left to right; brightness for the number.
+// Heat maps: one row per layer or hook; steps or time from left to right; brightness shows the value.
 
 const RAMP = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
 const NOT_FINITE = [255, 45, 85];
@@ -20,7 +20,7 @@ function heatScale(values) {
 }
 
 class HeatMap {
-  // made once and shown whatever there is: who reads a cell goes on reading it while the map grows
+  // created once and then updated, so that the selected cell stays selected while the map grows
   constructor() {
     this.said = el("p", { class: "at", "aria-live": "polite" });
     this.names = el("div", { class: "names", "aria-hidden": "true" });
@@ -137,7 +137,7 @@ function callMap(about) {
 }
 
 function choicePanel(label, name, title, draw) {
-  // one of several maps at a time; which one is remembered while the page is open
+  // show one of several maps; the choice is kept while the page is open
   const map = new HeatMap(), head = el("h3", {}, ""), choice = el("select", { "aria-label": label });
   let maps = [];
   const show = (another) => {

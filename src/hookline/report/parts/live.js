@@ -1,22 +1,22 @@
-// What only a live page has: updates that are pushed to it, and the switches of the running job.
+// For a live page: updates that the server sends, and the switches of the running job.
 
 const TOO_SOON = 500; // milliseconds
 let said = null;
 
 async function command(asked, busy) {
-  // not `disabled`: the browser would take the keyboard away from it
+  // not `disabled`: the button would lose the keyboard focus
   if (busy.getAttribute("aria-disabled") === "true") return {};
   busy.setAttribute("aria-disabled", "true");
   let answer;
   said.className = "said small";
-  said.textContent = `${asked.command} ${asked.hook || asked.file || ""}: asked for, carried out at the next step…`;
+  said.textContent = `${asked.command} ${asked.hook || asked.file || ""}: requested, takes effect at the next step…`;
   try {
     answer = await (await fetch("control", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(asked) })).json();
     said.classList.toggle("bad", Boolean(answer.error));
-    said.textContent = answer.error || (answer.waiting ? `${answer.command}: not done yet; it will be at the next step`
+    said.textContent = answer.error || (answer.waiting ? `${answer.command}: pending until the next step`
       : answer.said ? `${answer.command}: ${answer.said}` : `${answer.command} ${answer.hook || ""}: done at step ${number(answer.step)}`);
   } catch (problem) {
-    answer = { error: `${asked.command}: nobody answered (${problem.message})` };
+    answer = { error: `${asked.command}: no answer (${problem.message})` };
     said.classList.add("bad");
     said.textContent = answer.error;
   }
@@ -25,7 +25,7 @@ async function command(asked, busy) {
 }
 
 function stopButton() {
-  // asks back, because there is no way to undo it; a double click, or a key that is held down, is no second answer
+  // asks for confirmation, because a stop cannot be undone; a double click, or a key that is held down, does not confirm
   const button = el("button", { type: "button", class: "danger" });
   let sure = false, clicked = -Infinity, timer = 0;
   const ask = (back) => {
@@ -63,14 +63,14 @@ function jobControls() {
 function hookRow(hook) {
   const power = el("button", { type: "button", class: "switch", role: "switch", "aria-label": `Hook ${hook.name}` });
   power.addEventListener("click", () => command({ command: power.getAttribute("aria-checked") === "true" ? "disable" : "enable", hook: hook.name }, power));
-  const often = el("input", { type: "text", "aria-label": `How often ${hook.name} is heard`, placeholder: "always", autocomplete: "off" });
+  const often = el("input", { type: "text", "aria-label": `How often ${hook.name} is called`, placeholder: "always", autocomplete: "off" });
   const set = el("button", { type: "submit" }, "set");
   const change = async (event) => {
     event.preventDefault();
     const asked = often.value.trim();
     if (!asked) return;
     const answer = await command({ command: "every", hook: hook.name, interval: asked.replace(/^every /, "") }, set);
-    if (answer.error && often.value.trim() === asked) often.value = often.known; // what was refused is not how often it is heard
+    if (answer.error && often.value.trim() === asked) often.value = often.known; // show the current interval again after a refusal
   };
   const form = el("form", { class: "every", onsubmit: change }, often, set);
   const cells = ["calls", "total", "worst", "share"].map(() => el("td", { class: "number" }));
@@ -90,20 +90,20 @@ function hookRow(hook) {
 
 function jobPart(data) {
   const job = data.job;
-  if (!job.running) return section("job", "Job", el("p", { class: "soft small" }, `To look at, not to switch: ${job.why}`));
+  if (!job.running) return section("job", "Job", el("p", { class: "soft small" }, `Read-only: ${job.why}`));
   const made = section("job", "Job", lasting("running", () => jobPanel().take(data.job), (panel) => panel.take(data.job)));
   made.className = "job";
   return made;
 }
 
 function jobPanel() {
-  // made once for a job, so that what is typed and what was answered stays; hooks come and go
+  // created once for a job, so that typed text and answers stay; hooks are added and removed
   const line = el("p", {}), body = el("tbody", {});
   said = el("p", { class: "said small", role: "status", "aria-live": "polite" });
-  const heads = ["hook", "heard", "how often", ["calls", "number"], ["total", "number"], ["worst", "number"], ["share of the time", "number"]];
+  const heads = ["hook", "enabled", "how often", ["calls", "number"], ["total", "number"], ["worst", "number"], ["share of the time", "number"]];
   const head = el("tr", {}, heads.map((each) => (Array.isArray(each) ? el("th", { scope: "col", class: each[1] }, each[0]) : el("th", { scope: "col" }, each))));
   const table = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Hooks of the running job" },
-    el("table", {}, el("caption", {}, "Hooks of the running job; what is switched here takes effect at the next step, on all ranks"), el("thead", {}, head), body));
+    el("table", {}, el("caption", {}, "Hooks of the running job; a change takes effect at the next step, on all ranks"), el("thead", {}, head), body));
   const panel = el("div", {}, line, jobControls(), said, table);
   panel.take = (job) => {
     fillWith(body, job.hooks.map((hook) => lasting(hook.name, () => hookRow(hook), (row) => row.update(hook))));
@@ -126,7 +126,7 @@ function follow(data) {
   document.getElementById("tools").append(sign);
   const say = (text, mood) => { sign.textContent = text; sign.className = `badge ${mood}`; };
   const feed = new EventSource(`feed?from=${encodeURIComponent(data.live)}`);
-  const live = () => (data.stuck ? say("stands still", "bad") : say("live", "good"));
+  const live = () => (data.stuck ? say("not updated", "bad") : say("live", "good"));
   feed.addEventListener("open", live);
   feed.addEventListener("error", () => say(feed.readyState === EventSource.CLOSED ? "ended" : "connection lost", "warn"));
   feed.addEventListener("update", (event) => {

@@ -3,7 +3,7 @@
 function themeButton() {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   let chosen = "auto";
-  try { chosen = localStorage.getItem("hookline-theme") || "auto"; } catch { /* a file may have no storage */ }
+  try { chosen = localStorage.getItem("hookline-theme") || "auto"; } catch { /* a local file may have no storage */ }
   const button = el("button", { type: "button" });
   const apply = () => {
     const theme = chosen === "auto" ? (dark.matches ? "dark" : "light") : chosen;
@@ -14,7 +14,7 @@ function themeButton() {
   };
   button.addEventListener("click", () => {
     chosen = { auto: "light", light: "dark", dark: "auto" }[chosen];
-    try { localStorage.setItem("hookline-theme", chosen); } catch { /* then it lasts as long as the page */ }
+    try { localStorage.setItem("hookline-theme", chosen); } catch { /* without storage, the choice lasts until the page is closed */ }
     apply();
   });
   dark.addEventListener("change", apply);
@@ -51,13 +51,13 @@ function slug(title) {
   return title.toLowerCase().replaceAll(" ", "-");
 }
 
-// ---- charts: made once, and given new values as long as they show the same curves
+// ---- charts: created once, and updated while they show the same curves
 
 const made = new Map();
 let controls = null;
 
 function planned(data) {
-  // every chart in its section, with what tells whether it is the same one as before
+  // every chart in its section, with a key that identifies it
   return data.sections.map(({ title, charts }) => [title, charts.map((about, index) => {
     const wide = index === 0 && (title === "Loss and metrics" || charts.length === 1);
     return { about, wide, key: JSON.stringify([title, about.title, wide, about.series.map((each) => [each.run, each.name])]) };
@@ -85,7 +85,7 @@ function chartPart(data) {
   });
 }
 
-// ---- the parts of the page, each with what it shows
+// ---- the parts of the page, each with the data that it shows
 
 function eventPart(data) {
   return data.events.length ? section("events", "Events", timeline(data), eventTable(data)) : null;
@@ -93,7 +93,7 @@ function eventPart(data) {
 
 function costPart(data) {
   const none = data.runs.every((run) => run.is_over) ? "The log has no cost record: no hook was called."
-    : "The log has no cost record yet; it is written when a run ends. In the program that trains, trainer.hooks.cost() tells calls and time of every hook and event at any moment.";
+    : "The log has no cost record yet; it is written when a run ends. In the training program, trainer.hooks.cost() returns calls and time of every hook and event at any time.";
   return section("cost", "Cost of hooks", data.cost.length ? data.cost.map((each) => costTable(data, each)) : el("p", { class: "soft small" }, none));
 }
 
@@ -108,15 +108,15 @@ function headPart(data) {
 }
 
 function emptyPart(data) {
-  return data.summary.length || data.heat.length ? null : el("p", {}, "No metrics have been logged yet. Make the report again when the run has.");
+  return data.summary.length || data.heat.length ? null : el("p", {}, "No metrics have been logged yet. Create the report again later.");
 }
 
 function footPart(data) {
-  return [...data.notes.map((each) => el("p", {}, each)), el("p", {}, `Made ${clock(data.made)} by Hookline ${data.version}, from ${data.runs.map((run) => run.path).join(", ")}.`)];
+  return [...data.notes.map((each) => el("p", {}, each)), el("p", {}, `Created ${clock(data.made)} by Hookline ${data.version}, from ${data.runs.map((run) => run.path).join(", ")}.`)];
 }
 
 function stuckPart(data) {
-  return data.stuck ? el("p", { class: "stuck", role: "alert" }, `This page stands still. ${data.stuck}`) : null;
+  return data.stuck ? el("p", { class: "stuck", role: "alert" }, `This page is not updated. ${data.stuck}`) : null;
 }
 
 const PARTS = [
@@ -151,7 +151,7 @@ function update(data, changed) {
   for (const part of PARTS) {
     if (part.shows.some((key) => key in changed)) redraw(part, data);
   }
-  // not the paths: that would keep the scale which new values are about to change
+  // without the paths: they would keep the scale, which new values are about to change
   if ("events" in changed) for (const chart of view.charts) if (chart.plot) chart.plot.redraw(false);
   fillNav();
 }

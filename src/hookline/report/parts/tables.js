@@ -1,4 +1,4 @@
-// What is not a curve: the runs at a glance, events, checkpoints, costs, configuration, samples.
+// Everything but curves: an overview of the runs, events, checkpoints, costs, configuration, samples.
 
 function runCards(data) {
   return el("div", { class: data.runs.length > 1 ? "cards" : "cards one" }, data.runs.map((run, index) => {
@@ -10,7 +10,7 @@ function runCards(data) {
     if (run.checkpoints) rows.push(["checkpoints", number(run.checkpoints)]);
     rows.push(["records", `${number(run.records)}${run.superseded ? `, ${number(run.superseded)} superseded` : ""}`]);
     if (run.reason) rows.push(["reason", run.reason, "wide"]);
-    // what the job itself says is surer than what its files let one guess
+    // the job's own status is more reliable than a guess from its files
     const [mood, status] = data.job && data.job.running ? ["good", data.job.status] : [run.mood, run.status];
     const title = el("div", { class: "title" }, data.runs.length > 1 ? [chip(index), el("h3", {}, run.name)] : null, el("span", { class: `badge ${mood}` }, status));
     return el("section", { class: "card", "aria-label": `Run ${run.name}` }, title, el("dl", {}, rows.map(([key, value, kind]) => el("div", { class: kind || null }, el("dt", {}, key), el("dd", {}, value)))));
@@ -25,7 +25,7 @@ function summaryTable(data) {
   const several = data.runs.length > 1;
   const at = (each, what) => el("td", { class: "number" }, rounded(each[what], digitsOf([each.min, each.max])), each[what] === undefined || what === "last" ? "" : el("span", { class: "soft" }, ` @ ${number(each[`${what}_step`])}`));
   const heads = ["metric", ...(several ? ["run"] : []), ["last", "number"], ["lowest @ step", "number"], ["highest @ step", "number"], ["values", "number"], ["not finite", "number"]];
-  return table("Every metric, from all logged values; pointing at a number shows all of its digits", heads, data.summary.map((each) => known(`${each.run} ${each.name}`, [
+  return table("All metrics, from all logged values; point at a number to see all of its digits", heads, data.summary.map((each) => known(`${each.run} ${each.name}`, [
     each.name, ...(several ? [runCell(data, each.run)] : []), at(each, "last"), at(each, "min"), at(each, "max"),
     [number(each.count), "number"], [each.bad ? number(each.bad) : "", "number"]])), true);
 }
@@ -46,7 +46,7 @@ function timeline(data) {
 }
 
 function eventLanes(data, width) {
-  // runs begin together, so that runs of different days can be compared; a lane for each run and kind of event
+  // runs are aligned at their start, so that runs of different days can be compared; one lane per run and kind of event
   const found = timed(data), began = data.runs.map((_, run) => Math.min(...found.filter((each) => each.run === run).map((each) => each.time)));
   const lanes = [...new Set(found.map((each) => `${each.run} ${each.kind}`))].sort((one, other) => parseInt(one, 10) - parseInt(other, 10) || (one < other ? -1 : 1));
   const since = (each) => each.time - began[each.run];
@@ -87,16 +87,16 @@ function eventTable(data) {
 
 function checkpointTable(data) {
   const several = data.runs.length > 1;
-  return table("Checkpoints that are there now, the newest first", ["checkpoint", ...(several ? ["run"] : []), ["step", "number"], ["epoch", "number"], "reason", "kept for", ["size", "number"], "saved"],
+  return table("Existing checkpoints, the newest first", ["checkpoint", ...(several ? ["run"] : []), ["step", "number"], ["epoch", "number"], "reason", "kept for", ["size", "number"], "saved"],
     data.checkpoints.map((each) => known(`${each.run} ${each.name}`, [each.name, ...(several ? [runCell(data, each.run)] : []), [number(each.step), "number"], [number(each.epoch), "number"], each.reason,
       each.score || "–", [bytes(each.bytes), "number"], [clock(each.saved), "time"]])), true);
 }
 
 function costTable(data, cost) {
   const last = cost.since === null ? "" : ` since the resume at step ${number(cost.since)}`; // each job counts its own
-  const caption = `Time in hooks${data.runs.length > 1 ? ` of ${data.runs[cost.run].name}` : ""}${last}; the dearest first`;
+  const caption = `Time in hooks${data.runs.length > 1 ? ` of ${data.runs[cost.run].name}` : ""}${last}; the most expensive first`;
   const rows = [...cost.rows].sort((one, other) => (other.total || 0) - (one.total || 0));
-  // the first columns are what a phone shows
+  // a phone shows the first columns
   return table(caption, ["hook, event", ["total", "number"], ["share", "number"], ["calls", "number"], ["mean", "number"], ["worst", "number"]],
     rows.map((each) => known(`${each.hook} ${each.event}`, [[[each.hook, el("div", { class: "soft small" }, each.event)], ""], [seconds(each.total), "number"], [percent(each.share), "number"], [number(each.calls), "number"], [seconds(each.mean), "number"], [seconds(each.worst), "number"]])), true);
 }
@@ -141,8 +141,8 @@ function configTable(data, rows, caption) {
 }
 
 function configPanel(data) {
-  const whole = configTable(data, data.config, data.runs.length > 1 ? "Configuration; what differs is marked" : "Configuration");
-  const only = toggle("only what differs", view.differing, (on) => {
+  const whole = configTable(data, data.config, data.runs.length > 1 ? "Configuration; differences are marked" : "Configuration");
+  const only = toggle("only differences", view.differing, (on) => {
     view.differing = on;
     for (const row of whole.querySelectorAll("tbody tr")) row.classList.toggle("hidden", on && !row.classList.contains("differs"));
   });

@@ -1,13 +1,13 @@
-// What is new goes into what is there: whoever reads, selects, scrolls or types something keeps it while the page goes on.
+// Update elements in place, so that selection, scroll position and typed text stay while the page is updated.
 
 function lasting(key, make, give) {
-  // stands for an element that is made once, and given what is new
+  // represents an element that is created once and then updated
   const stand = el("div", {});
   return Object.assign(stand, { key, make, give });
 }
 
 function adopt(fresh) {
-  // what is drawn for the first time
+  // create an element for the first time
   if (fresh.make) return Object.assign(fresh.make(), { key: fresh.key });
   for (const child of [...fresh.childNodes]) {
     const real = adopt(child);
@@ -17,7 +17,7 @@ function adopt(fresh) {
 }
 
 function keyed(nodes) {
-  // by their own keys, or by what they are; equal ones in their order
+  // match children by their keys, or by their kind; equal ones in their order
   const found = new Map(), counts = new Map();
   for (const node of nodes) {
     const name = node.key === undefined ? `${node.nodeName} ${node.id || ""}` : `= ${node.key}`, count = counts.get(name) || 0;
@@ -28,7 +28,7 @@ function keyed(nodes) {
 }
 
 function fillWith(parent, children) {
-  // the same children stay, in place; others come and go
+  // keep matching children in place, add and remove the others
   const old = keyed(parent.childNodes), wanted = keyed(children);
   for (const [key, node] of old) if (!wanted.has(key)) node.remove();
   let next = parent.firstChild;

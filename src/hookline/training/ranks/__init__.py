@@ -1,1 +1,1 @@
-"""The loops of several ranks: their step, what they synchronise, and what happens when one of them fails."""
+"""Training on several ranks: their step, what they synchronise, and how the failure of one ends all."""

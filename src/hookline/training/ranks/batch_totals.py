@@ -1,6 +1,4 @@
-"""A batch among those of all ranks: their samples and tokens are counted together, and their losses become
-one.
-"""
+"""Totals of a batch over all ranks: samples, tokens and the mean loss."""
 
 from __future__ import annotations
 
@@ -16,43 +14,45 @@ from hookline.metrics.metric_log import MetricLog
 from hookline.run.parts import Window
 from hookline.run.run import Run
 from hookline.run.state import State
-from hookline.training.ranks.data_pass import Kept, blank
+from hookline.training.ranks.data_pass import PaddingBackup, empty_copy
 
 LOSS_FACTS = frozenset(("loss", "ctx"))
 
 
 class BatchTotals:
-    """One for each fit of several ranks; on one process there is none.
+    """Count samples, tokens and losses of all ranks in a fit. One process does not need it.
 
-    What only the ranks themselves know is asked for when a batch begins and read when it is done, so that
-    nobody waits.
+    A sum over ranks starts when a batch begins and is read when it ends, so that no rank waits for it.
     """
 
-    __slots__ = ("_answer", "_aside", "_kept", "_knows_samples", "run", "turn")
+    __slots__ = ("_answer", "_backup", "_knows_samples", "_run_log", "rank_batch", "run")
     shares_rows = False
-    """Whether the loss of every row is one that ranks have weighted together, not only that of longer
-    windows.
-    """
+    """Whether the loss of every row is reduced over ranks here, not only that of longer windows."""
 
-    def __init__(self, run: Run, turn: RankBatch) -> None:
+    def __init__(self, run: Run, rank_batch: RankBatch) -> None:
         self.run = run
-        self.turn = turn
+        self.rank_batch = rank_batch
         self._knows_samples = all(counts_samples(each.source) for each in run.data.loaders["train"])
         self._answer: Answer | None = None
-        self._aside: MetricLog | None = None
-        """The run's own log, while a batch that counts for nothing writes into another one."""
-        self._kept: Kept | None = None
-        """What that batch must leave as it was."""
+        self._run_log: MetricLog | None = None
+        """The log of the run, while a padding batch writes into another log."""
+        self._backup: PaddingBackup | None = None
+        """The state that a padding batch must not change."""
 
     def begin(self, s: State, weight: int) -> int:
-        """What this rank's batch weighs; `weight` is what it would alone. A padding batch weighs nothing."""
-        run, turn = self.run, self.turn
-        if turn.is_padding:
+        """Return the weight of this rank's batch: `weight`, or 0 for a padding batch."""
+        run, rank_batch = self.run, self.rank_batch
+        if rank_batch.is_padding:
             weight = 0
-            self._kept = Kept(run.module, s.log)
-            self._aside, s.log = s.log, blank(s.log)
+            self._backup = PaddingBackup(run.module, s.log)
+            self._run_log, s.log = s.log, empty_copy(s.log)
         counts_tokens = "tokens_seen" in run.plan.wanted or run.data.is_mixture
-        if counts_tokens or run.boundary.waits_for_signals or turn.samples is None or not self._knows_samples:
+        if (
+            counts_tokens
+            or run.boundary.waits_for_signals
+            or rank_batch.samples is None
+            or not self._knows_samples
+        ):
             self._answer = run.strategy.ranks.total(
                 [weight, self.tokens_of(s) if counts_tokens and weight else 0]
             )
@@ -62,17 +62,17 @@ class BatchTotals:
         """Return the number of tokens in this rank's batch."""
         return self.run.data.count_tokens(s.current.batch)
 
-    def learnt(self, window: Window, weight: float) -> float:
-        """Note that the backward of a batch is over. Return what its loss counts in the epoch's mean."""
-        window.factors.append(self.turn.factor)
-        if self._kept is not None:
-            self._kept.put_back_buffers()
+    def end_backward(self, window: Window, weight: float) -> float:
+        """Record that the backward pass is over; return the weight of the loss in the epoch's mean."""
+        window.factors.append(self.rank_batch.factor)
+        if self._backup is not None:
+            self._backup.restore_buffers()
         return weight
 
     def count(self, s: State) -> None:
-        """The batches of all ranks are done."""
+        """Count the samples and tokens of all ranks."""
         if self._answer is None:
-            samples, tokens = self.turn.samples or 0, 0
+            samples, tokens = self.rank_batch.samples or 0, 0
         else:
             samples, tokens = self._answer.read()
             self._answer = None
@@ -82,20 +82,18 @@ class BatchTotals:
             self.run.data.train.count(samples, tokens)
 
     def end(self, s: State) -> None:
-        """Everybody has heard of this batch."""
-        if self._answer is not None:  # it was skipped here; other ranks may have trained on theirs
+        """End the batch after its last event, and undo what a padding batch changed."""
+        if self._answer is not None:  # skipped on this rank; other ranks may have trained on their batch
             self.count(s)
-        if self._aside is not None:
-            s.log, self._aside = self._aside, None
+        if self._run_log is not None:
+            s.log, self._run_log = self._run_log, None
             s.log.weight = 0
-        if self._kept is not None:
-            self._kept.put_back()
-            self._kept = None
+        if self._backup is not None:
+            self._backup.restore()
+            self._backup = None
 
     def ask_for_loss(self, s: State) -> None:
-        """Begin to find the mean loss of this window over all ranks, if anybody anywhere wants to know it at
-        on_step_end.
-        """
+        """Start the sum of the window's losses over ranks, if a listener on any rank, or a row, needs it."""
         run, s.current.shared_loss = self.run, None
         wanted = run.plan.wanted_at
         if LOSS_FACTS & wanted.get("on_step_end", frozenset()) or (
@@ -103,16 +101,14 @@ class BatchTotals:
             and (s.step + 1) % run.traits.log_every == 0
             and (run.traits.logs or "on_train_metrics" in wanted)
         ):
-            if run.traits.accumulate > 1:  # each batch counts as much as it has for the update
+            if run.traits.accumulate > 1:  # weighted as in the update
                 losses, weights = run.window.losses, run.window.factors
             else:
                 losses, weights = [s.current.last_loss], [self.loss_weight(s)]
             s.current.shared_loss = SharedLoss(run.strategy.ranks.add_up(self._weighed(losses, weights)))
 
     def loss_of_row(self, s: State) -> Any:
-        """What a row says of an update: this rank's loss, to be weighed with the others', or of a longer
-        window that of all.
-        """
+        """Return the loss for a row: that of this rank, to be reduced later, or the one over all ranks."""
         return (
             s.mean_of_window()
             if not self._shares_row() or s.current.shared_loss is None
@@ -120,34 +116,34 @@ class BatchTotals:
         )
 
     def loss_weight(self, s: State) -> float:
-        """Return what the loss of a window of one batch counts among those of other ranks."""
-        return 0.0 if self.turn.is_padding else s.log.weight
+        """Return the weight of this rank's loss in the mean over ranks, for a window of one batch."""
+        return 0.0 if self.rank_batch.is_padding else s.log.weight
 
     def _shares_row(self) -> bool:
         return self.shares_rows or self.run.traits.accumulate > 1
 
     def _weighed(self, losses: list[Any], weights: list[float]) -> Tensor:
-        """The sum of the losses, each as often as it counts, and how much all of them count."""
+        """Return the weighted sum of the losses and the sum of their weights."""
         counted = [
             (loss, weight)
             for loss, weight in zip(losses, weights, strict=True)
             if loss is not None and weight
         ]
-        total, many = sum(loss * weight for loss, weight in counted), sum(weight for _, weight in counted)
+        total, divisor = sum(loss * weight for loss, weight in counted), sum(weight for _, weight in counted)
         if self.run.traits.on_cpu:
-            return torch.tensor([total, many], dtype=torch.float64)
+            return torch.tensor([total, divisor], dtype=torch.float64)
         device = self.run.strategy.device
-        # filled there and not sent there: nothing waits for a copy
+        # torch.full fills on the device, so that nothing waits for a copy to it
         return torch.stack(
             [
                 each.float() if isinstance(each, Tensor) else torch.full((), float(each), device=device)
-                for each in (total, many)
+                for each in (total, divisor)
             ]
         )
 
 
 class SharedLoss:
-    """A loss over all ranks that is on its way; reading it talks to nobody, but may wait for it."""
+    """The mean loss over all ranks, from a sum that was started. Reading it may wait, but sends nothing."""
 
     __slots__ = ("_answer",)
 

@@ -1,4 +1,4 @@
-"""One pass of one rank among several over data without training."""
+"""Evaluation and prediction of one rank among several, and padding batches for a rank without data."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from hookline.run.run import Run
 from hookline.training.batch_events import transfer
 from hookline.training.data_pass import DataPass
 
-# ---- A rank that is out of batches while others are not
 
-
-def blank(log: MetricLog) -> MetricLog:
-    """A log that shows what the other one does and keeps what is written into it to itself."""
+def empty_copy(log: MetricLog) -> MetricLog:
+    """Return a log with the same newest values, for a padding batch to write into."""
     made = MetricLog()
     made.mode, made.prefix, made.loader, made.weight = log.mode, log.prefix, log.loader, 0
     made.newest = log.newest.copy()
@@ -29,24 +27,20 @@ def blank(log: MetricLog) -> MetricLog:
 
 
 def run_padding(run: Run, step: Caller) -> None:
-    """Run an evaluation's step for the sake of the others, whose forward needs this rank. Its batch counts
-    for nothing.
-    """
+    """Run a step on a padding batch, so that the collectives of a forward pass match; discard the result."""
     plan, s = run.plan, run.state
-    transfer(plan, s, run.traits.transfers)  # its events may make of a batch what the step expects
-    log, kept = s.log, Kept(run.module, s.log)
-    s.log = blank(log)
+    transfer(plan, s, run.traits.transfers)  # its events may change the batch to what the step expects
+    log, backup = s.log, PaddingBackup(run.module, s.log)
+    s.log = empty_copy(log)
     try:
         step(s)
     finally:
         s.log = log
-        kept.put_back()
+        backup.restore()
 
 
-class Kept:
-    """What a step that counts for nothing would change, as it was before: metric objects, and buffers (batch
-    norm's averages).
-    """
+class PaddingBackup:
+    """A copy of what a padding batch would change: metrics, and buffers such as those of batch norm."""
 
     def __init__(self, module: nn.Module, log: MetricLog) -> None:
         self._metrics = [(each, _state(each)) for each in metric_objects(module, log)]
@@ -57,31 +51,29 @@ class Kept:
             if each is not None
         ]
 
-    def put_back_buffers(self) -> None:
-        """Once. What hooks and the update do with them later is done on all ranks, and stays."""
-        for owner, name, each, before in self._buffers:
-            each.data.copy_(before)  # not in the eyes of autograd, which may have kept it for a backward
-            owner._buffers[name] = each
+    def restore_buffers(self) -> None:
+        """Restore the buffers, once: later changes by hooks and the update happen on all ranks and stay."""
+        for owner, name, buffer, before in self._buffers:
+            buffer.data.copy_(before)  # .data: autograd may have saved the buffer for a backward pass
+            owner._buffers[name] = buffer
         self._buffers = []
 
-    def put_back(self) -> None:
-        """All that has not been put back yet."""
-        self.put_back_buffers()
-        for each, state in self._metrics:
-            vars(each).update(state)
+    def restore(self) -> None:
+        """Restore the metrics, and the buffers if they were not restored yet."""
+        self.restore_buffers()
+        for metric, state in self._metrics:
+            vars(metric).update(state)
 
 
 def metric_objects(module: nn.Module, log: MetricLog) -> Iterator[Any]:
-    """Objects that add up what they see (torchmetrics, by duck type): parts of the module, or logged."""
-    for each in {id(each): each for each in (*module.modules(), *log.objects())}.values():
-        if all(callable(getattr(each, name, None)) for name in ("update", "compute", "reset")):
-            yield each
+    """Yield the metric objects (torchmetrics, by duck type) that are part of the module or were logged."""
+    for found in {id(each): each for each in (*module.modules(), *log.objects())}.values():
+        if all(callable(getattr(found, name, None)) for name in ("update", "compute", "reset")):
+            yield found
 
 
 def _state(metric: Any) -> dict[str, Any]:
-    """What an update changes. Methods are left out: those of torchmetrics lie in the
-    instance, bound to it.
-    """
+    """Return a copy of what an update changes, without methods: torchmetrics binds them to the instance."""
     return {
         name: copy.deepcopy(value)
         for name, value in vars(metric).items()
@@ -90,27 +82,23 @@ def _state(metric: Any) -> dict[str, Any]:
 
 
 class RankPass(DataPass):
-    """A pass of one rank among several: they end it after the same batch, and one that is out of data runs
-    padding batches.
-    """
+    """A pass of one rank: all ranks end it after the same batch; a rank without data runs padding batches."""
 
     def __init__(self, run: Run, can_be_cut: bool) -> None:
         super().__init__(run, can_be_cut)
         self._asked: Answer | None = None
 
     def take(self, loader: Loader, measure: Callable[[], None], step: Callable[[Plan], Caller]) -> None:
-        """Measure the batch. A padding batch only runs its step, and only where the other ranks' forward
-        needs this rank.
-        """
-        if not loader.share.turn.is_padding:
+        """Measure the batch. For a padding batch only run the step, and only if the forward communicates."""
+        if not loader.sharding.rank_batch.is_padding:
             measure()
         elif self.run.strategy.forward_communicates:
             run_padding(self.run, step(self.run.plan))
 
     def is_over(self) -> bool:
-        """Return what all ranks have said one batch before."""
+        """Return whether the pass is stopped, by the answer of all ranks to the batch before."""
         run = self.run
-        said = (run.signals.received, run.state.should_stop and run.stage != "fit")
-        before, self._asked = self._asked, run.strategy.ranks.largest(said)
+        mine = (run.signals.received, run.state.should_stop and run.stage != "fit")
+        before, self._asked = self._asked, run.strategy.ranks.largest(mine)
         signal, stop = (0, False) if before is None else before.read()
         return self.end_if(signal, bool(stop))

@@ -1,9 +1,9 @@
-"""When one rank fails, all end: each hears of it within a second, says who it was and where, and is gone a
-few seconds later.
+"""When one rank fails, all ranks end: each logs within a second which rank failed and why, and exits a few
+seconds later.
 
-A failing rank leaves a note where all ranks look, before its own teardown begins. Ranks that hear of it
-mostly fail by themselves, in the next thing they do together; those that do not are ended. What ends them
-needs neither the interpreter's main thread nor the others.
+A failing rank writes a message to the store before its own teardown begins. The other ranks mostly fail by
+themselves, at the next collective. If a rank does not, one of its threads ends the process; that thread needs
+neither the main thread nor the other ranks.
 """
 
 from __future__ import annotations
@@ -33,219 +33,215 @@ from hookline.run.run import Run
 from hookline.util.errors import HooklineError, PeerError
 from hookline.util.processes import close_in_children, join
 
-# ---- validate() inside a hook, where there are several ranks
+# ---- validate() inside a hook, on several ranks
 
 
-ASKING = 1.0
-"""Seconds to wait for the others before asking where they are."""
-STANDING = 2.0
-"""Seconds that a rank has waited for others elsewhere when it is sure that it will not come."""
+ASK_AFTER = 1.0
+"""Seconds to wait for the other ranks before asking whether they will call validate()."""
+PAST_AFTER = 2.0
+"""Seconds that a rank waits in another collective before it answers that it is past this validate()."""
 PAUSE, LONG_PAUSE = 0.005, 0.1
 
 
-class Nested:
-    """This rank's part in it: how often its hooks have called validate(), and how often another's are known
-    to have.
-    """
+class NestedValidation:
+    """Make validate() inside a hook start on all ranks, or fail if another rank does not call it."""
 
-    def __init__(self, run: Run, store: Any, notes: Any) -> None:
-        """`store`: the notes as the thread that trains sees them; `notes`: as the thread does that watches
-        them.
-        """
+    def __init__(self, run: Run, store: Any, messages: Any) -> None:
+        """Take two connections to the store: `store` for the main thread, `messages` for the other."""
         self.run = run
         self.count = 0
-        self._store, self._messages = store, notes
+        """How often the hooks of this rank have called validate()."""
+        self._store, self._messages = store, messages
         self._thread = threading.get_ident()
-        self._awaited = self._asks = 0
+        self._awaited = self._polls = 0
         self._since: float | None = None
 
     def begin(self) -> None:
-        """Wait until all ranks have called it, or one says that it will not."""
-        peers = self.run.failure_monitor
-        assert peers is not None
+        """Wait until all ranks have called validate(), or one answers that it will not."""
+        monitor = self.run.failure_monitor
+        assert monitor is not None
         self.count += 1
         key, began, asked = f"nested/{self.count}", time.monotonic(), False
         self._store.add(key, 1)
         while self._store.add(key, 0) < self.run.strategy.world_size:
-            peers.raise_failure()
-            if not asked and time.monotonic() - began > ASKING:
-                peers.ask_for(self.count, self.run.boundary.asks)
+            monitor.raise_failure()
+            if not asked and time.monotonic() - began > ASK_AFTER:
+                monitor.ask_for_validate(self.count, self.run.boundary.polls)
                 asked = True
             if asked and self._store.check([f"{key}/past"]):
                 other = self._store.get(f"{key}/past").decode()
                 raise HooklineError(
                     f"validate() was called inside a hook on rank {self.run.strategy.rank}, but not on rank "
-                    f"{other}, which has gone on. It takes all ranks: call it on each of them at the same "
+                    f"{other}, which has continued. It needs all ranks: call it on each of them at the same "
                     "event, not in a hook with ranks = 'zero' and not under `if rank == 0`."
                 )
             time.sleep(LONG_PAUSE if asked else PAUSE)
 
-    # ---- in the thread that reads the notes ----------------------------------------------------------------
+    # ---- in the thread that reads messages -----------------------------------------------------------------
 
-    def heard(self, number: int, asks: int) -> None:
-        """Somebody waits for this rank to call it for that time; the ranks had met so often then."""
-        self._awaited, self._asks, self._since = number, asks, None
+    def receive(self, number: int, polls: int) -> None:
+        """Record that a rank waits for this rank's validate() of that number, after so many polls."""
+        self._awaited, self._polls, self._since = number, polls, None
 
-    def look(self) -> None:
-        """Answer, if this rank has gone past the place."""
+    def answer(self) -> None:
+        """Answer the waiting rank if this rank is past the place and will not call validate() there."""
         if self.count >= self._awaited:
             return
-        if self.run.boundary.asks <= self._asks and not self._waits():
+        if self.run.boundary.polls <= self._polls and not self._waits():
             self._since = None
             return
         now = time.monotonic()
         self._since = self._since or now
-        if self.run.boundary.asks > self._asks or now - self._since >= STANDING:
+        if self.run.boundary.polls > self._polls or now - self._since >= PAST_AFTER:
             self._messages.set(f"nested/{self._awaited}/past", str(self.run.strategy.rank))
             self._awaited = 0
 
     def _waits(self) -> bool:
-        """Whether the run waits for other ranks: it has come to something later that all of them do."""
+        """Return whether the main thread waits in a collective, which must be a later one."""
         return waits_for_ranks(stack_of(self._thread), backward=False)
 
 
-# ---- Who notices that a rank has died without a word
+# ---- liveness: notice that a rank has died without a message
 
 
 GOODBYE = b"."
-"""What a rank sends when it leaves in good order."""
-MEETING = 30.0
-"""Seconds in which the next rank can be reached, or it is done without."""
+"""A rank sends it before it closes its connection in good order."""
+CONNECT_TIMEOUT = 30.0
+"""Seconds in which the next rank can be reached; after that it is not watched."""
 log = logging.getLogger("hookline")
 
 
 class LivenessRing:
-    """This rank's door, at which the rank before it has called, and its line to the rank after it."""
+    """Connections of the ranks in a ring: each rank notices when its connection to the next one breaks."""
 
     def __init__(self, rank: int, world_size: int, store: Any) -> None:
-        """`store`: the store through which ranks find each other's doors."""
+        """Listen for the rank before this one and connect to the next. store: holds the ranks' addresses."""
         self.next = (rank + 1) % world_size
-        self._callers: list[socket.socket] = []
-        self._bell, self._rope = socket.socketpair()
-        close_in_children(self._bell, self._rope)
-        self._line: socket.socket | None = None
-        self._door: socket.socket | None = None
+        self._incoming: list[socket.socket] = []
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        close_in_children(self._wake_reader, self._wake_writer)
+        self._outgoing: socket.socket | None = None
+        self._server: socket.socket | None = None
         try:
             host = own_address()
-            self._door = socket.create_server((host, 0), family=_family(host))
-            close_in_children(
-                self._door
-            )  # while a worker holds a copy, nothing tells that this process is gone
-            self._door.setblocking(False)
-            store.set(f"door/{rank}", f"{self._door.getsockname()[1]} {host}")
-            port, _, other = store.get(f"door/{self.next}").decode().partition(" ")
-            self._line = socket.create_connection((other, int(port)), timeout=MEETING)
-            close_in_children(self._line)
-            keep_alive(self._line)
+            self._server = socket.create_server((host, 0), family=_family(host))
+            # a copy in a worker process would keep connections open after this process has died
+            close_in_children(self._server)
+            self._server.setblocking(False)
+            store.set(f"address/{rank}", f"{self._server.getsockname()[1]} {host}")
+            port, _, other = store.get(f"address/{self.next}").decode().partition(" ")
+            self._outgoing = socket.create_connection((other, int(port)), timeout=CONNECT_TIMEOUT)
+            close_in_children(self._outgoing)
+            keep_alive(self._outgoing)
         except (OSError, RuntimeError) as error:
             log.warning(
-                "Rank %d cannot be watched from here (%s): should it be killed, it is noticed later.",
+                "Rank %d cannot be watched from here (%s): if it is killed, that is noticed later.",
                 self.next,
                 error,
             )
 
     def lost(self, seconds: float) -> bool:
-        """Wait so long; whether the next rank has died meanwhile."""
-        heard = [each for each in (self._bell, self._door, self._line) if each is not None]
-        ready, _, _ = select.select(heard, [], [], seconds)
-        if self._door in ready and self._door is not None:
+        """Wait for so many seconds; return whether the next rank has died meanwhile."""
+        sockets = [each for each in (self._wake_reader, self._server, self._outgoing) if each is not None]
+        ready, _, _ = select.select(sockets, [], [], seconds)
+        if self._server in ready and self._server is not None:
             with contextlib.suppress(OSError):
-                self._let_in(self._door)
-        if self._line is None or self._line not in ready:
+                self._accept(self._server)
+        if self._outgoing is None or self._outgoing not in ready:
             return False
         try:
-            said = self._line.recv(1)
+            received = self._outgoing.recv(1)
         except OSError:
-            said = b""
-        self._line.close()
-        self._line = None
-        return said != GOODBYE
+            received = b""
+        self._outgoing.close()
+        self._outgoing = None
+        return received != GOODBYE
 
-    def _let_in(self, door: socket.socket) -> None:
-        caller, _ = door.accept()
-        close_in_children(caller)
-        self._callers.append(caller)
+    def _accept(self, server: socket.socket) -> None:
+        connection, _ = server.accept()
+        close_in_children(connection)
+        self._incoming.append(connection)
 
     def wake(self) -> None:
-        """End the waiting."""
-        self._rope.send(GOODBYE)
+        """End the waiting of `lost`."""
+        self._wake_writer.send(GOODBYE)
 
     def leave(self) -> None:
-        """Say goodbye and close everything."""
-        if self._door is not None:
+        """Send GOODBYE and close all sockets."""
+        if self._server is not None:
             with contextlib.suppress(OSError):
-                self._let_in(self._door)  # one that called while nobody was looking
-        for each in self._callers:
+                self._accept(self._server)  # a connection that was made after the last `lost`
+        for connection in self._incoming:
             with contextlib.suppress(OSError):
-                each.sendall(GOODBYE)
-        for open_one in (*self._callers, self._line, self._door, self._bell, self._rope):
-            if open_one is not None:
-                open_one.close()
+                connection.sendall(GOODBYE)
+        for each in (*self._incoming, self._outgoing, self._server, self._wake_reader, self._wake_writer):
+            if each is not None:
+                each.close()
 
 
 def own_address() -> str:
-    """The address by which this machine is reached from where the ranks meet."""
-    meeting = (os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "1")))
-    family, kind, protocol, _, address = socket.getaddrinfo(*meeting, type=socket.SOCK_DGRAM)[0]
+    """Return the address of this machine in the network of MASTER_ADDR."""
+    master = (os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "1")))
+    family, kind, protocol, _, address = socket.getaddrinfo(*master, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # sends nothing, but settles the way
+        probe.connect(address)  # sends nothing, but chooses the network interface
         return str(probe.getsockname()[0])
 
 
-def keep_alive(line: socket.socket) -> None:
-    """Let the system ask every second, and give up after four without an answer."""
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+def keep_alive(connection: socket.socket) -> None:
+    """Let the system probe the connection every second, and close it after four seconds without an answer."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):
-            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
+# ---- the monitor
+
+
 POLL = 0.5
-"""Seconds between two looks at the notes."""
+"""Seconds between two reads of the messages."""
 RANK_TIMEOUT = 5.0
-"""Seconds in which a rank may end by itself after another one has failed: as a rule when that one has torn
-down and closes.
-"""
+"""Seconds in which a rank may end by itself after another rank has failed and tears down."""
 DEAD_RANK_TIMEOUT = 2.5
-"""The same after another one has died: it will do nothing any more, and it may have taken a while to notice.
-"""
+"""The same after another rank has died: shorter, because that one does not tear down."""
 WAKING = 2.0
-"""Seconds before its end in which a rank that is busy with something of its own is woken."""
+"""Seconds before the end of its timeout at which a busy rank is interrupted."""
 OWN_TIMEOUT = 7.0
-"""Seconds in which a rank that failed itself may tell its hooks and tear down."""
+"""Seconds in which a rank that has failed itself may emit on_exception and tear down."""
 CLOSING = 1.0
-"""Seconds for the loggers to write what they have."""
+"""Seconds in which the loggers may write their pending records."""
 SILENCE = 3.0
-"""Seconds to wait for word of who has died, when this rank has only lost contact."""
+"""Seconds to wait for the message of which rank has died, when this rank has only lost a connection."""
 LEAVING = 10.0
-"""Seconds in which a call to the store comes back, busy as the machine may be."""
+"""Seconds in which a call to the store returns, also on a busy machine."""
 EXIT_FAILED = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Which rank has failed, and how."""
+    """Which rank has failed, and why."""
 
     rank: int
     text: str
     died: bool = False
-    """Whether it could not even say so itself."""
+    """Whether the rank died without reporting the failure itself."""
 
     def __str__(self) -> str:
         return f"Rank {self.rank} has failed: {self.text}"
 
 
 class RankMonitor:
-    """Watches the other ranks for the length of one run; does nothing where there are none."""
+    """Report this rank's failure to the other ranks, and end this rank when another one fails."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.failure: Failure | None = None
-        """The first one that this rank has heard of, or its own."""
+        """The first failure of any rank that this rank knows of."""
         self._error: BaseException | None = None
         self._deadline: float | None = None
         self._interrupted = False
@@ -258,18 +254,17 @@ class RankMonitor:
         run, ranks = self.run, self.run.strategy.ranks
         if ranks.alone:
             return
-        self._name = ranks.from_zero(
-            uuid.uuid4().hex
-        )  # a job that is started again may find the old notes still there
-        self._store, self._messages = (
-            ranks.store(self._name),
-            ranks.store(self._name),
-        )  # a connection for each thread
-        self._ring = LivenessRing(ranks.rank, ranks.world_size, self._store)
-        self.nested = Nested(run, self._store, self._messages)
+        # a new name for each run: the messages of an earlier run may still be in the store
+        self._name = ranks.from_zero(uuid.uuid4().hex)
+        # one connection for each thread
+        self._store, self._messages = ranks.store(self._name), ranks.store(self._name)
+        self._liveness = LivenessRing(ranks.rank, ranks.world_size, self._store)
+        self.nested = NestedValidation(run, self._store, self._messages)
         run.failure_monitor = self
-        for each in (self._watch_next, self._watch_messages):
-            thread = threading.Thread(target=each, name=f"hookline peers: {each.__name__}", daemon=True)
+        for watch in (self._watch_next, self._watch_messages):
+            thread = threading.Thread(
+                target=watch, name=f"hookline failure monitor: {watch.__name__}", daemon=True
+            )
             self._threads.append(thread)
             thread.start()
 
@@ -277,33 +272,30 @@ class RankMonitor:
         if not self._threads:
             return
         self._over.set()
-        self._ring.wake()
-        for each in self._threads:
-            each.join(2 * POLL)
-            if each.is_alive() and self.failure is None:
-                wait_at_exit(each)
-        self._ring.leave()
+        self._liveness.wake()
+        for thread in self._threads:
+            thread.join(2 * POLL)
+            if thread.is_alive() and self.failure is None:
+                wait_at_exit(thread)
+        self._liveness.leave()
 
     # ---- this rank fails -----------------------------------------------------------------------------------
 
-    def report(self, error: BaseException) -> None:
-        """This rank has failed: let the others know, or find out that it is their failure
-        that has come here.
-        """
+    def report_failure(self, error: BaseException) -> None:
+        """Report the failure of this rank to the others; add a note if it follows from another's failure."""
         self._error = error
         self._deadline = time.monotonic() + OWN_TIMEOUT
-        if _is_lost_contact(error):
-            self._failed.wait(SILENCE)  # the one that died cannot say so; the rank before it does
+        if _is_lost_connection(error):
+            self._failed.wait(SILENCE)  # the rank before the one that died reports it
         if self.failure is None:
-            where = next(
-                iter(getattr(error, "__notes__", [])), ""
-            )  # the hook and event, or the position of the run
+            # the first note names the hook and event, or the position of the run
+            where = next(iter(getattr(error, "__notes__", [])), "")
             self.post(f"{type(error).__name__}: {str(error)[:MAX_MESSAGE]} ({where}).")
         elif self.failure.rank != self.run.strategy.rank and not isinstance(error, PeerError):
-            error.add_note(f"{self.failure} This rank could not go on without it.")
+            error.add_note(f"{self.failure} This rank could not continue without it.")
 
     def post(self, text: str, failed: bool = True) -> None:
-        """Leave a note for all ranks: of a failure, or of something to be known."""
+        """Write a message for all ranks: a failure, or with failed=False a warning."""
         rank = self.run.strategy.rank
         if failed and self.failure is None:
             self.failure = Failure(rank, text)
@@ -311,42 +303,43 @@ class RankMonitor:
             self._deadline = self._deadline or time.monotonic() + OWN_TIMEOUT
         self._write(self._store, {"rank": rank, "text": text, "failed": failed})
 
-    def ask_for(self, number: int, asks: int) -> None:
-        """Ask the others whether they will still call validate() for that time."""
-        self._write(self._store, {"rank": self.run.strategy.rank, "failed": False, "nested": [number, asks]})
+    def ask_for_validate(self, number: int, polls: int) -> None:
+        """Ask the other ranks whether they will still call validate() for this time."""
+        self._write(self._store, {"rank": self.run.strategy.rank, "failed": False, "nested": [number, polls]})
 
-    def _write(self, store: Any, note: dict[str, Any]) -> None:
+    def _write(self, store: Any, message: dict[str, Any]) -> None:
         try:
-            number = store.add("notes", 1)
-            store.set(f"note/{number}", json.dumps(note))
+            number = store.add("messages", 1)
+            store.set(f"message/{number}", json.dumps(message))
         except (RuntimeError, dist.DistError) as error:
-            log.warning("The other ranks could not be told (%s): %s", str(error).partition("\n")[0], note)
+            why = str(error).partition("\n")[0]
+            log.warning("The other ranks could not be informed (%s): %s", why, message)
 
     def wait_for_all_ranks(self, where: str) -> None:
-        """Wait until all ranks have come here, however long one takes; not for one that has failed."""
+        """Wait without a time limit until all ranks are here; raise if one has failed."""
         wait_for_all_ranks(self._store, where, self.run.strategy.world_size, self.raise_failure)
 
     def raise_failure(self) -> None:
-        """End what this rank is doing, if another one has failed and this one is not ending yet."""
+        """Raise `PeerError` if another rank has failed and this one is not ending yet."""
         if self.failure is not None and self.run.state.exception is None and not self._over.is_set():
-            raise PeerError(f"{self.failure} This rank cannot go on without it.")
+            raise PeerError(f"{self.failure} This rank cannot continue without it.")
 
     # ---- another rank fails --------------------------------------------------------------------------------
 
     def _watch_next(self) -> None:
-        """In a thread of its own: the rank after this one, and how long this one may still take to end."""
+        """Watch the next rank, and end this process at its deadline. Runs in its own thread."""
         while not self._over.is_set():
-            if self._ring.lost(POLL) and not self._over.is_set():
-                self._heard(
+            if self._liveness.lost(POLL) and not self._over.is_set():
+                self._record_failure(
                     Failure(
-                        self._ring.next,
-                        "it died without a word: it was killed, or its machine is gone.",
+                        self._liveness.next,
+                        "it died without a message: it was killed, or its machine is gone.",
                         died=True,
                     )
                 )
-                # the place of the notes may be gone as well, and to find that out may take long
+                # in a thread, because the store may be gone as well, and a call to it may block for long
                 threading.Thread(
-                    target=self._report_death, name="hookline peers: telling", daemon=True
+                    target=self._report_death, name="hookline failure monitor: report", daemon=True
                 ).start()
             now = time.monotonic()
             if self._deadline is not None and now >= self._deadline:
@@ -362,28 +355,28 @@ class RankMonitor:
         )
 
     def _watch_messages(self) -> None:
-        """In a thread of its own: what other ranks have to say."""
+        """Read the messages of all ranks. Runs in its own thread."""
         while not self._over.wait(POLL):
             try:
-                for self._known in range(self._known + 1, self._messages.add("notes", 0) + 1):
-                    self._read(json.loads(self._messages.get(f"note/{self._known}")))
-                self.nested.look()
+                for self._known in range(self._known + 1, self._messages.add("messages", 0) + 1):
+                    self._read(json.loads(self._messages.get(f"message/{self._known}")))
+                self.nested.answer()
             except (RuntimeError, dist.DistError):
                 if self.run.state.status in ("training", "running") and not self._over.is_set():
                     gone = "it, or the launcher beside it through which the ranks find each other, is gone."
-                    self._heard(Failure(0, gone, died=True))
+                    self._record_failure(Failure(0, gone, died=True))
                 return
 
-    def _read(self, note: dict[str, Any]) -> None:
-        if note["failed"]:
-            self._heard(Failure(note["rank"], note["text"], note.get("died", False)))
-        elif "nested" in note:
-            self.nested.heard(*note["nested"])
-        elif note["rank"] != self.run.strategy.rank:
-            log.warning("Rank %d says: %s", note["rank"], note["text"])
+    def _read(self, message: dict[str, Any]) -> None:
+        if message["failed"]:
+            self._record_failure(Failure(message["rank"], message["text"], message.get("died", False)))
+        elif "nested" in message:
+            self.nested.receive(*message["nested"])
+        elif message["rank"] != self.run.strategy.rank:
+            log.warning("Rank %d reports: %s", message["rank"], message["text"])
 
-    def _heard(self, failure: Failure) -> None:
-        """The first failure is the reason; what follows is its consequence."""
+    def _record_failure(self, failure: Failure) -> None:
+        """Record the first failure, which causes the later ones, and set this rank's deadline."""
         if self.failure is None:
             self.failure = failure
             log.error("%s This rank ends too.", failure)
@@ -392,37 +385,34 @@ class RankMonitor:
         self._failed.set()
 
     def _interrupt(self) -> None:
-        """Give a hook that is in the middle of something the chance to end in good order: our handler raises
-        `PeerError`.
-        """
+        """Interrupt a busy hook so that it can end in good order: our SIGTERM handler raises `PeerError`."""
         if not self._interrupted and self._error is None and _is_ours(signal.getsignal(signal.SIGTERM)):
             os.kill(os.getpid(), signal.SIGTERM)
         self._interrupted = True
 
     def _end_process(self) -> None:
-        """It has had its time. What its loggers hold is written, if they can."""
+        """Exit the process after its deadline; give the loggers CLOSING seconds to close first."""
         log.error(
-            "%s This rank does not end by itself; the process is ended. Checkpoints that were saved before "
-            "are whole.",
+            "%s This rank did not end by itself, so its process is ended. Checkpoints that were saved before "
+            "are complete.",
             self.failure,
         )
         if self._error is not None:
             traceback.print_exception(self._error)
         closing = threading.Thread(
-            target=self.run.state.logger.close, name="hookline peers: closing loggers", daemon=True
+            target=self.run.state.logger.close, name="hookline failure monitor: close loggers", daemon=True
         )
         closing.start()
-        join(closing, CLOSING, "what the loggers hold is not written")
-        for each in (sys.stdout, sys.stderr):
-            each.flush()
+        join(closing, CLOSING, "pending records of the loggers are not written")
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
         os._exit(EXIT_FAILED)
 
 
 def wait_at_exit(thread: threading.Thread) -> None:
-    """Let the process end only after this thread has.
+    """Let the process end only after this thread has ended.
 
-    One that comes back from a call to the store while the interpreter ends would abort the process, whatever
-    it has achieved.
+    A thread that returns from a call to the store while the interpreter shuts down would abort the process.
     """
     atexit.register(join, thread, LEAVING)
 
@@ -431,6 +421,6 @@ def _is_ours(handler: Any) -> bool:
     return isinstance(getattr(handler, "__self__", None), Signals)
 
 
-def _is_lost_contact(error: BaseException) -> bool:
-    """Whether it says no more than that another rank does not answer."""
+def _is_lost_connection(error: BaseException) -> bool:
+    """Return whether an error only says that another rank does not answer."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

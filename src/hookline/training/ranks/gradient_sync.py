@@ -1,6 +1,4 @@
-"""What the ranks of a run settle about each window: whether everyone's gradients came together, and what they
-are worth.
-"""
+"""Gradient averaging over ranks: once per accumulation window, also for ranks without a loss."""
 
 from __future__ import annotations
 
@@ -14,11 +12,11 @@ from hookline.util.errors import NonFiniteLoss
 
 
 class RankGradientSync:
-    """One for each run of several ranks; a run of one process has none, and pays nothing for it.
+    """Average the gradients of an accumulation window over ranks. A run of one process does not have it.
 
-    Ranks may differ in whether a step gave a loss, and they may not know it of each other in time. So a rank
-    without a loss takes part in the averaging with nothing, the number of losses is added up meanwhile, and
-    the update is what one process would have made of all the losses there were.
+    Some ranks may have no loss in a window, and the others do not know that in time. A rank without a loss
+    takes part in the averaging with zeros, while the weights of all losses are summed. So the update equals
+    that of one process with all the losses.
     """
 
     __slots__ = ("_answer", "_is_synced", "_syncs", "all_or_none", "is_clear", "run", "syncs_always")
@@ -26,21 +24,21 @@ class RankGradientSync:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.all_or_none = run.strategy.forward_communicates
-        """Whether a backward makes ranks wait for each other before the window's end; then a batch without a
-        loss on one rank is one without a loss on all.
+        """Whether forward and backward of every batch communicate. Then a batch that has no loss on one rank
+        is skipped on all ranks.
         """
         self.syncs_always = run.data.router is not None
-        """Where batches train different optimizers, gradients that are put aside in between must be complete
-        ones.
+        """Whether every batch averages gradients: the router sets aside gradients between two batches, and
+        they must be averaged by then.
         """
         self._syncs: bool | None = None
         self._is_synced = False
         self.is_clear = False
-        """Whether the gradients are this window's alone."""
+        """Whether the gradients of the step before were cleared in this window."""
         self._answer: Any = None
 
     def begin_batch(self, last: bool) -> None:
-        """The window's last batch brings the gradients together."""
+        """Choose whether this batch's backward averages gradients: the last batch of a window does."""
         syncs = last or self.syncs_always
         if syncs is not self._syncs:
             self._syncs = syncs
@@ -48,7 +46,7 @@ class RankGradientSync:
         self._is_synced = False
 
     def skip_batch(self, last: bool) -> None:
-        """A batch that is left out still takes part in what others do with theirs."""
+        """Take part in the other ranks' collectives without a batch."""
         if self._syncs:
             self._sync_without_batch(after_forward=False)
             self._is_synced = True
@@ -58,7 +56,7 @@ class RankGradientSync:
             self._ask_early(self.run.window.count)
 
     def clear_gradients(self) -> None:
-        """Once in a window, by the first batch that adds to them or takes what others have added."""
+        """Clear the gradients once per window, before this rank or another adds to them."""
         if not self.is_clear:
             self.is_clear = True
             assert self.run.step is not None
@@ -71,11 +69,11 @@ class RankGradientSync:
 
     def _sync_without_batch(self, after_forward: bool) -> None:
         if self.run.window.count == 0:
-            self.clear_gradients()  # those of the step before are no part of this one
+            self.clear_gradients()  # the gradients of the last step must not be averaged
         self.run.strategy.sync_without_batch(after_forward)
 
     def agree_on(self, loss: Tensor | None, last: bool) -> Tensor | None:
-        """The loss to differentiate, or None: then nobody waits for this rank's backward."""
+        """Return the loss to differentiate, or None if this rank skips the backward pass."""
         run = self.run
         if self.all_or_none:
             without, *_ = run.strategy.ranks.total([loss is None]).read()
@@ -87,13 +85,11 @@ class RankGradientSync:
             self._ask_early(run.window.count if loss is None else run.window.count + run.window.weight)
         return loss
 
-    def finish_window(self) -> float:
-        """What batches with a loss count in this window, as a mean over ranks, once everyone's gradients have
-        come together.
-        """
+    def count_losses(self) -> float:
+        """Return the weight of the window's losses as a mean over ranks. Raise if a loss is not finite."""
         run = self.run
         ranks = run.strategy.ranks
-        if not self._is_synced:  # a window that ended before its time, on every rank
+        if not self._is_synced:  # the window ended early, on every rank
             self._sync_now()
         self._is_synced = self.is_clear = False
         if self._answer is None:
@@ -102,9 +98,9 @@ class RankGradientSync:
         (count, broken, guilty, *fed), self._answer = answer.read(), None
         if broken:
             run.watch.broken = True
-            who = f"on rank {guilty:.0f}" if broken == 1 else f"on {broken:.0f} of {ranks.world_size} ranks"
+            where = f"on rank {guilty:.0f}" if broken == 1 else f"on {broken:.0f} of {ranks.world_size} ranks"
             raise NonFiniteLoss(
-                f"The loss was not finite {who}. The run stops, and nothing made from it is saved. "
+                f"The loss was not finite {where}. The run stops, and nothing made from it is saved. "
                 "Trainer(nonfinite='skip') leaves such updates out instead."
             )
         if run.data.router is not None:
@@ -112,13 +108,11 @@ class RankGradientSync:
         return float(count / ranks.world_size)
 
     def everywhere(self, flag: bool) -> bool:
-        """Whether it holds on every rank."""
+        """Return whether the flag is set on every rank."""
         return self.run.strategy.ranks.total([not flag]).read() == [0]
 
     def _ask_early(self, count: float) -> None:
-        """Ask while backward computes, if the answer does not depend on it. All ranks ask in the same order,
-        before the loss.
-        """
+        """Start the sum of the weights during the backward pass, if it does not depend on that pass."""
         if not self.run.traits.skips_nonfinite and self.run.data.router is None:
             self._ask(count)
 

@@ -1,10 +1,8 @@
-"""The first thing that ranks say to each other in a run: are all about to do the same, and can they hear each
-other at all?
+"""Preflight checks of the ranks, before training: that all of them start the same run with the same hooks.
 
-It goes over the store and not over the control group. There, what one rank says is paired with whatever
-another says at that moment, so ranks that begin different things, or of which one has left something
-unanswered in a run that failed, would wait for ever or misunderstand each other. In the store everything has
-a name.
+`start_ranks` uses the store and not collectives. A collective pairs the calls of all ranks by their order, so
+ranks that start different runs, or of which one has a call left from a run that failed, would hang or read
+wrong data. In the store every entry has a name.
 """
 
 from __future__ import annotations
@@ -17,56 +15,49 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hookline.distributed.comm import STARTS, Ranks, describe_ended_ranks, listed
-from hookline.distributed.launch import wait_until
+from hookline.distributed.rendezvous import wait_until
 from hookline.run.run import Run
 from hookline.util.errors import HookError, HooklineError, OptionError
 from hookline.util.urls import shown
 
-# ---- Before anything is trained
-
-
 OF_ONE_RANK = ("run_dir", "default_root_dir", "enable_progress_bar", "control", "seed")
-"""Options that may differ: paths, what is shown, who listens for commands, and a seed for each rank (rank
-zero's counts).
-"""
+"""Options that may differ: paths, the progress bar, the control socket, and the seed (rank zero's counts)."""
 
 
 def check_equal(run: Run) -> None:
-    """Compare the plan, the options and the model over ranks, by a hash first: ten words a rank if all is
-    well.
-    """
+    """Compare the listeners, options and model of all ranks, by a hash first, and raise if they differ."""
     ranks = run.strategy.ranks
-    mine = {"listeners": listeners_of(run), "options": options_of(run), "about": about(run)}
+    mine = {"listeners": listeners_of(run), "options": options_of(run), "about": describe(run)}
     hashes = ranks.gather(hashlib.sha256(json.dumps(mine).encode()).hexdigest())
     if len(set(hashes)) == 1:
         return
-    everyone = ranks.gather(mine)
+    of_all = ranks.gather(mine)
     found = [
-        *differing([each["about"] for each in everyone], lambda name: name),
-        *differing([each["options"] for each in everyone], lambda name: f"the option {name}"),
+        *differing([each["about"] for each in of_all], lambda name: name),
+        *differing([each["options"] for each in of_all], lambda name: f"the option {name}"),
     ]
     if found:
         raise OptionError(
             f"The ranks were started differently: {'; '.join(found)}. Start all with the same program."
         )
     found = [
-        f"{label} ({cls}) hears {event}{f' {filters}' if filters else ''} on {listed(here)}, not on "
+        f"{label} ({cls}) listens to {event}{f' {filters}' if filters else ''} on {listed(here)}, not on "
         f"{listed(missing)}"
-        for (event, label, cls, filters), here, missing in absent([each["listeners"] for each in everyone])
+        for (event, label, cls, filters), here, missing in absent([each["listeners"] for each in of_all])
     ]
     if found:
         raise HookError(
             f"The ranks have different hooks: {'; '.join(found[:6])}{'; ...' if len(found) > 6 else ''}. "
-            "All ranks need the same ones; a hook for some ranks only says so: ranks = 'zero', or a set of "
-            "them."
+            "All ranks need the same hooks. For a hook that only some ranks call, set ranks = 'zero' or a "
+            "set of ranks."
         )
     raise HookError(
-        "The ranks have the same hooks in another order; register them in the same order everywhere."
+        "The ranks have the same hooks in another order; register them in the same order on all ranks."
     )
 
 
 def listeners_of(run: Run) -> list[list[str]]:
-    """Who hears what, in order, less the hooks that are for some ranks only."""
+    """Return event, name, class and filters of every listener, in order, without hooks of some ranks only."""
     limited = {
         entry.name for entry in run.state.hooks.entries() if getattr(entry.hook, "ranks", "all") != "all"
     }
@@ -84,16 +75,16 @@ def listeners_of(run: Run) -> list[list[str]]:
 
 
 def options_of(run: Run) -> dict[str, str]:
-    """Every option that steers the loop, as text."""
+    """Return every option that must be the same on all ranks, as text."""
     given = {each.name: getattr(run.options, each.name) for each in dataclasses.fields(run.options)}
     return {name: _shown(value) for name, value in given.items() if name not in OF_ONE_RANK}
 
 
-def about(run: Run) -> dict[str, str]:
-    """What is run, and how."""
+def describe(run: Run) -> dict[str, str]:
+    """Return the stage, module and strategy of a run, by the words of an error message."""
     parameters = sum(each.numel() for each in run.module.parameters())
     return {
-        "the verb": run.stage,
+        "the stage": run.stage,
         "the module": type(run.module).__name__,
         "its number of parameters": str(parameters),
         "the strategy": type(run.strategy).__name__,
@@ -104,53 +95,52 @@ def about(run: Run) -> dict[str, str]:
 
 
 def differing(tables: list[dict[str, str]], named: Callable[[str], str]) -> Iterable[str]:
-    """Each name with the values that ranks have for it, if they are not the same."""
+    """Yield each name whose value differs between ranks, with the values."""
     for name in tables[0]:
         values: dict[str, list[int]] = {}
-        for rank, each in enumerate(tables):
-            values.setdefault(each.get(name, "nothing"), []).append(rank)
+        for rank, table in enumerate(tables):
+            values.setdefault(table.get(name, "nothing"), []).append(rank)
         if len(values) > 1:
             found = ", ".join(f"{value} on {listed(where)}" for value, where in values.items())
             yield f"{named(name)} is {found}"
 
 
 def absent(lists: list[list[list[str]]]) -> Iterable[tuple[tuple[str, ...], list[int], list[int]]]:
-    """What is in the lists of some ranks only: with those that have it, and those that do not."""
-    sets = [{tuple(each) for each in one} for one in lists]
-    everything = dict.fromkeys(tuple(each) for one in lists for each in one)
-    for each in everything:
-        here = [rank for rank, one in enumerate(sets) if each in one]
+    """Yield each item that some ranks lack, with the ranks that have it and those that do not."""
+    sets = [{tuple(item) for item in items} for items in lists]
+    for item in dict.fromkeys(tuple(item) for items in lists for item in items):
+        here = [rank for rank, items in enumerate(sets) if item in items]
         if len(here) < len(sets):
-            yield each, here, [rank for rank in range(len(sets)) if rank not in here]
+            yield item, here, [rank for rank in range(len(sets)) if rank not in here]
 
 
 def _shown(value: Any) -> str:
-    """Functions by their name: their address differs from process to process."""
+    """Return a value as text; a function by its name, because its address differs between processes."""
     return getattr(value, "__qualname__", None) or str(value)
 
 
 def start_ranks(run: Run, **given: Any) -> None:
-    """Wait until all ranks have begun this run; what differs is an error on all of them.
+    """Wait until all ranks have begun this run; raise on all ranks if they differ.
 
-    given: what the verb was called with and must be the same everywhere, because what follows depends on it.
+    given: the arguments of the stage that must be the same on all ranks.
     """
     ranks = run.strategy.ranks
     store = ranks.store(STARTS)
     number = store.add(f"done/{ranks.rank}", 0) + 1
-    store.delete_key(f"{number - 1}/{ranks.rank}")  # it was read before that run went on
+    store.delete_key(f"{number - 1}/{ranks.rank}")  # rank zero has read it before that run continued
     mine = {
-        "about": {"the verb": run.stage, **{f"{name}=": _as_text(value) for name, value in given.items()}},
+        "about": {"the stage": run.stage, **{f"{name}=": _as_text(value) for name, value in given.items()}},
         "exchanges": ranks.exchanges,
         "logs": bool(run.state.logger),
     }
     store.set(f"{number}/{ranks.rank}", json.dumps(mine))
-    come = functools.partial(wait_for, ranks, store, run.stage)
+    wait = functools.partial(wait_for_keys, ranks, store, run.stage)
     verdict = f"{number}/verdict"
     if ranks.rank == 0:
-        keys = come([f"{number}/{rank}" for rank in range(ranks.world_size)])
-        everyone = [json.loads(store.get(key)) for key in keys]
-        store.set(verdict, json.dumps([*judge(everyone, store), everyone[0]["logs"]]))
-    out_of_step, differs, run.traits.logs = json.loads(store.get(come([verdict])[0]))
+        keys = wait([f"{number}/{rank}" for rank in range(ranks.world_size)])
+        of_all = [json.loads(store.get(key)) for key in keys]
+        store.set(verdict, json.dumps([*compare_starts(of_all, store), of_all[0]["logs"]]))
+    out_of_step, differs, run.traits.logs = json.loads(store.get(wait([verdict])[0]))
     store.add(f"done/{ranks.rank}", 1)
     if out_of_step:
         raise HooklineError(out_of_step)
@@ -159,21 +149,19 @@ def start_ranks(run: Run, **given: Any) -> None:
 
 
 def _as_text(value: Any) -> str:
-    """What ranks compare, and an error shows: a URL without its secrets, and with a sum that tells two of
-    them apart.
-    """
-    text, said = str(value), shown(value)
-    return said if said == text else f"{said} (sha256 {hashlib.sha256(text.encode()).hexdigest()[:8]})"
+    """Return a value as text to compare and show: a URL without its secrets, but with a hash of all of it."""
+    text, public = str(value), shown(value)
+    return public if public == text else f"{public} (sha256 {hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 
-def wait_for(ranks: Ranks, store: Any, stage: str, keys: list[str]) -> list[str]:
-    """Until they are there, or a process is known to be gone."""
+def wait_for_keys(ranks: Ranks, store: Any, stage: str, keys: list[str]) -> list[str]:
+    """Wait until the store has all keys, and return them; raise if a process has ended."""
 
     def are_there() -> bool:
         if store.check(keys):
             return True
         if ended := describe_ended_ranks(ranks.world_size):
-            raise HooklineError(f"{stage}() takes all ranks, and some cannot come any more. {ended}")
+            raise HooklineError(f"{stage}() needs all ranks, and some processes have ended. {ended}")
         return False
 
     def missing() -> list[int]:
@@ -183,19 +171,16 @@ def wait_for(ranks: Ranks, store: Any, stage: str, keys: list[str]) -> list[str]
     return keys
 
 
-def judge(everyone: list[dict[str, Any]], store: Any) -> tuple[str, str]:
-    """Why the ranks cannot run together: what an earlier run has left behind, and what they were started
-    with.
-    """
-    begun = [each["exchanges"] for each in everyone]
+def compare_starts(of_all: list[dict[str, Any]], store: Any) -> tuple[str, str]:
+    """Return two error messages, empty if all is well: ranks out of step, and ranks started differently."""
+    begun = [each["exchanges"] for each in of_all]
     if len(set(begun)) > 1:
         why = f" on {store.get('failure').decode()}" if store.check(["failure"]) else ""
         return (
-            f"An earlier run fell apart{why}, in the middle of what the ranks say to each other: one of "
-            f"them has begun {max(begun)} exchanges, another {min(begun)}. They cannot go on together: "
-            "start the job again; resume='auto' goes on from its newest checkpoint."
+            f"An earlier run failed{why}, during an exchange between the ranks: one rank has begun "
+            f"{max(begun)} exchanges, another {min(begun)}. They cannot continue together: start the job "
+            "again; resume='auto' resumes from its newest checkpoint."
         ), ""
-    found = next(
-        iter(differing([each["about"] for each in everyone], lambda name: name)), ""
-    )  # another verb takes other things
+    # only the first difference: another stage has other arguments
+    found = next(iter(differing([each["about"] for each in of_all], lambda name: name)), "")
     return "", found and f"The ranks were started differently: {found}. Start all with the same program."

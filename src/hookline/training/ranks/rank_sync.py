@@ -1,9 +1,9 @@
-"""What the ranks of a run decide together: to stop, to save, to heed a signal, and which clock they go by.
+"""Decisions of all ranks: to stop, to save, to handle a signal, and one shared clock.
 
-After every batch each rank says in a few numbers whether it has something to discuss, and reads what all of
-them said one batch ago: nobody waits, and everybody acts on the same answer at the same boundary. Only when
-somebody has something to discuss do they all stop for a moment and exchange the details. So what one rank
-wants is done by all, at most two batches later.
+After every batch each rank starts an all-reduce of a few numbers, which say whether it has a request, and
+reads the result of the one before. No rank waits, and all act on the same result after the same batch. Only
+if a rank has a request do all ranks wait and exchange the details. So all ranks carry out the request of one
+rank, at most two batches later.
 """
 
 from __future__ import annotations
@@ -26,35 +26,33 @@ STEERED = ("on_train_batch_start", "on_before_optimizer_step")
 
 
 class RankSync(Boundary):
-    """The boundary of one rank among several: what all of them decide."""
+    """The boundary of one rank among several, where all ranks decide together."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self.ranks = run.strategy.ranks
         self.stop = False
-        """Whether the ranks have agreed to stop; `should_stop` of the state is what this one wants."""
+        """Whether the ranks have agreed to stop; `should_stop` of the state is this rank's own request."""
         self.steers_batches = False
-        """Whether a hook on some rank may end an epoch for all of them."""
+        """Whether a hook on some rank may end an epoch for all ranks."""
         self.steers_updates = False
-        """Whether a hook on some rank may skip an update for all of them."""
-        self.asks = 0
-        """How often the ranks have met: the same number at the same place of the run."""
+        """Whether a hook on some rank may skip an update for all ranks."""
+        self.polls = 0
+        """The number of exchanges so far: the same on every rank at the same place of the run."""
         self._seconds: float = self.ranks.from_zero(time.monotonic())
         self._rounds = self.ranks.rounds(6)
         self._asked: Round | None = None
         self._kept: list[SaveRequest] = []
-        """Checkpoints that this rank, but not all, asked for."""
-        self._told: Any = None
-        """What the hooks asked for when the ranks last spoke about that."""
+        """Checkpoints that this rank, but not all ranks, requested."""
+        self._shared: Any = None
+        """The facts that hooks request, as last exchanged with the other ranks."""
         self._agree_on_wants(self.ranks.gather(self._wants()))
 
     def now(self) -> float:
-        """Rank zero's clock when the ranks last agreed: all of them find the same time is over at the same
-        batch.
-        """
+        """Return rank zero's clock at the last poll, so that max_time ends all ranks at the same batch."""
         return self._seconds
 
-    # ---- meeting -------------------------------------------------------------------------------------------
+    # ---- polling -------------------------------------------------------------------------------------------
 
     @property
     def is_stopping(self) -> bool:
@@ -63,117 +61,116 @@ class RankSync(Boundary):
 
     @property
     def waits_for_signals(self) -> bool:  # type: ignore[override]
-        """Whether all ranks wait for what hooks return before a batch."""
+        """Whether all ranks exchange the signals that hooks return before a batch."""
         return self.steers_batches
 
     @property
     def signal_filters(self) -> tuple[Callable[[Signal | None], Signal | None], ...]:
-        """What becomes of the signal that hooks return before an update."""
+        """Replace the signal that hooks return before an update by the one that all ranks agree on."""
         return (self.on_update,)
 
     def stop_by_clock(self) -> None:
-        """Stop because the time is over, by a clock that is the same for all ranks."""
+        """Stop because max_time is over, by the clock that all ranks share."""
         self.stop = True
 
-    def after_batch(self) -> None:
-        """After a batch: say what is new, hear what was new one batch ago. Nobody waits, unless there is
-        something to do.
-        """
+    def poll(self) -> None:
+        """Announce this rank's requests after a batch, and read those of one batch ago, without waiting."""
         run = self.run
         asked = self._ask(AFTER_BATCH)
         before, self._asked = self._asked, asked
-        if before is not None and self._hear(before.read()):
+        if before is not None and self._has_requests(before.read()):
             self._exchange()
-        elif run.saves.requests or run.plan.asked_at is not self._told:
+        elif run.saves.requests or run.plan.asked_at is not self._shared:
             self._poll_now(asked)
 
     def _poll_now(self, asked: Round) -> None:
-        """This rank wants a checkpoint, or has other hooks. If all do, it is worth the wait: it is of this
-        very step.
+        """Wait for the other ranks, because this one requests a checkpoint or has other hooks.
+
+        If all ranks do, the checkpoint is of this step. Otherwise keep the request for the next exchange.
         """
         run, mine = self.run, self._requests()
-        if (mine or run.plan.asked_at is not self._told) and -asked.read()[3] > 0:
+        if (mine or run.plan.asked_at is not self._shared) and -asked.read()[3] > 0:
             self._exchange()
         else:
             self._kept += mine
-            for each in mine:
-                run.saves.requests.remove(each)
+            for request in mine:
+                run.saves.requests.remove(request)
 
     def sync_point(self) -> None:
-        """Between batches: wait for all, and do at once what any of them wants."""
+        """Wait for all ranks outside the batches, and carry out the requests of any rank at once."""
         if self._asked is not None:
-            self._hear(self._asked.read())
+            self._has_requests(self._asked.read())
             self._asked = None
         answer = self._ask(ELSEWHERE).read()
-        if self._hear(answer) or answer[2]:
+        if self._has_requests(answer) or answer[2]:
             self._exchange()
 
     def _ask(self, kind: int) -> Round:
         run, s = self.run, self.run.state
-        self.asks += 1
-        wishes = len(self._requests()) if run.saves.requests else 0
-        if run.plan.asked_at is not self._told:
-            wishes += 1
+        self.polls += 1
+        requests = len(self._requests()) if run.saves.requests else 0
+        if run.plan.asked_at is not self._shared:
+            requests += 1
         is_signalled = run.signals.received > 0 and not run.signals.number
-        news = (
+        is_new = (
             s.should_stop is not self.stop
             or is_signalled
             or run.participants.commands.waiting
             or bool(self._kept)
         )
         clock = int(time.monotonic() * 1000) if self.ranks.rank == 0 else 0
-        place = 2 * run.progress.position + kind
-        return self._rounds.ask((news, clock, wishes, -wishes, place, -place))
+        position = 2 * run.progress.position + kind
+        return self._rounds.ask((is_new, clock, requests, -requests, position, -position))
 
-    def _hear(self, answer: list[int]) -> bool:
-        """Set the clock; whether there is something to discuss."""
-        news, clock, most, fewest, place, least = answer
+    def _has_requests(self, answer: list[int]) -> bool:
+        """Set the clock; return whether the ranks have requests to exchange."""
+        is_new, clock, most, fewest, position, least = answer
         self._seconds = clock / 1000
-        if place != -least:
+        if position != -least:
             raise HooklineError(
-                f"The ranks are out of step: one is {_where(-least)}, another {_where(place)}. "
+                f"The ranks are out of step: one is {_describe(-least)}, another {_describe(position)}. "
                 "All of them must train on the same number of batches."
             )
-        return bool(news) or most != -fewest
+        return bool(is_new) or most != -fewest
 
     def _requests(self) -> list[SaveRequest]:
         return [each for each in list(self.run.saves.requests) if each is not None]
 
-    # ---- what is discussed ---------------------------------------------------------------------------------
+    # ---- exchanging requests -------------------------------------------------------------------------------
 
     def _exchange(self) -> None:
-        """Everybody tells everything, and all do the same with it."""
+        """Gather the requests of all ranks; each rank carries out all of them, in the same order."""
         run, s = self.run, self.run.state
-        mine = self._requests()
-        for each in mine:
-            run.saves.requests.remove(each)
-        told = {
-            "stop": s.stop_reason or "a stop was asked for" if s.should_stop else None,
+        own_saves = self._requests()
+        for request in own_saves:
+            run.saves.requests.remove(request)
+        mine = {
+            "stop": s.stop_reason or "a stop was requested" if s.should_stop else None,
             "signal": run.signals.received,
             "commands": run.participants.commands.left(),
-            "saves": [as_plain(each) for each in (*self._kept, *mine)],
+            "saves": [as_plain(each) for each in (*self._kept, *own_saves)],
             "wants": self._wants(),
         }
-        everybody = self.ranks.gather(told)
-        if self._asked is not None:  # what it would say has been said
+        of_all = self.ranks.gather(mine)
+        if self._asked is not None:  # this exchange has answered it
             self._asked.read()
             self._asked = None
         self._kept = []
-        self._agree_on_wants([each["wants"] for each in everybody])
-        for rank, each in enumerate(everybody):
-            run_commands(run, each["commands"], rank)
-        if any(each["commands"] for each in everybody):  # they may have changed the hooks
+        self._agree_on_wants([each["wants"] for each in of_all])
+        for rank, requests in enumerate(of_all):
+            run_commands(run, requests["commands"], rank)
+        if any(each["commands"] for each in of_all):  # commands may have changed the hooks
             self._agree_on_wants(self.ranks.gather(self._wants()))
-        for each in {repr(save[:2]): save for said in everybody for save in said["saves"]}.values():
-            run.saves.requests.append(as_request(each))
-        self._agree_to_stop([each["stop"] for each in everybody])
-        number = max(each["signal"] for each in everybody)
+        for save in {repr(save[:2]): save for each in of_all for save in each["saves"]}.values():
+            run.saves.requests.append(as_request(save))
+        self._agree_to_stop([each["stop"] for each in of_all])
+        number = max(each["signal"] for each in of_all)
         if number and not run.signals.number:
             stop_for_signal(run, number)
             self.stop = True
 
     def _agree_to_stop(self, reasons: list[str | None]) -> None:
-        """One rank that wants to stop is enough."""
+        """Stop all ranks if one rank requests it."""
         s = self.run.state
         asking = [rank for rank, reason in enumerate(reasons) if reason is not None]
         if asking and not self.stop:
@@ -183,51 +180,48 @@ class RankSync(Boundary):
             s.ending.set_stop(str(reason))
         elif asking:
             s.request_stop("")
-        self.stop = s.should_stop  # a command may have asked for it too, on every rank
+        self.stop = s.should_stop  # a command may have requested it too, on every rank
 
-    # ---- what hooks return ---------------------------------------------------------------------------------
+    # ---- signals that hooks return -------------------------------------------------------------------------
 
     def _wants(self) -> list[Any]:
-        """The facts that this rank's hooks ask for, by event, and at which events they may return a signal.
+        """Return the facts that this rank's hooks request, by event, and the events whose signals they use.
 
-        Some facts take all ranks, and signals are waited for only where somebody may give one: so all must
-        know it of each other.
+        All ranks need to know them: some facts need a reduction over ranks, and ranks exchange signals only
+        at events where a hook may return one.
         """
         run, hooks = self.run, self.run.state.hooks
-        self._told = run.plan.asked_at
+        self._shared = run.plan.asked_at
         steering = {
             event
             for event in STEERED
             for each in (*run.plan.listeners(event), *_switched_off(hooks))
             if each.event.name == event and each.steers
         }
-        return [{event: sorted(facts) for event, facts in self._told.items()}, sorted(steering)]
+        return [{event: sorted(facts) for event, facts in self._shared.items()}, sorted(steering)]
 
-    def _agree_on_wants(self, everybody: list[list[Any]]) -> None:
-        """What a hook on any rank asks for is worked out by all. Hooks that come and go on one rank keep
-        nobody waiting.
-        """
+    def _agree_on_wants(self, of_all: list[list[Any]]) -> None:
+        """Compute on all ranks the facts that a hook on any rank requests, so that collectives match."""
         wanted: dict[str, frozenset[str]] = {}
-        for facts, _ in everybody:
+        for facts, _ in of_all:
             for event, names in facts.items():
                 wanted[event] = wanted.get(event, frozenset()).union(names)
         self.run.plan.agree_on_wants(wanted)
-        steering = {event for _, events in everybody for event in events}
+        steering = {event for _, events in of_all for event in events}
         self.steers_batches, self.steers_updates = (event in steering for event in STEERED)
 
     def refuse(self, signal: Signal) -> Never:
-        """A signal from a hook that has only just come: the other ranks do not wait for it yet, and would go
-        another way.
-        """
+        """Raise, because a hook that was just added returned a signal that the other ranks do not expect."""
         raise HooklineError(
-            f"{signal!r} was returned by a hook that was added in the middle of a run of several ranks. "
-            "They all wait for such signals from the second batch after that on, not before: return it "
-            "later, or add the hook before the run."
+            f"{signal!r} was returned by a hook that was added during a run of several ranks. The ranks "
+            "exchange such signals from the second batch after that on: return it later, or add the hook "
+            "before the run."
         )
 
     def on_batch(self, signal: Signal | None) -> Signal | None:
-        """An epoch that one rank wants to end ends for all. A batch is skipped by the rank that says so; by
-        all of them where a forward alone makes ranks wait for each other.
+        """Return the signal for this batch. If one rank ends the epoch, all end it.
+
+        A skipped batch is skipped on its own rank; on all ranks if the forward pass communicates.
         """
         if not self.steers_batches:
             return signal if signal is None else self.refuse(signal)
@@ -237,35 +231,33 @@ class RankSync(Boundary):
         return END_EPOCH if most == END_EPOCH.strength else signal
 
     def on_update(self, signal: Signal | None) -> Signal | None:
-        """An update that one rank wants to skip is skipped by all: their weights must stay the same."""
+        """Return the signal for this update. If one rank skips it, all do, so that weights stay equal."""
         if not self.steers_updates:
             return signal if signal is None else self.refuse(signal)
         mine = 0 if signal is None else signal.strength
         most, fewest = self.ranks.largest((mine, -mine)).read()
         if most == STEP_DONE.strength and -fewest != most:
-            said = self.ranks.gather(repr(signal))
-            who = ", ".join(f"{each} on rank {rank}" for rank, each in enumerate(said))
+            signals = self.ranks.gather(repr(signal))
+            by_rank = ", ".join(f"{each} on rank {rank}" for rank, each in enumerate(signals))
             raise HooklineError(
                 "STEP_DONE was returned from on_before_optimizer_step on some ranks only, so their weights "
-                f"would no longer be the same: {who}."
+                f"would no longer be the same: {by_rank}."
             )
         return SKIP_STEP if most == SKIP_STEP.strength else signal
 
 
 def _switched_off(hooks: Any) -> list[Listener]:
-    """Of hooks that may be switched on again."""
+    """Return the listeners of disabled hooks, which may be enabled again."""
     return [listener for entry in hooks.entries() if not entry.enabled for listener in entry.listeners]
 
 
-def _where(place: int) -> str:
-    batches, kind = divmod(place, 2)
-    return (
-        f"{'after' if kind == AFTER_BATCH else 'done with, or about to begin,'} batch {batches} of its epoch"
-    )
+def _describe(position: int) -> str:
+    batches, kind = divmod(position, 2)
+    return f"{'after' if kind == AFTER_BATCH else 'at the end of, or before,'} batch {batches} of its epoch"
 
 
 def as_plain(request: SaveRequest) -> list[Any]:
-    """For other ranks to read."""
+    """Return a save request as JSON values, for the other ranks."""
     path = request.path
     return [
         None if path is None else str(path),
@@ -277,6 +269,6 @@ def as_plain(request: SaveRequest) -> list[Any]:
 
 
 def as_request(plain: list[Any]) -> SaveRequest:
-    """The opposite."""
+    """Return the save request that `as_plain` has packed."""
     path, reason, monitor, is_path, is_automatic = plain
     return SaveRequest(Path(path) if is_path else path, reason, monitor, is_automatic)

@@ -1,4 +1,4 @@
-"""One training batch of one rank among several: what ranks decide and average together."""
+"""The training step of one rank among several: shared signals, averaged gradients, reduced metrics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from hookline.run.run import Run
 from hookline.training.accumulation import CheckedStep
 from hookline.training.backward import Backward
-from hookline.training.batch_events import note_loss
+from hookline.training.batch_events import set_loss
 from hookline.training.counted_step import CountedBatch, CountedStep
 from hookline.training.manual import ManualStep
 from hookline.training.ranks.rank_sync import RankSync
@@ -15,8 +15,8 @@ from hookline.training.update import Update
 from hookline.util.errors import END_EPOCH, Signal
 
 
-class RankBatch(CountedBatch):
-    """A batch among those of all ranks: they agree on the signals of hooks, and metrics are those of all."""
+class RankTrainStep(CountedBatch):
+    """A step of one rank: ranks agree on the signals of hooks, and metrics are reduced over ranks."""
 
     def __init__(self, run: Run, backward: Backward, update: Update) -> None:
         super().__init__(run, backward, update)
@@ -24,7 +24,7 @@ class RankBatch(CountedBatch):
         self.rank_sync = run.boundary
 
     def decide(self, signal: Signal | None) -> Signal | None:
-        """Agree with the other ranks on what hooks have returned."""
+        """Return the signal that all ranks agree on."""
         agreed: Signal | None = self.rank_sync.on_batch(signal)
         return agreed
 
@@ -34,8 +34,8 @@ class RankBatch(CountedBatch):
         rows.write(rows.reduce(row))
 
 
-class RankStep(RankBatch, CountedStep):
-    """Automatic optimization: gradients are averaged over ranks at the window's last batch."""
+class RankStep(RankTrainStep, CountedStep):
+    """Automatic optimization: the last batch of a window averages gradients over ranks."""
 
     def __init__(self, run: Run, backward: Backward, update: Update) -> None:
         super().__init__(run, backward, update)
@@ -44,14 +44,14 @@ class RankStep(RankBatch, CountedStep):
         self.loss_filters = (*self.loss_filters, lambda loss: self.sync.agree_on(loss, self.is_last))
 
     def start(self, batches_left: int | None = None) -> Signal | None:
-        """Also say whether this batch's backward averages gradients."""
+        """Start the batch, and choose whether its backward pass averages gradients."""
         signal = super().start(batches_left)
         if signal is not END_EPOCH:
             self.sync.begin_batch(self.is_last)
         return signal
 
     def skip(self, signal: Signal) -> Signal | None:
-        """Leave this batch out, but take part in what the other ranks do with theirs."""
+        """Skip this batch, but take part in the collectives of the other ranks."""
         if signal is END_EPOCH:
             return signal
         self.window.batches += 1
@@ -62,36 +62,36 @@ class RankStep(RankBatch, CountedStep):
         return None
 
     def clear_gradients(self) -> None:
-        """Once per window, by the first batch that adds to them or takes what other ranks have added."""
+        """Clear the gradients once per window, before this rank or another adds to them."""
         self.sync.clear_gradients()
 
     def count_losses(self) -> float:
-        """Return what the batches of the window that had a loss count, as a mean over ranks."""
+        """Return the total weight of the window's batches that had a loss, as a mean over ranks."""
         self.totals.ask_for_loss(self.state)
-        return float(self.sync.finish_window())
+        return float(self.sync.count_losses())
 
     def skip_update(self, reason: str) -> None:
-        """Report it, unless this rank has only skipped batches."""
+        """Emit on_step_skipped, unless this rank has skipped every batch of the window."""
         if self.window.count or self.window.had_none:
             super().skip_update(reason)
 
-    def has_part(self) -> bool:
-        """Other ranks may have gradients if this one has none."""
-        return bool(self.window.batches) or super().has_part()
+    def has_batches(self) -> bool:
+        """Return whether the window has batches: other ranks may have gradients if this one has none."""
+        return bool(self.window.batches) or super().has_batches()
 
-    def everywhere(self, flag: bool) -> bool:
-        """Return whether it holds on every rank: of sharded gradients each has looked at its own part."""
+    def is_true_on_all_ranks(self, flag: bool) -> bool:
+        """Return whether the flag is set on every rank; each rank has checked its shard of the gradients."""
         return bool(self.sync.everywhere(flag))
 
 
 class CheckedRankStep(RankStep, CheckedStep):
-    """The same with nonfinite='skip'."""
+    """`RankStep` with nonfinite='skip'."""
 
 
-class RankManualStep(RankBatch, ManualStep):
-    """Manual optimization: the strategy averages the gradients of every backward."""
+class RankManualStep(RankTrainStep, ManualStep):
+    """Manual optimization: the strategy averages gradients at every backward pass."""
 
     def start(self, batches_left: int | None = None) -> Signal | None:
-        """Also forget the last batch's loss."""
-        note_loss(self.state, None)
+        """Clear the loss of the last batch and start this one."""
+        set_loss(self.state, None)
         return super().start(batches_left)

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import HashStore
 
 from hookline import Hook, Preempted
 from hookline.distributed.comm import Ranks, describe_ended_ranks
-from hookline.distributed.launch import fresh_store
+from hookline.distributed.rendezvous import fresh_store
 
 PATIENCE = timedelta(seconds=60)
 
@@ -67,7 +67,7 @@ def test_ranks_that_do_not_come_are_named_in_the_error() -> None:
 def test_a_rank_that_waits_for_long_says_for_whom(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("hookline.distributed.launch.REMINDER", 0.05)
+    monkeypatch.setattr("hookline.distributed.rendezvous.REMINDER", 0.05)
     store = HashStore()
 
     def come() -> None:
