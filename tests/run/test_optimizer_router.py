@@ -178,7 +178,7 @@ def test_a_loader_that_would_train_nothing_of_its_optimizer_is_refused() -> None
             return self.a(batch[0]).square().mean()
 
     with pytest.raises(
-        OptionError, match="'code' is to train optimizer 1, but the loss of its first batch reaches none"
+        OptionError, match="'code' should train optimizer 1, but the loss of its first batch reaches none"
     ):
         quiet().fit(OnlyA(), data(), mixture=Mixture(optimizers=FED))
 

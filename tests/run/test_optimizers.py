@@ -64,7 +64,7 @@ def test_a_dictionary_and_a_list_of_them(net: Net) -> None:
             "with 'optimiser'; allowed: 'optimizer', 'lr_scheduler'. Did you mean 'optimizer'",
         ),
         (lambda net: {"optimizer": sgd(net), "scheduler": 1}, "Did you mean 'lr_scheduler'"),
-        (lambda net: (sgd(net), StepLR(sgd(net), 1)), "StepLR is no torch.optim.Optimizer. It may return"),
+        (lambda net: (sgd(net), StepLR(sgd(net), 1)), "StepLR is not a torch.optim.Optimizer. It may return"),
         (
             lambda net: {"optimizer": sgd(net), "lr_scheduler": {"schedular": 1}},
             "unknown key 'schedular'.*Did you mean 'scheduler'.*Keys",

@@ -239,7 +239,11 @@ class NoLength:
         (two(), {"order": "weighted", "weights": {"web": 1}}, "has no entry for the loader 'code'"),
         (two(), {"loss_weights": {"cde": 1}}, "loss_weights names 'cde'"),
         (two(), {"optimizers": {"cde": 0}}, "optimizers names 'cde'"),
-        (two(), {"optimizers": {"code": 1}}, "'code' is to train optimizer 1, and there are only: 0 .SGD."),
+        (
+            two(),
+            {"optimizers": {"code": 1}},
+            "'code' should train optimizer 1, which does not exist. Optimizers: 0 .SGD.",
+        ),
         (two(), {"ordre": "random"}, "no setting 'ordre'.*'order'"),
         (two(), "random", "takes a hookline.Mixture or a table"),
         ({"web": [], "code": marked(0, 2)}, None, "training loader 'web' is empty"),

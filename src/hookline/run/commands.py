@@ -1,4 +1,4 @@
-"""Commands: what one rank, or another thread, asks the whole run to do at the next batch boundary.
+"""Commands: requests of one rank, or of another thread, that all ranks execute at the next batch boundary.
 
     @handles_command("disable")
     def disable(run: Any, sender: int, name: str) -> None:
@@ -13,7 +13,7 @@
 - Commands run before the boundary's save point and its check for a stop, so a request for a checkpoint or a
   stop takes effect there.
 - Boundaries are after every training batch (after the validation that is due there), after the end of an
-  epoch, and when training ends. `CommandQueue.left` returns what came too late.
+  epoch, and when training ends. `CommandQueue.left` returns the commands that came too late.
 """
 
 from __future__ import annotations
@@ -27,22 +27,19 @@ from hookline.util.errors import HooklineError, Signal, closest
 
 F = TypeVar("F", bound=Callable[..., None])
 RunCommand = tuple[str, dict[str, Any]]
-"""A kind and its facts."""
+"""The kind of a command and its arguments."""
 
 _HANDLERS: dict[str, Callable[..., None]] = {}
 
 
 def handles_command(kind: str) -> Callable[[F], F]:
-    """Mark the function that carries out commands of this kind: it gets the run, the sender's rank and the
-    facts by name.
-    """
+    """Register the handler of a kind of command. It gets the run, the sender's rank and the arguments."""
 
     def register(function: F) -> F:
         known = _HANDLERS.setdefault(kind, function)
         if known is not function:
             raise HooklineError(
-                f"Commands of the kind {kind!r} are carried out by {known.__module__}.{known.__name__} "
-                f"already."
+                f"Commands of the kind {kind!r} already have the handler {known.__module__}.{known.__name__}."
             )
         return function
 
@@ -50,44 +47,44 @@ def handles_command(kind: str) -> Callable[[F], F]:
 
 
 class CommandQueue:
-    """What is waiting to be carried out."""
+    """A queue of commands that wait for the next boundary."""
 
-    __slots__ = ("_box", "_lock", "waiting")
+    __slots__ = ("_commands", "_lock", "waiting")
 
     def __init__(self) -> None:
-        self._box: list[RunCommand] = []
+        self._commands: list[RunCommand] = []
         self._lock = threading.Lock()
         self.waiting = False
-        """What the loop looks at after every batch."""
+        """Whether there are commands; the loop reads it after every batch."""
 
     def send(self, kind: str, **facts: Any) -> None:
-        """Have it carried out at the next boundary, by all ranks."""
+        """Send a command to all ranks, which execute it at the next boundary."""
         if kind not in _HANDLERS:
             raise HooklineError(
-                f"Nobody carries out commands of the kind {kind!r}.{closest(kind, _HANDLERS)} "
+                f"{kind!r} is not a kind of command: it has no handler.{closest(kind, _HANDLERS)} "
                 f"Kinds: {', '.join(sorted(_HANDLERS))}."
             )
         try:
             json.dumps(facts)
         except (TypeError, ValueError) as error:
             raise HooklineError(
-                f"The facts of a command travel to the other ranks as JSON; those of {kind!r} cannot: "
-                f"{error}."
+                f"The arguments of a command are sent to the other ranks as JSON; those of {kind!r} are not "
+                f"plain data: {error}."
             ) from None
         with self._lock:
-            self._box.append((kind, facts))
+            self._commands.append((kind, facts))
             self.waiting = True
 
     def left(self) -> list[RunCommand]:
-        """Take out all that is waiting."""
+        """Remove and return all waiting commands."""
         with self._lock:
-            taken, self._box = self._box, []
+            taken, self._commands = self._commands, []
             self.waiting = False
         return taken
 
 
 def run_commands(run: Any, commands: list[RunCommand], sender: int = 0) -> None:
-    """Carry them out, in their order."""
+    """Execute commands in their order."""
     for kind, facts in commands:
         _HANDLERS[kind](run, sender, **facts)
 
@@ -102,29 +99,29 @@ class Boundary:
     """Whether a hook's signal takes effect at the batch that it is returned for."""
 
     polls = 0
-    """How often the ranks of this run have exchanged what is new."""
+    """How often the ranks of this run have synchronized."""
 
     def __init__(self, run: Any) -> None:
         self.run = run
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the run is to stop."""
+        """Whether the run will stop."""
         return bool(self.run.state.should_stop)
 
     @property
     def signal_filters(self) -> tuple[Callable[[Signal | None], Signal | None], ...]:
-        """What becomes of the signal that hooks return before an update."""
+        """The functions that the signal of hooks before an update goes through."""
         return ()
 
     def poll(self) -> None:
-        """Carry out the commands that were sent."""
+        """Execute the commands that were sent."""
         if self.run.participants.commands.waiting:
             run_commands(self.run, self.run.participants.commands.left())
 
     def sync_point(self) -> None:
-        """Do the same between epochs, and at the beginning and the end of training."""
+        """Do the same as `poll` between epochs, and at the beginning and end of training."""
         self.poll()
 
     def stop_by_clock(self) -> None:
-        """Stop because the time is over."""
+        """Stop the run because `max_time` is over; with one process the loop does it."""

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class OnceFloat:
-    """A number on a device that is read at most once, however many look at it."""
+    """A number on a device that is read at most once, however many listeners use it."""
 
     __slots__ = ("_value",)
 
@@ -41,14 +41,12 @@ class _ReadFloat:
 
 @dataclass(init=False, repr=False)
 class StepContext:
-    """What an update did. `loss` (the mean over the window) and `grad_norm` are read from the device when
-    looked at.
+    """One optimizer update. `loss` (the window's mean) and `grad_norm` are read from the device on use.
 
     >>> StepContext(step=3, loss=0.5, lr=1e-3).loss
     0.5
 
-    A dataclass: two are equal if their first seven fields are. The others, which tell where it was made, do
-    not count.
+    Two contexts are equal if their first seven fields are equal; the other fields are not compared.
     """
 
     step: int = 0

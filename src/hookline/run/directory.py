@@ -1,4 +1,4 @@
-"""The directory of a run: everything a run writes is below it."""
+"""The directory of a run, which holds everything that the run writes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ LAST_STATE = "last-state"
 
 
 class RunDirectory:
-    """`run_dir`, or a new name below `default_root_dir/runs` for every run; made when something is first
-    written.
-    """
+    """`run_dir`, or a new directory below `default_root_dir/runs`; created at the first write."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -33,21 +31,18 @@ class RunDirectory:
         self._home = Path.cwd()
         self._lock: RunLock | None = None
         self._on_lost: Callable[[str], None] | None = None
-        """Set while this process is to have the directory to itself."""
+        """Set while this process holds, or will take, the lock of the directory."""
 
     def _here(self, path: str | os.PathLike[str]) -> Path:
-        """A relative path means what it meant when the trainer was made, also if the process
-        has moved since.
-        """
+        """Return a relative path as of the working directory in which the trainer was made."""
         return Path(path) if Path.cwd() == self._home else self._home / path
 
     def renew(self) -> None:
-        """A run begins: it gets a directory of its own, or the one that was already asked for."""
+        """Choose a new directory for the next run, unless the current one is still unused."""
         if self._options.run_dir is not None:
             check_writable_directory("run_dir", self._here(self._options.run_dir))
-        elif (
-            self._here(self._options.default_root_dir).absolute() != self._home
-        ):  # which may be read-only if nothing is written
+        # the working directory may be read-only if the run writes nothing
+        elif self._here(self._options.default_root_dir).absolute() != self._home:
             check_writable_directory("default_root_dir", self._here(self._options.default_root_dir))
         if self._used:
             self._named = None
@@ -55,33 +50,30 @@ class RunDirectory:
 
     @property
     def root(self) -> Path:
-        """What all runs without a `run_dir` have in common."""
+        """The parent directory of all runs without a `run_dir`."""
         return self._here(self._options.default_root_dir) / "runs"
 
     @property
     def searched(self) -> Path:
-        """Where checkpoints of this run are looked for: in its own directory, or in all runs if it has no
-        name.
-        """
+        """The directory to search for checkpoints: `run_dir`, or the parent of all runs."""
         return self.root if self._options.run_dir is None else self._here(self._options.run_dir)
 
     def existing(self) -> Path | None:
-        """The directory that this run was given by name or goes on in, if it is there."""
+        """Return the directory that this run was given or continues in, if it exists."""
         given = self._here(self._options.run_dir) if self._options.run_dir is not None else self._named
         return given if given is not None and given.is_dir() else None
 
     def continue_in(self, path: Path) -> None:
-        """A resumed run goes on where it was."""
+        """Continue a resumed run in its directory."""
         self._named = path
         self._take_lock(path)
 
     # ---- its lock ------------------------------------------------------------------------------------------
 
     def hold(self, on_lost: Callable[[str], None]) -> None:
-        """Keep other jobs out from now on: of a directory that has a name at once, of a new one when it is
-        made.
+        """Lock the directory for this job: a named one now, a new one when it is created.
 
-        on_lost: called from a thread if another job has taken the directory over nevertheless.
+        on_lost: called from a thread if another job has taken the directory nevertheless.
         """
         self._on_lost = on_lost
         if self._options.run_dir is not None:
@@ -90,23 +82,23 @@ class RunDirectory:
             self._take_lock(self._here(self._named))
 
     def release(self) -> None:
-        """Let other jobs in again."""
+        """Release the lock."""
         lock, self._lock, self._on_lost = self._lock, None, None
         if lock is not None:
             lock.release()
 
     @property
     def has_name(self) -> bool:
-        """Whether the user has named it; else it is one of many below `root`."""
+        """Whether the user gave a `run_dir`; otherwise the directory is below `root`."""
         return self._options.run_dir is not None
 
     def has_made(self, folder: Path) -> bool:
-        """Whether this folder is the run's, and was not there before it began."""
+        """Return whether this run created the folder."""
         return self._lock is not None and self._lock.made_folder and self._lock.folder == folder
 
     @property
     def is_locked(self) -> bool:
-        """Whether no other job writes into it."""
+        """Whether this job holds the lock."""
         return self._lock is not None and self._lock.is_held
 
     def _take_lock(self, path: Path) -> None:
@@ -114,7 +106,7 @@ class RunDirectory:
             self._lock is not None and self._lock.folder.absolute() == path.absolute()
         ):
             return
-        from hookline.run.lock import RunLock  # with the first run that writes something
+        from hookline.run.lock import RunLock  # imported only for runs that write something
 
         if self._lock is not None:
             self._lock.release()
@@ -122,24 +114,20 @@ class RunDirectory:
         self._lock.take()
 
     def chosen(self) -> str:
-        """The directory's name, made if it is a new one: what rank zero tells the others."""
+        """Return the directory's path, created if it is new; rank zero sends it to the other ranks."""
         return str(self.path().absolute())
 
     def intended(self) -> Path:
-        """The directory, which need not exist yet: for those who only want to know where something would be
-        written.
-        """
+        """Return the directory without creating it."""
         if self._options.run_dir is not None:
             return self._here(self._options.run_dir)
-        if (
-            self._named is None
-        ):  # nothing is made that would keep others from the name, so it has this process's number
+        if self._named is None:  # the pid makes the name unique, because no directory reserves it
             name = f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_{os.getpid()}"
             self._named = self.root / name
         return self._here(self._named)
 
     def path(self) -> Path:
-        """The directory, which exists from now on."""
+        """Create the directory if necessary, and return it."""
         if self._options.run_dir is not None:
             path = self._here(self._options.run_dir)
         elif self._named is not None:
@@ -148,7 +136,7 @@ class RunDirectory:
             base = self.root
             name = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
             candidates = itertools.chain([name], (f"{name}_{n}" for n in itertools.count(2)))
-            path = self._named = next(base / each for each in candidates if _made(base / each))
+            path = self._named = next(base / each for each in candidates if _make_new(base / each))
         _make(path)
         self._take_lock(path)
         return path
@@ -159,13 +147,13 @@ def _make(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OptionError(
-            f"The run's directory {path} cannot be made ({error.strerror or error}); choose another place by "
-            "Trainer(run_dir=...) or default_root_dir."
+            f"The run's directory {path} cannot be created ({error.strerror or error}); choose another one "
+            "with Trainer(run_dir=...) or default_root_dir."
         ) from None
 
 
-def _made(path: Path) -> bool:
-    """Make a directory that was not there; of several processes that start together, one gets it."""
+def _make_new(path: Path) -> bool:
+    """Create a directory; return False if it exists, so that only one of several processes gets it."""
     _make(path.parent)
     try:
         path.mkdir()

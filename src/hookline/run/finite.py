@@ -1,6 +1,4 @@
-"""Losses, gradients and weights that are NaN or infinite: noticed one step late without making the device
-wait, or looked for.
-"""
+"""Detect NaN and infinite losses, gradients and weights, one step late so that the device need not sync."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ from hookline.util.errors import NonFiniteLoss
 
 
 def all_finite(losses: Sequence[Any], tensors: Sequence[Tensor]) -> bool:
-    """Whether these losses are, and what this process holds of the tensors: one read for all that is on a
-    device.
-    """
+    """Return whether the losses and the local parts of the tensors are finite, with one device read."""
     on_device = [each for each in losses if isinstance(each, Tensor)]
     if len(on_device) < len(losses) and not all(
         math.isfinite(each) for each in losses if not isinstance(each, Tensor)
@@ -31,8 +27,8 @@ def all_finite(losses: Sequence[Any], tensors: Sequence[Tensor]) -> bool:
     here = [each._values() if each.is_sparse else each for each in map(held, tensors)]
     here = [each for each in here if each.numel()]
     if any(each.device.type == "meta" for each in (*on_device[:1], *here[:1])):
-        return True  # there is nothing to read
-    # the largest element, not the norm: that of finite gradients may be infinite
+        return True  # meta tensors have no values
+    # the largest element, because the 2-norm of finite gradients may be infinite
     found = list(torch._foreach_norm(here, math.inf)) if here else []  # pyright: ignore[reportPrivateImportUsage]
     found += [each.detach().reshape(()) for each in on_device]
     if len({each.device for each in found}) > 1:
@@ -41,9 +37,7 @@ def all_finite(losses: Sequence[Any], tensors: Sequence[Tensor]) -> bool:
 
 
 def state_tensors(optimizer: Any) -> list[Tensor]:
-    """Return the tensors of an optimizer's state that hold real numbers, such as moments; counts of steps are
-    left out.
-    """
+    """Return the floating-point tensors of an optimizer's state, such as moments, without step counts."""
     found: list[Tensor] = []
 
     def collect(value: Any) -> None:
@@ -64,21 +58,19 @@ def state_tensors(optimizer: Any) -> list[Tensor]:
 
 
 LOSS, PARAMETERS, STATE = "loss", "parameters", "state"
-SAID = {LOSS: "The loss was", PARAMETERS: "The weights are", STATE: "The optimizer's state is"}
-"""What can be not finite, the cause before its consequences, and the beginning of a sentence about it."""
+SUBJECTS = {LOSS: "The loss was", PARAMETERS: "The weights are", STATE: "The optimizer's state is"}
+"""The beginning of a message for each kind of non-finite value; causes come before consequences."""
 
 
 def find_nonfinite(optimizers: Sequence[Any], with_state: bool = True) -> str:
-    """Return `PARAMETERS` or `STATE` if what these optimizers train, or keep about it, is not finite; nothing
-    if all is.
-    """
+    """Return `PARAMETERS` or `STATE` if trained weights or optimizer state are not finite; else empty."""
     weights = [
         each.detach()
         for optimizer in optimizers
         for group in optimizer.param_groups
         for each in group["params"]
         if each.requires_grad and (each.is_floating_point() or each.is_complex())
-    ]  # a frozen mask may hold what it likes
+    ]  # a frozen mask may contain infinities
     state = [each for optimizer in optimizers for each in state_tensors(optimizer)] if with_state else []
     if all_finite([], [*weights, *state]):
         return ""
@@ -86,7 +78,7 @@ def find_nonfinite(optimizers: Sequence[Any], with_state: bool = True) -> str:
 
 
 def describe_nonfinite(kind: str, optimizers: Sequence[Any]) -> str:
-    """Return a sentence about what `find_nonfinite` has found."""
+    """Return a sentence about the result of `find_nonfinite`."""
     if kind == PARAMETERS:
         return "The weights are not finite, though the loss was: a gradient, or a hook, made them so."
     names = {
@@ -106,19 +98,15 @@ def describe_nonfinite(kind: str, optimizers: Sequence[Any]) -> str:
 
 
 class FiniteWatch:
-    """Looks at the loss of the step before, when reading it costs nothing any more."""
+    """Checks the loss of the previous step, whose value can be read without a device sync."""
 
     def __init__(self, device: torch.device, ranks: Ranks | None = None) -> None:
         self.ranks = ranks
-        """Those who must hear of it before anybody may raise; None: nobody else is there, or comes along any
-        more.
-        """
+        """The ranks that raise together. None: there is one process, or the other ranks have left."""
         self.previous: Any = None
         self.broken = False
         self.optimizers: list[Optimizer] = []
-        """Whose weights to look at before something is built on them: the loss may have been finite, and a
-        gradient not.
-        """
+        """Their weights are checked too, because a gradient can be non-finite although the loss is finite."""
         self.look = {"cpu": self._look_on_cpu, "cuda": self._look_on_cuda}.get(device.type, self._remember)
         self._host: Tensor | None = None
         self._arrived: Any = None
@@ -126,7 +114,7 @@ class FiniteWatch:
     def _look_on_cpu(self, loss: Any) -> None:
         previous, self.previous = self.previous, loss
         if previous is not None and not math.isfinite(previous):
-            self._complain(float(previous))
+            self._fail(float(previous))
 
     def _look_on_cuda(self, loss: Tensor) -> None:
         """Copy into pinned memory without blocking; look once the copy has arrived, then send the next."""
@@ -137,7 +125,7 @@ class FiniteWatch:
         elif not self._arrived.query():
             return
         elif not math.isfinite(self._host.item()):
-            self._complain(self._host.item())
+            self._fail(self._host.item())
         self._host.copy_(loss.reshape(()), non_blocking=True)
         self._arrived.record()
 
@@ -145,30 +133,29 @@ class FiniteWatch:
         self.previous = loss
 
     def check_now(self, with_state: bool = False) -> None:
-        """Look now, before something is built on these weights: a save, or the end of the run.
+        """Raise if the loss or the weights are not finite, before a save or the end of the run.
 
-        with_state: look at the optimizers' state as well, with the same one read of the device: it is what a
-        save keeps.
+        with_state: check the optimizers' state too, with the same device read, because a save keeps it.
         """
         bad = LOSS if self.broken or not self._is_finite() else find_nonfinite(self.optimizers, with_state)
         if self.ranks is not None:
-            # by now one rank's loss may be in all ranks' weights: then the loss is what is to be named
-            told = [number for each in SAID for number in (bad == each, (bad == each) * self.ranks.rank)]
-            answers = iter(self.ranks.total(told).read())
-            for each, (count, guilty) in zip(SAID, zip(answers, answers, strict=True), strict=True):
+            # one rank's loss may have reached the weights of all ranks; then report the loss, the first cause
+            flags = [number for each in SUBJECTS for number in (bad == each, (bad == each) * self.ranks.rank)]
+            answers = iter(self.ranks.total(flags).read())
+            for kind, (count, rank) in zip(SUBJECTS, zip(answers, answers, strict=True), strict=True):
                 if count:
                     self.broken = True
-                    where = f"rank {guilty}" if count == 1 else f"{count} ranks"
+                    where = f"rank {rank}" if count == 1 else f"{count} ranks"
                     raise NonFiniteLoss(
-                        f"{SAID[each]} not finite on {where}. The run stops, and nothing made from it is "
+                        f"{SUBJECTS[kind]} not finite on {where}. The run stops, and nothing made from it is "
                         f"saved."
                     )
         elif self.broken:
             raise NonFiniteLoss(
-                "The loss, or the weights, were not finite, so nothing made from this run is saved any more."
+                "The loss or the weights were not finite, so nothing of this run is saved any more."
             )
         elif bad == LOSS:
-            self._complain(float(self.previous))
+            self._fail(float(self.previous))
         elif bad:
             self.broken = True
             raise NonFiniteLoss(
@@ -180,11 +167,11 @@ class FiniteWatch:
         on_meta = isinstance(self.previous, Tensor) and self.previous.device.type == "meta"
         return self.previous is None or on_meta or math.isfinite(self.previous)
 
-    def _complain(self, value: float) -> None:
+    def _fail(self, value: float) -> None:
         self.broken = True
         if self.ranks is not None:
-            return  # all raise together, when this window's update is settled
+            return  # all ranks raise together at the end of this window
         raise NonFiniteLoss(
             f"The loss became {value}. The run stops, and nothing made from it is saved. "
-            "Trainer(nonfinite='skip') leaves such updates out instead."
+            "Trainer(nonfinite='skip') skips such updates instead."
         )

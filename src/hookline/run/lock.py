@@ -1,10 +1,10 @@
-"""The lock of a run's directory: one job at a time writes into it.
+"""The lock of a run's directory: only one job at a time writes into it.
 
-The system's own lock on the file `run.lock` (flock) decides. It ends with the process, however that ends, and
-file systems that several machines share pass it on to them as a rule. Some do not: their locks count on one
-machine only, or there are none. So the file also says who holds it, and its owner touches it every few
-seconds. A file left by a process of another machine counts as held for as long as it is touched. No two
-clocks are compared for that, and no process numbers of another machine.
+The lock is the operating system's lock (flock) on the file `run.lock`. It ends with the process, also when
+the process is killed. Most shared file systems apply it across machines. Some apply it on one machine only,
+or have no locks. So the file also names its owner, and the owner updates its time every few seconds. A file
+of a process on another machine counts as locked while its time changes. This compares neither the clocks of
+two machines nor process ids of another machine.
 """
 
 from __future__ import annotations
@@ -36,17 +36,15 @@ if sys.platform != "win32":
 log = logging.getLogger("hookline")
 NAME = "run.lock"
 WAITING = 5.0
-"""Seconds to wait for a job that is just ending."""
+"""Seconds to wait for a job that is ending."""
 BEAT = 5.0
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats: updates of the file's time."""
 SILENCE = 30.0
-"""Seconds without a sign of life after which the owner on another machine counts as dead."""
+"""Seconds without a heartbeat after which an owner on another machine counts as dead."""
 SETTLING = 2.0
-"""Seconds after which a job has written its name where there are no locks; whoever's name is there then has
-the directory.
-"""
+"""Seconds to wait, without file locks, for other jobs to write their name; the last name has the lock."""
 LARGEST = 10_000
-"""Bytes that are read of a lock file."""
+"""The largest number of bytes to read from a lock file."""
 LONGEST = 200
 """Characters of a command line that are shown."""
 Record = dict[str, Any]
@@ -57,7 +55,7 @@ _changing = threading.Lock()
 
 
 def _forget() -> None:
-    """In a forked child: the locks are its parent's."""
+    """Clear the locks in a forked child, because they belong to its parent."""
     global _changing
     _held.clear()
     _changing = threading.Lock()
@@ -68,15 +66,13 @@ if hasattr(os, "register_at_fork"):
 
 
 class RunLock:
-    """The lock of one directory. Taken with `take`, it is held until `release` or the end of the process."""
+    """The lock of one directory, held from `take` until `release` or the end of the process."""
 
     def __init__(self, folder: Path, on_lost: Callable[[str], None] | None = None) -> None:
-        """on_lost: called from a thread, with a sentence, if another job has taken the directory over
-        nevertheless.
-        """
+        """Prepare the lock. on_lost: called from a thread if another job takes the directory."""
         self.folder = folder
         self.is_held = False
-        """False also where the directory cannot be locked, and the run continues without a lock."""
+        """False also if the directory cannot be locked and the run continues without a lock."""
         self._path = folder / NAME
         self._real = os.path.realpath(folder)
         self._on_lost = on_lost
@@ -89,17 +85,16 @@ class RunLock:
 
     @property
     def made_folder(self) -> bool:
-        """Whether the directory was not there before."""
+        """Whether this lock created the directory."""
         return self.folder in self._made
 
-    # ---- taking it -----------------------------------------------------------------------------------------
+    # ---- take ----------------------------------------------------------------------------------------------
 
     def take(self, patience: float | None = None) -> None:
-        """Take the lock and make the directory if it is missing; a `RunLockedError` names the job that has
-        it.
+        """Take the lock and create the directory if it is missing. A `RunLockedError` names the owner.
 
-        patience: seconds to wait for a job that is ending, by default `WAITING`. 0: nor for a sign of life
-        from another machine.
+        patience: seconds to wait for a job that is ending, by default `WAITING`. 0: also do not wait for a
+        heartbeat from another machine.
         """
         with _changing:
             if self._real in _held:
@@ -125,14 +120,14 @@ class RunLock:
             self._make_folder()
             try:
                 file = _open(self._path)
-            except FileNotFoundError:  # whoever had it has removed the directory meanwhile
+            except FileNotFoundError:  # the last owner has just removed the directory
                 continue
             try:
                 has_locks = _lock(file)
                 other = _read(self._path)
                 if other is not None and _is_alive(other, has_locks, self._path, patience):
                     raise RunLockedError(_refusal(self.folder, other))
-                if _is_same(file, self._path):  # else its owner has removed it meanwhile
+                if _is_same(file, self._path):  # else the last owner has just removed the file
                     break
                 file.close()
             except BlockingIOError:
@@ -145,7 +140,7 @@ class RunLock:
                 raise
         close_in_children(file)
         self._file, self.is_held = file, True
-        self._sign(has_locks)
+        self._write_owner(has_locks)
         self._thread = threading.Thread(target=self._beat, name="hookline lock", daemon=True)
         self._thread.start()
 
@@ -154,24 +149,22 @@ class RunLock:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._made = self._made or missing
 
-    def _sign(self, has_locks: bool) -> None:
-        """Write down who has it. Where there are no locks, the last of several jobs that do so at the same
-        time has it.
-        """
+    def _write_owner(self, has_locks: bool) -> None:
+        """Write the owner into the file. Without file locks, the last job that writes has the lock."""
         data = json.dumps(self._record, indent=1).encode()
         try:
             self._file.truncate(0)
             self._file.seek(0)
             self._file.write(data)
-        except OSError as error:  # a full disk; the lock itself holds
+        except OSError as error:  # a full disk; the lock is held nevertheless
             if not has_locks:
                 raise
-            log.debug("%s says nothing of its owner: %s", self._path, error)
+            log.debug("%s does not name its owner: %s", self._path, error)
         if has_locks:
             return
         log.warning(
-            "The file system of %s has no file locks. Two jobs in this directory are told apart by the "
-            "file %s alone, which takes %g s.",
+            "The file system of %s has no file locks. Only the file %s keeps other jobs out of this "
+            "directory; the check takes %g s.",
             self.folder,
             NAME,
             SETTLING,
@@ -182,17 +175,15 @@ class RunLock:
         if other.get("token") != self._record["token"]:
             raise RunLockedError(_refusal(self.folder, other))
 
-    # ---- while it is held ----------------------------------------------------------------------------------
+    # ---- hold and release ----------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        """Give signs of life, and see whether the lock is still this job's: a machine that slept for long may
-        have lost it.
-        """
+        """Update the file's time, and check the owner: a suspended machine may have lost the lock."""
         while not self._over.wait(BEAT):
             with contextlib.suppress(OSError):
                 other = _read(self._path)
                 if other is None:
-                    continue  # removed by hand, or on a disk that does not answer just now
+                    continue  # removed by hand, or the disk does not respond
                 if other["token"] != self._record["token"]:
                     if self._on_lost is not None:
                         self._on_lost(_refusal(self.folder, other))
@@ -200,11 +191,9 @@ class RunLock:
                 os.utime(self._path)
 
     def release(self) -> None:
-        """Let go of it. The file goes, and so do directories that were made for it if nothing was written to
-        them.
-        """
+        """Release the lock. Remove the file, and the directories that `take` created if they are empty."""
         if os.getpid() != self._pid:
-            return  # a forked child has let go of its copies already
+            return  # a forked child has closed its copies already
         self._over.set()
         if self._thread is not None:
             join(self._thread, 1.0)
@@ -216,8 +205,8 @@ class RunLock:
                     self._path.unlink()
             file.close()
         with contextlib.suppress(OSError):
-            for each in self._made:
-                each.rmdir()
+            for directory in self._made:
+                directory.rmdir()
         self.is_held = False
         with _changing:
             if _held.get(self._real) is self:
@@ -226,7 +215,7 @@ class RunLock:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[RunLock]:
-    """Take a directory's lock without waiting for it, and let go of it afterwards."""
+    """Hold a directory's lock inside the `with`, without waiting for it."""
     lock = RunLock(folder)
     lock.take(patience=0.0)
     try:
@@ -236,11 +225,10 @@ def held(folder: Path) -> Iterator[RunLock]:
 
 
 def is_running(folder: Path) -> bool | None:
-    """Return whether a job trains in a directory: False if it was killed, None if that is not known. It locks
-    and writes nothing.
+    """Return whether a job trains in a directory; False if it was killed, None if that is not known.
 
-    A job of this machine is known by its process. One of another machine runs if it gave a sign of life a
-    short while ago by this machine's clock; else it was killed, or the clocks differ.
+    It locks and writes nothing. A job of this machine is found by its process. A job of another machine runs
+    if its last heartbeat is recent by this machine's clock; otherwise it was killed, or the clocks differ.
     """
     path = folder / NAME
     try:
@@ -262,7 +250,7 @@ def is_running(folder: Path) -> bool | None:
 
 
 def _open(path: Path) -> Any:
-    """Unbuffered, not inherited by programs that are started, and never by way of a link."""
+    """Open the file unbuffered. Child programs do not inherit it, and links are not followed."""
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
     number = os.open(path, flags, 0o666)
     if not stat.S_ISREG(os.fstat(number).st_mode):
@@ -272,16 +260,14 @@ def _open(path: Path) -> Any:
 
 
 def _lock(file: Any) -> bool:
-    """Take the system's lock, which raises BlockingIOError if another process has it. False: there are no
-    locks here.
-    """
+    """Take the system's lock; raise BlockingIOError if another process has it. False: no locks here."""
     if sys.platform == "win32":
         return False
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise
-    except OSError:  # ENOSYS, EOPNOTSUPP, ENOLCK and others: every file system has its own way to say so
+    except OSError:  # ENOSYS, EOPNOTSUPP, ENOLCK and others, depending on the file system
         return False
     return True
 
@@ -294,9 +280,7 @@ def _is_same(file: Any, path: Path) -> bool:
 
 
 def _read(path: Path) -> Record | None:
-    """Who has it, as the file says. It is opened anew: that is when a network file system looks for what
-    others have written.
-    """
+    """Return the owner from the file. A new open makes a network file system show changes of others."""
     try:
         with path.open("rb") as file:
             record = json.loads(file.read(LARGEST))
@@ -306,7 +290,7 @@ def _read(path: Path) -> Record | None:
 
 
 def _stamp(path: Path) -> tuple[Any, ...] | None:
-    """What every sign of life changes; None: the file is gone."""
+    """Return what every heartbeat changes; None if the file is gone."""
     try:
         with path.open("rb") as file:
             about = os.fstat(file.fileno())
@@ -315,7 +299,7 @@ def _stamp(path: Path) -> tuple[Any, ...] | None:
         return None
 
 
-# ---- its owner ---------------------------------------------------------------------------------------------
+# ---- the owner ---------------------------------------------------------------------------------------------
 
 
 def _own_record() -> Record:
@@ -332,9 +316,7 @@ def _own_record() -> Record:
 
 
 def _is_alive(record: Record, has_locks: bool, path: Path, patience: float) -> bool:
-    """Whether the job that a file names may still be running, although the system's lock is free or there is
-    none.
-    """
+    """Return whether the owner may still be running, although the system's lock is free or missing."""
     if record.get("boot") == _boot():
         if record.get("namespace") == _namespace() != "":
             if record.get("pid") == os.getpid() or _started(record.get("pid")) != record.get("started"):
@@ -342,18 +324,18 @@ def _is_alive(record: Record, has_locks: bool, path: Path, patience: float) -> b
             if not has_locks:
                 return True
         elif has_locks:
-            return False  # in another container of this machine: its lock would have been seen
-    return _gives_signs_of_life(path, record, patience)
+            return False  # in another container of this machine, whose lock would be visible
+    return _has_heartbeat(path, record, patience)
 
 
-def _gives_signs_of_life(path: Path, record: Record, patience: float) -> bool:
+def _has_heartbeat(path: Path, record: Record, patience: float) -> bool:
     before = _stamp(path)
     if before is None or _age(path, before[1]) > 3 * SILENCE:
         return False
     if not patience:
         return True
     log.warning(
-        "%s: %s may still be running. Waiting up to %g s for a sign of life from it.",
+        "%s: %s may still be running. Waiting up to %g s for a heartbeat.",
         path.parent,
         _named(record),
         SILENCE,
@@ -368,9 +350,7 @@ def _gives_signs_of_life(path: Path, record: Record, patience: float) -> bool:
 
 
 def _age(path: Path, changed: int) -> float:
-    """Seconds since the last sign of life, by the clock that stamped it: that of the file system, not of this
-    machine.
-    """
+    """Return the seconds since the last heartbeat, by the clock of the file system, which set both times."""
     probe = path.with_name(f".{NAME}.{uuid.uuid4().hex}")
     try:
         file = _open(probe)
@@ -384,16 +364,14 @@ def _age(path: Path, changed: int) -> float:
 
 @functools.cache
 def _boot() -> str:
-    """The running system, of which there may be several with one host name: by its boot, or by its network
-    card.
-    """
+    """Return the boot id or network card of this system, because host names need not be unique."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{socket.gethostname()}-{uuid.getnode():x}"
 
 
 def _namespace() -> str:
-    """In which the numbers of processes mean the same; empty if that cannot be told."""
+    """Return the namespace of process ids; empty if it is not known."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -401,8 +379,9 @@ def _namespace() -> str:
 
 
 def _started(pid: Any) -> str:
-    """When a process was started, in ticks since the system was: the next one of its number has another.
-    Empty: there is none.
+    """Return when a process started, in ticks since boot; empty if there is no such process.
+
+    It distinguishes a process from a later one with the same id.
     """
     try:
         fields = Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()
@@ -411,7 +390,7 @@ def _started(pid: Any) -> str:
     return "" if fields[0] in ("Z", "X") else fields[19]
 
 
-# ---- in words ----------------------------------------------------------------------------------------------
+# ---- messages ----------------------------------------------------------------------------------------------
 
 
 def _refusal(folder: Path, record: Record) -> str:
@@ -422,14 +401,14 @@ def _refusal(folder: Path, record: Record) -> str:
         and record.get("boot") == _boot()
         and record.get("namespace") == _namespace()
     ):
-        who, stop = f"another fit of this very process, {_named(record)},", "let that fit end first"
+        who, stop = f"another fit of this process, {_named(record)},", "let that fit end first"
     else:
         who, where = _named(record), f"kill {_text(record, 'pid')} on {_text(record, 'host')}"
         stop = f"stop it (`hookline control {shlex.quote(str(folder))} stop`, or {where})"
     gone = (
         ""
         if not record or record.get("boot") == _boot()
-        else (f" If that machine is gone and does not let go of its lock, delete {folder / NAME}.")
+        else (f" If that machine is gone and its lock remains, delete {folder / NAME}.")
     )
     return (
         f"{folder} is in use: {who} trains in it. Two jobs in one directory would overwrite each other's "
@@ -445,6 +424,6 @@ def _named(record: Record) -> str:
 
 
 def _text(record: Record, name: str) -> str:
-    """As it can be shown on a terminal, whoever has written it."""
+    """Return a field with only printable characters, because any user may have written the file."""
     text = str(record.get(name, "?"))[: LONGEST + 1]
     return "".join(each if each.isprintable() else "?" for each in text)

@@ -1,6 +1,4 @@
-"""`Module` and `DataModule`: what a user writes. Every action a run takes has a default here that can be
-overridden.
-"""
+"""`Module` and `DataModule`, the base classes for users, with a default for every action of a run."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ from hookline.util.uncopied import Uncopied
 
 
 class Actions:
-    """The operations of a run with their defaults. `Module` has them, and so does a plain `nn.Module` in
-    disguise.
-    """
+    """The actions of a run with their defaults, for `Module` and for a plain `nn.Module`."""
 
     __hookline_base__: ClassVar[bool] = True
 
@@ -36,14 +32,14 @@ class Actions:
     """False: `training_step` calls `manual_backward` and the optimizers itself."""
 
     def _attach(self, run: Any) -> None:
-        """A run begins, or is over: then None."""
+        """Set the run when it begins, and None when it ends."""
 
     def configure_hooks(self) -> Any:
-        """Return hooks that come with this module, for the length of a run."""
+        """Return hooks of this module, which are added for the length of a run."""
         return []
 
     def configure_model(self) -> None:
-        """Create layers that should be made only when a run begins."""
+        """Create layers at the start of a run instead of in `__init__`."""
 
     def configure_optimizers(self) -> Any:
         """Return an optimizer, several, or a dictionary with 'optimizer' and 'lr_scheduler'."""
@@ -69,13 +65,13 @@ class Actions:
         )
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the predictions for a batch; by default what the module makes of its input."""
+        """Return the predictions for a batch; by default the module's output for its input."""
         batch = args[0]
         inputs = batch[0] if isinstance(batch, list | tuple) else batch
         return self(inputs)  # type: ignore[operator]
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Differentiate the loss."""
+        """Compute the gradients of the loss."""
         loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
@@ -98,7 +94,7 @@ class Actions:
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip the gradients; call `self.clip_gradients` with values of your own if you override it."""
+        """Clip the gradients. An override calls `self.clip_gradients` with its own values."""
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def clip_gradients(
@@ -107,13 +103,11 @@ class Actions:
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = "norm",
     ) -> Tensor | None:
-        """Clip by total norm or by value; the norm before clipping is returned if it had to be computed."""
+        """Clip by total norm or by value. Return the norm before clipping if it was computed."""
         if gradient_clip_val is None:
             return None
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if any(
-            type(each) is not nn.Parameter for each in parameters
-        ):  # sharded: this process holds a part of each
+        if any(type(each) is not nn.Parameter for each in parameters):  # sharded over ranks
             clip = clip_values if gradient_clip_algorithm == "value" else clip_norm
             return clip([each.grad for each in parameters], gradient_clip_val)
         if gradient_clip_algorithm == "value":
@@ -133,42 +127,40 @@ class Actions:
         return move(batch, device)
 
     def prepare_data(self) -> None:
-        """Download or write data to disk; once per machine."""
+        """Download or write data to disk; called once per machine."""
 
     def train_dataloader(self) -> Any:
-        """The training loader, if none was passed to fit."""
+        """Return the training loader, if none was passed to fit."""
 
     def val_dataloader(self) -> Any:
-        """The validation loader, or several."""
+        """Return the validation loader, or several."""
 
     def test_dataloader(self) -> Any:
-        """The test loader, or several."""
+        """Return the test loader, or several."""
 
     def predict_dataloader(self) -> Any:
-        """The loader to predict on, or several."""
+        """Return the loader to predict on, or several."""
 
 
 class Module(Actions, ModuleMethods, nn.Module):
-    """A model with its training: override `training_step` and `configure_optimizers`, and any event you care
-    about.
-    """
+    """A model with its training: override `training_step`, `configure_optimizers` and any event method."""
 
     __hookline_base__: ClassVar[bool] = True
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let every module remember its constructor arguments, for checkpoints and `load_from_checkpoint`."""
+        """Record the constructor arguments of every module, for checkpoints and `load_from_checkpoint`."""
         super().__init_subclass__(**options)
         record_init(cls)
 
     def __init__(self) -> None:
         super().__init__()
-        self._door = Uncopied(made=Creation())
+        self._run_ref = Uncopied(made=Creation())
 
     # ---- the run -------------------------------------------------------------------------------------------
 
     def _attach(self, run: Any) -> None:
-        if "_door" in self.__dict__:
-            self._door.value = run
+        if "_run_ref" in self.__dict__:
+            self._run_ref.value = run
         elif run is not None:
             raise HooklineError(
                 f"{type(self).__name__}.__init__ does not call super().__init__(), which must come first."
@@ -176,7 +168,7 @@ class Module(Actions, ModuleMethods, nn.Module):
 
     @property
     def _run(self) -> Any:
-        run = self.__dict__["_door"].value if "_door" in self.__dict__ else None
+        run = self.__dict__["_run_ref"].value if "_run_ref" in self.__dict__ else None
         if run is None:
             raise HooklineError(
                 f"{type(self).__name__} is not in a run: this works only while a trainer runs it."
@@ -195,7 +187,7 @@ class Module(Actions, ModuleMethods, nn.Module):
 
     @property
     def experiment(self) -> Any:
-        """The same: takes add_scalar, add_histogram, add_text, add_image and add_figure."""
+        """The same as `logger`; it has add_scalar, add_histogram, add_text, add_image and add_figure."""
         return self._run.state.logger
 
     @property
@@ -224,12 +216,9 @@ class Module(Actions, ModuleMethods, nn.Module):
         reduce: str = "mean",
         batch_size: int | None = None,
     ) -> None:
-        """Log a number. Training steps log per step, evaluation steps their epoch's mean, unless told
-        otherwise.
-        """
-        run = (
-            self._door.value or self._run
-        )  # the property comes second: it costs a call, and only has an error to raise
+        """Log a number. By default a training step logs per step, an evaluation step its epoch's mean."""
+        # the property, which costs a call, is only read to raise its error
+        run = self._run_ref.value or self._run
         run.state.log.log(name, value, on_step, on_epoch, prog_bar, reduce, batch_size, run.traits.on_cpu)
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
@@ -240,19 +229,17 @@ class Module(Actions, ModuleMethods, nn.Module):
     # ---- manual optimization -------------------------------------------------------------------------------
 
     def optimizers(self) -> Any:
-        """The optimizer, or the list of them; their `step` and `zero_grad` fire the events."""
+        """Return the optimizer, or a list of optimizers. Their `step` and `zero_grad` emit the events."""
         handles = self._run.manual.optimizers
         return handles[0] if len(handles) == 1 else handles
 
     def lr_schedulers(self) -> Any:
-        """The scheduler, or the list of them."""
+        """Return the scheduler, or a list of schedulers."""
         schedulers = self._run.state.schedulers
         return schedulers[0] if len(schedulers) == 1 else schedulers
 
     def manual_backward(self, loss: Tensor, **options: Any) -> None:
-        """Differentiate a loss with the events around it and the strategy's scaling; options as for
-        `Tensor.backward`.
-        """
+        """Run backward with its events and the strategy's scaling; options as for `Tensor.backward`."""
         self._run.manual.backward(loss, **options)
 
     def clip_gradients(
@@ -261,70 +248,67 @@ class Module(Actions, ModuleMethods, nn.Module):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = "norm",
     ) -> Tensor | None:
-        """Clip by total norm or by value; in manual optimization too, where scaled gradients are unscaled
-        first.
-        """
+        """Clip by total norm or by value. In manual optimization, scaled gradients are unscaled first."""
         if not self.automatic_optimization:
             self._run.manual.unscale(optimizer)
         return super().clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
-    # ---- made again ----------------------------------------------------------------------------------------
+    # ---- load ----------------------------------------------------------------------------------------------
 
     @classmethod
     def load_from_checkpoint(
         cls, path: str | os.PathLike[str], strict: bool = True, weights: Any = "scored", **overrides: Any
     ) -> Self:
-        """A module with the weights of a checkpoint, made with the arguments that the checkpoint has, or with
-        these instead.
+        """Make a module from a checkpoint: its constructor arguments, or the given ones, and its weights.
 
-        path: a checkpoint, an fsspec URL, or the directory of a run: then its newest whole one. strict:
-        everything must fit; False: what fits is loaded, and the rest is reported. weights: of a checkpoint
-        with averaged weights: 'scored' takes those that evaluations used, 'raw' the trained ones, 'averaged'
-        the average; the log says which. If `__init__` has an argument `weights` itself, it is that one.
+        path: a checkpoint, an fsspec URL, or the directory of a run, whose newest complete checkpoint is
+        used. strict: all weights must fit; False: load those that fit and report the others. weights: of a
+        checkpoint with averaged weights: 'scored' takes the weights that evaluations used, 'raw' the trained
+        ones, 'averaged' the average; the log says which. If `__init__` has an argument `weights`, it is that
+        one.
         """
-        loading = importlib.import_module(
-            "hookline.checkpoint.load_module"
-        )  # by name: that layer is above this one
+        # imported by name, because that layer is above this one
+        loading = importlib.import_module("hookline.checkpoint.load_module")
         return loading.load_module(cls, path, strict, weights, **overrides)  # type: ignore[no-any-return]
 
 
 class DataModule(DataMethods):
-    """The data of a run: loaders, how they are prepared and how batches are moved."""
+    """The data of a run: prepares the data, makes the loaders and moves the batches."""
 
     __hookline_base__: ClassVar[bool] = True
 
     def _attach(self, run: Any) -> None:
-        """A run begins, or is over: then None."""
+        """Set the run when it begins, and None when it ends."""
 
     def train_dataloader(self) -> Any:
-        """The training loader."""
+        """Return the training loader."""
 
     def val_dataloader(self) -> Any:
-        """The validation loader, or several."""
+        """Return the validation loader, or several."""
 
     def test_dataloader(self) -> Any:
-        """The test loader, or several."""
+        """Return the test loader, or several."""
 
     def predict_dataloader(self) -> Any:
-        """The loader to predict on, or several."""
+        """Return the loader to predict on, or several."""
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int = 0) -> Any:
         """Move a batch to the device."""
         return move(batch, device)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint should keep of the data module."""
+        """Return the state of the data module for a checkpoint."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
 
 
-# ---- Plain PyTorch without a subclass
+# ---- A plain nn.Module without a subclass
 
 
 class PlainSteps(Actions):
-    """Gives a plain module the steps of a run. The module itself is never a listener."""
+    """The steps of a run for a plain nn.Module, which itself is not a listener."""
 
     __hookline_base__: ClassVar[bool] = True
 
@@ -339,13 +323,13 @@ class PlainSteps(Actions):
         _check_function("step", step, "model and batch")
         self.net = net
         self.loss = loss
-        """The loss of outputs and targets; a hook may put another one here."""
+        """The loss function of outputs and targets; a hook may replace it."""
         self._optimizer = optimizer
         self._step = step
         self._wants_index = step is not None and _wants_index(step)
 
     def again(self, optimizer: Any) -> PlainSteps:
-        """The same steps for another run, with another optimizer if one is given."""
+        """Return the same steps for another run, with another optimizer if one is given."""
         return PlainSteps(
             self.net, self.loss, self._step, self._optimizer if optimizer is None else optimizer
         )
@@ -374,23 +358,23 @@ class PlainSteps(Actions):
         return OptionError(f"{type(self.net).__name__} is a plain nn.Module: {needed}")
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        """The step function, or the loss of the model's outputs."""
+        """Return the result of the step function, or the loss of the model's outputs."""
         return self._measure(batch, batch_idx)
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        """The same, without training."""
+        """Return the same as `training_step`."""
         return self._measure(batch, batch_idx)
 
     def test_step(self, batch: Any, batch_idx: int) -> Any:
-        """The same, without training."""
+        """Return the same as `training_step`."""
         return self._measure(batch, batch_idx)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        """What the model makes of the batch's input."""
+        """Return the model's output for the batch's input."""
         return self.net(batch[0] if isinstance(batch, list | tuple) else batch)
 
     def configure_optimizers(self) -> Any:
-        """The optimizer passed to fit: one, several, or a function of the parameters."""
+        """Return the optimizer passed to fit: one, several, or the result of a function of the parameters."""
         if self._optimizer is None:
             raise self._lacking("pass optimizer=torch.optim.AdamW(model.parameters()) to fit.")
         if callable(self._optimizer) and not isinstance(self._optimizer, list | tuple | dict):
@@ -399,9 +383,7 @@ class PlainSteps(Actions):
 
 
 def _check_function(name: str, given: Any, of: str) -> None:
-    """A class would be made instead of called, and text cannot be called at all; both would be noticed in the
-    first batch.
-    """
+    """Raise for a class or a value that cannot be called, before the first batch."""
     if inspect.isclass(given):
         raise OptionError(
             f"{name}={given.__name__} is a class; pass an object of it, {given.__name__}(), or a function "
@@ -419,8 +401,9 @@ def _check_function(name: str, given: Any, of: str) -> None:
 
 
 def _wants_index(step: Callable[..., Any]) -> bool:
-    """Whether a step function takes a third argument, the batch's number; a default of its
-    own is left alone.
+    """Return whether a step function takes the batch index as its third argument.
+
+    A third argument with another name and a default keeps its default.
     """
     third = list(inspect.signature(step).parameters.values())[2:3]
     return any(each.name == "batch_idx" or each.default is each.empty for each in third)

@@ -1,4 +1,4 @@
-"""Loaders that train some of the optimizers only."""
+"""Route the gradients of each loader to the optimizers that it trains."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from hookline.util.errors import OptionError
 
 
 class OptimizerRouter:
-    """Which optimizers each loader trains, and what each of them got.
+    """Knows which optimizers each loader trains, and counts their updates.
 
-    A batch that does not train an optimizer must not leave gradients in its parameters, though backward
-    reaches them: what they had before is put aside and comes back.
+    A backward reaches all parameters. So the gradients of optimizers that this batch does not train are set
+    aside before it and restored after it.
     """
 
     def __init__(self, fed: Mapping[str, Sequence[int]], optimizers: list[Optimizer]) -> None:
         self.fed = dict(fed)
-        """Numbers of optimizers by the name of the loader; one that is not named trains all."""
+        """The indices of the optimizers that each loader trains; a loader without an entry trains all."""
         self.updates = [0] * len(optimizers)
-        """Updates of each optimizer, which its schedulers go by."""
+        """The number of updates of each optimizer; its schedulers depend on it."""
         self.updated: set[int] = set()
         """The optimizers that took part in the newest update."""
         self._all = range(len(optimizers))
@@ -38,71 +38,70 @@ class OptimizerRouter:
             name: [(number, list(own[number].values())) for number in numbers]
             for name, numbers in fed.items()
         }
-        """What each loader is to train, until its first batch has shown that it does."""
+        """The parameters that each loader trains, until its first batch is checked."""
 
     def set_aside_gradients(self, loader: str) -> None:
-        """Before backward: put the gradients aside that this batch must not add to."""
+        """Set aside, before backward, the gradients that this batch must not change."""
         spared = self._spared.get(loader, ())
         self._aside = [parameter.grad for parameter in spared]
         for parameter in spared:
             parameter.grad = None
 
     def restore_gradients(self, loader: str, fed: dict[int, float], weight: float) -> None:
-        """After backward: they are as they were. The window notes whom the batch was for."""
+        """Restore the gradients that were set aside, and record which optimizers this batch trained."""
         for parameter, grad in zip(self._spared.get(loader, ()), self._aside, strict=True):
             parameter.grad = grad
         self._aside = []
         if loader in self._unproven:
-            self._prove(loader)
+            self._check_first_batch(loader)
         for number in self.fed.get(loader, self._all):
             fed[number] = fed.get(number, 0) + weight
 
-    def _prove(self, loader: str) -> None:
-        """A loader that is to train an optimizer whose parameters its loss does not reach would train
-        nothing, in silence.
-        """
+    def _check_first_batch(self, loader: str) -> None:
+        """Raise if the loss of a loader does not reach the parameters that it should train."""
         for number, parameters in self._unproven.pop(loader):
             if all(parameter.grad is None for parameter in parameters):
                 raise OptionError(
-                    f"Mixture: the loader {loader!r} is to train optimizer {number}, but the loss of its "
+                    f"Mixture: the loader {loader!r} should train optimizer {number}, but the loss of its "
                     "first batch reaches none of that optimizer's parameters."
                 )
 
     def begin_update(self, count: float) -> None:
-        """Forget which optimizers took part in the last update."""
+        """Clear the record of the last update."""
         self.updated.clear()
 
     def count_update(self, number: int) -> None:
-        """An optimizer took part in an update."""
+        """Count an update of this optimizer."""
         self.updated.add(number)
         self.updates[number] += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the counts for a checkpoint."""
         return {"updates": list(self.updates)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it back."""
+        """Restore the counts from a checkpoint."""
         self.updates = list(state.get("updates", self.updates))
 
 
 def make_router(
     asked: Mapping[str, int | Sequence[int]], optimizers: list[Optimizer], accumulate: int
 ) -> OptimizerRouter:
-    """From names of loaders and numbers of optimizers, checked."""
+    """Make a router from names of loaders and indices of optimizers, after checking them."""
     fed = {name: [numbers] if isinstance(numbers, int) else list(numbers) for name, numbers in asked.items()}
     known = ", ".join(f"{index} ({type(each).__name__})" for index, each in enumerate(optimizers))
     for name, numbers in fed.items():
         if wrong := [number for number in numbers if number >= len(optimizers)]:
             raise OptionError(
-                f"Mixture: the loader {name!r} is to train optimizer {wrong[0]}, and there are only: {known}."
+                f"Mixture: the loader {name!r} should train optimizer {wrong[0]}, which does not exist. "
+                f"Optimizers: {known}."
             )
     own = [{id(p) for group in each.param_groups for p in group["params"]} for each in optimizers]
     shared = [(a, b) for a in range(len(own)) for b in range(a) if own[a] & own[b]]
     if shared and accumulate > 1:
         raise OptionError(
             f"Mixture: optimizers {shared[0][1]} and {shared[0][0]} train the same parameters, so gradients "
-            "that are accumulated for one would reach the other; leave accumulate_grad_batches at 1, or "
-            "give each its own."
+            "that are accumulated for one would reach the other. Leave accumulate_grad_batches at 1, or "
+            "give each optimizer its own parameters."
         )
     return OptimizerRouter(fed, optimizers)

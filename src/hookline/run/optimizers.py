@@ -1,4 +1,4 @@
-"""What `configure_optimizers` may return, made into one list of optimizers and one of schedules."""
+"""Parse the result of `configure_optimizers` into a list of optimizers and a list of schedules."""
 
 from __future__ import annotations
 
@@ -51,14 +51,12 @@ class Schedule:
 
     @property
     def needs_metric(self) -> bool:
-        """ReduceLROnPlateau advances on a metric, after it is known."""
+        """Whether the scheduler needs a metric to advance (ReduceLROnPlateau)."""
         return isinstance(self.scheduler, ReduceLROnPlateau)
 
 
 def parse(returned: Any, module: str) -> tuple[list[Optimizer], list[Schedule]]:
-    """Optimizers and schedules from what the user returned; anything else is an error that
-    lists the forms.
-    """
+    """Return optimizers and schedules from the user's result. Raise for any other form and list the forms."""
     if returned is None:
         return [], []
     if isinstance(returned, Optimizer):
@@ -79,16 +77,14 @@ def parse(returned: Any, module: str) -> tuple[list[Optimizer], list[Schedule]]:
 
 
 def bare(optimizer: Any) -> Any:
-    """The optimizer itself, without the coats that Accelerate, Lightning or manual optimization have put
-    around it.
-    """
+    """Return the optimizer without the wrappers of Accelerate, Lightning or manual optimization."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     return optimizer
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether `step` cannot do without a closure that recomputes the loss (LBFGS)."""
+    """Return whether `step` requires a closure that recomputes the loss (LBFGS)."""
     closures = [
         inspect.signature(type(each).step).parameters.get("closure") for each in (optimizer, bare(optimizer))
     ]
@@ -96,33 +92,32 @@ def needs_closure(optimizer: Optimizer) -> bool:
 
 
 def gradients(optimizer: Optimizer) -> list[Tensor]:
-    """The gradients an optimizer is about to use."""
+    """Return the gradients of an optimizer's parameters."""
     return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
 def total_norm(optimizers: list[Optimizer]) -> Tensor | None:
-    """The norm over all gradients, still on its device."""
+    """Return the norm over all gradients, on its device."""
     grads = [grad for optimizer in optimizers for grad in gradients(optimizer)]
     return norm_of(grads) if grads else None
 
 
 def follow_parameters(optimizers: list[Optimizer], before: dict[int, str], module: nn.Module) -> None:
-    """Let optimizers that were made before the module was sharded train what has taken the place of its
-    parameters.
+    """Replace the parameters of optimizers that were made before the module was sharded.
 
-    before: the names of the parameters by their identity, as they were.
+    before: the names of the old parameters by their id.
     """
     now = dict(module.named_parameters(remove_duplicate=False))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            for place, old in enumerate(group["params"]):
+            for index, old in enumerate(group["params"]):
                 new = now[before[id(old)]] if id(old) in before else old
                 if new is not old:
-                    group["params"][place] = new
+                    group["params"][index] = new
         if any(id(each) in before and each is not now[before[id(each)]] for each in optimizer.state):
             raise OptionError(
-                f"{type(optimizer).__name__} has trained before, but the model is sharded only now, and its "
-                "state with it. Make the optimizer anew, or resume from a checkpoint."
+                f"{type(optimizer).__name__} has state from before the model was sharded, which does not fit "
+                "the shards. Make a new optimizer, or resume from a checkpoint."
             )
 
 
@@ -142,7 +137,7 @@ def _optimizer(given: Any, module: str) -> Optimizer:
     if isinstance(given, Optimizer):
         return given
     raise OptionError(
-        f"{module}.configure_optimizers: {type(given).__name__} is no torch.optim.Optimizer. "
+        f"{module}.configure_optimizers: {type(given).__name__} is not a torch.optim.Optimizer. "
         f"It may return: {FORMS}."
     )
 

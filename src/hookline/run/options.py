@@ -338,7 +338,7 @@ OPTIONS = tuple(each.name for each in fields(Options))
 
 
 def make_options(given: Mapping[str, Any]) -> Options:
-    """Options from keyword arguments; an unknown one is an error with the closest right name."""
+    """Return the options from keyword arguments. Raise for an unknown one, with the closest right name."""
     given = with_new_names(given)
     refuse_unknown_options("Trainer", given, OPTIONS)
     return Options(**given)
@@ -357,7 +357,7 @@ def refuse_unknown_options(owner: str, given: Iterable[str], known: Iterable[str
 
 
 def refuse_unknown(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Arguments that a call does not have, as other systems' trainers do, with the closest right name."""
+    """Raise for arguments that a call does not have, with the closest right name."""
     for name, value in given.items():
         known = [
             each.name

@@ -1,4 +1,4 @@
-"""What makes up a run: small objects, each with one owner. `Run` holds them together."""
+"""The parts of a `Run`: small objects, each with one owner."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hookline.util.errors import Signal
 if TYPE_CHECKING:
     from hookline.run.save_request import Saved
 
-# ---- What a run asks of the parts that are made with it
+# ---- Protocols of the objects that higher layers set on a run
 
 
 class ClearsGradients(Protocol):
@@ -35,16 +35,16 @@ class ClearsGradients(Protocol):
 
 
 class Step(Protocol):
-    """What a training batch goes through: `TrainStep`, or a class that replaces its methods."""
+    """Trains on a batch: `TrainStep`, or a class that replaces its methods."""
 
     @property
     def backward(self) -> Any:
-        """Differentiates a loss, with the events around it."""
+        """The backward, with its events."""
         ...
 
     @property
     def update(self) -> ClearsGradients:
-        """Calls every optimizer."""
+        """The update, which calls every optimizer."""
         ...
 
     def __call__(self, batches_left: int | None) -> Signal | None:
@@ -52,26 +52,26 @@ class Step(Protocol):
         ...
 
     def close_window(self) -> None:
-        """Update on what an accumulation window has when it ends early."""
+        """Update with the gradients of an accumulation window that ends early."""
         ...
 
     def close_failed_batch(self) -> None:
-        """Before a save after a failure: count a batch whose update was made."""
+        """Count a batch that failed after its update, before the save after the failure."""
         ...
 
 
 class GradientSync(Protocol):
-    """What ranks agree on for each accumulation window: `RankGradientSync`."""
+    """Synchronizes the ranks in each accumulation window: `RankGradientSync`."""
 
     is_clear: bool
     all_or_none: bool
 
     def begin_batch(self, last: bool) -> None:
-        """Begin a batch; last: of its window."""
+        """Begin a batch. last: whether it is the last one of its window."""
         ...
 
     def skip_batch(self, last: bool) -> None:
-        """Leave a batch out."""
+        """Skip a batch."""
         ...
 
     def clear_gradients(self) -> None:
@@ -79,11 +79,11 @@ class GradientSync(Protocol):
         ...
 
     def agree_on(self, loss: Tensor | None, last: bool) -> Tensor | None:
-        """Return the loss that this rank differentiates."""
+        """Return the loss for this rank's backward."""
         ...
 
     def count_losses(self) -> float:
-        """Return what the batches of the window with a loss count, as a mean over ranks."""
+        """Return the total weight of the window's batches with a loss, as a mean over ranks."""
         ...
 
     def everywhere(self, flag: bool) -> bool:
@@ -92,7 +92,7 @@ class GradientSync(Protocol):
 
 
 class FailureMonitor(Protocol):
-    """Reports the other ranks' failures, and this one's to them: `RankMonitor`."""
+    """Exchanges failures between ranks: `RankMonitor`."""
 
     failure: Any
     nested: Any
@@ -119,7 +119,7 @@ class FailureMonitor(Protocol):
 
 
 class ControlSocket(Protocol):
-    """Listens to what is asked of a fit from outside: `Control`."""
+    """The control socket of a fit: `Control`."""
 
     def open(self) -> None:
         """Begin to listen."""
@@ -138,25 +138,25 @@ class Graphs(Protocol):
     """The graphs of a compiled training step: `CompiledStep`."""
 
     def compose(self) -> None:
-        """Choose what each graph holds, for the listeners that are there."""
+        """Choose the content of each graph for the current listeners."""
         ...
 
     def text(self) -> str:
-        """Return the graphs in words."""
+        """Return a description of the graphs."""
         ...
 
     def close(self) -> None:
-        """Put torch's options back."""
+        """Restore torch's options."""
         ...
 
 
 class FirstBatch(Protocol):
-    """Looks at the first batch after a save or a resume: `FirstBatches`."""
+    """Checks the first batch after a save or a resume: `FirstBatches`."""
 
     waiting: Any
 
     def fetched(self) -> None:
-        """A batch was fetched."""
+        """Check the batch that was fetched."""
         ...
 
 
@@ -168,11 +168,11 @@ class BackgroundWriter(Protocol):
         ...
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is being written."""
+        """Wait until no checkpoint is being written."""
         ...
 
     def close(self) -> None:
-        """Wait for what is being written, and free the memory."""
+        """Wait for the checkpoint that is being written, and free the memory."""
         ...
 
 
@@ -199,31 +199,27 @@ class Window:
         self.batches = 0
         """Batches of the loader so far, skipped ones included."""
         self.by = "batches"
-        """What a batch counts by: `accumulate_by`."""
+        """The unit of a batch's weight: `accumulate_by`."""
         self.weight = 1
-        """What the newest batch counts."""
+        """The weight of the newest batch."""
         self.count: float = 0
-        """What those that have added gradients count together."""
+        """The total weight of the batches that have added gradients."""
         self.unit: float = 1
-        """What a batch counts that is differentiated at its full loss; 0: not known yet."""
+        """The weight of a batch whose loss is not scaled; 0: not known yet."""
         self.correction = 1.0
-        """What the gradients of the newest update were multiplied by, to replace the planned count by the
-        real one.
-        """
+        """The factor of the newest update's gradients, which corrects the planned total to the real one."""
         self.had_none = False
         """Whether a step returned no loss."""
         self.losses: list[Any] = []
         self.factors: list[float] = []
-        """What each of the losses counts among those that other ranks had in the same turn."""
+        """The weight of each loss relative to the losses of other ranks in the same batch."""
         self.held: list[tuple[Any, float, str]] = []
-        """Losses that join the epoch's mean only if the window turns out finite, with their weight and
-        loader.
-        """
+        """Losses that enter the epoch's mean only if the window is finite, with their weight and loader."""
         self.fed: dict[int, float] = {}
-        """What the batches that have trained each optimizer count, where loaders do not train all of them."""
+        """The total weight of the batches that trained each optimizer, if loaders do not train all."""
 
     def clear(self) -> None:
-        """Let the next batch open a new window."""
+        """Clear the window for the next batch."""
         self.batches = self.count = 0
         self.had_none = False
         if self.losses or self.factors:
@@ -236,28 +232,26 @@ class Window:
 
 @dataclass(slots=True, eq=False)
 class RunData:
-    """The data of a run: what was given, and the loaders made from it."""
+    """The data of a run: the user's data, and the loaders made from it."""
 
     given: dict[str, Any]
     loaders: dict[str, list[Loader]] = field(default_factory=dict)
     train: Any = None
-    """What training batches come from: the loader, or several as one (`MixedLoader`)."""
+    """The source of training batches: the loader, or several as one (`MixedLoader`)."""
     mixture: Any = None
-    """How several training loaders are mixed, as the user said."""
+    """The user's settings for mixing several training loaders."""
     is_mixture: bool = False
     """Whether there are several training loaders."""
     loss_weights: dict[str, float] | None = None
-    """What a loader's losses are multiplied by before backward, by its name; None: nothing is."""
+    """The factor of each loader's losses before backward, by name; None: no factors."""
     router: OptimizerRouter | None = None
-    """Which optimizers a loader trains, if not all."""
+    """The optimizers that each loader trains, if not all."""
     totals: Any = None
-    """Counts over all ranks (`BatchTotals`) or in a weighted window (`WeightedBatches`); None:
-    neither.
-    """
+    """Counts over all ranks (`BatchTotals`) or in a weighted window (`WeightedBatches`), or None."""
     count_tokens: Callable[[Any], int] = elements_of_ids
 
     def readings(self) -> dict[str, str]:
-        """Return how each loader is read, in words, by its kind and name."""
+        """Return a description of how each loader is read, by its kind and name."""
         several = {kind: {each.name for each in loaders} - {kind} for kind, loaders in self.loaders.items()}
         return {
             f"{kind} {each.name}" if several[kind] else kind: each.reader.describe()
@@ -268,7 +262,7 @@ class RunData:
 
 @dataclass(slots=True, eq=False)
 class Traits:
-    """What is chosen for a run before its first batch, and the number of batches that make one update."""
+    """Settings that are fixed before the first batch of a run, and the number of batches per update."""
 
     accumulate: int
     skips_nonfinite: bool
@@ -277,53 +271,54 @@ class Traits:
     on_cpu: bool
     is_manual: bool
     logs: bool
-    """Whether rows of metrics go to loggers, those of rank zero."""
+    """Whether rows of metrics go to loggers, which is so on rank zero."""
     started: float
-    """When the run began, by its clock."""
+    """The start of the run, by its clock."""
     transfers: tuple[Callable[[Any], Any], ...] = ()
-    """Moves a batch to the device; empty if batches stay where they are."""
+    """Functions that move a batch to the device; empty if batches are not moved."""
     clips: bool = False
     measures_norm: bool = False
-    """Whether the gradient norm is captured before the update, if a listener requests it: clipping does not
-    report it, or the gradients are sharded, and measuring takes all ranks.
+    """Whether the gradient norm is computed before the update if a listener requests it.
+
+    It is if clipping does not report it, or if the gradients are sharded, so that all ranks must take part.
     """
     recomputes: bool = False
-    """Whether an optimizer calls the closure to compute the loss anew."""
+    """Whether an optimizer calls the closure to recompute the loss."""
     compiled: Graphs | None = None
     """The graphs of the training step (`CompiledStep`), with compile="step"."""
 
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """How far a fit is, beyond the counters that hooks read (`State`)."""
+    """The progress of a fit, beyond the counters that hooks read (`State`)."""
 
     position: int = 0
-    """Batches of this epoch that are done: where a resumed epoch continues."""
+    """The number of completed batches of this epoch, from which a resumed epoch continues."""
     epoch_advanced: bool = False
-    """Whether the schedulers that go by epochs have advanced in this epoch."""
+    """Whether the schedulers with interval 'epoch' have advanced in this epoch."""
     validated_at: tuple[int, ...] = (-1, -1)
     """Epoch and `batches_seen` at the last validation."""
     validation_pending: bool = False
-    """Whether a validation was begun and not completed: it is done again after a resume."""
+    """Whether a validation was begun and not completed. It is repeated after a resume."""
     before_validation: dict[str, Any] = field(default_factory=dict)
-    """What that validation may change, as it was before: it must leave no trace in a checkpoint."""
+    """The state before that validation, which a checkpoint saves instead of the changed one."""
     revision: int = 0
-    """Counts the events between batches whose listeners may have changed the state."""
+    """The number of events between batches whose listeners may have changed the state."""
     schedulers_advanced_at: int = -1
     """The step at which schedulers last advanced."""
     step_before_batch: int = 0
-    """However many optimizers take part in a batch, `step` counts one."""
+    """The step before this batch, because several optimizers in a batch count as one step."""
     is_updating: bool = False
     """Whether an optimizer's step is running. If it fails, some weights are updated and some are not."""
     skips: int = 0
-    """Updates that were not made."""
+    """The number of skipped updates."""
     last_skip: tuple[str, int] = ("", -1)
-    """Why the newest of them was not made, and the batches seen before it."""
+    """The reason of the newest skip, and the batches seen before it."""
     epoch_began: tuple[int, int, int] = (0, 0, 0)
-    """Updates (-1: it was begun by another process), skips and batches before this epoch."""
+    """Updates, skips and batches before this epoch. Updates are -1 if another process began the epoch."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of it."""
+        """Return the progress for a checkpoint."""
         return {
             "batches": self.position,
             "validated_at": self.validated_at,
@@ -332,17 +327,17 @@ class Progress:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Continue where a checkpoint was written."""
+        """Restore the progress from a checkpoint."""
         self.position, self.validated_at = saved["batches"], tuple(saved["validated_at"])
         self.epoch_advanced, self.validation_pending = saved["epoch_advanced"], saved["owes_validation"]
 
 
 @dataclass(slots=True, eq=False)
 class Manual:
-    """What manual optimization needs."""
+    """The state of manual optimization."""
 
     unscaled: dict[int, bool] = field(default_factory=dict)
-    """The optimizers whose gradients were unscaled since the scaler's last update; True: overflowed."""
+    """The optimizers whose gradients were unscaled since the scaler's last update; True: overflow."""
     stepped: set[int] = field(default_factory=set)
     unscale: Callable[[Any], Any] = lambda optimizer: None
     backward: Callable[..., None] = lambda loss: None
@@ -351,41 +346,37 @@ class Manual:
 
 @dataclass(slots=True, eq=False)
 class Participants:
-    """Who takes part in a run, and what they ask of it."""
+    """The participants of a run besides its loops: commands, the control socket, and hooks that change."""
 
     commands: CommandQueue = field(default_factory=CommandQueue)
-    """What is to be done at the next batch boundary, asked for by one rank or by another thread."""
+    """The commands for the next batch boundary, from one rank or from another thread."""
     control: ControlSocket | None = None
-    """Listens to what is asked of a fit from outside (`Control`)."""
+    """The control socket (`Control`)."""
     setup_began: bool = False
     leaving: dict[int, list[Any]] = field(default_factory=dict)
-    """By the identity of the hook: entries of hooks that were removed and get their teardown at the next
-    batch boundary.
-    """
+    """Entries of removed hooks whose teardown runs at the next batch boundary, by the id of the hook."""
     module_hooks: list[Any] = field(default_factory=list)
-    """Entries of the hooks that the module brought, once the run is over."""
+    """Entries of the module's own hooks, after the run is over."""
     teardown_removed: Callable[[], object] = bool
-    """Calls the teardown of hooks that were removed in the middle of the run."""
+    """Calls the teardown of hooks that were removed during the run."""
     on_close: list[Callable[[], None]] = field(default_factory=list)
-    """Called once the run is over: to put back hooks that the module's have stood in for."""
+    """Called after the run, to restore hooks that hooks of the module replaced."""
     costs: list[Cost] = field(default_factory=list)
-    """What the hooks have cost, once the run is over."""
+    """The cost of the hooks, after the run is over."""
 
 
 @dataclass(slots=True, eq=False)
 class Identity:
-    """Which run this is, over its resumes."""
+    """The identity of a run, which its resumes keep."""
 
     id: str = ""
-    """What all its checkpoints have in common."""
+    """The id in all its checkpoints."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """What the run was set up with (`settings_of`), for its checkpoints."""
+    """The settings of the run (`settings_of`), for its checkpoints."""
     started_at: str = ""
-    """When this job was started, by the wall clock, but never before anything that its directory knows of."""
+    """The start of this job by the wall clock, but never before the newest time in its directory."""
     record: Any = None
-    """What rank zero writes into run.json (`RunRecord`); None on other ranks, and for a run that leaves
-    nothing on disk.
-    """
+    """The record that rank zero writes to run.json (`RunRecord`); None on other ranks and without files."""
 
 
 STILL_NEEDED = ("hooks", "filters", "rng", "loader", "loggers", "record")
@@ -394,25 +385,25 @@ STILL_NEEDED = ("hooks", "filters", "rng", "loader", "loggers", "record")
 
 @dataclass(slots=True, eq=False)
 class Resume:
-    """What a run is resumed from."""
+    """The checkpoint that a run resumes from."""
 
     path: Path | str | None = None
     contents: dict[str, Any] = field(default_factory=dict)
-    """What is left of the checkpoint: each part is taken out by what restores it."""
+    """The parts of the checkpoint that are not restored yet."""
     finished: str = ""
     """Why a run that is started again has nothing to train."""
 
     def take(self, contents: dict[str, Any], path: Path | str | None = None) -> None:
-        """Take the contents of a checkpoint; they are restored part by part, as soon as each can be."""
+        """Take the contents of a checkpoint, which are restored part by part."""
         self.path, self.contents = path, contents
 
     def keep_needed(self) -> None:
-        """Drop what was restored."""
+        """Drop the parts that were restored."""
         self.contents = {name: self.contents.get(name) for name in STILL_NEEDED}
 
     @property
     def was_refused(self) -> bool:
-        """Whether the run has failed before the checkpoint that it resumes from was restored."""
+        """Whether the run failed before its checkpoint was restored."""
         return self.path is not None and not self.contents.keys() <= set(STILL_NEEDED)
 
 
@@ -421,36 +412,36 @@ class ReceivedSignal:
     """The signal that ends a run."""
 
     received: int = 0
-    """What this process has received; with several ranks it ends the run once all know of it."""
+    """The signal that this process received; the ranks then agree on the step at which the run ends."""
     number: int = 0
     """The signal that ends the run."""
 
 
 @dataclass(slots=True, eq=False)
 class Saves:
-    """Checkpoints that were requested, and what became of them."""
+    """The requested checkpoints and their results."""
 
     requests: list[SaveRequest | None] = field(default_factory=list)
-    """What the loop looks at after every batch; None: a checkpoint was written in the background."""
+    """Requests, which the loop reads after every batch; None: a background write is complete."""
     background: BackgroundWriter | None = None
-    """Writes in the background, if asked to."""
+    """The background writer, with checkpoint='async'."""
     results: list[Saved] = field(default_factory=list)
     newest: Saved | None = None
     """The newest checkpoint that is durable."""
     on_disk: tuple[Any, ...] | None = None
-    """`Run.stamp` as of the newest durable checkpoint, or of the one that the run was resumed from."""
+    """`Run.stamp` of the newest durable checkpoint, or of the one that the run was resumed from."""
     count: int = 0
-    """Checkpoints of the run so far, over its resumes: the number of the newest."""
+    """The number of checkpoints of the run so far, over its resumes."""
     is_final: bool = False
-    """Whether the checkpoint of a signal is written: nothing of what follows may replace it."""
+    """Whether the checkpoint of a signal is written, which later ones must not replace."""
     last: Any = None
     """Keeps `checkpoints/last` of a fit (`LastCheckpoint`); None: only hooks save."""
     first_batches: FirstBatch | None = None
-    """What to do with the first batch after a save or a resume (`FirstBatches`); None: it was done."""
+    """Checks the first batch after a save or a resume (`FirstBatches`); None: it is done."""
 
 
 class EmittingRun(Protocol):
-    """A run whose events are emitted: that of a trainer, or a hosted one that another loop drives."""
+    """A run that emits events: of a trainer, or a hosted run that another loop drives."""
 
     plan: Plan
     state: State

@@ -1,6 +1,4 @@
-"""What a run was started with, for its record: command line, code, packages, machine, and every setting. No
-secrets.
-"""
+"""How a run was started, for its record: command line, commit, packages, machine and settings, no secrets."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from hookline.util.text import command_line, kind_of, mask, mask_text, printable
 
 log = logging.getLogger("hookline")
 GIT_SECONDS = 2.0
-"""How long git may take to say which commit this is, and again whether files have changed."""
+"""The time limit of each call of git."""
 PACKAGES = {
     "accelerate": "accelerate",
     "bitsandbytes": "bitsandbytes",
@@ -68,13 +66,11 @@ PACKAGES = {
     "wandb": "wandb",
     "xformers": "xformers",
 }
-"""Module -> package, of those whose version is recorded if they are imported. Python's own map of all takes
-0.1 s to make.
-"""
+"""Module -> package, for the versions to record. Python's own map of all packages takes 0.1 s to make."""
 
 
 def provenance(run: Run) -> dict[str, Any]:
-    """Return what the record of a run says about how it was started."""
+    """Return the fields of the run record about the start of the run."""
     return {
         "command": command_line(sys.orig_argv),
         "directory": mask_text(str(Path.cwd())),
@@ -101,7 +97,7 @@ def provenance(run: Run) -> dict[str, Any]:
 
 
 def _module_parameters(run: Run) -> Any:
-    """Return what HParams knows, else what the module was made with."""
+    """Return the parameters of the hook HParams, else the module's constructor arguments."""
     for entry in run.state.hooks.entries():
         known = getattr(entry.hook, "params", None)
         if entry.name == "hparams" and isinstance(known, dict) and known:
@@ -110,10 +106,9 @@ def _module_parameters(run: Run) -> Any:
 
 
 def _parameters(made: Any) -> dict[str, Any]:
-    """Return the arguments that an object was made with: as recorded, else the attributes that have their
-    names.
+    """Return an object's constructor arguments: as recorded, else its attributes of the same names.
 
-    No property is called for it, because that is code of the user's.
+    It does not call properties, because they are user code.
     """
     recorded = init_arguments(made)
     if recorded is not None:
@@ -127,9 +122,7 @@ def _parameters(made: Any) -> dict[str, Any]:
 
 
 def data_settings(run: Run) -> dict[str, Any]:
-    """Return the settings of the training and validation loaders; of several loaders of a kind, by the name
-    of each.
-    """
+    """Return the settings of the training and validation loaders; several loaders of a kind by name."""
     found: dict[str, Any] = {}
     for kind in ("train", "val"):
         loaders = run.data.loaders.get(kind, [])
@@ -140,23 +133,20 @@ def data_settings(run: Run) -> dict[str, Any]:
 
 
 def _loader_settings(loader: Loader) -> dict[str, Any]:
-    """Return what decides which batches a loader makes. Of other iterables than a DataLoader only their
-    number is known.
-    """
+    """Return the settings that determine a loader's batches. Without a DataLoader, only their number."""
     source, found = loader.source, dict[str, Any]()
     if isinstance(source, DataLoader):
         try:
             found = _dataloader_settings(source)
-        except Exception:  # datasets and samplers are the user's; no run ends for its record
+        except Exception:  # datasets and samplers are user code; an error there must not end the run
             log.debug("run.json has no settings of the loader %s", loader.name, exc_info=True)
     return {**found, "batches": loader.length}
 
 
 def _dataloader_settings(source: DataLoader[Any]) -> dict[str, Any]:
     batches: Any = source.batch_sampler
-    is_own = (
-        batches is not None and type(batches) is not BatchSampler
-    )  # then torch's `sampler` is there, but not used
+    # with a custom batch sampler, torch does not use `source.sampler`
+    is_own = batches is not None and type(batches) is not BatchSampler
     sampler: Any = batches if is_own else source.sampler
     size = source.batch_size if source.batch_size is not None else getattr(batches, "batch_size", None)
     drop_last = getattr(batches, "drop_last", None) if is_own else source.drop_last
@@ -176,7 +166,7 @@ def _dataloader_settings(source: DataLoader[Any]) -> dict[str, Any]:
     }
 
 
-# ---- where it runs -----------------------------------------------------------------------------------------
+# ---- versions and machine ----------------------------------------------------------------------------------
 
 
 def versions() -> dict[str, str]:
@@ -196,7 +186,7 @@ def _version(package: str) -> str:
 
 
 def machine(run: Run) -> dict[str, Any]:
-    """Return the machine of rank zero, and how many ranks there are."""
+    """Return the machine of rank zero, and the world size."""
     device = run.strategy.device
     name = ""
     if device.type == "cuda":
@@ -218,7 +208,7 @@ def _system() -> str:
     return f"{platform.platform()} {platform.machine()}"
 
 
-# ---- the code ----------------------------------------------------------------------------------------------
+# ---- git ---------------------------------------------------------------------------------------------------
 
 
 def _code_folder() -> Path:
@@ -230,10 +220,9 @@ def _code_folder() -> Path:
 
 
 def git_state(folder: Path) -> dict[str, Any]:
-    """Return the commit of the code in a folder and whether files under version control have changed since.
+    """Return the commit of the code in a folder, and whether tracked files have changed since.
 
-    Without an answer both are None, and `problem` says why: no repository, no git, or one that takes too
-    long.
+    If git fails, both are None, and `problem` says why: no repository, no git, or a timeout.
     """
     program = shutil.which("git")
     if program is None:
@@ -269,9 +258,7 @@ def _commit_alone(program: str, folder: Path) -> dict[str, Any]:
 
 
 def _git(program: str, folder: Path, *arguments: str) -> list[str]:
-    """Call git. The repository is that of the folder, whatever the environment says, and nothing in it is
-    written or run.
-    """
+    """Call git on the folder's repository, without environment overrides, and without running its hooks."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     command = [program, "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", *arguments]

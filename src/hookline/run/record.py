@@ -1,10 +1,8 @@
-"""`run.json`, the record of a run: which run this is, what it was started with, how far it is and how it
-ended.
+"""`run.json`, the run record: the run's id, settings, progress and ending.
 
-Rank zero writes it when a fit starts, at checkpoints and ends of epochs, and when the fit ends. It says
-nothing about whether the run can be resumed: that depends on checkpoints alone (`checkpoint.finding`). A
-process that is killed leaves the status "training"; whether one is still at work is told by the lock of the
-directory (`runlock.is_running`).
+Rank zero writes it when a fit starts, at checkpoints and ends of epochs, and when the fit ends. Whether the
+run can be resumed depends on checkpoints alone, not on the record. A process that is killed leaves the status
+"training"; the lock of the directory shows whether a job is still running (`lock.is_running`).
 """
 
 from __future__ import annotations
@@ -28,31 +26,31 @@ from hookline.util.urls import is_url, shown
 log = logging.getLogger("hookline")
 RECORD = "run.json"
 VERSION = 1
-"""Of the fields. Older files have no version, and only those in WHOLE, `epochs` and `noted_at`."""
+"""The version of the fields. Older files have no version, and only WHOLE, `epochs` and `noted_at`."""
 WHOLE: dict[str, type] = {"id": str, "status": str, "step": int, "reason": str, "limits": dict}
 MOST_SESSIONS = 100
-"""Sessions (starts and resumes) that are kept: the first, and the newest ones."""
+"""The number of sessions (starts and resumes) that are kept: the first and the newest ones."""
 UPDATE_SECONDS = 1.0
-"""Least time between two updates in the course of a run; a write takes about 0.3 ms."""
+"""The shortest time between two updates during a run; a write takes about 0.3 ms."""
 ENDING = ("status", "reason", "error", "step", "epochs", "ended_at")
 LARGE = ("config", "settings", "hooks", "module", "options", "data", "metrics")
-"""What is left out, in this order, if the record is larger than what is read."""
+"""The fields to leave out, in this order, if the record is larger than the reader accepts."""
 
 
 def limits(run: Run) -> dict[str, Any]:
-    """What has to change for a finished run to go on."""
+    """Return the limits that must change for a finished run to continue."""
     options = run.options
     return {"max_epochs": options.max_epochs, "max_steps": options.max_steps, "max_time": options.max_seconds}
 
 
 class RunRecord:
-    """The record of a run that is going on, in the process that writes it."""
+    """The record of a running fit, in the process that writes it."""
 
     def __init__(self, run: Run, run_dir: Path) -> None:
         self.path = run_dir / RECORD
         before = read_record(run_dir)
         self.before = before if before.get("id") == run.identity.id else {}
-        """What it said about the same run when this session began; empty for a new run."""
+        """The record of the same run before this session; empty for a new run."""
         self._written = -UPDATE_SECONDS
         self._warned = False
         now = _now()
@@ -88,15 +86,15 @@ class RunRecord:
         }
 
     def update(self, run: Run) -> None:
-        """Write how far the run is, unless that was done a moment ago."""
+        """Write the progress, unless the last update was less than `UPDATE_SECONDS` ago."""
         if time.monotonic() - self._written >= UPDATE_SECONDS:
-            if "settings" not in self.data:  # its directory was made only after the training had started
+            if "settings" not in self.data:  # the directory was created after training had started
                 self._describe(run)
-            self._note_progress(run)
+            self._set_progress(run)
             self.write()
 
     def describe(self, run: Run) -> None:
-        """Write the settings that are known once the optimizers and the loaders are made."""
+        """Write the settings of the optimizers and the loaders, after they are made."""
         self._describe(run)
         self.write()
 
@@ -104,11 +102,11 @@ class RunRecord:
         self.data.update(settings=mask(run.identity.settings), data=data_settings(run))
 
     def end(self, run: Run, was_refused: bool) -> None:
-        """Write how the run ended. A run that could not be resumed has its earlier ending still."""
+        """Write how the run ended. A run that could not be resumed keeps its earlier ending."""
         s, error = run.state, run.state.exception
         ended = {"status": s.status, "reason": mask_text(s.stop_reason)}
         known = None if error is None else {"type": type(error).__name__, "message": _message(error)}
-        self._note_progress(run)
+        self._set_progress(run)
         self.data["noted_at"] = self.data["ended_at"] = self.session["ended_at"] = _now()
         self.session.update(ended)
         if was_refused and self.before:
@@ -117,7 +115,7 @@ class RunRecord:
             self.data.update(ended, error=known)
         self.write()
 
-    def _note_progress(self, run: Run) -> None:
+    def _set_progress(self, run: Run) -> None:
         s = run.state
         self.data.update(
             step=s.step,
@@ -129,26 +127,25 @@ class RunRecord:
         self.session["step"] = s.step
 
     def write(self) -> None:
-        """Write it whole or not at all. A full disk is warned of and does not end the run."""
-        aside = self.path.with_name(f".{RECORD}.{os.getpid()}")
+        """Write the file atomically. A failure is a warning and does not end the run."""
+        temporary = self.path.with_name(f".{RECORD}.{os.getpid()}")
         sessions: list[Any] = self.data["sessions"]
         if len(sessions) > MOST_SESSIONS:
             del sessions[1 : len(sessions) - MOST_SESSIONS + 1]
         try:
-            aside.write_text(_encode(self.data), encoding="ascii")
-            aside.replace(self.path)
+            temporary.write_text(_encode(self.data), encoding="ascii")
+            temporary.replace(self.path)
         except (OSError, ValueError, TypeError) as error:
             with contextlib.suppress(OSError):
-                aside.unlink(missing_ok=True)
-            say = log.debug if self._warned else log.warning
-            say("%s could not be written: %s. The run continues without it.", self.path, error)
+                temporary.unlink(missing_ok=True)
+            log_once = log.debug if self._warned else log.warning
+            log_once("%s could not be written: %s. The run continues without it.", self.path, error)
             self._warned = True
         self._written = time.monotonic()
 
 
 def begin_record(run: Run) -> None:
-    """Write the record as soon as a fit starts, if it leaves something on disk. Call it on every rank; rank
-    zero writes.
+    """Write the record when a fit starts, if the fit writes files. Call it on every rank; rank zero writes.
 
     That is a fit with loggers or checkpoints and a directory, or one in the directory of an earlier run.
     """
@@ -167,16 +164,14 @@ def begin_record(run: Run) -> None:
 
 
 def update_record(run: Run) -> None:
-    """At the end of an epoch: write how far the run is. Loggers may have made its directory only now."""
+    """Write the progress at the end of an epoch; loggers may have created the directory only now."""
     begin_record(run)
     if run.identity.record is not None:
         run.identity.record.update(run)
 
 
 def record_checkpoint(run: Run, saved: Path | str) -> None:
-    """Write how far the run is with a checkpoint; one in its directory gives a run without loggers its
-    record.
-    """
+    """Write the progress after a checkpoint. A run without loggers gets its record with the first one."""
     is_recorded = (
         run.stage == "fit" and not run.state.rank and not run.resume.finished and not run.options.fast_dev_run
     )
@@ -195,7 +190,7 @@ def record_end(run: Run, was_refused: bool = False) -> None:
 
 
 def restore_ending(run: Run) -> None:
-    """Set status and reason of a run that was over before: it ends as it had ended."""
+    """Set status and reason of a run that had already ended to those in its record."""
     known = run.directory.existing()
     record = read_record(known) if known is not None else {}
     if record:
@@ -203,10 +198,9 @@ def restore_ending(run: Run) -> None:
 
 
 def unsaved_end(record: dict[str, Any], counters: Mapping[str, Any]) -> str:
-    """Return what is missing if a run's newest checkpoint, which has these counters, is not its last state;
-    else nothing.
+    """Return a sentence if a run's newest checkpoint, with these counters, is not its last state; else empty.
 
-    Such as: 'completed at step 8, but its newest checkpoint is of step 5'. Nothing is missing of a run that
+    For example: 'completed at step 8, but its newest checkpoint is of step 5'. It is empty for a run that
     failed or was killed.
     """
     if not record or record["status"] in ("training", "error"):
@@ -219,9 +213,7 @@ def unsaved_end(record: dict[str, Any], counters: Mapping[str, Any]) -> str:
 
 
 def run_dir_of(checkpoint: Path, folder: Path) -> Path | None:
-    """Return the directory of the run that a checkpoint belongs to, not above `folder`: the nearest one with
-    a record.
-    """
+    """Return the nearest directory with a record above a checkpoint, up to `folder`."""
     for parent in checkpoint.parents:
         if (parent / RECORD).is_file():
             return parent
@@ -231,25 +223,24 @@ def run_dir_of(checkpoint: Path, folder: Path) -> Path | None:
 
 
 def read_record(run_dir: Path) -> dict[str, Any]:
-    """The record, or nothing if it is damaged: then what the checkpoints say is believed."""
+    """Return the record; empty if it is missing or damaged, so that the caller relies on the checkpoints."""
     try:
         path = run_dir / RECORD
-        record = (
-            parse_json(read_within(path, RECORD_BYTES)) if path.is_file() else {}
-        )  # reading a pipe would wait for ever
+        # is_file, because reading a pipe would wait for ever
+        record = parse_json(read_within(path, RECORD_BYTES)) if path.is_file() else {}
     except (OSError, ValueError):
         return {}
-    fits = isinstance(record, dict) and all(
+    is_valid = isinstance(record, dict) and all(
         isinstance(record.get(name), kind) for name, kind in WHOLE.items()
     )
-    return record if fits and is_count(record["step"]) else {}
+    return record if is_valid and is_count(record["step"]) else {}
 
 
-# ---- what is in it -----------------------------------------------------------------------------------------
+# ---- the fields --------------------------------------------------------------------------------------------
 
 
 def _encode(data: dict[str, Any]) -> str:
-    """Return the record as JSON, without its largest parts if it is larger than what is read."""
+    """Return the record as JSON, without its largest fields if it is larger than the reader accepts."""
     text = json.dumps(data, indent=1, allow_nan=False)
     for name in LARGE:
         if len(text) < RECORD_BYTES:
@@ -266,8 +257,8 @@ def _now() -> str:
 def _started_with(run: Run) -> dict[str, Any]:
     try:
         return provenance(run)
-    except Exception as error:  # it looks at objects of the user's; no run ends for its record
-        log.debug("run.json says nothing about how the run was started", exc_info=True)
+    except Exception as error:  # it reads user objects; an error there must not end the run
+        log.debug("run.json does not have how the run was started", exc_info=True)
         return {"problem": f"{type(error).__name__}: {_message(error)}"}
 
 
@@ -276,12 +267,12 @@ def _count(record: dict[str, Any]) -> int:
 
 
 def _ended(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the sessions of an earlier record. The last one was killed if it has no end."""
+    """Return the sessions of an earlier record. A last session without an end was killed."""
     known = record.get("sessions")
     sessions = [each for each in known if isinstance(each, dict)] if isinstance(known, list) else []
     if record and not sessions:  # an older version had no sessions
-        known_of_it = {name: record[name] for name in ("status", "reason", "step")}
-        sessions = [{"started_at": None, "ended_at": record.get("noted_at"), **known_of_it}]
+        fields = {name: record[name] for name in ("status", "reason", "step")}
+        sessions = [{"started_at": None, "ended_at": record.get("noted_at"), **fields}]
     if sessions and sessions[-1].get("status") == "training":
         sessions[-1] = {
             **sessions[-1],
@@ -299,15 +290,15 @@ def _text(value: Any) -> str:
 def _message(error: BaseException) -> str:
     try:
         return mask_text(" ".join(str(error).split()), 500)
-    except Exception as broken:  # the error of the run must not be lost for that
-        return f"(its text cannot be read: {type(broken).__name__})"
+    except Exception as broken:  # a broken __str__ must not hide the error of the run
+        return f"(its message cannot be read: {type(broken).__name__})"
 
 
 def _monitors(run: Run) -> dict[str, Any]:
-    """Return the metrics that hooks watch, each with the best value so far."""
+    """Return the metrics that hooks monitor, each with the best value so far."""
     found = {}
     for entry in run.state.hooks.entries():
-        own = getattr(entry.given, "__dict__", {})  # no property is called: that is code of the user's
+        own = getattr(entry.given, "__dict__", {})  # properties are not called, because they are user code
         own = {**getattr(own.get("watch"), "__dict__", {}), **own}
         name, mode, best = (
             own.get("monitor"),

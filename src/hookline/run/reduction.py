@@ -1,4 +1,4 @@
-"""Metrics over ranks: everyone's values become one, all of them in one collective, when they are due."""
+"""Reduce metrics over ranks, all values of a row in one collective."""
 
 from __future__ import annotations
 
@@ -18,40 +18,39 @@ SEPARATOR = "\x1e"
 
 
 class Reduction:
-    """What ranks have agreed to tell each other: the names of one kind of row, in an order that all of them
-    know.
+    """Reduces rows over ranks. All ranks know the names of each kind of row, in the same order.
 
-    As long as no rank has a new name, a row is one exchange of plain numbers; then the names are told first.
+    A row is one collective of plain numbers. If a rank has a new name, the ranks exchange names first.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self.names: dict[str, dict[str, str]] = {}
-        """By the kind of row: the names and how each is reduced."""
+        """For each kind of row: its names and how each is reduced."""
 
     def __call__(self, kind: str, parts: Mapping[str, Part]) -> dict[str, Any]:
-        """The values over all ranks. Waits for all."""
+        """Return the values over all ranks. Waits for all ranks."""
         parts = {name: part for name, part in parts.items() if part[1] is not None}
         known = self.names.get(kind, {})
         is_new = any(known.get(name) != part[0] for name, part in parts.items())
-        told = self.ranks.gather_numbers([float(is_new), *_numbers(parts, known)])
-        if any(row[0] for row in told):
+        gathered = self.ranks.gather_numbers([float(is_new), *_numbers(parts, known)])
+        if any(row[0] for row in gathered):
             known = self.names[kind] = {}
             for names in self.ranks.gather({name: part[0] for name, part in parts.items()}):
                 for name, reduce in names.items():
                     known.setdefault(name, reduce)
-            told = self.ranks.gather_numbers([0.0, *_numbers(parts, known)])
+            gathered = self.ranks.gather_numbers([0.0, *_numbers(parts, known)])
         values: dict[str, Any] = {}
         for number, (name, reduce) in enumerate(known.items()):
-            place = 1 + 3 * number
-            having = [row[place : place + 3] for row in told if row[place]]
-            if (value := _over_ranks(reduce, having, len(told))) is not None:
+            start = 1 + 3 * number
+            having = [row[start : start + 3] for row in gathered if row[start]]
+            if (value := _over_ranks(reduce, having, len(gathered))) is not None:
                 values[name] = value
         return values
 
 
 def _numbers(parts: Mapping[str, Part], known: Iterable[str]) -> list[float]:
-    """For each known name: whether this rank has it, its total and its weight."""
+    """Return for each known name whether this rank has it, its total and its weight."""
     totals = read_all({name: part[1] for name, part in parts.items()})
     return [
         number
@@ -61,7 +60,7 @@ def _numbers(parts: Mapping[str, Part], known: Iterable[str]) -> list[float]:
 
 
 def _over_ranks(reduce: str, having: list[list[float]], world_size: int) -> Any:
-    """One value from what ranks have: whether, total, weight."""
+    """Reduce the totals and weights of the ranks that have a name to one value."""
     if reduce == "object":
         return len(having), world_size
     if reduce == "mean":
@@ -72,7 +71,7 @@ def _over_ranks(reduce: str, having: list[list[float]], world_size: int) -> Any:
     if reduce == "mean":
         means = [total / weight for _, total, weight in having]
         if means.count(means[0]) == len(means):
-            return means[0]  # the same everywhere stays the same to the last digit
+            return means[0]  # a value that is equal on all ranks stays bit-exact
         return (
             math.fsum(totals) / math.fsum(weight for _, _, weight in having)
             if all(map(math.isfinite, totals))
@@ -86,32 +85,31 @@ def _over_ranks(reduce: str, having: list[list[float]], world_size: int) -> Any:
 
 
 Late = tuple[int, int, dict[str, Any]]
-"""A row that could not go out at once: its step, its epoch and its values."""
+"""A row that is written late: its step, its epoch and its values."""
 
 
 class Rows:
-    """A run's rows of metrics, where there are several ranks. What hooks log between rows waits until the
-    next time they meet.
-    """
+    """The rows of a run with several ranks. Values between rows wait for the next collective."""
 
     def __init__(self, ranks: Ranks, log: MetricLog) -> None:
         self.reduce = Reduction(ranks)
         self.log = log
         self._waiting: list[tuple[int, int, dict[str, Part]]] = []
         self._newest: dict[str, Part] = {}
-        """What was logged between rows since the ranks last met."""
+        """The values that were logged between rows since the last collective."""
 
-    def keep(self, values: Mapping[str, Any], step: int, epoch: int, is_heard: bool) -> None:
-        """Not every rank may have logged something, and none knows it of the others: so nobody waits for
-        anybody now.
+    def keep(self, values: Mapping[str, Any], step: int, epoch: int, is_used: bool) -> None:
+        """Keep values until the next collective, because not all ranks may have logged something.
+
+        is_used: the row goes to loggers or listeners.
         """
         parts = self.log.parts_of(values)
         self._newest.update(parts)
-        if is_heard:
+        if is_used:
             self._waiting.append((step, epoch, parts))
 
     def alone(self) -> list[Late]:
-        """What is waiting, as this rank knows it: when the run has failed, nobody can be asked any more."""
+        """Return the waiting rows with local values, for a run that failed."""
         taken, self._waiting = self._waiting, []
         return [
             (
@@ -130,9 +128,7 @@ class Rows:
     def reduce_rows(
         self, kind: str, values: Mapping[str, Any], step: int
     ) -> tuple[dict[str, Any], list[Late]]:
-        """A row over all ranks, and those that were waiting before it, with the step and epoch each belongs
-        to.
-        """
+        """Return a row over all ranks, and the rows that waited, each with its step and epoch."""
         waiting, self._waiting, self._newest = self._waiting, [], {}
         parts = {f"{SEPARATOR}{name}": part for name, part in self.log.parts_of(values).items()}
         for at, epoch, kept in waiting:
@@ -156,9 +152,7 @@ class Rows:
     def finish(
         self, mode: str, more: Mapping[str, Accumulator], pending: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """A pass's results over all ranks. In the same exchange: what was logged for the next row, so that
-        all know the same.
-        """
+        """Return the results of a pass over all ranks, and reduce the values for the next row with them."""
         logged = self._newest | self.log.parts_of(pending)
         beside = {f"{SEPARATOR}{name}": part for name, part in logged.items()}
         kinds = iter((f"{mode} pass", f"{mode} objects"))
@@ -175,7 +169,7 @@ class Rows:
 
 
 class RankRows(MetricRows):
-    """The rows of one rank among several: what goes out is reduced over all of them."""
+    """The rows of one rank of several. Values are reduced over all ranks before they are written."""
 
     def __init__(self, plan: Plan, state: State, ranks: Ranks, traits: Traits) -> None:
         super().__init__(plan, state)
@@ -183,7 +177,7 @@ class RankRows(MetricRows):
         self._traits = traits
 
     def write_pending(self) -> None:
-        """Keep what was logged since the last row until the ranks next exchange values."""
+        """Keep the values that were logged since the last row until the next collective."""
         s = self.state
         if s.log.pending:
             pending, s.log.pending = s.log.pending, {}
@@ -192,7 +186,7 @@ class RankRows(MetricRows):
             )
 
     def reduce(self, values: dict[str, Any], kind: str = "row") -> dict[str, Any]:
-        """Return a row's values over all ranks, after writing the rows that were waiting for this."""
+        """Return a row's values over all ranks, after writing the rows that waited."""
         row, before = self._rows.reduce_rows(kind, values, self.state.step)
         for step, epoch, kept in before:
             self.write(kept, "step", step, epoch)

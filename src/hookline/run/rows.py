@@ -1,4 +1,4 @@
-"""Rows of metrics: what listeners may edit, and what goes to the loggers."""
+"""Rows of metrics: listeners may edit them before they go to the loggers."""
 
 from __future__ import annotations
 
@@ -27,22 +27,20 @@ class MetricRows:
         write_row(self.plan, self.state, values, over, step, epoch)
 
     def write_pending(self) -> None:
-        """Send out what was logged since the last row."""
+        """Write the values that were logged since the last row."""
         log = self.state.log
         if log.pending:
             pending, log.pending = log.pending, {}
             self.write(pending)
 
     def reduce(self, values: dict[str, Any], kind: str = "row") -> dict[str, Any]:
-        """Return a row's values over all processes. kind: names the place of the run that this is called
-        from.
-        """
+        """Return a row's values over all processes. kind: identifies the caller."""
         return values
 
     def finish(
         self, mode: str, more: Mapping[str, Accumulator], pending: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the results of a pass over data. pending: what was logged for the next row."""
+        """Return the results of a pass over data. pending: values that were logged for the next row."""
         return self.state.log.finish(mode, more=more)
 
     def flush(self) -> None:
@@ -52,17 +50,17 @@ class MetricRows:
 def write_row(
     plan: Plan, s: State, values: dict[str, Any], over: str, step: int | None = None, epoch: int | None = None
 ) -> None:
-    """Let listeners edit a row of metrics, then hand it to the loggers: one device read for all of it.
+    """Let listeners edit a row of metrics, then send it to the loggers, with one device read for the row.
 
-    over: 'step', 'epoch' or 'evaluation', what the numbers are values or means of. step, epoch: if not of
-    now.
+    over: 'step', 'epoch' or 'evaluation', which the numbers are values or means of. step, epoch: by default
+    the current ones.
     """
     train = over != "evaluation"
-    heard = train and plan.on_train_metrics is not noop
-    if not values or not (s.logger or heard):
+    has_listeners = train and plan.on_train_metrics is not noop
+    if not values or not (s.logger or has_listeners):
         return
     row: Mapping[str, float] = {}
-    if heard:
+    if has_listeners:
         measured = dict(values)
         with rescued_row(s, measured, over, step, epoch, with_pending=False):
             edited = edit_row(plan, s, values)
@@ -74,7 +72,7 @@ def write_row(
 
 
 def edit_row(plan: Plan, s: State, values: dict[str, Any]) -> Metrics:
-    """Emit on_train_metrics; return the row as listeners have edited it."""
+    """Emit on_train_metrics and return the edited row."""
     s.subject.row = Metrics(values)
     plan.on_train_metrics(s)
     row: Metrics = s.subject.row
@@ -83,7 +81,7 @@ def edit_row(plan: Plan, s: State, values: dict[str, Any]) -> Metrics:
 
 
 def _read_edited(plan: Plan, s: State, row: Metrics, measured: dict[str, Any]) -> Mapping[str, float]:
-    """Return a row that hooks have edited, read; a value that is not a number is an error of theirs."""
+    """Read an edited row from the device; blame the hooks for a value that is not a number."""
     try:
         return row.read()
     except NotANumber as error:
@@ -101,10 +99,9 @@ def rescued_row(
     epoch: int | None = None,
     with_pending: bool = True,
 ) -> Iterator[None]:
-    """For events that come before a row is written: if a listener fails, write the row as it was measured,
-    then let it fail.
+    """Write the measured row if a listener fails inside the `with`, then raise its error.
 
-    with_pending: and what listeners have logged at these events.
+    with_pending: also write what listeners have logged inside it.
     """
     try:
         yield
@@ -116,13 +113,13 @@ def rescued_row(
                 s.logger.log_row(
                     row, s.step if step is None else step, s.epoch if epoch is None else epoch, over
                 )
-            except Exception as problem:  # the first error is the one to be raised
+            except Exception as problem:  # raise the first error
                 error.add_note(f"its metrics could not be logged: {type(problem).__name__}: {problem}")
         raise
 
 
 def _blame_editors(error: NotANumber, plan: Plan, s: State) -> None:
-    """Name the hook that has put a metric into a row, or those of which one has."""
+    """Name the hook, or the candidates, that added a metric to a row."""
     editors = plan.listeners("on_train_metrics")
     if len(editors) == 1:
         add_failure_note(error, editors[0], s)

@@ -1,4 +1,4 @@
-"""One run of one verb: what the loops work with, and nothing that outlives it."""
+"""One call of fit, validate, test or predict: the objects that the loops use, for the length of the call."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def phase(text: str) -> Callable[[F], F]:
-    """Let a function of the run write into `State.running` that this phase runs, while it runs."""
+    """Decorate a function of the run: write this text into `State.running` while it runs."""
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
@@ -62,7 +62,7 @@ def phase(text: str) -> Callable[[F], F]:
 
 
 def ending(run: Run) -> str:
-    """The status of a run that ended as meant, or was interrupted in good order."""
+    """Return the status of a run that ended without an error."""
     if run.signals.number:
         return "interrupted" if run.signals.number == signal.SIGINT else "preempted"
     return "stopped" if run.boundary.is_stopping else "completed"
@@ -84,7 +84,7 @@ class Run:
     schedules: list[Schedule] = field(default_factory=list)
     window: Window = field(default_factory=Window)
     step: Step | None = None
-    """What a training batch goes through (`TrainStep`), chosen when an epoch begins."""
+    """Trains on a batch (`TrainStep`); chosen when an epoch begins."""
     traits: Traits = field(init=False)
     watch: FiniteWatch = field(init=False)
     progress: Progress = field(default_factory=Progress)
@@ -95,12 +95,12 @@ class Run:
     participants: Participants = field(default_factory=Participants)
     signals: ReceivedSignal = field(default_factory=ReceivedSignal)
     boundary: Boundary = field(init=False)
-    """What is done between batches; with several ranks, what they agree on there (`RankSync`)."""
+    """The work between two batches; with several ranks, their synchronization (`RankSync`)."""
     rows: MetricRows = field(init=False)
     gradient_sync: GradientSync | None = None
-    """What ranks settle about each window (`RankGradientSync`); None on one process."""
+    """The agreement of the ranks on each window (`RankGradientSync`); None with one process."""
     failure_monitor: FailureMonitor | None = None
-    """Reports the other ranks' failures, and this one's to them (`RankMonitor`); None: there are none."""
+    """Exchanges failures between ranks (`RankMonitor`); None with one process."""
 
     def __post_init__(self) -> None:
         options, strategy = self.options, self.strategy
@@ -131,23 +131,21 @@ class Run:
 
     @property
     def trainer(self) -> Any:
-        """The trainer whose verb this is."""
+        """The trainer of this run."""
         return self.state.trainer
 
     @property
     def stage(self) -> str:
-        """Which verb this is: 'fit', 'validate', 'test' or 'predict'."""
+        """The stage: 'fit', 'validate', 'test' or 'predict'."""
         return self.state.stage
 
     def run_dir(self) -> Path:
-        """Where the run writes; it exists from now on."""
+        """Return the directory of the run, created if necessary."""
         return self.directory.path()
 
     @property
     def stamp(self) -> tuple[Any, ...]:
-        """How far the run is: two equal values mean that nothing was trained, measured or announced in
-        between.
-        """
+        """The progress as a tuple. Two equal values mean that nothing was trained or evaluated in between."""
         s, own = self.state, self.progress
         return s.step, s.batches_seen, s.epochs_seen, own.position, own.validated_at, own.revision
 

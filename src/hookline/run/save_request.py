@@ -1,4 +1,4 @@
-"""What hooks ask for, and what a checkpoint holds of a run."""
+"""Requests for a checkpoint, and their results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COUNTERS = Counts.SAVED
 
 @dataclass(frozen=True, slots=True)
 class SaveRequest:
-    """A checkpoint that somebody asked for; it is written at the loop's next save point."""
+    """A request for a checkpoint, which is written at the loop's next save point."""
 
     path: Path | str | None
     """A directory, or an fsspec URL; None: `checkpoints/step-N` in the run's directory."""
@@ -24,13 +24,11 @@ class SaveRequest:
     monitor: dict[str, Any] | None = None
     """The metric it is kept for: name, mode and score."""
     is_automatic: bool = False
-    """Whether it is the run's own `checkpoints/last`, which no hook has asked for: a write that fails does
-    not end the run.
-    """
+    """Whether it is the run's own `checkpoints/last`, whose failure does not end the run."""
 
 
 def make_save_request(path: Path | str | None, reason: str, monitor: dict[str, Any] | None) -> SaveRequest:
-    """The request for a checkpoint, as somebody has made it; a reason that nobody knows is an error."""
+    """Check the arguments and return the request for a checkpoint."""
     if reason not in REASONS:
         raise OptionError(f"reason={reason!r}, allowed: {', '.join(REASONS)}.{closest(reason, REASONS)}")
     if monitor is not None and not (isinstance(monitor, dict) and {"name", "mode", "score"} <= set(monitor)):
@@ -44,13 +42,13 @@ def make_save_request(path: Path | str | None, reason: str, monitor: dict[str, A
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint that was written, or why it could not be."""
+    """A checkpoint that was written, or the error."""
 
     path: Path | str
     reason: str
     step: int
     error: CheckpointError | None = None
     progress: tuple[Any, ...] = ()
-    """How far the run was, as `Run.progress` says it."""
+    """`Run.stamp` at the save."""
     is_automatic: bool = False
-    """As of the request."""
+    """The same as in the request."""

@@ -1,6 +1,4 @@
-"""The live facts of a run: the loops write them to the parts that own them, bound listeners read just what
-they ask for.
-"""
+"""The live facts of a run: the loops write them to their owners; listeners read what they request."""
 
 from __future__ import annotations
 
@@ -81,7 +79,7 @@ KEYS: dict[str, Callable[[Any], Any]] = {
     "avg_loss": _average_loss,
     "model_params": lambda s: sum(p.numel() for p in s.module.parameters()) if s.module is not None else 0,
 }
-"""Keys that are read otherwise than the fact of the same name, or that no fact is called by."""
+"""Keys that are not facts, or that differ from the fact of the same name."""
 PLAIN_FACTS = (
     "module",
     "wrapped_model",
@@ -115,21 +113,21 @@ PLAIN_FACTS = (
 
 # The phases of the loops that take time outside every listener, as `State.running` has them.
 LOADER = "<loader>"
-"""Stands for the name of the loader in these texts."""
+"""The placeholder for the loader's name in these texts."""
 FETCHING = (f"waiting for the next batch of loader {LOADER}", None)
 OPENING = f"opening loader {LOADER}"
 SAVING = "saving a checkpoint"
 
 
 OWN = ("cache", "extras", "log", "nested_validate", "running", "sanity_checking")
-"""What a state holds itself."""
+"""The attributes that the state itself holds."""
 PARTS = (Setup, Counts, Ending, CurrentBatch, Optimization, Subject)
 WRITTEN = frozenset((*OWN, *(name for part in PARTS for name in part.__slots__)))
-"""The facts that are written; all others are worked out from them."""
+"""The facts that are written; all others are computed from them."""
 
 
 class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, OptimizationFacts, SubjectFacts):
-    """Where a run is and what it is doing. Attributes are facts; it also reads like a dictionary.
+    """The state of a run. Its attributes are facts; it also reads like a dictionary.
 
     As a dictionary it has the keys model, optimizer, device, current_epoch, current_batch_idx, latest_loss,
     avg_loss, model_params, status and every fact; keys of your own may be added. The loops write facts to the
@@ -139,23 +137,24 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
     __slots__ = (*OWN, "counts", "current", "ending", "optimization", "setup", "subject")
 
     def __init__(self, **facts: Any) -> None:
-        """facts: by their names, whichever part owns them."""
+        """Make a state with these facts, by name."""
         self.setup, self.counts, self.ending = Setup(), Counts(), Ending()
         self.current, self.optimization, self.subject = CurrentBatch(), Optimization(), Subject()
         self.log = MetricLog()
         self.sanity_checking = self.nested_validate = False
         self.running: tuple[Any, Any] | None = None
-        """What runs now (a listener, a predicate, or a phase of the loop as text), and what it runs inside
-        of. A call writes it when it begins and puts it back when it ends; each call writes a new tuple, so
-        that two looks can tell two calls apart.
+        """What runs now (a listener, a predicate, or a phase of the loop as text), and the outer value.
+
+        A call writes it when it begins and restores it when it ends. Each call writes a new tuple, so that
+        the watchdog can distinguish two calls.
         """
         self.cache: dict[str, tuple[Any, Any]] = {}
-        """What was worked out for this batch; the loops empty it when the next one comes."""
+        """The facts that were computed for this batch; the loops clear it at the next batch."""
         self.extras = {}
         self.fill(**facts)
 
     def fill(self, **facts: Any) -> None:
-        """Write facts by their names: for a state that no loop drives."""
+        """Write facts by name, for a state that no loop drives."""
         for name, value in facts.items():
             setattr(self.owner(name), name, value)
 
@@ -168,10 +167,10 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
             return self
         raise TypeError(f"{name!r} is not a fact that can be written.{closest(name, WRITTEN)}")
 
-    # ---- facts that are worked out when a listener requests them, once per moment --------------------------
+    # ---- facts that are computed when a listener requests them, once per batch -----------------------------
 
     def _once(self, name: str, source: Any, make: Callable[[Any], Any]) -> Any:
-        """The value made from this very source object, made at most once."""
+        """Return the value made from this source object, made at most once."""
         known = self.cache.get(name)
         if known is None or known[0] is not source:
             known = self.cache[name] = (source, make(source))
@@ -193,7 +192,7 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
         return made
 
     def mean_of_window(self) -> Tensor | float | None:
-        """The same, still on its device."""
+        """Return the mean loss over the window on its device."""
         if self.window_losses is None:  # a window of one batch
             return self.last_loss
         return self._once("mean_of_window", self.window_losses, self._weighted_mean)  # type: ignore[no-any-return]
@@ -213,33 +212,27 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
         return None if norm is None else float(self._once("read norm", norm, OnceFloat))
 
     def norm_on_device(self) -> Tensor | None:
-        """The same, unread. Clipping leaves it here; without clipping the gradients are still there to be
-        measured.
-        """
+        """Return the gradient norm on its device: that of clipping, or computed from the gradients."""
         if self.norm_tensor is None:
             if self.norm_takes_all:
-                self._check_norm_is_asked_for()
+                self._check_norm_is_requested()
                 return torch.tensor(torch.nan)
             self.optimization.set_norm(total_norm(self.optimizers))
         return self.norm_tensor
 
-    def _check_norm_is_asked_for(self) -> None:
-        """A hook that has just come reads NaN until the ranks know of it. Who has not asked at all would wait
-        for ever.
-        """
+    def _check_norm_is_requested(self) -> None:
+        """Raise if no hook requests the norm. A new hook reads NaN until all ranks know of it."""
         if not any({"grad_norm", "ctx"} & facts for facts in self.trainer.plan.asked_at.values()):
             raise HooklineError(
-                "The gradients are spread over the ranks, so their norm is measured by all of them "
-                "together, and only if a hook asks for it by name: `def on_step_end(self, grad_norm)`. "
-                "None does."
+                "The gradients are sharded over the ranks, so all ranks must compute their norm together. "
+                "They do so only if a hook requests it by name: `def on_step_end(self, grad_norm)`. No hook "
+                "does."
             )
 
     @property
     def outputs(self) -> Any:
-        """What the step returned, detached."""
-        known = self.cache.get(
-            "outputs"
-        )  # `_once` without its frame: every listener that requests it comes here
+        """The value that the step returned, detached."""
+        known = self.cache.get("outputs")  # `_once` inlined, because many listeners request it
         if known is None or known[0] is not self.returned:
             known = self.cache["outputs"] = (self.returned, detached(self.returned))
         return known[1]
@@ -251,7 +244,7 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
 
     @property
     def batch_metrics(self) -> Metrics:
-        """This batch's values under plain keys, `loss` among them."""
+        """This batch's values under plain keys, including `loss`."""
         made: Metrics = self._once(
             "batch_metrics", self.returned, lambda returned: Metrics(self._batch_values(returned))
         )
@@ -280,13 +273,13 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
 
     @property
     def timings(self) -> Timings | None:
-        """Where the time of this fit went so far; None outside of a fit."""
+        """The time spent in each part of this fit so far; None outside of a fit."""
         measured: Timings | None = None if self.timer is None else self.timer.timings()
         return measured
 
     @property
     def ctx(self) -> StepContext:
-        """This update as one object."""
+        """The current update as one object."""
         made: StepContext = self._once("ctx", self.last_loss, lambda loss: self._make_ctx())
         return made
 
@@ -312,12 +305,12 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
 
     @property
     def position(self) -> str:
-        """Where the run is, for messages."""
+        """The epoch, batch and step, for messages."""
         return f"epoch {self.epoch}, batch {self.batch_idx}, step {self.step}"
 
     @property
     def progress(self) -> str:
-        """How far the run is, in completed epochs."""
+        """The progress of the run as text, with completed epochs."""
         return progress(
             self.step, self.epochs_seen, is_inside=self.epoch == self.epochs_seen and self.batches_seen > 0
         )
@@ -329,14 +322,14 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
         self.ending.request_stop(reason)
 
     def replace(self, name: str, value: Any) -> None:
-        """A listener returned a replacement for this attribute."""
+        """Replace an attribute by the value that a listener returned."""
         if name == "row" and not isinstance(value, Metrics):
             value = Metrics(value)
         elif name == "live_loss" and not (isinstance(value, Tensor) and value.requires_grad):
             raise LossError(
                 f"{type(value).__name__} {str(value)[:60]!r} was returned as the loss, and cannot be "
-                "differentiated. Return a tensor made from the loss that was given, without .item(), "
-                ".detach() or float(), or None to leave that as it is."
+                "differentiated. Return a tensor computed from the given loss, without .item(), .detach() or "
+                "float(), or None to keep the given loss."
             )
         setattr(self.owner(name), name, value)
 
@@ -345,10 +338,10 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
 
 
 def progress(step: int, epochs: int | None, batches: int = 0, is_inside: bool = False) -> str:
-    """Say how far a run is, everywhere in the same words: `step 812, 3 epochs and 12 batches`.
+    """Return the progress of a run as text: `step 812, 3 epochs and 12 batches`.
 
-    epochs: those that are completed. batches: those of the epoch after them, or `is_inside` if their number
-    is not known.
+    epochs: completed epochs. batches: batches of the epoch after them; `is_inside` if their number is not
+    known.
     """
     at, done = f"step {step:,}", counted(batches, "batch", "batches")
     if epochs is None:
@@ -360,7 +353,7 @@ def progress(step: int, epochs: int | None, batches: int = 0, is_inside: bool = 
 
 
 def counted(number: int, one: str, many: str) -> str:
-    """A number with its noun."""
+    """Return a number with its noun."""
     return f"{number:,} {one if number == 1 else many}"
 
 
@@ -373,14 +366,14 @@ def _mean(losses: list[Any], count: float | None = None) -> Any:
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether a value in a step's dictionary is a metric: a number or a tensor of one element."""
+    """Return whether a value in a step's dictionary is a metric: a number or a tensor of one element."""
     if isinstance(value, Tensor):
         return value.numel() == 1
     return isinstance(value, float | int) and not isinstance(value, bool)
 
 
 def detached(value: Any) -> Any:
-    """The same structure with every tensor detached."""
+    """Return the same structure with every tensor detached."""
     if isinstance(value, Tensor):
         return value.detach()
     if isinstance(value, dict):

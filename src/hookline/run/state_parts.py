@@ -1,7 +1,6 @@
-"""The facts of a run in small objects, each with one owner: the loops write them, hooks read them through
-`State`.
+"""The facts of a run in small objects with one owner each. Loops write them; hooks read them in `State`.
 
-Beside each part stand its facts as `State` shows them: attributes that can only be read.
+Next to each part is a class with its facts as read-only attributes, which `State` inherits.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def fact(path: str) -> Any:
 
 @dataclass(slots=True, eq=False)
 class Setup:
-    """What takes part in a run; settled before training begins."""
+    """The objects of a run that are fixed before training begins."""
 
     trainer: Any = None
     module: Any = None
@@ -39,13 +38,11 @@ class Setup:
     world_size: int = 1
     stage: str = ""
     clock: Callable[[], float] = field(default_factory=lambda: time.monotonic)
-    """Seconds since some moment; with several ranks it is one clock for all."""
+    """A monotonic clock in seconds; with several ranks, one clock for all."""
     timer: Any = None
-    """Measures where the time goes (`RunTimer`), in a fit."""
+    """Measures the parts of a fit (`RunTimer`)."""
     norm_takes_all: bool = False
-    """Whether all ranks must measure the gradient norm together, because each holds only a part of the
-    gradients.
-    """
+    """Whether all ranks must compute the gradient norm together, because the gradients are sharded."""
 
 
 class SetupFacts:
@@ -73,7 +70,7 @@ class SetupFacts:
 
 @dataclass(slots=True, eq=False)
 class Counts:
-    """How far a run is. Counts are of finished things."""
+    """The counters of a run. They count what is finished."""
 
     epoch: int = 0
     epochs_seen: int = 0
@@ -82,27 +79,27 @@ class Counts:
     samples_seen: int = 0
     tokens_seen: int = 0
     batches_in_pass: int = 0
-    """Batches evaluated so far, over all evaluations."""
+    """Evaluated batches so far, over all evaluations."""
     resumed: bool = False
 
     SAVED = ("epoch", "epochs_seen", "step", "batches_seen", "samples_seen", "tokens_seen")
 
     def state_dict(self) -> dict[str, int]:
-        """Return what a checkpoint keeps of it."""
+        """Return the counters for a checkpoint."""
         return {name: getattr(self, name) for name in self.SAVED}
 
     def load_state_dict(self, saved: dict[str, int], resumed: bool = True) -> None:
-        """Continue where a checkpoint was written."""
+        """Restore the counters from a checkpoint."""
         for name in self.SAVED:
             setattr(self, name, saved[name])
         self.resumed = resumed
 
     def reset(self) -> None:
-        """Begin at zero."""
+        """Set all counters to zero."""
         self.load_state_dict(dict.fromkeys(self.SAVED, 0), resumed=False)
 
     def continue_at(self, step: int, epochs_seen: int, resumed: bool = True) -> None:
-        """Continue where another trainer says that it is."""
+        """Set the counters to those of another trainer."""
         self.step, self.epochs_seen, self.resumed = step, epochs_seen, resumed
 
 
@@ -131,20 +128,20 @@ class Ending:
     exception: BaseException | None = None
 
     def request_stop(self, reason: str) -> None:
-        """End the run at the next batch boundary. The first reason stays."""
+        """Request a stop at the next batch boundary. The first reason is kept."""
         self.should_stop = True
         self.stop_reason = self.stop_reason or reason
 
     def set_stop(self, reason: str) -> None:
-        """End the run for this reason, which all ranks have agreed on."""
+        """Set the stop and the reason that all ranks agreed on."""
         self.should_stop, self.stop_reason = True, reason
 
     def withdraw_stop(self) -> None:
-        """Take a request to stop back."""
+        """Withdraw a request to stop."""
         self.should_stop, self.stop_reason = False, ""
 
     def restore(self, status: str, reason: str) -> None:
-        """Let a run that was over before end as it had ended."""
+        """Set status and reason of a run that had already ended."""
         self.status, self.stop_reason = status, reason
 
 
@@ -161,7 +158,7 @@ class EndingFacts:
 
 @dataclass(slots=True, eq=False)
 class CurrentBatch:
-    """The batch of this moment and its loss."""
+    """The current batch and its loss."""
 
     batch: Any = None
     fetch_ns: int | None = None
@@ -170,23 +167,21 @@ class CurrentBatch:
     dataloader_idx: int = 0
     dataloader_name: str = ""
     returned: Any = None
-    """What the step returned, as it is."""
+    """The value that the step returned."""
     live_loss: Any = None
     """The user's loss, at on_before_backward."""
     scaled_loss: Any = None
-    """What is differentiated: the loss divided by the window's length and scaled."""
+    """The loss for backward: divided by the window's length and scaled."""
     backward_options: dict[str, Any] = field(default_factory=dict)
-    """What `manual_backward` was given besides the loss."""
+    """The options of `manual_backward`."""
     last_loss: Tensor | float | None = None
-    """The user's loss after backward: detached on its device, or a number at once if it is on the CPU."""
+    """The user's loss after backward: detached on its device, or a number if it is on the CPU."""
     window_losses: list[Any] | None = None
     """All losses of the window, if it has more than one batch."""
     window_weights: list[float] | None = None
-    """What each of them counts in the window's mean; None: all the same."""
+    """The weight of each loss in the window's mean; None: equal weights."""
     shared_loss: Any = None
-    """The window's loss over all ranks, on its way, if a listener requests it and there are several; `float`
-    reads it.
-    """
+    """The window's loss over all ranks, if a listener requests it; `float` waits for it."""
     predictions: list[Any] = field(default_factory=list)
     modes: list[Any] = field(default_factory=list)
     """Every submodule's train or eval flag before an evaluation."""
@@ -216,7 +211,7 @@ class BatchFacts:
 
 @dataclass(slots=True, eq=False)
 class Optimization:
-    """The optimizer of this moment, and the newest update."""
+    """The current optimizer and the newest update."""
 
     norm_tensor: Tensor | None = None
     used_lr: float | None = None
@@ -230,13 +225,13 @@ class Optimization:
     metric: Any = None
 
     def add_norm(self, norm: Tensor | None) -> None:
-        """Add one optimizer's share to the total norm."""
+        """Add one optimizer's norm to the total norm."""
         if norm is not None:
             known = self.norm_tensor
             self.norm_tensor = norm if known is None else torch.linalg.vector_norm(torch.stack([known, norm]))
 
     def set_norm(self, norm: Tensor | None) -> None:
-        """Take the total norm; None: it is not measured yet."""
+        """Set the total norm; None: it is not computed yet."""
         self.norm_tensor = norm
 
 
@@ -258,7 +253,7 @@ class OptimizationFacts:
 
 @dataclass(slots=True, eq=False)
 class Subject:
-    """What one event is about."""
+    """The facts of a single event."""
 
     checkpoint: Any = None
     path: Any = None
@@ -266,7 +261,7 @@ class Subject:
     reason: str = ""
     row: Any = None
     own: dict[str, Any] = field(default_factory=dict)
-    """The facts of an event that a user has declared."""
+    """The facts of an event that the user declared."""
 
 
 class SubjectFacts:

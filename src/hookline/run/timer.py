@@ -1,6 +1,4 @@
-"""Measures where the time of a fit goes: waiting for data, validation, saving, hooks, and samples of the
-training step.
-"""
+"""Measure the time of a fit: data, validation, saving, hooks, and samples of the training step."""
 
 from __future__ import annotations
 
@@ -18,19 +16,19 @@ from hookline.engine.plan import Plan
 from hookline.run.state import State
 from hookline.run.timings import SAMPLED, Timings
 
-# ---- Samples what forward, backward and the optimizer take
+# ---- Samples of forward, backward and the optimizer
 
 
 DONE = "done"
-"""The mark after a batch: it counts the batches of a sample."""
+"""The label after a batch, which counts the batches of a sample."""
 MOST_UNREAD = 64
-"""Samples that wait to be read."""
+"""The largest number of samples that wait to be read."""
 Mark = tuple[Any, str]
-"""A moment, and what begins there."""
+"""A moment, and the label of the part that begins there."""
 
 
 class Clock(Protocol):
-    """Takes moments, and says how far they lie apart."""
+    """Records moments, and measures the time between them."""
 
     def now(self) -> Any:
         """Return this moment."""
@@ -46,12 +44,12 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """The clock of the CPU, for models that run there."""
+    """The clock of the host, for models on the CPU."""
 
     now = staticmethod(time.perf_counter)
 
     def is_known(self, moment: float) -> bool:
-        """Return True: the clock was read at once."""
+        """Return True, because the clock is read at once."""
         return True
 
     def seconds(self, first: float, second: float) -> float:
@@ -60,16 +58,14 @@ class HostClock:
 
 
 class DeviceClock:
-    """Events in the stream of an accelerator. They are read once the device has passed them, never waited
-    for.
-    """
+    """Records events in the stream of an accelerator, and reads them without waiting for the device."""
 
     def __init__(self, device: torch.device, module: Any) -> None:
         self._device, self._event = device, module.Event
         self._stream = getattr(module, "current_stream", None)
 
     def now(self) -> Any:
-        """Record an event after what was launched so far."""
+        """Record an event after the kernels that were launched so far."""
         event = self._event(enable_timing=True)
         if self._stream is None:
             event.record()
@@ -82,14 +78,12 @@ class DeviceClock:
         return bool(moment.query())
 
     def seconds(self, first: Any, second: Any) -> float:
-        """Return the device's own time between two events that it has passed."""
+        """Return the device time between two completed events."""
         return float(first.elapsed_time(second)) / 1e3
 
 
 def clock_for(device: torch.device) -> Clock | None:
-    """Return the clock that tells what a device computes; None if it has none, because launch times would be
-    misleading.
-    """
+    """Return the clock for a device; None if it has no events, because launch times would be misleading."""
     if device.type in ("cpu", "meta"):
         return HostClock()
     try:
@@ -100,31 +94,29 @@ def clock_for(device: torch.device) -> Clock | None:
 
 
 class StepSampler:
-    """Puts marks around the events of one window, and takes them away again.
+    """Marks the events of one accumulation window, and removes the marks again.
 
-    A mark ends whatever came before it, so hooks at these events are in no part. The step runs the same calls
-    in the same order. What stands in for a slot is made once, and again when the slot has changed.
+    A mark ends the part before it, so hooks at these events belong to no part. The step runs the same calls
+    in the same order. The wrapper of a slot is made once, and again when the slot has changed.
     """
 
     def __init__(self, plan: Plan, clock: Clock | None) -> None:
         self.seconds = {"forward": 0.0, "backward": 0.0, "optimizer": 0.0}
         self.batches = 0
-        """Training batches that the seconds are of."""
+        """The number of sampled training batches."""
         self.is_open = False
         """Whether a sample is being taken."""
         self._plan = plan
         self._clock = clock
         self._labels: dict[str, str] = {}
-        """What begins after each event."""
+        """The part that begins after each event."""
         self._marked: dict[str, tuple[Caller, Caller]] = {}
-        """By event: its slot, and what stands in for it."""
+        """For each event: its slot, and the wrapper."""
         self._marks: list[Mark] = []
         self._unread: list[list[Mark]] = []
 
     def begin(self, is_manual: bool, recomputes: bool) -> None:
-        """Mark the events of the next window. is_manual: the training step calls backward and the optimizers
-        itself.
-        """
+        """Mark the events of the next window. is_manual: the training step updates the weights itself."""
         if self._clock is None:
             return
         plan, marked = self._plan, self._marked
@@ -137,27 +129,23 @@ class StepSampler:
         self.is_open = True
 
     def end(self) -> bool:
-        """The window is complete. Return whether the sample counts: it has a batch, and no change of hooks
-        took marks away.
-        """
+        """End the sample, and return whether it counts: it has a batch, and the hooks did not change."""
         marks = self._marks.copy()
         counts = self.abandon() and DONE in [label for _, label in marks]
         if counts:
             self._unread.append(marks)
             if len(self._unread) > MOST_UNREAD:
                 self.read()
-                del self._unread[:-MOST_UNREAD]  # a device that is so far behind
+                del self._unread[:-MOST_UNREAD]  # the device is too far behind
         return counts
 
     def abandon(self) -> bool:
-        """Take the marks away and forget this sample. Return whether all of them were still there."""
+        """Remove the marks and drop this sample. Return whether all marks were still there."""
         plan, found = self._plan, 0
         if self.is_open:
             slots = vars(plan)
             for event, (slot, marking) in self._marked.items():
-                if (
-                    slots.get(event) is marking
-                ):  # else the hooks have changed, and the slot was composed again
+                if slots.get(event) is marking:  # else the hooks have changed, and the slot was recomposed
                     setattr(plan, event, slot)
                     found += 1
         was_open, self.is_open = self.is_open, False
@@ -175,7 +163,7 @@ class StepSampler:
 
 
 def labels(is_manual: bool, recomputes: bool) -> dict[str, str]:
-    """Return what begins after each event of a step; nothing that is timed for an empty text."""
+    """Return the part that begins after each event of a step; empty for a part that is not timed."""
     inside = "forward" if is_manual else ""
     return {
         "on_train_batch_start": "forward",
@@ -191,9 +179,7 @@ def labels(is_manual: bool, recomputes: bool) -> dict[str, str]:
 
 
 def _marking(slot: Caller, label: str, now: Callable[[], Any], add: Callable[[Mark], None]) -> Caller:
-    """Return the slot with a mark before and after it. A signal (skip this batch, this step) means that
-    nothing follows.
-    """
+    """Return the slot with a mark before and after it. After a signal (skip this batch) no part begins."""
 
     def marking(s: Any) -> Any:
         add((now(), ""))
@@ -244,9 +230,8 @@ def timed(part: str) -> Callable[[Callable[Concatenate[R, P], T]], Callable[Conc
 class RunTimer:
     """The clocks of one fit, in nanoseconds.
 
-    Parts do not overlap. A part that begins inside another one belongs to the outer one. What hooks spend
-    inside a part belongs to that part. A part that runs inside a hook (`trainer.validate()`) is no time of
-    that hook.
+    Parts do not overlap. A part inside another one belongs to the outer one. Hooks inside a part belong to
+    that part. A part that runs inside a hook (`trainer.validate()`) does not count as time of that hook.
     """
 
     def __init__(self, plan: Plan, state: State, device: torch.device) -> None:
@@ -255,33 +240,31 @@ class RunTimer:
         self._measures_hooks = plan.accounting
         self.spent = {"data": 0, "validation": 0, "saving": 0}
         self.first_waits = 0
-        """Of the waiting for data: until the first batch of each epoch."""
+        """The part of the waiting for data until the first batch of each epoch."""
         self.epochs = 0
-        """Epochs that have opened their loader."""
+        """The number of epochs that have opened their loader."""
         self.due = 0
-        """The step from which on the next step is sampled."""
+        """The step at which the next sample begins."""
         self.warned = False
-        """Whether the warning about waiting for the loader is out."""
+        """Whether the warning about waiting for the loader was logged."""
         self.batches_before = 0
         """Training batches of earlier processes of this run."""
         self._in_parts = 0.0
-        """Seconds of hooks that are counted as validation or saving, and of parts that are counted in hooks
-        as well.
-        """
+        """Seconds of hooks that count as validation or saving, and of parts that also count as hooks."""
         self._open = ""
         self._opened = (0, 0.0, False)
         self._hooks_before: float | None = None
-        """Seconds that hooks have spent in set-up; None until the training begins."""
+        """Seconds of hooks during set-up; None until training begins."""
         self._final: Timings | None = None
 
     def begin(self) -> None:
-        """Start: set-up is complete."""
+        """Start the clocks, after set-up is complete."""
         s = self.state
         self._hooks_before, self.batches_before = s.hooks.seconds_spent(), s.batches_seen
         self.due = s.step + 1  # the first step of a process warms up
 
     def stop(self) -> None:
-        """The run is over: keep the figures, because the clocks of the hooks are reset by the next run."""
+        """Keep the figures at the end of the run, because the next run resets the clocks of the hooks."""
         self.sampler.abandon()
         if self._hooks_before is not None and self._final is None:
             self._final = self._measure()
@@ -289,9 +272,7 @@ class RunTimer:
     # ---- parts ---------------------------------------------------------------------------------------------
 
     def open(self, part: str) -> bool:
-        """Begin a part; False if the timer does not run, or another part is open, which then includes this
-        one.
-        """
+        """Begin a part. Return False if the timer does not run, or this part is inside another one."""
         if self._open or self._hooks_before is None or self._final is not None:
             return False
         self._open = part
@@ -309,7 +290,7 @@ class RunTimer:
         self._open = ""
 
     def _is_inside_hook(self) -> bool:
-        """Return whether a hook is running, as the state says."""
+        """Return whether a hook is running, by `State.running`."""
         running = self.state.running
         while running is not None:
             what, running = running
@@ -333,7 +314,7 @@ class RunTimer:
         )
 
     def timings(self) -> Timings | None:
-        """Return the figures so far, or those at the end; None before the training begins."""
+        """Return the figures so far, or the final ones; None before training begins."""
         if self._hooks_before is None:
             return None
         return self._final or self._measure()
@@ -358,17 +339,13 @@ class RunTimer:
         )
 
     def _hooks(self, most: float) -> float:
-        """Seconds of hooks outside the parts; an event that a hook emits itself counts for both, so there is
-        a limit.
-        """
+        """Return the seconds of hooks outside the parts, at most `most`: nested events count twice."""
         spent: float = self.state.hooks.seconds_spent()
         inside = self._in_parts + (spent - self._opened[1] if self._open else 0.0)
         return min(max(0.0, spent - (self._hooks_before or 0.0) - inside), most)
 
     def _estimates(self, batches: int, most: float) -> dict[str, Any]:
-        """Return what forward, backward and the optimizer took in all, by the samples; together at most the
-        training time.
-        """
+        """Estimate the total time of forward, backward and the optimizer from the samples, at most `most`."""
         self.sampler.read()
         sampled = self.sampler.batches
         if not sampled:

@@ -1,4 +1,4 @@
-"""Where the time of a fit went: seconds, shares, a line of text and a log record."""
+"""The time spent in each part of a fit: seconds, shares, a line of text and a log record."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from hookline.engine.cost import duration
 
 PARTS = ("training", "data", "validation", "saving", "hooks")
-"""They add up to the total; `hooks` is missing if hooks were not measured."""
+"""The parts, which add up to the total; `hooks` is missing if hooks were not measured."""
 SAMPLED = ("forward", "backward", "optimizer")
 """Parts of `training`, estimated from a few steps."""
 SHOWN = 0.005
 """A part with a smaller share is not in the line."""
 ENOUGH_SAMPLES = 10
-"""Sampled batches from which the line has `SAMPLED`: fewer say more about the first steps than about the run.
-"""
+"""The number of sampled batches that the line needs to show `SAMPLED`, because first steps are untypical."""
 WORDS = {"data": "waiting for data"}
 
 
@@ -63,8 +62,8 @@ class Timings:
 
     def __str__(self) -> str:
         """Return one line: `62.0 s = 71% training (forward 22%, ...), 18% waiting for data, ...`."""
-        # hooks inside validation and saving count there: without these words the line contradicts the table
-        # of hook costs
+        # hooks inside validation and saving count there; without this text the line would contradict the
+        # table of hook costs
         apart = self.hooks is not None and max(self.share("validation"), self.share("saving")) >= SHOWN
         words = {**WORDS, "hooks": "hooks outside validation and saving"} if apart else WORDS
         always = {"training", "data", *(["hooks"] if apart else [])}

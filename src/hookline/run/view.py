@@ -1,6 +1,4 @@
-"""What hooks find on a `trainer`, whoever trains: facts of the run, logging, the way to stop
-it, the hooks.
-"""
+"""The interface of `trainer` in hooks, in Hookline's trainer and in other loops."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from hookline.run.state import State
 
 
 class View:
-    """Base of the trainer, and of what stands for one in a loop that is not Hookline's."""
+    """The base of the trainer, and of the objects that replace it in a loop that is not Hookline's."""
 
     state: State
     hooks: HookList
@@ -32,7 +30,7 @@ class View:
 
     @property
     def should_stop(self) -> bool:
-        """Set it to True, in any hook, to end the run at the next batch boundary."""
+        """Whether the run will stop. Set it to True in a hook to stop at the next batch boundary."""
         return self.state.should_stop
 
     @should_stop.setter
@@ -107,13 +105,11 @@ class View:
     # ---- hooks ---------------------------------------------------------------------------------------------
 
     def add_hook(self, hook: Any, name: str | None = None) -> Handle:
-        """Register a hook, before or during a run; during one it gets its set-up at once and hears the next
-        event.
-        """
+        """Register a hook, before or during a run. During a run it is set up at once."""
         return self.hooks.add(hook, name)
 
     def remove_hook(self, name: str) -> Any:
-        """Take a hook out by name and return it; during a run it gets its teardown."""
+        """Remove a hook by name and return it. During a run its teardown is called."""
         return self.hooks.remove(name)
 
     def enable_hook(self, name: str) -> None:
@@ -121,5 +117,5 @@ class View:
         self.hooks.enable(name)
 
     def disable_hook(self, name: str) -> None:
-        """Switch a hook off; it keeps its place and its state."""
+        """Switch a hook off; it keeps its order and its state."""
         self.hooks.disable(name)
