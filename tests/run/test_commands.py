@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from tiny import Net, batches, quiet
 
+import hookline.control.server
+import hookline.training.lifecycle  # noqa: F401 - their handlers are registered before the registry is copied
 from hookline import Hook, HooklineError
 from hookline.run import commands
 from hookline.run.commands import CommandQueue, handles_command
