@@ -189,7 +189,7 @@ def test_a_url_is_shown_as_well(bucket: str, capsys: pytest.CaptureFixture[str])
     _, new, old = capsys.readouterr().out.splitlines()
     assert new.startswith("run/new") and new.endswith("not verified") and old.startswith("run/old")
     assert main(["checkpoint", "show", f"{bucket}/nowhere"]) == 1
-    assert "There is not a checkpoint at memory://shown/nowhere or below it" in capsys.readouterr().err
+    assert "There is no checkpoint at memory://shown/nowhere or below it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "state.json"])
@@ -311,7 +311,7 @@ def test_a_wrong_path_is_told_with_the_nearest_and_what_there_is(
     assert main(["checkpoint", "show", "bare", "--json"]) == 1
     out, err = capsys.readouterr()
     assert (
-        "There is not a checkpoint in bare or below it. A fit writes checkpoints/last" in err
+        "There is no checkpoint in bare or below it. A fit writes checkpoints/last" in err
         and json.loads(out)["error"]["type"] == "CheckpointError"
     )
 

@@ -166,7 +166,7 @@ def test_a_stop_is_answered_with_the_step_that_is_on_disk() -> None:
 def test_a_stop_of_a_run_that_saves_nothing_says_so() -> None:
     answers, trainer = asked(("stop", {}))
     assert (answers[0]["saved"], answers[0]["path"], answers[0]["saved_step"]) == (False, None, None)
-    assert "its last state is not saved, and there is not a checkpoint" in answers[0]["said"]
+    assert "its last state is not saved, and there is no checkpoint" in answers[0]["said"]
     assert answers[0]["step"] == trainer.global_step
 
 
