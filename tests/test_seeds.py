@@ -1199,6 +1199,6 @@ def test_a_hook_with_the_wrong_signature_never_waits_until_the_run_to_be_found()
         def on_epoch_end(self, trainer: Any, epoch: int, result: Any) -> None: ...
 
     trainer = quiet()
-    with pytest.raises(HookError, match=r"Documented.on_epoch_end asks for 'result'"):
+    with pytest.raises(HookError, match=r"on_train_epoch_end has no argument 'result'"):
         trainer.add_hook(Documented())
     assert len(trainer.hooks) == 0

@@ -50,7 +50,7 @@ _chosen: set[int] = set()
 
 def report_unseeded(trainer: Creation, module: Any, seed: int) -> bool:
     """Warn if an unseeded module was created after a trainer with a seed and before its fit."""
-    made = getattr(module.__dict__.get("_door"), "made", None)  # None for a plain nn.Module
+    made = getattr(module.__dict__.get("_run_ref"), "made", None)  # None for a plain nn.Module
     if made is None or made.seeded or made.number < trainer.number:
         return False
     name = type(module).__name__
