@@ -74,7 +74,7 @@ def test_so_is_one_that_is_too_long_as_a_whole(option: str) -> None:
 @needs_proc
 def test_an_evaluation_that_writes_nothing_needs_no_directory_and_one_that_does_says_what_is_wrong() -> None:
     assert "val/loss" in quiet(run_dir="/proc/x").validate(Net(), batches(1))
-    with pytest.raises(OptionError, match="The run's directory /proc/x cannot be made"):
+    with pytest.raises(OptionError, match="The run's directory /proc/x cannot be created"):
         _ = quiet(run_dir="/proc/x").run_dir
 
 

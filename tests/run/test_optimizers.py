@@ -57,8 +57,8 @@ def test_a_dictionary_and_a_list_of_them(net: Net) -> None:
     [
         (5, "Net.configure_optimizers returned int. It may return: an optimizer"),
         ("adam", "Net.configure_optimizers returned str"),
-        ([5], "int is no torch.optim.Optimizer"),
-        ({"lr_scheduler": None}, "NoneType is no torch.optim.Optimizer"),
+        ([5], "int is not a torch.optim.Optimizer"),
+        ({"lr_scheduler": None}, "NoneType is not a torch.optim.Optimizer"),
         (
             {"optimiser": None},
             "with 'optimiser'; allowed: 'optimizer', 'lr_scheduler'. Did you mean 'optimizer'",

@@ -144,9 +144,7 @@ def test_another_plan_than_the_runs_own_can_be_compared():
         "hook other was never called in on_step_end, which happened 6 times; it was switched off, removed or not added"
         in found
     )
-    assert any(
-        each.startswith("hook watch was called in on_step_end and was not planned there") for each in found
-    )
+    assert any(each.startswith("hook watch was called in on_step_end but was not planned") for each in found)
 
 
 def test_a_run_that_failed_is_said_to_have_failed_and_those_after_the_guilty_one_are_not_said_to_be_switched_off():

@@ -87,7 +87,7 @@ def make_hook(about: dict[str, Any]) -> Hook:
         hook = cls()
     except TypeError as error:
         raise HookError(
-            f"{cls.__name__} cannot be made without arguments ({error}); give them defaults."
+            f"{cls.__name__} cannot be created without arguments ({error}); give them defaults."
         ) from error
     check_name(about["name"] or hook.name)
     setattr(hook, MARK, (str(file), cls.__name__, about["name"]))
