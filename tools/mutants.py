@@ -301,7 +301,9 @@ def sample(found: list[Mutant], size: int | None, seed: int) -> list[Mutant]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make the mutants, run the tests and print the survivors."""
     parser = argparse.ArgumentParser(prog="dev.py mutants", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("modules", nargs="*", metavar="MODULE", help="plan, loops/step, plan:120 (one line)")
+    parser.add_argument(
+        "modules", nargs="*", metavar="MODULE", help="engine/plan, training/step, engine/plan:120 (one line)"
+    )
     parser.add_argument("--sample", type=int, metavar="N", help="only N mutants of each module, at random")
     parser.add_argument("--seed", type=int, default=0, help="which sample; 0 unless given")
     parser.add_argument("--processes", type=int, default=2)
