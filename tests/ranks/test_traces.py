@@ -84,8 +84,8 @@ def test_a_hook_that_is_too_dear_on_one_rank_is_switched_off_on_all_at_the_same_
 def test_a_strategy_around_the_modules_step_is_as_planned(job: tuple[Outcome, Path]) -> None:
     seen = count(read_trace(job[1] / "run/trace.json"))
     assert (
-        seen.heard["strategy", "DDP", "training_step"].calls
-        == seen.heard["module", "Net", "training_step"].calls
+        seen.calls["strategy", "DDP", "training_step"].calls
+        == seen.calls["module", "Net", "training_step"].calls
     )
     assert [each for each in differences(seen.rows, seen) if "dear" not in each] == []
 
