@@ -85,14 +85,14 @@ def measure(rounds: int) -> dict[str, float]:
             "budget": slot(HOOKS, here, kind=Budgeted),
             "trace": slot(HOOKS, here, trace="ten.json"),
             "event": slot(0, here, trace="none.json"),
-            "nobody": slot(0, here),
+            "no listener": slot(0, here),
         }
         found: dict[str, list[float]] = {name: [] for name in ("accounting", "budget", "trace", "event")}
         for turn in range(rounds + 1):
             times = {name: _time(called, state) for name, called in slots.items()}
             if turn == 0:
                 continue  # it warms up
-            event = times["event"] - times["nobody"]
+            event = times["event"] - times["no listener"]
             found["event"].append(event)
             found["accounting"].append((times["accounting"] - times["plain"]) / HOOKS)
             found["budget"].append((times["budget"] - times["accounting"]) / HOOKS)

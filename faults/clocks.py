@@ -66,7 +66,7 @@ def start(folder: Path, settings: Settings, way: str, shift: float, seed: float)
 
 
 def set_clock(way: str, shift: float, rng: random.Random) -> None:
-    """In a child: another wall clock. The monotonic one is the system's and goes on."""
+    """In a child: another wall clock. The monotonic one continues, as the system's."""
     real, shown = time.time, [shift]
 
     def now() -> float:

@@ -35,7 +35,7 @@ class DiskFull(Kind):
         return some(20, share)
 
     def try_it(self, number: int, folder: Path) -> Outcome:
-        """A run whose disk is full from some step on: it stops, or goes on without checkpoints, as it was
+        """A run whose disk is full from some step on: it stops, or continues without checkpoints, as it was
         told.
         """
         rng = random.Random(f"disk full {self.seed} {number}")

@@ -1,4 +1,4 @@
-"""An error at every event, from every position: everyone hears of it once, everyone is torn down once, the
+"""An error at every event, from every position: each listener receives it once and is torn down once; the
 first error wins.
 """
 

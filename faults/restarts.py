@@ -214,7 +214,7 @@ class Restarts(Kind):
 def _judge(plan: Plan, left: dict[str, Any], found: dict[str, Any]) -> str:
     """What is not as promised: empty if all is."""
     is_over = plan.ending not in CODES
-    # what a signal has ended goes on with the trained weights, before averages are swapped in
+    # a run that a signal ended continues with the trained weights, before averages are swapped in
     expected, restored = (left["left"], found["left"]) if is_over else (left["trained"], found["loaded"])
     differing = [name for name, value in expected.items() if restored[name] != value]
     wrong = []

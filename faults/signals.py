@@ -1,4 +1,4 @@
-"""SIGTERM, SIGUSR1 and SIGINT at random moments: the run ends in good order, and goes on exactly when it is
+"""SIGTERM, SIGUSR1 and SIGINT at random moments: the run saves and ends, and continues exactly when it is
 started again.
 """
 

@@ -193,7 +193,7 @@ class Witness(Hook):
         self.enter("set-up")
 
     def on_checkpoint_load(self, path: Path, step: int) -> None:
-        """The run goes on from here."""
+        """The run continues from here."""
         self.note("resumed", step, Path(path).name)
 
     def on_train_batch_start(self) -> None:
@@ -205,7 +205,7 @@ class Witness(Hook):
         self.enter("validation")
 
     def on_save_checkpoint(self) -> None:
-        """A save begins; with `save="async"` it goes on behind the steps."""
+        """A save begins; with `save="async"` it continues in the background."""
         self.enter("save")
 
     def on_checkpoint_save(self, step: int, path: Path) -> None:
