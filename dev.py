@@ -50,6 +50,9 @@ VARIATIONS: dict[str, dict[str, str]] = {
 NUMERIC = (
     "README.md",
     "tests/training/test_step.py",
+    "tests/training/test_accumulation.py",
+    "tests/training/test_backward.py",
+    "tests/training/test_update.py",
     "tests/run/test_optimizer_router.py",
     "tests/hooks/test_gradient_monitor.py",
     "tests/hooks/test_weight_averaging.py",
@@ -57,6 +60,8 @@ NUMERIC = (
     "tests/checkpoint/test_older.py",
     "tests/ranks/test_equal.py",
     "tests/ranks/test_strategies.py",
+    "tests/training/ranks/test_gradient_sync.py",
+    "tests/training/ranks/test_step.py",
 )
 """The tests that compare results of computations of different shapes. `dev.py test` runs them again as on
 another processor.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
 
 from processes import Child
+from training import Settings
 from trials import Kind, Outcome, draw, go_on, some
 
 AIMS = ("clock", "clock", "set-up", "steps", "validation", "save")
@@ -20,10 +23,14 @@ class Kills(Kind):
         """As many as asked for."""
         return some(200, share)
 
+    def settings(self, rng: random.Random) -> Settings:
+        """Draw the settings of a trial."""
+        return draw(rng)
+
     def try_it(self, number: int, folder: Path) -> Outcome:
         """One run, killed once or several times."""
         rng = random.Random(f"kills {self.seed} {number}")
-        settings = draw(rng)
+        settings = self.settings(rng)
         expected = self.references.digest(settings)
         fresh = number % 25 == 24
         kills, killed = rng.choice((1, 1, 1, 2, 3)), ""
@@ -36,6 +43,19 @@ class Kills(Kind):
             if child.wait() == 0 or kills == 0:
                 break
         return go_on(Outcome(number, note=killed), child, settings, expected, fresh)
+
+
+class CompiledKills(Kills):
+    """The same, of runs whose training step is compiled."""
+
+    def trials(self, share: float) -> list[int]:
+        """Fewer, because every start compiles."""
+        return some(20, share)
+
+    def settings(self, rng: random.Random) -> Settings:
+        """Draw the settings of a trial; without a C++ compiler, torch.compile only traces."""
+        backends = ("inductor", "aot_eager") if shutil.which("g++") else ("aot_eager",)
+        return dataclasses.replace(draw(rng), backend=rng.choice(backends))
 
 
 def wait_for(child: Child, rng: random.Random, aim: str, seconds: float, fresh: bool = False) -> None:

@@ -19,7 +19,7 @@ from damage import Damage
 from diskfull import DiskFull
 from exceptions import Exceptions
 from extras import Extras
-from kills import Kills
+from kills import CompiledKills, Kills
 from manifests import Manifests
 from outliving import Outliving
 from ranks import Ranks
@@ -32,6 +32,7 @@ USUAL = 10.0
 """Minutes for everything on two cores: 200 kills, every crash point, 500 damaged checkpoints."""
 KINDS: dict[str, type[Kind]] = {
     "kills": Kills,
+    "compiled": CompiledKills,
     "crashes": Crashes,
     "damage": Damage,
     "disk-full": DiskFull,

@@ -60,6 +60,8 @@ class Settings:
     """How batches are read: by torch's DataLoader, "memory" (rows of tensors), "iterable" (an object with
     `__iter__`), or by the DataLoader of "torchdata", which says itself where it is, and so is left alone.
     """
+    backend: str = ""
+    """Compile the training step with this backend of torch.compile; empty: do not compile."""
 
     @property
     def numbers(self) -> Settings:
@@ -70,7 +72,12 @@ class Settings:
         """
         loader = self.loader if self.loader in WITHOUT_WORKERS else "torch"
         return Settings(
-            self.precision, self.accumulate, self.validate_every, workers=min(1, self.workers), loader=loader
+            self.precision,
+            self.accumulate,
+            self.validate_every,
+            workers=min(1, self.workers),
+            loader=loader,
+            backend=self.backend,
         )
 
 
@@ -255,6 +262,7 @@ def train(
         on_save_error=settings.on_save_error,
         logger=settings.logger,
         strategy=settings.strategy,
+        compile={"step": True, "backend": settings.backend} if settings.backend else False,
         hooks=[
             record,
             witness,

@@ -94,6 +94,7 @@ class References:
             numbers.validate_every,
             numbers.workers,
             numbers.loader,
+            numbers.backend or "eager",
         )
         path = self.folder / f"{'-'.join(map(str, parts))}.json"
         if not path.exists():

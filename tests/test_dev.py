@@ -182,6 +182,8 @@ def checkout(tmp_path: Path) -> Path:
         "src/hookline/step.py": "from hookline.engine.plan import Plan\n",
         "tests/helper.py": "",
         "tests/engine/test_plan.py": "",
+        "tests/dialects/kit/test_view.py": "",
+        "tests/other/test_view.py": "",
         "tests/test_step.py": "import os, sys\nfrom hookline import step\n",
         "tests/test_public.py": "import helper\nimport torch\nimport sys\nfrom hookline import Plan\n",
         "tests/test_direct.py": "def test():\n    from hookline.engine.plan import Plan\n",
@@ -224,6 +226,14 @@ def test_quick_chooses_what_mirrors_and_what_imports_a_changed_module(
             {
                 "tests/engine/test_plan.py": "mirrors src/hookline/engine/plan.py, which imports hookline.engine.rows"
             },
+        ),
+        (
+            "src/hookline/engine/_plan.py",
+            {"tests/engine/test_plan.py": "mirrors src/hookline/engine/_plan.py"},
+        ),
+        (
+            "src/hookline/interop/kit/view.py",
+            {"tests/dialects/kit/test_view.py": "mirrors src/hookline/interop/kit/view.py"},
         ),
         ("pyproject.toml", {}),
     ],
@@ -273,18 +283,19 @@ def test_quick_sees_committed_uncommitted_new_and_deleted_files(
 def test_quick_begins_no_test_after_the_deadline_and_names_the_command_for_the_rest(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("def test_a(): ...\ndef test_b(): ...\n")
     results = []
-    for deadline in ("1e12", "0"):
-        command = [sys.executable, ROOT / "tools/quick.py", "--tests", deadline, "", "test_it.py"]
+    for deadline, least in (("1e12", "0"), ("0", "0"), ("0", "60")):
+        command = [sys.executable, ROOT / "tools/quick.py", "--tests", deadline, least, "", "test_it.py"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
         results.append((done.returncode, done.stdout))
-    (code, output), (late_code, late_output) = results
-    assert code == late_code == 0
+    (code, output), (late_code, late_output), (busy_code, busy_output) = results
+    assert code == late_code == busy_code == 0
     assert "2 passed" in output and "left out" not in output
+    assert "2 passed" in busy_output, "collecting took longer than the deadline"
     assert "left out (2 tests, out of time): 1 files; run `python3 dev.py test test_it.py`" in late_output
 
 
 def test_quick_runs_structure_tests_per_module_for_changed_modules_only(quick: ModuleType) -> None:
-    limited = quick.Limited(0, ["hookline.plan"])
+    limited = quick.Limited(0, 0, ["hookline.plan"])
     assert limited.unchanged("tests/test_structure.py::test_imports[hookline.state]")
     assert not limited.unchanged("tests/test_structure.py::test_imports[hookline.plan]")
     assert not limited.unchanged("tests/test_structure.py::test_no_cycles")

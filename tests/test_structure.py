@@ -48,6 +48,7 @@ BY_NAME = {
     "hookline._moved",
     "hookline.engine.registry",
     "hookline.engine.foreign",
+    "hookline.interop.lightning.package",  # callbacks of an installed package that is not imported yet
     "hookline.run.module",
 }
 LONGEST_FILE, LONGEST_FUNCTION = 600, 48
@@ -200,7 +201,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 @pytest.mark.parametrize("module", NAMES)
 def test_every_module_says_what_it_is(module: str) -> None:
-    assert inspect.getdoc(importlib.import_module(module))
+    assert ast.get_docstring(ast.parse(NAMES[module].read_text()))  # not imported: one acts when it is
 
 
 def test_files_are_short() -> None:
@@ -468,10 +469,108 @@ def test_the_step_of_one_process_does_not_mention_ranks() -> None:
     assert len(text.splitlines()) <= 180
 
 
+# ---- mirrored tests ------------------------------------------------------------------------------------------------
+
+TESTS = Path(__file__).parent
+WITH_LIGHTNING = {
+    "adopted_callback": "callbacks",
+    "adopted_module": "modules",
+    "arguments": "trainer_callbacks",
+    "binder": "forms",
+    "callback_list": "trainer_callbacks",
+    "callbacks": "facade",
+    "checkpoint_file": "checkpoints",
+    "checkpoint_path": "checkpoints",
+    "checkpoint_save": "checkpoints",
+    "closure_step": "forms",
+    "connector": "metrics",
+    "host": "odd_lightning",
+    "loaders": "forms",
+    "logged_values": "metrics",
+    "loop_parts": "loops",
+    "loop_trainer": "loops",
+    "module_methods": "classes",
+    "module_view": "callbacks",
+    "modules": "classes",
+    "names": "habits",
+    "package": "habits",
+    "profiling": "trainer_callbacks",
+    "progress": "loops",
+    "rules": "same_weights",
+    "shared_stream": "same_weights",
+    "table": "habits",
+    "trainer": "users",
+    "trainer_parts": "users",
+    "trainer_settings": "loops",
+    "trainer_view": "users",
+    "tuning": "tuner",
+}
+"""Modules of interop/lightning whose behaviour is compared with the package: the file `tests/interop/test_lightning_*.py`."""
+NOT_MIRRORED = {
+    "__main__": "one call of cli.main",
+    "_version": "one constant",
+    "engine._methods": "generated from the table of events",
+    "run._arguments": "generated from the options",
+}
+"""Modules without a test file of their own, and why. Take a module out when its file is there; add none."""
+
+
+def mirrors(module: str) -> list[Path]:
+    """`hookline.hooks._figures` -> `tests/hooks/test_figures.py`. Tests of `interop` that need no other package are in
+    `tests/dialects`: `tests/interop` runs in an environment of its own.
+    """
+    path = NAMES[module].relative_to(SOURCE)
+    name = f"test_{path.stem.strip('_')}.py"
+    places = [TESTS / path.parent]
+    if path.parts[0] == "interop":
+        places.append(TESTS.joinpath("dialects", *path.parts[1:-1]))
+    found = [place / name for place in places]
+    if path.parts[:2] == ("interop", "lightning"):
+        behaviour = WITH_LIGHTNING.get(path.stem, path.stem)
+        found += [TESTS / "interop" / f"test_{start}{behaviour}.py" for start in ("lightning_", "hosts_")]
+    return found
+
+
+def test_every_module_has_a_mirrored_test_file() -> None:
+    plain = [module for module, path in NAMES.items() if path.name != "__init__.py"]
+    missing = {
+        module.removeprefix("hookline.")
+        for module in plain
+        if not any(path.exists() and "\ndef test_" in path.read_text() for path in mirrors(module))
+    }
+    assert missing - set(NOT_MIRRORED) == set(), "add tests/PACKAGE/test_NAME.py that tests the module itself"
+    assert set(NOT_MIRRORED) - missing == set(), (
+        "these have one by now, or are gone: take them out of the list"
+    )
+
+
 # ---- figures of the whole --------------------------------------------------------------------------------------
 
-MOST_FILES, MOST_STATEMENTS, MOST_ONE_IMPORTER = 302, 35_740, 16
-"""Modules, statements (which no formatter changes), and short modules with a single importer. They go down, never up."""
+MOST_FILES, MOST_ONE_IMPORTER = 327, 16
+"""Modules, and short modules with a single importer. They go down; only a new capability adds a module."""
+MOST_STATEMENTS = {
+    "": 88,
+    "checkpoint": 2472,
+    "cli": 1216,
+    "config": 1540,
+    "control": 570,
+    "data": 2906,
+    "distributed": 1137,
+    "engine": 3052,
+    "hooks": 3269,
+    "interop": 9135,
+    "loggers": 1271,
+    "metrics": 384,
+    "reliability": 793,
+    "report": 1613,
+    "run": 3290,
+    "testing": 201,
+    "tracing": 848,
+    "training": 5444,
+    "util": 468,
+    "watch": 314,
+}
+"""Statements of each package, which no formatter changes. They go down; only a new capability adds to its package."""
 SHORT = 60
 
 
@@ -489,5 +588,8 @@ def test_the_figures_of_the_whole_do_not_grow() -> None:
         module for module in plain if len(importers.get(module, ())) == 1 and statements(module) < SHORT
     }
     assert len(NAMES) <= MOST_FILES
-    assert sum(map(statements, NAMES)) <= MOST_STATEMENTS
+    found = dict.fromkeys(MOST_STATEMENTS, 0)
+    for module in NAMES:
+        found[part(module) if part(module) in found else ""] += statements(module)
+    assert {name: count for name, count in found.items() if count > MOST_STATEMENTS[name]} == {}
     assert len(fragments) <= MOST_ONE_IMPORTER, sorted(fragments)

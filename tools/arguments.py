@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from hookline.distributed.base import Strategy
+    from hookline.engine.foreign import LoggerLike
     from hookline.loggers.base import Logger
 '''
 

@@ -66,11 +66,12 @@ def hosted() -> list[str]:
         "|---" * (len(HOSTS) + 1) + "|",
     ]
     for event in EVENTS:
-        if any(event.name in (*host.offers, *host.lacks) for host in HOSTS.values()):
-            said = [
-                host.offers.get(event.name, REFUSED if event.name in host.lacks else NOT_OFFERED)
-                for host in HOSTS.values()
-            ]
+        said = [
+            host.offers.get(event.name, REFUSED if host.why_lacking(event) else NOT_OFFERED)
+            for host in HOSTS.values()
+        ]
+        is_ours = event.name in EVENTS_OF_THE_TABLE and "H" in event.receivers
+        if is_ours and set(said) != {NOT_OFFERED}:
             cells = [NATIVE if each == event.name else each for each in said]
             out.append(f"| `{event.name}` | " + " | ".join(cells) + " |")
     return out

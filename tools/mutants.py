@@ -29,21 +29,35 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = "src/hookline"
 SURVIVORS = ROOT / "build" / "mutants.txt"
 
-STEP = ("tests/training/test_step.py", "tests/run/test_optimizer_router.py", "tests/training/test_actions.py")
+STEP = (
+    "tests/training/test_step.py",
+    "tests/training/test_accumulation.py",
+    "tests/training/test_backward.py",
+    "tests/training/test_batch_events.py",
+    "tests/training/test_update.py",
+    "tests/run/test_optimizer_router.py",
+    "tests/training/test_actions.py",
+)
 FILES = (
     "tests/checkpoint/test_files.py",
     "tests/checkpoint/test_format.py",
     "tests/run/test_save_request.py",
-    "tests/checkpoint/test_damage.py",
+    "tests/checkpoint/test_reader.py",
 )
 TARGETS: dict[str, tuple[str, ...]] = {
     # the hook engine
     "engine/plan": (
         "tests/engine/test_plan.py",
+        "tests/engine/test_slots.py",
         "tests/engine/test_recorder.py",
         "tests/training/test_lifecycle.py",
     ),
-    "engine/slots": ("tests/engine/test_plan.py", "tests/engine/test_hook.py", "tests/engine/test_cost.py"),
+    "engine/slots": (
+        "tests/engine/test_slots.py",
+        "tests/engine/test_plan.py",
+        "tests/engine/test_hook.py",
+        "tests/engine/test_cost.py",
+    ),
     "engine/listener": (
         "tests/engine/test_listener.py",
         "tests/engine/test_hook.py",
@@ -62,15 +76,19 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "training/update": STEP,
     "training/backward": (*STEP, "tests/run/test_finite.py"),
-    "training/accumulation": (*STEP, "tests/training/test_weighting.py"),
+    "training/accumulation": (
+        *STEP,
+        "tests/training/test_counted_step.py",
+        "tests/training/test_weighting.py",
+    ),
     # the checkpoint writer
     "checkpoint/writer": (
-        "tests/checkpoint/test_order.py",
+        "tests/checkpoint/test_writer.py",
         *FILES,
         "tests/checkpoint/test_failures.py",
         "tests/checkpoint/test_extra_files.py",
     ),
-    "checkpoint/manifest": FILES,
+    "checkpoint/manifest": ("tests/checkpoint/test_manifest.py", *FILES),
     "checkpoint/tensors": ("tests/checkpoint/test_tensors.py", *FILES),
 }
 """Which tests must notice a change of a module below `src/hookline`: files or single tests, fast ones first.

@@ -24,17 +24,23 @@ PACKAGE = PurePosixPath("src/hookline")
 STRUCTURE = "tests/test_structure.py"
 SLOW = (
     "tests/ranks/*",
+    "tests/training/ranks/*",
+    "tests/distributed/test_ddp.py",
+    "tests/distributed/test_fsdp.py",
     "tests/interop/*",
+    "tests/interop/*/*",
     "tests/watch/*",
     "tests/test_benchmarks.py",
     "tests/test_examples.py",
     "tests/test_faults.py",
-    "tests/test_line_ranks.py",
+    "tests/dialects/hosted/test_rank_sync.py",
     "tests/test_typing.py",
 )
 """Tests that start many processes or take long each; also the ones that run in another environment."""
 SECONDS = 40
 """After this many seconds no further test begins; the structure has 10 more."""
+LEAST = 15
+"""Seconds for tests after they are collected, also on a busy machine; otherwise none would begin."""
 MOST = 20
 """How many files of tests are chosen at most."""
 
@@ -130,10 +136,13 @@ class Choice:
             return [each for each in ("tests/test_dev.py",) if each in self.files]
         if not path.is_relative_to(PACKAGE):  # examples, benchmarks
             return [each for each in (f"tests/test_{path.parts[0]}.py",) if each in self.files]
-        name = f"test_{path.parent.name if path.stem == '__init__' else path.stem}.py"
-        exact = str("tests" / path.relative_to(PACKAGE).with_name(name))
+        name = f"test_{path.parent.name if path.stem == '__init__' else path.stem.strip('_')}.py"
+        exact = "tests" / path.relative_to(PACKAGE).with_name(name)
+        # tests of interop that need no other package
+        places = [str(exact), str(exact).replace("tests/interop/", "tests/dialects/", 1)]
         same_name = [each for each in self.files if each.endswith(f"/{name}")]
-        return [exact] if exact in self.files else same_name if len(same_name) == 1 else []
+        found = [each for each in dict.fromkeys(places) if each in self.files]
+        return found or (same_name if len(same_name) == 1 else [])
 
     def importers(self, module: str) -> list[tuple[int, str, str]]:
         """Return the tests that import a module, each with its number of imports: the fewer, the closer."""
@@ -191,12 +200,13 @@ def advice(tests: Sequence[str], why: str) -> str:
 class Limited:
     """A pytest plugin: no test begins after the deadline; structure tests per module run for changed ones."""
 
-    def __init__(self, deadline: float, modules: Iterable[str]) -> None:
-        self.deadline, self.modules = deadline, frozenset(modules)
+    def __init__(self, deadline: float, least: float, modules: Iterable[str]) -> None:
+        self.deadline, self.least, self.modules = deadline, least, frozenset(modules)
         self.late: dict[str, int] = {}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leave out the structure's tests of modules that did not change."""
+        """Leave out the structure's tests of modules that did not change. The others have `least` seconds."""
+        self.deadline = max(self.deadline, time.time() + self.least)
         items[:] = [item for item in items if not self.unchanged(item.nodeid)]
 
     def unchanged(self, test: str) -> bool:
@@ -218,9 +228,9 @@ class Limited:
             terminalreporter.write_line(advice([*self.late], f"{sum(self.late.values())} tests, out of time"))
 
 
-def run_tests(deadline: str, modules: str, *files: str) -> int:
-    """Run files of tests in this process until the deadline."""
-    limited = Limited(float(deadline), modules.split(","))
+def run_tests(deadline: str, least: str, modules: str, *files: str) -> int:
+    """Run files of tests in this process until the deadline, and for `least` seconds after collection."""
+    limited = Limited(float(deadline), float(least), modules.split(","))
     code = pytest.main(["-q", "-rN", "--no-header", *files], plugins=[limited])
     return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED else int(code)
 
@@ -238,7 +248,7 @@ def lane(*commands: Sequence[str]) -> int:
             text=True,
             check=False,
         )
-        shown = " ".join(("pytest", *command[4:]) if command[0] == __file__ else command)
+        shown = " ".join(("pytest", *command[5:]) if command[0] == __file__ else command)
         result = "FAILED" if done.returncode else "passed"
         tail = done.stdout if done.returncode else "\n".join(done.stdout.strip().splitlines()[-2:])
         print(f"{result}  {shown} ({time.monotonic() - began:.0f} s)\n{tail}", flush=True)
@@ -252,13 +262,15 @@ def main(arguments: Sequence[str]) -> int:
     choice = Choice(changed(arguments[0] if arguments else branch_point()))
     print(choice.line(), flush=True)
     modules = ",".join(choice.modules)
-    chosen = [(__file__, "--tests", str(deadline), modules, *choice.reasons)] if choice.reasons else []
+    chosen = (
+        [(__file__, "--tests", str(deadline), str(LEAST), modules, *choice.reasons)] if choice.reasons else []
+    )
     checks = (
         ("-m", "ruff", "check", "--quiet"),
         ("-m", "ruff", "format", "--check", "--quiet"),
         ("tools/generate.py", "--check"),
         ("-m", "mypy"),
-        (__file__, "--tests", str(deadline + 10), modules, STRUCTURE),
+        (__file__, "--tests", str(deadline + 10), str(LEAST), modules, STRUCTURE),
     )
     with ThreadPoolExecutor(2) as pool:
         failed = sum(pool.map(lambda commands: lane(*commands), (checks, chosen)))

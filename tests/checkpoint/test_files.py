@@ -208,14 +208,6 @@ def test_a_changed_number_inside_a_tensor_is_noticed(path: Path) -> None:
         read(path)
 
 
-def test_a_checkpoint_from_the_future_is_refused(path: Path) -> None:
-    write(contents(), path)
-    (manifest,) = (each for each in path.glob("*.json") if "format" in json.loads(each.read_text()))
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 99}))
-    with pytest.raises(CheckpointError, match="has format 99; this version reads only format"):
-        read(path)
-
-
 def test_a_path_that_is_none_names_those_that_are(path: Path) -> None:
     write(contents(), path)
     with pytest.raises(
@@ -226,5 +218,7 @@ def test_a_path_that_is_none_names_those_that_are(path: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere is not a checkpoint"):
         read(path.parent.parent / "far" / "nowhere")
     (path.parent / "file").write_text("")
-    with pytest.raises(CheckpointError, match="file is a file; a checkpoint of a run is a directory"):
+    with pytest.raises(
+        CheckpointError, match="file cannot be imported: .*A checkpoint of Hookline is a directory"
+    ):
         read(path.parent / "file")

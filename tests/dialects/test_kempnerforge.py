@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from dialects.forged import Heard
 from test_budgets import per_step, python_calls, with_hooks
 from tiny import Net, batches, quiet
 from torch.nn.functional import mse_loss
 
 import hookline
-from hookline import STEP_DONE, Hook, HookError, StopTraining, every
+from hookline import STEP_DONE, Hook, HookError, StopTraining
 from hookline.config import load_config
 from hookline.interop.kempnerforge import HookRunner, StepContext, TrainingHook
 
@@ -99,29 +100,6 @@ def run_block(block: str, **names: Any) -> dict[str, Any]:
     """Run a block of the page with its import line changed and nothing else."""
     exec(block.replace(PAGE, HERE), names)
     return names
-
-
-class Heard(TrainingHook):
-    """The interface of the page, writing down what it is called with."""
-
-    def __init__(self, heard: list[Any] | None = None, mark: str = "") -> None:
-        self.heard: list[Any] = [] if heard is None else heard
-        self.mark = mark
-
-    def on_train_begin(self, config: Any) -> None:
-        self.heard.append((f"{self.mark}begin", config))
-
-    def on_step_end(self, ctx: StepContext) -> None:
-        self.heard.append((f"{self.mark}step", ctx.step))
-
-    def on_eval_end(self, metrics: dict[str, float], step: int) -> None:
-        self.heard.append((f"{self.mark}eval", sorted(metrics), step))
-
-    def on_checkpoint_save(self, step: int, path: str) -> None:
-        self.heard.append((f"{self.mark}save", step, path))
-
-    def on_train_end(self, step: int, tokens_seen: int) -> None:
-        self.heard.append((f"{self.mark}end", step, tokens_seen))
 
 
 def script(hook_runner: HookRunner, config: Any) -> torch.nn.Module:
@@ -331,66 +309,6 @@ def test_a_loss_without_a_perplexity_and_further_metrics_are_no_problem(
     assert got == [
         pytest.approx({"eval/loss": loss, "eval/perplexity": perplexity, "eval/accuracy": 0.25}, nan_ok=True)
     ]
-
-
-def test_parameters_may_have_any_name_as_they_come_in_the_documented_order() -> None:
-    got: list[Any] = []
-
-    class Renamed(TrainingHook):
-        def on_train_begin(self, cfg: Any) -> None:
-            got.append(cfg)
-
-        def on_step_end(self, context: StepContext) -> None:
-            got.append(context.step)
-
-        def on_eval_end(self, results: dict[str, float], at: int) -> None:
-            got.append((sorted(results), at))
-
-        def on_train_end(self, *counters: int) -> None:
-            got.append(counters)
-
-    quiet(hooks=[Renamed()], config="job").fit(Net(), batches(2), batches(1))
-    assert got == ["job", 1, 2, (["eval/loss", "eval/perplexity"], 2), (2, 24)]
-
-
-def test_further_facts_may_be_asked_for_by_name_and_filters_work() -> None:
-    got: list[Any] = []
-
-    class More(TrainingHook):
-        def on_train_begin(self, model: Any, config: Any) -> None:
-            got.append((type(model).__name__, config))
-
-        @every("2 steps")
-        def on_step_end(self, ctx: StepContext, rank: int) -> None:
-            got.append((ctx.step, rank))
-
-    quiet(hooks=[More()], config="job").fit(Net(), batches(5))
-    assert got == [("Net", "job"), (2, 0), (4, 0)]
-
-
-def test_an_overridden_method_may_call_the_one_it_overrides() -> None:
-    class Louder(Heard):
-        def on_eval_end(self, metrics: dict[str, float], step: int) -> None:
-            super().on_eval_end({**metrics, "eval/extra": 1.0}, step=step)
-            super().on_checkpoint_save(step, "somewhere")
-            TrainingHook.on_eval_end(self, metrics, step)
-
-    hook = Louder()
-    quiet(hooks=[hook]).fit(Net(), batches(1), batches(1))
-    assert ("eval", ["eval/extra", "eval/loss", "eval/perplexity"], 1) in hook.heard
-    assert ("save", 1, "somewhere") in hook.heard
-
-
-def test_a_method_from_a_class_beside_is_heard_too() -> None:
-    class Mixin:
-        def on_eval_end(self, metrics: Any, step: int) -> None:
-            self.seen = metrics
-
-    class Both(Mixin, TrainingHook): ...
-
-    hook = Both()
-    quiet(hooks=[hook]).fit(Net(), batches(1), batches(1))
-    assert sorted(hook.seen) == ["eval/loss", "eval/perplexity"]
 
 
 def test_the_end_is_told_once_to_stopped_runs_too() -> None:

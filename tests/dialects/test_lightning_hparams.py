@@ -34,7 +34,7 @@ class Net(LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self.log("far", float(dataloader_idx))
-        self.log("same", 1.0, add_dataloader_idx=False)
+        self.log(f"own_{dataloader_idx}", 1.0, add_dataloader_idx=False)
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
@@ -142,9 +142,9 @@ def test_results_of_several_loaders_are_a_dictionary_for_each() -> None:
     results = trainer().validate(
         Net(), [DataLoader(batches(n), batch_size=None) for n in (2, 1)], verbose=False
     )
-    assert [{name: value for name, value in each.items() if "dl_" not in name} for each in results] == [
-        {"far/dataloader_idx_0": 0.0, "same": 1.0},
-        {"far/dataloader_idx_1": 1.0, "same": 1.0},
+    assert results == [
+        {"far/dataloader_idx_0": 0.0, "own_0": 1.0},
+        {"far/dataloader_idx_1": 1.0, "own_1": 1.0},
     ]
 
 

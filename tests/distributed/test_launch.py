@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hookline import DDP, FSDP, Accelerated, OptionError, SingleDevice, Trainer
-from hookline.distributed import make_strategy
+from hookline import DDP, FSDP, Accelerated, OptionError, Trainer
 from hookline.distributed.launch import RankInfo, find_rank, first_host
 
 SRUN = {
@@ -76,25 +75,6 @@ def test_variables_that_make_no_sense_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("ddp", DDP), ("fsdp", FSDP), ("accelerate", Accelerated), ("auto", SingleDevice)]
-)
-def test_a_strategy_by_its_name(name: str, kind: type) -> None:
-    strategy = make_strategy(name, "cpu", "bf16-mixed")
-    assert type(strategy) is kind
-    assert strategy.precision.name == "bf16-mixed"
-    assert (strategy.rank, strategy.world_size) == (0, 1)
-
-
-def test_in_a_job_of_several_processes_auto_is_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    trainer = Trainer()
-    assert isinstance(trainer.strategy, DDP)
-    assert (trainer.strategy.rank, trainer.strategy.local_rank, trainer.strategy.world_size) == (1, 1, 2)
-    assert not trainer.loggers  # one record of a run, by rank zero
-
-
-@pytest.mark.parametrize(
     ("make", "text"),
     [
         (lambda: FSDP(replicas=3), "replicas=3 must be a whole number that divides the 1 ranks"),
@@ -125,18 +105,3 @@ def test_on_one_process_they_train_like_any_other(strategy: str) -> None:
         return net.layer.weight.detach()
 
     assert torch.equal(trained(strategy), trained("single"))
-
-
-def test_an_accelerator_of_the_users_own_is_used() -> None:
-    accelerate = pytest.importorskip("accelerate")
-    from tiny import Net, batches, quiet
-
-    accelerator = accelerate.Accelerator(cpu=True)
-    strategy = Accelerated(accelerator)
-    trainer = quiet(strategy=strategy)
-    trainer.fit(Net(), batches())
-    assert strategy.accelerator is accelerator
-    assert type(trainer.state.optimizers[0]).__name__ == "AcceleratedOptimizer"
-    accelerator.gradient_accumulation_steps = 4
-    with pytest.raises(OptionError, match=r"gradient_accumulation_steps \(4\) at 1"):
-        Accelerated(accelerator)

@@ -7,7 +7,7 @@ import torch
 from tiny import Net, batches, quiet
 
 from hookline import OptionError, Trainer
-from hookline.distributed import SingleDevice, make_strategy
+from hookline.distributed import SingleDevice
 from hookline.distributed.launch import pick_device
 
 
@@ -39,15 +39,6 @@ def test_auto_takes_an_accelerator_if_there_is_one() -> None:
 def test_what_is_no_device_is_refused(device: object) -> None:
     with pytest.raises(OptionError, match="device=.* is not a device"):
         pick_device(device)
-
-
-def test_a_strategy_is_made_from_its_name_or_taken_as_it_is() -> None:
-    own = SingleDevice(torch.device("cpu"))
-    assert make_strategy(own, "auto", 32) is own
-    assert isinstance(make_strategy("auto", "cpu", 32), SingleDevice)
-    assert make_strategy("single", "cpu", "bf16-mixed").precision.name == "bf16-mixed"
-    with pytest.raises(OptionError, match="strategy='ddpp', allowed: 'auto', 'single'"):
-        make_strategy("ddpp", "cpu", 32)
 
 
 def test_the_trainer_tells_where_the_module_is() -> None:

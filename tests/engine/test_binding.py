@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny import Net, batches, quiet
 
-from hookline import Hook, HookError, Strategy, every
+from hookline import Hook, HookError, OptionError, Strategy, every
 from hookline.engine.events import EVENTS
 from hookline.hooks import ConsoleLog, EarlyStopping, JSONLog, LRMonitor, ModelCheckpoint, Timer
 
@@ -322,7 +322,7 @@ def test_a_step_gets_as_many_positional_facts_as_it_takes_whatever_it_calls_them
     assert got[1] == (data[1], 1, 0, trainer.state.dataloader_name)[:takes]
 
 
-def test_a_step_with_star_args_gets_all_of_its_facts():
+def test_a_step_with_star_args_gets_the_index_of_the_batch():
     got = []
 
     class Module(Net):
@@ -330,9 +330,8 @@ def test_a_step_with_star_args_gets_all_of_its_facts():
             got.append(rest)
             return super().training_step(batch, 0)
 
-    trainer = quiet()
-    trainer.fit(Module(), batches(1))
-    assert got == [(0, 0, trainer.state.dataloader_name)]
+    quiet().fit(Module(), batches(1))
+    assert got == [(0,)]
 
 
 def test_keyword_only_parameters_of_a_step_are_asked_for_by_name():
@@ -623,3 +622,107 @@ def test_steps_and_actions_of_a_module_may_hand_their_arguments_on():
     trainer.fit(Forwards(), batches(1), batches(1))
     assert trainer.status == "completed"
     assert got == [("train", 2), ("update", 4), ("val", 1)]
+
+
+def recording(got):
+    """A decorator without functools.wraps."""
+
+    def decorate(function):
+        def wrapper(*args, **kwargs):
+            got.append((function.__name__, len(args) - 1, sorted(kwargs)))
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    return decorate
+
+
+def test_steps_with_star_args_get_the_loaders_index_only_with_several_loaders():
+    got = []
+
+    class Starred(Net):
+        def training_step(self, *args):
+            got.append(("train", *args[1:]))
+            return Net.training_step(self, args[0], 0)
+
+        def validation_step(self, batch, *rest):
+            got.append(("val", *rest))
+
+        def predict_step(self, *args):
+            got.append(("predict", *args[1:]))
+
+    quiet().fit(Starred(), batches(1), batches(1))
+    assert got == [("train", 0), ("val", 0)]
+    got.clear()
+    two = {"a": batches(1), "b": batches(1)}
+    quiet().fit(Starred(), two, two)
+    assert got == [("train", 0, 0), ("train", 1, 1), ("val", 0, 0), ("val", 0, 1)]
+    got.clear()
+    quiet().predict(Starred(), two)
+    assert got == [("predict", 0, 0), ("predict", 0, 1)]
+
+
+def test_a_decorator_without_wraps_changes_no_arguments():
+    got = []
+
+    class Decorated(Net):
+        @recording(got)
+        @recording(got)
+        def training_step(self, batch):
+            return Net.training_step(self, batch, 0)
+
+        @recording(got)
+        def validation_step(self, batch, batch_idx, *, epoch):
+            assert epoch == 0
+
+        @recording(got)
+        def on_train_epoch_end(self, metrics): ...
+
+    class Watches(Hook):
+        @recording(got)
+        def on_step_end(self, loss, *, step): ...
+
+    quiet(hooks=Watches()).fit(Decorated(), batches(1), batches(1))
+    assert got == [
+        ("wrapper", 1, []),
+        ("training_step", 1, []),
+        ("on_step_end", 1, ["step"]),
+        ("validation_step", 2, ["epoch"]),
+        ("on_train_epoch_end", 1, []),
+    ]
+
+
+def test_a_decorator_that_adds_arguments_gets_those_of_every_step():
+    def with_scale(function):
+        def wrapper(self, *args):
+            return function(self, 2.0, *args)
+
+        return wrapper
+
+    class Scaled(Net):
+        @with_scale
+        def training_step(self, scale, batch, batch_idx):
+            return scale * Net.training_step(self, batch, batch_idx)
+
+    trainer = quiet()
+    trainer.fit(Scaled(), batches(1))
+    assert trainer.status == "completed"
+
+
+@pytest.mark.parametrize("where", ["instance", "class"])
+def test_a_step_that_is_none_is_switched_off(where):
+    class Off(Net):
+        on_train_start = None
+
+    made = Off()
+    for step in ("validation_step", "test_step", "train_dataloader", "predict_step"):
+        setattr(made if where == "instance" else Off, step, None)
+    trainer = quiet(num_sanity_val_steps=1)
+    trainer.fit(made, batches(2), batches(2))
+    assert trainer.status == "completed"
+    assert "val/loss" not in trainer.metrics
+    with pytest.raises(OptionError, match=r"There is a test loader, but Off has no test_step"):
+        trainer.test(made, batches(1))
+    made.training_step = None
+    with pytest.raises(OptionError, match=r"Off has no training_step"):
+        quiet().fit(made, batches(1))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny import Net, batches, quiet
 
-from hookline import HookError, OptionError
+from hookline import HookError
 from hookline.config.problems import ConfigError, Override
 from hookline.hooks import ActivationMonitor, EarlyStopping, LossSchedule, LRFinder, ModelCheckpoint, NaNGuard
 
@@ -29,19 +28,6 @@ def test_a_validation_before_the_resume_is_not_checked_again(check: bool | None)
     second = quiet(max_epochs=4, hooks=hooks(), run_dir="second")
     second.fit(Net(lr=0.01), batches(4), batches(2), resume=last)
     assert second.global_step == 16
-
-
-@pytest.mark.parametrize("filename", ["{epoch:/>2}", "{epoch:>300}", "   ", "a\ty"])
-def test_no_template_makes_a_name_that_leaves_the_folder(filename: str) -> None:
-    with pytest.raises(OptionError, match="filename"):
-        ModelCheckpoint(filename=filename)
-
-
-def test_a_metrics_name_cannot_make_a_folder() -> None:
-    trainer = quiet(hooks=[ModelCheckpoint(filename="{a/b\\c:.1f}", save_top_k=-1)], run_dir="run")
-    trainer.on("train_batch_end")(lambda: trainer.log("a/b\\c", 1.0))
-    trainer.fit(Net(), batches(2))
-    assert [each.name for each in Path("run/checkpoints").iterdir()] == ["a_b_c=1.0"]
 
 
 def test_moments_may_be_written_as_text_as_in_a_file() -> None:

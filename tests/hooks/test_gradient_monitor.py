@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookline import SKIP_STEP, STEP_DONE, Hook, Module, Trainer
-from hookline.hooks._statistics import norms, percentiles, sample
+from hookline.hooks._statistics import norms
 from hookline.hooks.gradient_monitor import GradientMonitor
 from hookline.util.errors import HookError, OptionError
 
@@ -378,18 +378,6 @@ def test_sparse_half_and_unused_parameters_are_measured_or_left_out() -> None:
     assert norms([huge, huge.double()]).dtype is torch.float64
 
 
-def test_percentiles_of_a_sample_are_near_those_of_the_whole() -> None:
-    torch.manual_seed(0)
-    large, small = torch.randn(300, 256) * torch.linspace(0.1, 3, 256), torch.randn(7)
-    rows = [sample([large], 2048), sample([small], 2048)]
-    assert 1024 <= len(rows[0]) <= 2048 and torch.equal(rows[1], small)
-    found = percentiles([each.abs() for each in rows], [10, 50, 90])
-    for row, values in zip(found, (large, small), strict=True):
-        wanted = values.abs().flatten().quantile(torch.tensor([0.1, 0.5, 0.9]))
-        assert row.tolist() == pytest.approx(wanted.tolist(), rel=0.15)
-    assert found[1].tolist() == pytest.approx(small.abs().quantile(torch.tensor([0.1, 0.5, 0.9])).tolist())
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -406,34 +394,6 @@ def test_percentiles_of_a_sample_are_near_those_of_the_whole() -> None:
 def test_wrong_parameters_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises((OptionError, HookError), match=message):
         GradientMonitor(**arguments)
-
-
-def _shard(rank: int, store: str, results: Any) -> None:
-    import torch.distributed as dist
-    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
-
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    mesh = init_device_mesh("cpu", (2,))
-    torch.manual_seed(0)
-    whole = torch.randn(6, 4)
-    results[rank] = norms([distribute_tensor(whole, mesh, [Shard(0)]), whole]).tolist()
-    dist.destroy_process_group()
-
-
-def test_sharded_gradients_are_measured_over_all_ranks(tmp_path: Path) -> None:
-    context = torch.multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
-        results = manager.dict()
-        workers = [
-            context.Process(target=_shard, args=(rank, str(tmp_path / "store"), results)) for rank in range(2)
-        ]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        torch.manual_seed(0)
-        expected = float(torch.randn(6, 4).norm())
-        assert dict(results) == {rank: [pytest.approx(expected)] * 2 for rank in range(2)}
 
 
 def test_frozen_parameters_only_make_a_warning_in_words_instead_of_a_picture(

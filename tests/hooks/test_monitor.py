@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from hookline import Metrics, OptionError
-from hookline.engine.checks import Count, Number
 from hookline.hooks._monitor import Monitored
 
 
@@ -87,10 +86,3 @@ def test_a_metric_of_ones_own_may_have_a_similar_name(monitor: str) -> None:
 def test_wrong_parameters_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         Monitored("Who", **arguments)
-
-
-def test_checks_name_the_hook_the_parameter_and_the_limits() -> None:
-    with pytest.raises(OptionError, match="Who: a=True must be a number from 0 to 1"):
-        Number(0.0, 1.0)("Who: a", True)
-    with pytest.raises(OptionError, match="Who: b=-1 must be a whole number from 0"):
-        Count(0)("Who: b", -1)

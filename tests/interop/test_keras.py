@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import torch
 from test_budgets import per_step, with_hooks
@@ -14,6 +16,7 @@ from tiny import Net, batches, quiet
 from torch.nn import functional as F
 
 import hookline
+from hookline import NonFiniteLoss
 from hookline.engine.events import EVENTS
 from hookline.interop.keras import METHODS
 
@@ -110,6 +113,30 @@ def test_terminate_on_nan_stops_the_run() -> None:
     trainer = quiet(hooks=[callbacks.TerminateOnNaN()], nonfinite="skip")
     trainer.fit(Breaks(), batches(4))
     assert trainer.status == "stopped" and trainer.state.batches_seen == 2
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("nonfinite", ["skip", "stop"])
+def test_after_terminate_on_nan_the_history_has_its_loss_as_in_keras(at: int, nonfinite: str) -> None:
+    class Breaks(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch, batch_idx) * (float("nan") if batch_idx == at else 1.0)
+
+    history = callbacks.History()
+    trainer = quiet(hooks=[callbacks.TerminateOnNaN(), history], nonfinite=nonfinite, max_epochs=3)
+    with contextlib.suppress(NonFiniteLoss):  # the default ends the run with this error
+        trainer.fit(Breaks(), batches(4))
+
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    inputs = np.ones((8, 2), "float32")
+    inputs[2 * at] = np.nan
+    stops = callbacks.TerminateOnNaN()
+    theirs = model.fit(
+        inputs, np.ones((8, 1)), batch_size=2, epochs=3, shuffle=False, verbose=0, callbacks=[stops]
+    )
+    assert np.isnan(theirs.history["loss"]).all() and np.isnan(history.history["loss"]).all()
+    assert history.epoch == theirs.epoch == [0]
 
 
 def test_one_s_own_callback_sees_the_model_and_hears_the_validation_as_a_test() -> None:

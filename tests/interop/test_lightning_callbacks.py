@@ -15,6 +15,7 @@ import pytest
 import pytorch_lightning
 import torch
 from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
     Callback,
     DeviceStatsMonitor,
     EarlyStopping,
@@ -27,7 +28,6 @@ from lightning.pytorch.callbacks import (
     ModelPruning,
     ModelSummary,
     OnExceptionCheckpoint,
-    StochasticWeightAveraging,
     Timer,
     WeightAveraging,
 )
@@ -487,10 +487,10 @@ def test_a_plain_module_is_trained_with_callbacks_too() -> None:
 @pytest.mark.parametrize(
     ("callback", "attribute"),
     [
-        (lambda: StochasticWeightAveraging(1e-2), "trainer.fit_loop._skip_backward"),
+        (BatchSizeFinder, "trainer._checkpoint_connector"),
         (LearningRateFinder, "trainer._checkpoint_connector"),
     ],
-    ids=["swa", "lr finder"],
+    ids=["batch size finder", "lr finder"],
 )
 def test_a_callback_that_reaches_into_the_loop_is_refused_when_added_with_the_attribute(
     callback: Any, attribute: str
@@ -527,10 +527,9 @@ def test_an_attribute_reached_in_a_way_that_cannot_be_read_is_an_error_at_run_ti
             t.fit_loop.max_batches = 3
 
     with pytest.raises(
-        HookError,
-        match=r"trainer.fit_loop.max_batches = ... is not available .* There are: epoch_loop, total",
+        HookError, match=r"trainer.fit_loop.max_batches = ... is not available .* There are: batch_idx, "
     ):
-        quiet(hooks=[Hidden()]).fit(Net(), batches(1))
+        quiet(hooks=[Hidden()]).fit(Net(), batches(4))
 
 
 def test_an_event_of_lightning_that_hookline_has_not_is_an_error_that_names_it(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +47,40 @@ def test_a_block_runs(block: str) -> None:
         )
         > 0
     )  # type: ignore[attr-defined]
+
+
+PROGRAM = re.findall(r"^```python-lightning\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[0]
+CLI_FILE = re.findall(r"^```yaml\n(seed_everything.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[0]
+ENDS_WITH = re.findall(r"^best: .*$", PAGE, re.MULTILINE)
+
+
+def hookline(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hookline", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=True)
+
+
+def test_the_program_gives_the_numbers_of_the_page_without_a_change(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    assert len(PROGRAM.splitlines()) > 80 and len(set(ENDS_WITH)) == 1
+    done = hookline(tmp_path, "run", "--as", "lightning", "train.py")
+    theirs = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True
+    )
+    assert done.stdout.splitlines()[-1] == theirs.stdout.splitlines()[-1]
+    assert done.stdout.splitlines()[-1].startswith("best: 0.9") and "model_checkpoint" in done.stderr
+    ours, written = (
+        {path.name for path in (tmp_path / "runs" / "spirals" / version / "checkpoints").iterdir()}
+        for version in ("version_0", "version_1")
+    )
+    assert ours == written
+
+
+def test_the_file_of_lightning_cli_is_converted_and_trains(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    (tmp_path / "lightning.yaml").write_text(CLI_FILE)
+    said = hookline(tmp_path, "convert", "lightning.yaml").stdout
+    assert "Next: hookline fit lightning.hookline.yaml --allow lightning" in said
+    done = hookline(
+        tmp_path, "fit", "lightning.hookline.yaml", "--allow", "lightning", "--trainer.max_epochs", "2"
+    )
+    assert "val_accuracy" in done.stdout + done.stderr

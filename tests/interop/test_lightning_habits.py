@@ -204,13 +204,14 @@ def test_a_callback_that_the_modules_own_stood_in_for_is_back_in_its_place_after
     assert [each.owner.original for each in trainer.plan.listeners("on_validation_end")] == [mine]
 
 
-def test_the_callbacks_of_the_last_run_have_what_its_module_brought() -> None:
+@pytest.mark.parametrize("kind", [dialect.Trainer, pl.Trainer], ids=["hookline", "lightning"])
+def test_callbacks_that_a_module_brings_stay_with_the_trainer(kind: Any) -> None:
     mine = EarlyStopping("val_loss", patience=9)
-    trainer = dialect.Trainer(callbacks=[mine], max_epochs=1, logger=False, enable_progress_bar=False)
+    trainer = kind(callbacks=[mine], max_epochs=1, logger=False, enable_progress_bar=False)
     trainer.fit(Brings(), loader(1), loader(1))
     assert trainer.early_stopping_callback.patience == 7
     trainer.fit(Model(), loader(1), loader(1))
-    assert trainer.early_stopping_callback is mine
+    assert trainer.early_stopping_callback.patience == 7 and mine not in trainer.callbacks
 
 
 def test_what_a_hook_is_told_about_itself_is_heard_of_a_callback_too() -> None:
@@ -380,10 +381,3 @@ def test_a_compiled_lightning_module_is_refused_with_what_to_do_instead() -> Non
         OptionError, match=r"wrapped by torch.compile.*pass the Model itself, and Trainer\(compile=True\)"
     ):
         quiet().fit(torch.compile(Model(), backend="eager"), loader(1))
-
-
-def test_a_logger_of_lightnings_is_refused_with_those_that_there_are() -> None:
-    from lightning.pytorch.loggers import CSVLogger
-
-    with pytest.raises(OptionError, match=r"hookline\.loggers has CSV, .*TensorBoard"):
-        quiet(logger=CSVLogger("here"))

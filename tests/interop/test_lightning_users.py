@@ -161,7 +161,7 @@ def test_hyper_parameters_of_module_and_data_reach_the_loggers() -> None:
     trainer = hookline.Trainer(max_epochs=1, enable_progress_bar=False, run_dir="run", device="cpu")
     trainer.fit(Model(lr=0.3, shape=nn.ReLU()), datamodule=Data())
     records = [json.loads(line) for line in Path("run/log.jsonl").read_text().splitlines()]
-    assert {"lr": 0.3, "width": 2, "size": 5} in [
+    assert {"lr": 0.3, "width": 2, "shape": "ReLU()", "size": 5} in [
         each["params"] for each in records if each["type"] == "hyperparams"
     ]
 
@@ -338,13 +338,16 @@ def test_options_that_people_read_are_there() -> None:
 
     reads = Reads()
     quiet(hooks=[reads], max_epochs=1, limit_test_batches=3).fit(Model(), loader(12, 5, 1))
-    assert reads.read == (0, None, 3, 0.0, 1, 0, [0], None)
+    assert reads.read == (0, 0, 3, 0.0, 1, 0, [0], None)
 
 
-def test_going_on_from_a_file_of_lightning_is_refused_with_what_can_be_done() -> None:
+def test_a_file_that_lightning_did_not_write_is_refused_with_what_can_be_done() -> None:
     Path("their.ckpt").write_bytes(b"")
-    with pytest.raises(hookline.CheckpointError, match=r"their\.ckpt is a file.*import_checkpoint"):
+    with pytest.raises(hookline.CheckpointError, match=r"their\.ckpt cannot be imported: .*incomplete"):
         quiet(max_epochs=1).fit(Model(), loader(12, 5, 1), resume="their.ckpt")
+    torch.save({"weights": {"a": torch.zeros(1)}}, "weights.pt")
+    with pytest.raises(hookline.CheckpointError, match=r"it has no state_dict.*import_checkpoint"):
+        quiet(max_epochs=1).fit(Model(), loader(12, 5, 1), resume="weights.pt")
 
 
 PARTS = """
@@ -396,16 +399,14 @@ def test_modules_data_and_callbacks_of_lightning_come_from_a_configuration(
 def test_a_callback_that_cannot_run_here_is_an_error_of_the_configuration(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    refused = (
-        '[hooks.swa]\nclass_path = "lightning.pytorch.callbacks.StochasticWeightAveraging"\nswa_lrs = 0.1\n'
-    )
+    refused = '[hooks.finder]\nclass_path = "lightning.pytorch.callbacks.LearningRateFinder"\n'
     Path("run.toml").write_text('module = "torch.nn.Linear"\n' + refused)
     assert (
         main(["fit", "run.toml", "--allow", "lightning", "--module.in_features=4", "--module.out_features=2"])
         != 0
     )
     told = capfd.readouterr().err
-    assert "hooks.swa" in told and "StochasticWeightAveraging cannot run in Hookline" in told
+    assert "hooks.finder" in told and "LearningRateFinder cannot run in Hookline" in told
 
 
 def test_hyper_parameters_that_lightning_has_kept_are_those_of_the_hook(

@@ -14,6 +14,7 @@ from hookline import Hook
 from hookline.hooks import GradientMonitor, LRMonitor, ModelCheckpoint, Throughput
 from hookline.report.page import render
 from hookline.report.reader import read_run
+from hookline.testing import TinyModule, tiny_batches
 
 MARKUP = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
 
@@ -118,3 +119,38 @@ def curve(data: dict[str, Any], name: str, run: int = 0) -> dict[str, Any]:
     ]
     assert len(found) == 1
     return found[0]
+
+
+def trained(name: str, lr: float = 0.1, epochs: int = 2, hooks: Any = (), **options: Any) -> Path:
+    trainer = quiet(
+        logger=True,
+        run_dir=f"runs/{name}",
+        max_epochs=epochs,
+        hooks=list(hooks),
+        log_every_n_steps=1,
+        **options,
+    )
+    trainer.fit(TinyModule(lr), tiny_batches(), tiny_batches(seed=1))
+    return trainer.run_dir
+
+
+def recorded(name: str, log: list[dict[str, Any]] | None = None, **record: Any) -> Path:
+    path = Path(name)
+    path.mkdir(parents=True)
+    if record:
+        whole = {"id": name, "status": "completed", "reason": "", "step": 1, "limits": {}, **record}
+        (path / "run.json").write_text(json.dumps(whole))
+    if log is not None:
+        (path / "log.jsonl").write_text("".join(json.dumps(each) + "\n" for each in log))
+    return path
+
+
+def evaluation_row(step: int, **metrics: float) -> dict[str, Any]:
+    return {
+        "type": "metrics",
+        "time": 1.0 + step,
+        "step": step,
+        "epoch": 0,
+        "over": "evaluation",
+        "metrics": metrics,
+    }

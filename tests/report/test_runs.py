@@ -9,31 +9,18 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import Any
 
 import preloaded
 import pytest
+from report.reported import evaluation_row, recorded
 from tiny import Net, batches, quiet
 
-from hookline import Hook, OptionError
+from hookline import Hook
 from hookline.cli import main
 from hookline.hooks import ModelCheckpoint
 from hookline.report import runs
 from hookline.report.runs import Listed, list_runs
 from hookline.run import lock as runlock
-
-ESCAPE = "\x1b[31m\x07evil\n"
-
-
-def written(name: str, log: list[dict[str, Any]] | None = None, **record: Any) -> Path:
-    path = Path(name)
-    path.mkdir(parents=True)
-    if record:
-        whole = {"id": name, "status": "completed", "reason": "", "step": 1, "limits": {}, **record}
-        (path / "run.json").write_text(json.dumps(whole))
-    if log is not None:
-        (path / "log.jsonl").write_text("".join(json.dumps(each) + "\n" for each in log))
-    return path
 
 
 def only() -> Listed:
@@ -41,39 +28,7 @@ def only() -> Listed:
     return found
 
 
-def row(step: int, **metrics: float) -> dict[str, Any]:
-    return {
-        "type": "metrics",
-        "time": 1.0 + step,
-        "step": step,
-        "epoch": 0,
-        "over": "evaluation",
-        "metrics": metrics,
-    }
-
-
 # ---- real runs ---------------------------------------------------------------------------------------------------
-
-
-def test_runs_are_listed_the_newest_first_with_their_best_value(capsys: pytest.CaptureFixture[str]) -> None:
-    quiet(logger=True, run_dir="runs/a", hooks=[ModelCheckpoint(monitor="val/loss")]).fit(
-        Net(), batches(), batches()
-    )
-    quiet(logger=True, run_dir="runs/sweep/b", max_epochs=2).fit(Net(), batches(), batches())
-    for name, when in (("a", "2026-01-01T00:00:00+00:00"), ("sweep/b", "2026-02-01T00:00:00+00:00")):
-        path = Path("runs", name, "run.json")
-        path.write_text(json.dumps({**json.loads(path.read_text()), "started_at": when}))
-    assert main(["runs"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["run", "status", "step", "epochs", "best", "age", "size"]
-    assert [line.split()[0] for line in lines[1:]] == ["sweep/b", "a"]
-    assert all("completed" in line and "val/loss" in line and "kB" in line for line in lines[1:])
-    assert main(["runs", "runs", "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
-    assert (
-        data["version"] == 1 and [each["step"] for each in data["runs"]] == [8, 4] and data["problems"] == []
-    )
-    assert data["runs"][0]["best"]["direction"] == "lower" and data["runs"][1]["best"]["metric"] == "val/loss"
 
 
 def test_a_monitored_best_value_has_its_step_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +102,7 @@ def test_a_failed_run_is_failed() -> None:
     ("age", "said"), [(1.0, ("running", True)), (-3600.0, ("running", True)), (3600.0, ("killed", False))]
 )
 def test_a_job_of_another_machine_is_known_by_its_signs_of_life(age: float, said: tuple[str, bool]) -> None:
-    path = written("run", status="training")
+    path = recorded("run", status="training")
     lock = path / runlock.NAME
     lock.write_text(
         json.dumps(
@@ -173,19 +128,19 @@ def test_a_job_of_another_machine_is_known_by_its_signs_of_life(age: float, said
     ids=range(6),
 )
 def test_a_damaged_lock_is_no_error(content: str) -> None:
-    path = written("run", status="training")
+    path = recorded("run", status="training")
     (path / runlock.NAME).write_text(content)
     assert only().status in ("running", "killed")
 
 
 def test_a_lock_that_is_no_file_is_not_waited_for() -> None:
-    path = written("run", status="training")
+    path = recorded("run", status="training")
     os.mkfifo(path / runlock.NAME)
     assert (only().status, only().is_certain) == ("killed", False)
 
 
 def test_a_run_without_a_lock_that_says_it_trains_is_doubted() -> None:
-    written("run", status="training", noted_at="2020-01-01T00:00:00+00:00")
+    recorded("run", status="training", noted_at="2020-01-01T00:00:00+00:00")
     assert (only().status, only().is_certain) == ("killed", False)
     assert main(["runs"]) == 0
 
@@ -194,12 +149,12 @@ def test_a_run_without_a_lock_that_says_it_trains_is_doubted() -> None:
 
 
 def test_a_run_of_an_older_version_is_known_by_its_log() -> None:
-    written(
+    recorded(
         "run",
         [
-            row(1, loss=3.0),
-            row(2, loss=1.0),
-            row(3, loss=2.0),
+            evaluation_row(1, loss=3.0),
+            evaluation_row(2, loss=1.0),
+            evaluation_row(3, loss=2.0),
             {
                 "type": "end",
                 "time": 5.0,
@@ -221,16 +176,18 @@ def test_a_run_of_an_older_version_is_known_by_its_log() -> None:
 
 
 def test_superseded_values_do_not_count() -> None:
-    path = written("run", [row(1, loss=3.0), row(2, loss=1.0)])
+    path = recorded("run", [evaluation_row(1, loss=3.0), evaluation_row(2, loss=1.0)])
     log = path / "log.jsonl"
-    first = len(json.dumps(row(1, loss=3.0))) + 1
+    first = len(json.dumps(evaluation_row(1, loss=3.0))) + 1
     resume = {
         "type": "resume",
         "time": 9.0,
         "step": 1,
         "superseded": {"from": first, "to": log.stat().st_size, "records": 1},
     }
-    log.write_text(log.read_text() + "".join(json.dumps(each) + "\n" for each in (resume, row(2, loss=2.5))))
+    log.write_text(
+        log.read_text() + "".join(json.dumps(each) + "\n" for each in (resume, evaluation_row(2, loss=2.5)))
+    )
     best = only().best
     assert best is not None and best.value == 2.5
 
@@ -240,7 +197,7 @@ def test_of_a_long_log_only_the_end_is_read(
 ) -> None:
     monkeypatch.setattr(runs, "LOG_BYTES", 10_000)
     monkeypatch.setattr(runs, "TAIL_BYTES", 5_000)
-    written("run", [row(n, loss=float(n)) for n in range(1000)])
+    recorded("run", [evaluation_row(n, loss=float(n)) for n in range(1000)])
     found = only()
     assert found.best is not None and found.is_partial and found.best.value > 900 and found.step == 999
     assert main(["runs", "--json"]) == 0
@@ -275,7 +232,7 @@ def test_fields_of_any_type_are_no_error() -> None:
     for number, odd in enumerate(
         [None, [], {}, "x", -1, 1e300, "9999-99-99", [[]], {"a": {"metric": {}, "mode": "min"}}]
     ):
-        written(
+        recorded(
             f"runs/{number}",
             [],
             epochs=odd,
@@ -308,17 +265,9 @@ def test_files_that_are_no_files_are_not_waited_for() -> None:
     assert list_runs(Path()).runs == [] or only().status == "unreadable"
 
 
-def test_terminal_escapes_are_spelled_out(capsys: pytest.CaptureFixture[str]) -> None:
-    written(f"runs/{ESCAPE}", [row(1, **{f"val/loss{ESCAPE}": 1.0})], status=ESCAPE, reason=ESCAPE)
-    assert main(["runs"]) == 0
-    assert main(["summary", f"runs/{ESCAPE}"]) == 0
-    shown = capsys.readouterr().out
-    assert "\x1b" not in shown and "\x07" not in shown and "\\x1b[31m" in shown
-
-
 def test_a_directory_that_may_not_be_read_is_named() -> None:
-    written("runs/a", status="completed")
-    written("runs/b", status="completed")
+    recorded("runs/a", status="completed")
+    recorded("runs/b", status="completed")
     os.chmod(".", 0o755)
     os.chmod("runs/b", 0)
     user = os.geteuid()
@@ -335,7 +284,7 @@ def test_a_directory_that_may_not_be_read_is_named() -> None:
 
 
 def test_links_are_not_followed_and_checkpoints_are_not_runs() -> None:
-    path = written("runs/a", status="completed")
+    path = recorded("runs/a", status="completed")
     (path / "again").symlink_to(Path("..").resolve(), target_is_directory=True)
     (path / "big").symlink_to("/dev/zero")
     (path / "checkpoints" / "x").mkdir(parents=True)
@@ -350,20 +299,10 @@ def test_a_log_of_another_tool_is_said_to_be_one() -> None:
     assert only().status == "unreadable"
 
 
-def test_no_runs_and_no_directory(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["runs"]) == 0
-    assert capsys.readouterr().out == "There are no runs in . or below it.\n"
-    with pytest.raises(OptionError, match="runz does not exist"):
-        list_runs("runz")
-    assert main(["runs", "runz"]) == 2
-    Path("file").touch()
-    assert main(["runs", "file"]) == 2
-
-
 def test_a_thousand_runs_take_seconds() -> None:
     for number in range(1000):
-        log = [row(n, **{"val/loss": 1.0 / n, "train/loss": 2.0}) for n in range(1, 31)]
-        written(
+        log = [evaluation_row(n, **{"val/loss": 1.0 / n, "train/loss": 2.0}) for n in range(1, 31)]
+        recorded(
             f"runs/{number:04}",
             log,
             status="completed",

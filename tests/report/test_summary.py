@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
-import preloaded
 import pytest
 import torch
-from report.reported import data_of
+from report.reported import data_of, trained
 from tiny import quiet
 
 from hookline import Hook, OptionError
@@ -21,19 +18,6 @@ from hookline.hooks import EarlyStopping, HParams, ModelCheckpoint
 from hookline.report.progress import RULES
 from hookline.report.summary import differences, summarize
 from hookline.testing import TinyModule, tiny_batches
-
-
-def trained(name: str, lr: float = 0.1, epochs: int = 2, hooks: Any = (), **options: Any) -> Path:
-    trainer = quiet(
-        logger=True,
-        run_dir=f"runs/{name}",
-        max_epochs=epochs,
-        hooks=list(hooks),
-        log_every_n_steps=1,
-        **options,
-    )
-    trainer.fit(TinyModule(lr), tiny_batches(), tiny_batches(seed=1))
-    return trainer.run_dir
 
 
 def about(*runs: Path | str) -> list[dict[str, Any]]:
@@ -78,18 +62,6 @@ def test_a_summary_has_everything_about_a_run() -> None:
         and run["settings"]["trainer.max_epochs"] == 5
     )
     assert {"command", "git", "versions", "machine"} <= run.keys()
-
-
-def test_the_text_says_it_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    trained("a", epochs=5, hooks=[ModelCheckpoint(monitor="val/loss")])
-    assert main(["summary", "a"]) == 0  # a name in runs/
-    text = capsys.readouterr().out
-    assert text.startswith("runs/a\n  status       completed, step 20, 5 epochs\n")
-    assert "(lower is better)" in text and "runs/a/checkpoints/" in text
-    assert "train/loss (epoch)" in text and "train/loss (step)" in text and "0.1 to 0.1" in text
-    assert (
-        "module.lr " in text and "trainer.hang_action" not in text
-    )  # options that have their default are not listed
 
 
 def test_a_failed_and_an_interrupted_run_say_how_they_ended(capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,33 +120,6 @@ def test_where_the_time_went_is_read_from_the_log_or_the_record() -> None:
     assert main(["summary", str(path)]) == 0
 
 
-def test_the_time_is_one_line_with_shares_and_says_what_it_is_of(capsys: pytest.CaptureFixture[str]) -> None:
-    path = trained("a")
-    with (path / "log.jsonl").open("a") as file:
-        parts = {
-            "training": 1.0,
-            "data": 0.5,
-            "validation": 0.25,
-            "saving": 0.25,
-            "forward": 0.5,
-            "backward": 0.25,
-            "optimizer": 0.125,
-        }
-        file.write(
-            json.dumps(
-                {"type": "timings", "time": 1.0, "step": 8, "total": 2.0, "sampled_batches": 20, **parts}
-            )
-            + "\n"
-        )
-    assert main(["summary", str(path)]) == 0
-    text = capsys.readouterr().out
-    assert re.search(r"(under 1|[\d.]+) s in all, set-up included", text)
-    assert (
-        "training loop of the newest session: 2.0 s = 50% training (forward 25%, backward 12%, optimizer 6%), 25% waiting for data"
-        in text
-    )
-
-
 @pytest.mark.parametrize("has_record", [True, False])
 def test_a_run_that_began_anew_in_a_directory_has_its_own_time(has_record: bool) -> None:
     path = trained("a")
@@ -210,25 +155,6 @@ def test_a_run_that_logs_nothing_in_the_directory_of_another_has_its_own_time() 
     assert run["seconds"] < 1000 and data_of(path)["runs"][0]["began"] > old[0]["time"] - 1
 
 
-def test_settings_are_listed_once_and_without_internal_hooks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "own_parts.py").write_text(
-        "from hookline import DataModule\nfrom hookline.testing import TinyModule, tiny_batches\n\n\n"
-        "class Data(DataModule):\n    def train_dataloader(self):\n        return tiny_batches()\n\n\nclass Model(TinyModule):\n    pass\n"
-    )
-    (tmp_path / "run.toml").write_text(
-        'module = "own_parts.Model"\ndatamodule = "own_parts.Data"\nallow = ["own_parts"]\n[trainer]\nmax_epochs = 1\nseed = 3\n'
-        'run_dir = "run"\n[hooks.model_checkpoint]\nfilename = "at_{step}"\n'
-    )
-    preloaded.run([sys.executable, "-m", "hookline", "fit", "run.toml"], cwd=tmp_path, check=True)
-    settings = about(tmp_path / "run")[0]["settings"]
-    assert settings["trainer.seed"] == 3 and not [
-        key for key in settings if key.startswith(("config.trainer.", "hooks.cli"))
-    ]
-    assert settings["hooks.model_checkpoint.filename"] == "at_{step}"
-
-
 def test_a_run_of_an_older_version_is_summarized_from_its_log() -> None:
     path = trained("a", hooks=[HParams({"width": 3})])
     (path / "run.json").unlink()
@@ -256,23 +182,6 @@ def test_nothing_is_written(tmp_path: Path) -> None:
 
 
 # ---- several runs ------------------------------------------------------------------------------------------------
-
-
-def test_several_runs_are_compared_by_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
-    paths = [
-        trained(f"lr-{lr}", lr=lr, epochs=3, seed=seed) for lr, seed in ((0.001, 0), (0.05, 0), (0.02, 1))
-    ]
-    data = summarize(list(paths))
-    assert data["metric"] == "val/loss"
-    assert [(each["key"], each["values"]) for each in data["differences"]] == [
-        ("module.lr", [0.001, 0.05, 0.02]),
-        ("trainer.seed", [0, 0, 1]),
-    ]
-    assert main(["summary", *map(str, paths)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["run", "status", "step", "best", "val/loss", "lr", "seed"]
-    best = [float(line.split()[3]) for line in lines[1:]]
-    assert best == sorted(best) and {line.split()[4] for line in lines[1:]} == {"0.001", "0.05", "0.02"}
 
 
 def test_a_batch_size_is_a_setting_that_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,27 +212,6 @@ def test_a_hook_that_one_run_has_is_one_difference() -> None:
     (found,) = summarize([first, second])["differences"]
     assert found["key"] == "hooks.model_checkpoint.class" and found["values"][0] is None
     assert main(["summary", str(first), str(second)]) == 0
-
-
-def test_equal_runs_say_so(capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = trained("a"), trained("b")
-    assert summarize([first, second])["differences"] == []
-    assert main(["summary", str(first), str(second)]) == 0
-    assert "All settings that are known are the same." in capsys.readouterr().out
-
-
-def test_secrets_stay_hidden_in_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
-    paths = [
-        trained(name, hooks=[HParams({"api_key": f"s3cr3t-{name}", "width": width})])
-        for name, width in (("a", 1), ("b", 2))
-    ]
-    for is_old in (False, True):
-        for arguments in ([], ["--json"]):
-            assert main(["summary", *map(str, paths), *arguments]) == 0
-            said = capsys.readouterr().out
-            assert "s3cr3t" not in said and "width" in said
-        for path in paths if not is_old else ():
-            (path / "run.json").unlink()  # an older version kept the hyper-parameters in the log alone
 
 
 def test_a_setting_with_two_names_is_listed_once() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from metrics.test_metric_log import CountReads
+from metrics.reads import CountReads
 from tiny import Net, batches, quiet
 
 from hookline import Hook, StepContext

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,6 +53,12 @@ def test_a_dictionary_and_a_list_of_them(net: Net) -> None:
     assert parse({"optimizer": one, "lr_scheduler": StepLR(one, 1)}, "Net")[1][0].interval == "epoch"
 
 
+def with_schedule(net: Net, make: Callable[[Any], Any]) -> dict[str, Any]:
+    """An optimizer and the scheduler that is made for it."""
+    optimizer = sgd(net)
+    return {"optimizer": optimizer, "lr_scheduler": make(optimizer)}
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
@@ -75,22 +82,24 @@ def test_a_dictionary_and_a_list_of_them(net: Net) -> None:
         ),
         (lambda net: {"optimizer": sgd(net), "lr_scheduler": 5}, "lr_scheduler int has no step"),
         (
-            lambda net: {
-                "optimizer": sgd(net),
-                "lr_scheduler": {"scheduler": StepLR(sgd(net), 1), "interval": "steps"},
-            },
+            lambda net: with_schedule(net, lambda made: {"scheduler": StepLR(made, 1), "interval": "steps"}),
             "StepLR: interval='steps', allowed: 'step', 'epoch'",
         ),
         (
-            lambda net: {
-                "optimizer": sgd(net),
-                "lr_scheduler": {"scheduler": StepLR(sgd(net), 1), "frequency": 0},
-            },
+            lambda net: with_schedule(net, lambda made: {"scheduler": StepLR(made, 1), "frequency": 0}),
             "frequency=0 must be a whole number from 1",
         ),
         (
-            lambda net: {"optimizer": sgd(net), "lr_scheduler": ReduceLROnPlateau(sgd(net))},
+            lambda net: with_schedule(net, ReduceLROnPlateau),
             "ReduceLROnPlateau needs a metric to watch.*'monitor': 'val/loss'",
+        ),
+        (
+            lambda net: {"optimizer": sgd(net), "lr_scheduler": StepLR(sgd(net), 1)},
+            "StepLR is attached with an optimizer that wasn't returned .SGD.*Return that optimizer",
+        ),
+        (
+            lambda net: ([sgd(net)], [{"scheduler": StepLR(sgd(net), 1)}]),
+            "StepLR is attached with an optimizer that wasn't returned",
         ),
     ],
 )

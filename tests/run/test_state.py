@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from metrics.test_metric_log import CountReads
+from metrics.reads import CountReads
 from tiny import Net, batches, quiet
 
 from hookline import Hook, State
 from hookline.engine.events import FACT_ROWS
-from hookline.run.state import PARTS, detached, is_scalar, progress
+from hookline.run.state import detached, is_scalar, progress
 
 DOCUMENTED_KEYS = (
     "model",
@@ -83,15 +83,6 @@ def test_every_fact_known_everywhere_is_a_key_too(fact: str) -> None:
     assert fact in trainer.state
     expected = trainer.state.logger if fact == "experiment" else getattr(trainer.state, fact)
     assert trainer.state[fact] is expected or trainer.state[fact] == expected
-
-
-def test_counts_are_of_finished_things() -> None:
-    seen: list[tuple[int, ...]] = []
-    look = Watch(lambda s: seen.append((s.batches_seen, s.samples_seen, s.step, s.epoch, s.epochs_seen)))
-    trainer = quiet(max_epochs=2, hooks=[look])
-    trainer.fit(Net(), batches(2, size=3))
-    assert seen == [(1, 3, 1, 0, 0), (2, 6, 2, 0, 0), (3, 9, 3, 1, 1), (4, 12, 4, 1, 1)]
-    assert trainer.state.epochs_seen == 2
 
 
 def test_tokens_are_counted_only_if_somebody_asks() -> None:
@@ -200,13 +191,6 @@ def test_a_second_fit_starts_from_a_fresh_state() -> None:
     assert (trainer.state.step, trainer.state.batches_seen) == (2, 2)
 
 
-def test_a_request_to_stop_keeps_its_first_reason() -> None:
-    state = State()
-    state.request_stop("first")
-    state.request_stop("second")
-    assert state.should_stop and state.stop_reason == "first"
-
-
 def test_it_says_where_the_run_is() -> None:
     state = State(stage="fit", epoch=2, batch_idx=5, step=17, status="training")
     assert repr(state) == "<State: fit, epoch 2, batch 5, step 17, training>"
@@ -236,13 +220,3 @@ def test_detaching_keeps_kinds_and_leaves_other_things_alone() -> None:
     result = detached(value)
     assert not result["a"][0].requires_grad and result["b"] == (thing,) and result["c"] == "text"
     assert value["a"][0].requires_grad  # the original is untouched
-
-
-def test_a_state_shows_every_fact_of_its_parts_and_lets_none_be_written() -> None:
-    state = State()
-    for part in PARTS:
-        for name in part.__slots__:
-            assert isinstance(getattr(State, name), property), name
-            assert getattr(state, name) == getattr(state.owner(name), name)
-            with pytest.raises(AttributeError):
-                setattr(state, name, None)

@@ -19,8 +19,7 @@ from torch.optim import LBFGS, SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from hookline import SKIP_BATCH, SKIP_STEP, Hook
-from hookline.distributed import SingleDevice
-from hookline.util.errors import LossError, OptionError
+from hookline.util.errors import LossError
 
 STEP = {"step": True, "backend": "eager"}  # traces and guards like the real thing, without a compiler
 pytestmark = pytest.mark.filterwarnings(  # torch's own: when it first compiles, and when it looks at what a graph break hands on
@@ -495,42 +494,6 @@ def test_compiled_code_trains_as_without_it_and_resumes_bit_for_bit(tmp_path: Pa
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 
-class Manual(Net):
-    automatic_optimization = False
-
-
-class AroundTheStep(SingleDevice):
-    def backward(self, call: Any) -> None:
-        call()
-
-
-def test_what_cannot_be_compiled_is_refused_before_the_first_step(monkeypatch: Any) -> None:
-    with pytest.raises(OptionError, match="Manual has automatic_optimization = False.*compile=True"):
-        quiet(compile="step").fit(Manual(), batches())
-    with pytest.raises(OptionError, match="needs one process on one device, and this run uses AroundTheStep"):
-        quiet(compile=STEP, strategy=AroundTheStep(torch.device("cpu"))).fit(Net(), batches())
-    with pytest.raises(OptionError, match="fullgraph=True.*split.*looks_at_loss"):
-        quiet(compile={**STEP, "fullgraph": True}, hooks=[LooksAtLoss()]).fit(Net(), batches())
-    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", no_compiler)
-    with pytest.raises(OptionError, match=r"needs a C\+\+ compiler"):
-        quiet(compile="step").fit(Net(), batches())
-    assert "refused: compile='step': torch.compile needs a C++ compiler" in str(
-        quiet(compile="step").explain(Net(), batches())
-    )
-
-
-def no_compiler() -> str:
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    raise InvalidCxxCompiler
-
-
-def test_a_torch_without_the_option_is_refused(monkeypatch: Any) -> None:
-    monkeypatch.setattr("hookline.training.graph_splits.OPTION", "an_option_of_another_version")
-    with pytest.raises(OptionError, match="needs torch 2.13.*an_option_of_another_version"):
-        quiet(compile=STEP).fit(Net(), batches())
-
-
 def test_options_of_torch_are_as_before_after_a_run() -> None:
     config = torch._dynamo.config
     before = (
@@ -570,17 +533,3 @@ def test_shapes_that_change_too_often_split_the_step_instead_of_ending_the_run(c
     quiet().fit(twin, data)
     assert torch.allclose(module.layer.weight, twin.layer.weight)
     assert "it was compiled too often, because shapes or numbers change" in caplog.text
-
-
-def test_explain_names_the_listener_that_splits_the_step_before_it_runs() -> None:
-    trainer = quiet(compile=STEP, gradient_clip_val=1.0)
-    assert "graph 1: training_step, loss and backward\n  graph 2: clipping and optimizer.step" in str(
-        trainer.explain(Net())
-    )
-    trainer.add_hook(LooksAtLoss())
-    shown = str(trainer.explain(Net(), batches()))
-    assert (
-        "graph 2: backward" in shown and SPLIT + "hook 'looks_at_loss' listens to on_before_backward" in shown
-    )
-    assert "test_compiled_step.py" in shown
-    assert trainer.explain(Net(), verb="test").graphs == ""

@@ -312,6 +312,17 @@ def test_min_epochs_puts_off_a_request_to_stop() -> None:
     assert trainer.status == "stopped"
 
 
+def test_min_steps_puts_off_a_request_to_stop_also_over_epochs() -> None:
+    @on("step_end", once=True)
+    def stop(trainer: Any) -> None:
+        trainer.should_stop = True
+
+    trainer = quiet(min_steps=6, max_epochs=5, hooks=[stop])
+    trainer.fit(Net(), batches(4))
+    assert trainer.global_step == 6
+    assert trainer.status == "stopped"
+
+
 # ---- stopping ----------------------------------------------------------------------------------------------------
 
 
@@ -419,21 +430,6 @@ def test_a_run_stopped_before_training_starts_ends_as_stopped() -> None:
     trainer.fit(Net(), batches(4))
     assert trainer.global_step == 0
     assert (trainer.status, trainer.state.stop_reason) == ("stopped", "because")
-
-
-def test_a_request_to_stop_can_be_taken_back() -> None:
-    class ChangeOfMind(Hook):
-        def on_after_backward(self, trainer: Any) -> None:
-            trainer.should_stop = True
-
-        def on_train_batch_end(self, trainer: Any) -> None:
-            assert trainer.should_stop
-            trainer.should_stop = False
-
-    trainer = quiet(hooks=[ChangeOfMind()])
-    trainer.fit(Net(), batches(4))
-    assert trainer.global_step == 4
-    assert trainer.status == "completed"
 
 
 # ---- loaders that yield nothing ----------------------------------------------------------------------------------

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 import torch
 from tiny import Net, batches, quiet
+from training.witnessed import HEARD, Data, Module, Witness, place
 
-from hookline import DataModule, Hook, HookError, StopTraining
-from hookline.distributed import SingleDevice
-
-HEARD: list[str] = []
+from hookline import Hook, HookError, StopTraining
 
 
 @pytest.fixture(autouse=True)
@@ -20,140 +18,7 @@ def nothing_heard_yet() -> None:
     HEARD.clear()
 
 
-class Witness(Hook):
-    """Writes down set-up, failure and teardown; fails where it is told to."""
-
-    def __init__(self, name: str, fails_in: str = "", error: BaseException | None = None) -> None:
-        super().__init__(name)
-        self.fails_in = fails_in
-        self.error = error or ZeroDivisionError(f"{name} failed")
-
-    def hear(self, event: str) -> None:
-        HEARD.append(f"{self.name} {event}")
-        if event == self.fails_in:
-            raise self.error
-
-    def setup(self, stage: str) -> None:
-        self.hear("setup")
-
-    def on_train_batch_end(self) -> None:
-        if self.fails_in == "on_train_batch_end":
-            self.hear("on_train_batch_end")
-
-    def on_train_end(self) -> None:
-        self.hear("on_train_end")
-
-    def on_fit_end(self) -> None:
-        self.hear("on_fit_end")
-
-    def on_exception(self, exception: BaseException) -> None:
-        self.hear("on_exception")
-
-    def teardown(self, stage: str) -> None:
-        self.hear("teardown")
-
-
-class Module(Net):
-    fails_in = ""
-
-    def hear(self, event: str) -> None:
-        HEARD.append(f"M {event}")
-        if event == self.fails_in:
-            raise ZeroDivisionError("M failed")
-
-    def setup(self, stage: str) -> None:
-        self.hear("setup")
-
-    def configure_model(self) -> None:
-        self.hear("configure_model")
-
-    def configure_optimizers(self) -> Any:
-        self.hear("configure_optimizers")
-        return super().configure_optimizers()
-
-    def on_fit_end(self) -> None:
-        self.hear("on_fit_end")
-
-    def on_exception(self, exception: BaseException) -> None:
-        self.hear("on_exception")
-
-    def teardown(self, stage: str) -> None:
-        self.hear("teardown")
-
-
-class Data(DataModule):
-    fails_in = ""
-
-    def hear(self, event: str) -> None:
-        HEARD.append(f"D {event}")
-        if event == self.fails_in:
-            raise ZeroDivisionError("D failed")
-
-    def prepare_data(self) -> None:
-        self.hear("prepare_data")
-
-    def setup(self, stage: str) -> None:
-        self.hear("setup")
-
-    def train_dataloader(self) -> Any:
-        self.hear("train_dataloader")
-        return batches()
-
-    def on_exception(self, exception: BaseException) -> None:
-        self.hear("on_exception")
-
-    def teardown(self, stage: str) -> None:
-        self.hear("teardown")
-
-
-class Place(SingleDevice):
-    fails_in = ""
-
-    def hear(self, event: str) -> None:
-        HEARD.append(f"S {event}")
-        if event == self.fails_in:
-            raise ZeroDivisionError("S failed")
-
-    def setup(self, stage: str) -> None:
-        self.hear("setup")
-
-    def on_exception(self, exception: BaseException) -> None:
-        self.hear("on_exception")
-
-    def teardown(self, stage: str) -> None:
-        self.hear("teardown")
-
-
-def place() -> Place:
-    return Place(torch.device("cpu"))
-
-
 # ---- the way a run should go -------------------------------------------------------------------------------------
-
-
-def test_everyone_is_set_up_and_torn_down_in_the_order_of_the_contract() -> None:
-    quiet(hooks=[Witness("a"), Witness("b")], strategy=place()).fit(Module(), Data())
-    assert HEARD == [
-        "D prepare_data",
-        "D setup",
-        "a setup",
-        "b setup",
-        "M setup",
-        "M configure_model",
-        "S setup",
-        "M configure_optimizers",
-        "D train_dataloader",
-        "a on_train_end",
-        "b on_train_end",
-        "S teardown",
-        "a on_fit_end",
-        "b on_fit_end",
-        "M on_fit_end",
-        "D teardown",
-        "a teardown",
-        "b teardown",
-        "M teardown",
-    ]
 
 
 @pytest.mark.parametrize("verb", ["validate", "test", "predict"])
@@ -352,68 +217,6 @@ def test_status_is_error_when_on_exception_is_heard() -> None:
 
 
 # ---- when something fails ----------------------------------------------------------------------------------------
-
-
-def test_a_failure_is_told_to_hooks_module_data_and_strategy_then_everyone_is_torn_down() -> None:
-    with pytest.raises(ZeroDivisionError, match="a failed"):
-        quiet(hooks=[Witness("a", "on_train_batch_end"), Witness("b")], strategy=place()).fit(
-            Module(), Data()
-        )
-    start = HEARD.index("a on_train_batch_end")
-    assert HEARD[start + 1 :] == [
-        "a on_exception",
-        "b on_exception",
-        "M on_exception",
-        "D on_exception",
-        "S on_exception",
-        "S teardown",
-        "D teardown",
-        "a teardown",
-        "b teardown",
-        "M teardown",
-    ]
-
-
-def test_failures_in_on_exception_and_teardown_do_not_keep_the_others_from_hearing() -> None:
-    class FailsAgain(Witness):
-        def on_exception(self, exception: BaseException) -> None:
-            super().on_exception(exception)
-            raise RuntimeError(f"{self.name} failed again")
-
-        def teardown(self, stage: str) -> None:
-            super().teardown(stage)
-            raise RuntimeError(f"{self.name} failed at last")
-
-    module, data, strategy = Module(), Data(), place()
-    module.fails_in, data.fails_in, strategy.fails_in = "on_exception", "teardown", "teardown"
-    with pytest.raises(ZeroDivisionError, match="b failed") as caught:
-        quiet(hooks=[FailsAgain("a"), FailsAgain("b", "on_train_batch_end")], strategy=strategy).fit(
-            module, data
-        )
-    start = HEARD.index("b on_train_batch_end")
-    assert HEARD[start + 1 :] == [
-        "a on_exception",
-        "b on_exception",
-        "M on_exception",
-        "D on_exception",
-        "S on_exception",
-        "S teardown",
-        "D teardown",
-        "a teardown",
-        "b teardown",
-        "M teardown",
-    ]
-    notes = "\n".join(caught.value.__notes__)
-    for text in (
-        "a failed again",
-        "b failed again",
-        "M failed",
-        "S failed",
-        "D failed",
-        "a failed at last",
-        "b failed at last",
-    ):
-        assert text in notes
 
 
 def test_the_original_exception_names_the_hook_the_event_and_the_position() -> None:

@@ -131,64 +131,6 @@ def test_one_asked_for_at_the_end_of_training_is_written(tmp_path: Path) -> None
     assert (tmp_path / "end" / "state.json").is_file()
 
 
-def test_on_checkpoint_save_gets_the_exact_path_the_step_and_the_reason(tmp_path: Path) -> None:
-    seen: list[tuple[Path, int, str]] = []
-
-    class Listen(Hook):
-        def on_step_end(self, trainer: Any, step: int) -> None:
-            if step == 2:
-                trainer.save_checkpoint(reason="interval")
-                trainer.save_checkpoint(tmp_path / "best one", reason="best")
-
-        def on_checkpoint_save(self, path: Path, step: int, reason: str) -> None:
-            assert (path / "model.safetensors").is_file()
-            seen.append((path, step, reason))
-
-    trainer = quiet(hooks=[Listen()], run_dir=tmp_path / "run", checkpoint=True)
-    trainer.fit(Net(), batches())
-    folder = tmp_path / "run" / "checkpoints"
-    assert seen == [
-        (folder / "step-2", 2, "interval"),
-        (tmp_path / "best one", 2, "best"),
-        (folder / "last", 4, "last"),
-    ]
-
-
-def test_a_checkpoint_may_be_edited_while_it_is_put_together(tmp_path: Path) -> None:
-    class Edit(Hook):
-        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-            checkpoint["mine"] = {"words": ["a", "b"], "tensor": torch.arange(3)}
-
-        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-            self.mine = checkpoint["mine"]
-
-    class EditToo(Net):
-        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-            checkpoint["module"] = {name: value + 1 for name, value in checkpoint["module"].items()}
-
-    edit = Edit()
-    trainer = quiet(hooks=[edit, SaveAt(1, tmp_path / "c")])
-    trainer.fit(EditToo(lr=0.0), batches())
-    net = Net(lr=0.0)
-    quiet(hooks=[edit]).fit(net, batches(), resume=tmp_path / "c")
-    assert edit.mine["words"] == ["a", "b"]
-    assert edit.mine["tensor"].tolist() == [0, 1, 2]
-    assert torch.equal(net.layer.weight, trainer.module.layer.weight + 1)
-
-
-def test_on_load_checkpoint_may_change_what_is_restored(tmp_path: Path) -> None:
-    class Renamed(Net):
-        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-            checkpoint["module"]["layer.weight"] = torch.full((2, 4), 7.0)
-
-    trainer = quiet()
-    trainer.fit(Net(), batches())
-    trainer.save_checkpoint(tmp_path / "c")
-    net = Renamed()
-    quiet().fit(net, batches(), resume=tmp_path / "c")
-    assert torch.equal(net.layer.weight, torch.full((2, 4), 7.0))
-
-
 def test_after_a_run_a_checkpoint_is_written_at_once(tmp_path: Path) -> None:
     trainer = quiet()
     trainer.fit(Net(), batches())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -237,3 +240,58 @@ def test_a_hooks_own_learning_rate_is_used_and_stays() -> None:
     trainer.on("step_end")(lambda lr: used.append(lr))
     trainer.fit(Net(), batches(3))
     assert used == [0.1, 0.05, 0.05]
+
+
+class PlateauByStep(Net):
+    """Records the metric of each call of its scheduler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("score", float(self.global_step))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        plateau = ReduceLROnPlateau(optimizer, patience=0)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": plateau, "monitor": "score", "interval": "step", "frequency": 2},
+        }
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        self.seen.append(float(metric))
+        scheduler.step(metric)
+
+
+def test_a_plateau_scheduler_by_step_gets_the_metric_of_the_validation_after_that_step() -> None:
+    module = PlateauByStep()
+    quiet(val_check_interval=2).fit(module, batches(6), batches(1))
+    assert module.seen == [2.0, 4.0, 6.0]
+    module = PlateauByStep()
+    quiet(accumulate_grad_batches=2, val_check_interval=4).fit(
+        module, (each for each in batches(8)), batches(1)
+    )
+    assert module.seen == [2.0, 4.0]
+    module = PlateauByStep()
+    quiet(accumulate_grad_batches=4).fit(module, iter(batches(6)), batches(1))  # a short last window
+    assert module.seen == [2.0]
+
+
+def test_a_resume_from_a_validation_advances_a_plateau_scheduler_by_step_once() -> None:
+    class SavesInValidation(Hook):
+        def on_validation_start(self, trainer: Any, sanity_checking: bool) -> None:
+            if trainer.global_step == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    module = PlateauByStep()
+    trainer = quiet(val_check_interval=2, hooks=SavesInValidation(), run_dir="run", checkpoint=True)
+    with contextlib.suppress(SystemExit):
+        trainer.fit(module, batches(6), batches(1))
+    assert module.seen == []
+    again = PlateauByStep()
+    quiet(val_check_interval=2, run_dir="run", checkpoint=True).fit(
+        again, batches(6), batches(1), resume="auto"
+    )
+    assert again.seen == [2.0, 4.0, 6.0]

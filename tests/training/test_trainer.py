@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,9 +47,67 @@ def test_an_unknown_option_is_refused_with_the_closest_right_one() -> None:
         Trainer(max_epoch=3)  # type: ignore[call-arg]
 
 
-def test_hooks_must_be_a_list() -> None:
-    with pytest.raises(OptionError, match="hooks= takes a list of hooks, not Counter"):
-        Trainer(hooks=Counter(), enable_progress_bar=False)  # type: ignore[arg-type]
+def test_one_hook_stands_for_a_list_of_one() -> None:
+    def listed(**given: Any) -> list[str]:
+        return Trainer(enable_progress_bar=False, logger=None, **given).hooks.list_hooks()
+
+    @on("train_start")
+    def function() -> None: ...
+
+    class Plain:
+        def on_train_start(self) -> None: ...
+
+    class Iterable(Hook):
+        def __iter__(self) -> Any:
+            return iter(())
+
+    for one, name in [
+        (Counter(), "counter"),
+        (Counter, "counter"),
+        (function, "function"),
+        (Plain(), "plain"),
+    ]:
+        assert listed(hooks=one) == listed(callbacks=one) == [name]
+    assert listed(hooks=Iterable(), callbacks=Counter()) == ["iterable", "counter"]
+    assert listed(hooks=None, callbacks=None) == []
+
+
+def test_without_a_logger_the_run_has_none() -> None:
+    assert not Trainer(logger=None).loggers and not Trainer(logger=False).loggers and Trainer().loggers
+
+
+def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    options = Trainer(default_root_dir="~/all", run_dir=Path("~") / "one", trace="~/t.json").options
+    assert (options.default_root_dir, options.run_dir, options.trace) == (
+        str(tmp_path / "all"),
+        tmp_path / "one",
+        str(tmp_path / "t.json"),
+    )
+    trainer = quiet(run_dir="~/run", checkpoint=True)
+    trainer.fit(Net(), batches())
+    assert Path(trainer.run_dir) == tmp_path / "run"
+    again = quiet(run_dir="~/run", checkpoint=True, max_epochs=2)
+    again.fit(Net(), batches(), resume="~/run/checkpoints/last")
+    assert again.state.resumed
+
+
+def test_a_hook_is_removed_by_name_as_the_object_or_by_its_class() -> None:
+    @on("train_start")
+    def function() -> None: ...
+
+    first, second = Counter(name="first"), Counter(name="second")
+    trainer = Trainer(hooks=[first, second, function], enable_progress_bar=False)
+    with pytest.raises(
+        HookError, match="2 hooks are Counter: pass the object or the name of one: first, second"
+    ):
+        trainer.remove_hook(Counter)
+    assert trainer.remove_hook("first") is first
+    assert trainer.remove_hook(Counter) is second
+    with pytest.raises(HookError, match="Counter.* is not one of the hooks. Hooks: function"):
+        trainer.remove_hook(second)
+    trainer.remove_hook(function)
+    assert trainer.hooks.list_hooks() == []
 
 
 @pytest.mark.parametrize(
@@ -101,16 +160,6 @@ def test_something_that_is_no_data_module_is_refused() -> None:
         quiet().fit(Net(), datamodule=batches())  # type: ignore[arg-type]
 
 
-def test_properties_tell_where_the_run_is() -> None:
-    net = Net()
-    trainer = quiet(max_epochs=2)
-    trainer.fit(net, batches(3))
-    assert trainer.model is trainer.module is net
-    assert (trainer.global_step, trainer.current_epoch, trainer.status) == (6, 1, "completed")
-    assert len(trainer.optimizers) == 1
-    assert trainer.device == torch.device("cpu")
-
-
 def test_attributes_of_ones_own_may_be_put_on_the_trainer() -> None:
     seen: list[int] = []
 
@@ -132,37 +181,6 @@ def test_estimated_steps_outside_a_run_are_refused() -> None:
 
 
 # ---- hooks by name -----------------------------------------------------------------------------------------------
-
-
-def test_hooks_are_added_removed_and_switched_by_name() -> None:
-    counter = Counter()
-    trainer = quiet()
-    handle = trainer.add_hook(counter, name="mine")
-    assert handle.name == "mine"
-    trainer.fit(Net(), batches(2))
-    trainer.disable_hook("mine")
-    trainer.fit(Net(), batches(2))
-    assert (counter.count, trainer.hooks.list_hooks()) == (2, [])
-    trainer.enable_hook("mine")
-    trainer.fit(Net(), batches(2))
-    assert counter.count == 4
-    assert trainer.remove_hook("mine") is counter
-    trainer.fit(Net(), batches(2))
-    assert counter.count == 4
-
-
-def test_a_hook_switched_off_in_the_middle_hears_nothing_from_the_next_event_on() -> None:
-    counter = Counter("mine")
-    trainer = quiet(hooks=[counter])
-    trainer.on("step_end", when=lambda step: step == 2)(lambda trainer: trainer.disable_hook("mine"))
-    trainer.on("step_end", when=lambda step: step == 4)(lambda trainer: trainer.enable_hook("mine"))
-    trainer.fit(Net(), batches(6))
-    assert counter.count == 4
-
-
-def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(HookError, match="There is no hook named 'countr'. Did you mean 'counter'"):
-        quiet(hooks=[Counter()]).remove_hook("countr")
 
 
 def test_a_handle_in_a_with_block_lets_go_of_its_hook() -> None:
@@ -260,19 +278,6 @@ def test_explain_shows_who_listens_before_anything_runs() -> None:
     assert "on_train_epoch_end" in text and "Listening" in text
     trainer.fit(Net(), batches(1))
     assert trainer.global_step == 1
-
-
-# ---- logging from hooks ------------------------------------------------------------------------------------------
-
-
-def test_hooks_log_through_the_trainer() -> None:
-    class Logs(Hook):
-        def on_train_batch_end(self, trainer: Any, batch_idx: int) -> None:
-            trainer.log("batch", batch_idx, on_step=False, on_epoch=True)
-            trainer.log_dict({"a": 1.0, "b": 2.0})
-
-    metrics = quiet(hooks=[Logs()]).fit(Net(), batches(3))
-    assert (metrics["batch"], metrics["a"], metrics["b"]) == (1.0, 1.0, 2.0)
 
 
 # ---- importing ---------------------------------------------------------------------------------------------------

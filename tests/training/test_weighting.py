@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,128 +12,30 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import Net, batches, quiet
-from torch import Tensor, nn
+from torch import nn
+from training.weighted import (
+    CLOSE,
+    Batch,
+    Heard,
+    Tokens,
+    assert_close,
+    by_tokens,
+    count,
+    large,
+    trained,
+    uneven,
+    windows,
+)
 
-from hookline import END_EPOCH, SKIP_BATCH, CheckpointError, Hook, Mixture, Module, OptionError
+from hookline import CheckpointError, Hook, Mixture, OptionError
 
-CLOSE = 1e-12
 """How far sums of float64 in another order may be apart."""
 MANY = 65_536
-Batch = dict[str, Tensor]
-
-
-class Tokens(Module):
-    """A loss over the tokens that the mask keeps, in float64."""
-
-    def __init__(self, optimizer: str = "sgd") -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.first, self.last = nn.Linear(3, 4, dtype=torch.float64), nn.Linear(4, 1, dtype=torch.float64)
-        self.optimizer = optimizer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.first(x))).squeeze(-1)
-
-    def training_step(self, batch: Batch) -> Any:
-        errors = (self(batch["x"]) - batch["y"]).square()
-        return (errors * batch["mask"]).sum() / batch["mask"].sum()
-
-    def configure_optimizers(self) -> Any:
-        if self.optimizer == "adamw":
-            return torch.optim.AdamW(self.parameters(), lr=0.01)
-        if self.optimizer == "lbfgs":
-            return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
-        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-
-
-def count(batch: Batch) -> int:
-    return int(batch["mask"].sum())
-
-
-def uneven(*tokens: int, length: int = 6) -> list[Batch]:
-    """A batch for each number of tokens: as many samples as it takes, the last one padded."""
-    generator = torch.Generator().manual_seed(1)
-    made = []
-    for many in tokens:
-        rows = max(1, -(-many // length))
-        mask = (torch.arange(rows * length) < many).to(torch.float64).reshape(rows, length)
-        made.append(
-            {
-                "x": torch.randn(rows, length, 3, generator=generator, dtype=torch.float64),
-                "y": torch.randn(rows, length, generator=generator, dtype=torch.float64),
-                "mask": mask,
-            }
-        )
-    return made
-
-
-def large(data: list[Batch]) -> Batch:
-    return {name: torch.cat([each[name] for each in data]) for name in data[0]}
-
-
-def windows(data: list[Batch], size: int) -> list[Batch]:
-    return [large(data[start : start + size]) for start in range(0, len(data), size)]
-
-
-def assert_close(a: nn.Module, b: nn.Module) -> None:
-    for (name, mine), (_, theirs) in zip(a.named_parameters(), b.named_parameters(), strict=True):
-        assert torch.allclose(mine, theirs, rtol=0, atol=CLOSE), name
 
 
 def assert_same(a: nn.Module, b: nn.Module) -> None:
     for (name, mine), (_, theirs) in zip(a.named_parameters(), b.named_parameters(), strict=True):
         assert torch.equal(mine, theirs), name
-
-
-def trained(data: Any, optimizer: str = "sgd", **options: Any) -> Tokens:
-    net = Tokens(optimizer)
-    quiet(**{"count_tokens": count, **options}).fit(net, data)
-    return net
-
-
-def by_tokens(data: Any, optimizer: str = "sgd", **options: Any) -> Tokens:
-    return trained(data, optimizer, accumulate_by="tokens", **options)
-
-
-class Stream:
-    """A loader that cannot tell its length."""
-
-    def __init__(self, items: list[Any]) -> None:
-        self.items = items
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.items)
-
-
-class AtStart(Hook):
-    """Returns a signal at the batches named."""
-
-    def __init__(self, signals: dict[int, Any]) -> None:
-        self.signals = signals
-
-    def on_train_batch_start(self, batch_idx: int) -> Any:
-        return self.signals.get(batch_idx)
-
-
-class Heard(Hook):
-    """Skips, and the losses of updates."""
-
-    def __init__(self) -> None:
-        self.skips: list[str] = []
-        self.losses: list[float] = []
-        self.rows: list[float] = []
-        self.tokens = 0
-
-    def on_step_skipped(self, reason: str) -> None:
-        self.skips.append(reason)
-
-    def on_step_end(self, ctx: Any, tokens_seen: int) -> None:
-        self.losses.append(float(ctx.loss))
-        self.tokens = tokens_seen
-
-    def on_train_metrics(self, metrics: Any) -> None:
-        if "train/loss" in metrics:
-            self.rows.append(float(metrics["train/loss"]))
 
 
 # ---- equal to one large batch ------------------------------------------------------------------------------------
@@ -174,77 +74,7 @@ def test_without_weights_the_mean_of_means_is_another_update() -> None:
     assert not torch.allclose(net.first.weight, whole.first.weight, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("loader", [list, Stream])
-def test_a_short_last_window_counts_what_it_has(loader: Any) -> None:
-    data = uneven(30, 2, 11, 5, 17)
-    assert_close(
-        by_tokens(loader(data), accumulate_grad_batches=3, max_epochs=2),
-        trained(windows(data, 3), max_epochs=2),
-    )
-
-
-@pytest.mark.parametrize(("signal", "used"), [(SKIP_BATCH, [[0, 2], [3, 4, 5]]), (END_EPOCH, [[0]])])
-@pytest.mark.parametrize("at", [1])
-def test_batches_that_a_hook_leaves_out_count_nothing(signal: Any, used: list[list[int]], at: int) -> None:
-    data = uneven(30, 2, 11, 5, 17, 9)
-    net = by_tokens(data, accumulate_grad_batches=3, hooks=[AtStart({at: signal})])
-    assert_close(net, trained([large([data[index] for index in each]) for each in used]))
-
-
-@pytest.mark.parametrize("without", [0, 1, 2])
-def test_a_batch_without_a_loss_counts_nothing(without: int) -> None:
-    data = uneven(30, 2, 11)
-
-    class Some(Tokens):
-        def training_step(self, batch: Batch) -> Any:
-            return None if batch is data[without] else super().training_step(batch)
-
-    net = Some()
-    quiet(count_tokens=count, accumulate_by="tokens", accumulate_grad_batches=3).fit(net, data)
-    assert_close(net, trained([large([each for each in data if each is not data[without]])]))
-
-
-def test_an_update_that_is_not_finite_is_skipped_and_the_next_is_right() -> None:
-    data = uneven(30, 2, 11, 5)
-    data[1]["y"][0, 0] = torch.nan
-    heard = Heard()
-    net = by_tokens(data, accumulate_grad_batches=2, nonfinite="skip", hooks=[heard])
-    assert heard.skips == ["nonfinite"]
-    assert_close(net, trained(windows(data[2:], 2)))
-
-
 # ---- batches that hold nothing -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("tokens", [(0, 30, 2), (30, 0, 2), (30, 2, 0)])
-def test_a_batch_without_tokens_counts_nothing_though_its_loss_is_not_a_number(
-    tokens: tuple[int, ...],
-) -> None:
-    data, heard = uneven(*tokens), Heard()
-    net = by_tokens(data, accumulate_grad_batches=3, hooks=[heard], log_every_n_steps=1)
-    assert_close(net, trained(windows(data, 3)))
-    assert heard.skips == []
-    assert all(loss == loss for loss in (*heard.losses, *heard.rows))
-
-
-def test_a_window_without_tokens_makes_no_update_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    heard = Heard()
-    data = uneven(0, 0, 30, 2)
-    trainer = quiet(count_tokens=count, accumulate_by="tokens", accumulate_grad_batches=2, hooks=[heard])
-    trainer.fit(net := Tokens(), data)
-    assert heard.skips == ["no_loss"]
-    assert trainer.global_step == 1
-    assert_close(net, trained(windows(data[2:], 2)))
-    with caplog.at_level(logging.WARNING):
-        by_tokens(uneven(0, 0))
-    assert "or its batches had no tokens to count (accumulate_by='tokens')" in caplog.text
-
-
-@pytest.mark.parametrize("first", [(3, 3), (900, 3), (3, 900)])
-def test_many_windows_without_an_update_do_not_move_the_scale_of_the_next(first: tuple[int, int]) -> None:
-    data = [*uneven(*first), *uneven(0) * 2300, *uneven(13, 29)]
-    net = by_tokens(data, accumulate_grad_batches=2)
-    assert_close(net, trained([large(data[:2]), large(data[-2:])]))
 
 
 # ---- other ways to train -----------------------------------------------------------------------------------------

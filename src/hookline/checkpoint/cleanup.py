@@ -76,6 +76,14 @@ def clean_up(folder: Path, alone: bool = False) -> list[Path]:
     return restored
 
 
+def remove_abandoned_files(folder: Path) -> None:
+    """Delete the temporary files of processes that died while they wrote a checkpoint of one file."""
+    for path, match in left_overs(folder):
+        if path.is_file() and match["pid"] and not _is_in_use(path, match["host"], int(match["pid"])):
+            with contextlib.suppress(OSError):  # another process may clean up as well
+                path.unlink()
+
+
 def _is_ours(path: Path) -> bool:
     """Return whether it was a checkpoint: it has a valid manifest, or only files that a checkpoint has."""
     if not path.is_dir() or path.is_symlink():

@@ -230,7 +230,9 @@ def _is_position(value: Any) -> bool:
             "validated_at": is_pair,
             "epoch_advanced": _is_flag,
             "owes_validation": _is_flag,
+            "plateau_due": _is_flag,
         },
+        optional=["plateau_due"],
     )
 
 
@@ -373,7 +375,7 @@ RUN: dict[str, tuple[Check, str]] = {
     "module": (_is_table, "a table of weights"),
     "datamodule": (lambda value: True, ""),
     "hooks": (lambda value: _values(value, lambda _: True), "a table of hooks"),
-    "kinds": (lambda value: _all(value, (list,), _is_text), "a list of names"),
+    "kinds": (lambda value: value is None or _all(value, (list,), _is_text), "a list of names, or None"),
     "optimizers": (_are_optimizers, "a list of the states of optimizers"),
     "schedulers": (lambda value: isinstance(value, list), "a list of the states of schedules"),
     "precision": (_is_table, "a table"),

@@ -57,7 +57,7 @@ def import_checkpoint(path: str | os.PathLike[str], weights: str | None = None) 
     itself is not a state_dict.
     """
     file = Path(path)
-    contents = _read(file)
+    contents = read_plain(file)
     known = contents if isinstance(contents, Mapping) else {}
     optimizers = _first(known, OPTIMIZERS, (list, tuple, Mapping))
     hparams = _first(known, HPARAMS, (Mapping,))
@@ -72,7 +72,8 @@ def import_checkpoint(path: str | os.PathLike[str], weights: str | None = None) 
     )
 
 
-def _read(file: Path) -> Any:
+def read_plain(file: Path) -> Any:
+    """Return the tensors and plain values of a torch.save file."""
     if is_url(file) or re.match(r"\w+:/\w", file.as_posix()):
         # Path has replaced the two slashes by one
         raise CheckpointError(

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from hookline.checkpoint import files
 from hookline.checkpoint import manifest as manifests
 from hookline.checkpoint.averages import check_weights, choose_weights
 from hookline.checkpoint.catalog import Read, find, first_whole, newest_first
@@ -174,6 +175,9 @@ def read_checkpoint(source: str | os.PathLike[str], read: Read = read) -> ReadCh
     url = as_url(path)
     if url:
         return _read_below_url(url, read)
+    if Path(path).is_file():
+        contents = files.read(path)
+        return ReadCheckpoint(str(path), contents, contents["counters"]["step"])
     if not Path(path).is_dir() or (Path(path) / manifests.NAME).exists():
         return ReadCheckpoint(str(path), read(path), read_manifest(path)["step"])
     found, broken = find(Path(path))

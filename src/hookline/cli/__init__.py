@@ -1,7 +1,7 @@
 """The command line. Heavy modules are imported by the command that needs them, so that `--help` is fast.
 
 May import: util, engine, loggers, run, checkpoint, reliability, tracing, control, training, config, report,
-watch.
+interop, watch.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ RUNS = {
     "predict": "write predictions to predictions.jsonl in the run's directory",
     "explain": "show the lifecycle of a run with its listeners, without running it",
 }
+SYSTEMS = ("lightning", "pytorch_lightning", "trainers", "model_training_framework", "kempnerforge")
 CODES = """\
 exit codes: 0 success (also a run that a hook stopped), 1 the run failed, 2 a wrong command or configuration,
 124 the watchdog ended a process that hung, 130 stopped by Ctrl-C, 138 by SIGUSR1, 143 by SIGTERM
@@ -63,6 +64,19 @@ TRACE_CODES = (
     "exit codes: 0 success, 1 the hook failed or requests a fact that was not recorded, 2 a wrong "
     "command, or not a trace"
 )
+RUN_CODES = """\
+A program whose import lines name one of these systems runs unchanged. Packages that are not installed need
+no option.
+  trainers, model_training_framework, kempnerforge   Hookline's modules stand in for them
+  lightning, pytorch_lightning                       with --as lightning, their Trainer is Hookline's
+                                                     In a script: import hookline.interop.run_as_lightning
+
+Options for hookline come before SCRIPT. The exit code is that of the program; 2 a wrong command."""
+CONVERT_CODES = """\
+--module and --datamodule are for programs that pass their classes to LightningCLI, so that the file has only
+the arguments. All problems are reported together.
+
+exit codes: 0 success, 2 a wrong command, or a value that Hookline does not have"""
 OVERRIDES = """Any key of the configuration can be set here, after the file:
   --trainer.max_epochs 3  --hooks.stop.patience 9  --module.width=64  --hooks.bar false"""
 
@@ -106,6 +120,10 @@ def _command(given: list[str]) -> int:
         from hookline.cli import traces
 
         return traces.run(chosen)
+    if chosen.command in ("run", "convert"):
+        from hookline.cli import scripts
+
+        return scripts.run(chosen) if chosen.command == "run" else scripts.convert(chosen)
     if chosen.command == "new":
         from hookline.cli import scaffold
 
@@ -170,7 +188,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hookline {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, doc: str, epilog: str = "", group: Any = commands) -> argparse.ArgumentParser:
+    def command(
+        name: str, doc: str, epilog: str = "", group: Any = commands, json: bool = True
+    ) -> argparse.ArgumentParser:
         added: argparse.ArgumentParser = group.add_parser(
             name,
             help=doc,
@@ -179,7 +199,10 @@ def make_parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        added.add_argument("--json", action="store_true", help="for programs: one JSON document on stdout")
+        if json:
+            added.add_argument(
+                "--json", action="store_true", help="for programs: one JSON document on stdout"
+            )
         return added
 
     for name, doc in RUNS.items():
@@ -217,6 +240,7 @@ def make_parser() -> argparse.ArgumentParser:
             added.add_argument(
                 "--fresh", action="store_true", help="start a new run, even if run_dir has checkpoints"
             )
+    _foreign_commands(command)
     added = command("hooks", "list the available hooks, or describe one")
     added.add_argument("name", nargs="?", metavar="NAME")
     added = command("events", "list the events of a run, or describe one")
@@ -256,6 +280,31 @@ def make_parser() -> argparse.ArgumentParser:
     )
     _checkpoint_commands(command, whole.add_subparsers(dest="action", required=True, metavar="COMMAND"))
     return parser
+
+
+def _foreign_commands(command: Any) -> None:
+    added = command("run", "run a program written for another trainer, unchanged", RUN_CODES, json=False)
+    added.add_argument(
+        "--as",
+        dest="replace",
+        action="append",
+        default=[],
+        choices=SYSTEMS,
+        metavar="NAME",
+        help=f"replace this package even if it is installed: {', '.join(SYSTEMS)}",
+    )
+    added.add_argument("-m", action="store_true", help="SCRIPT is the name of a module, as for python -m")
+    added.add_argument("script", metavar="SCRIPT")
+    added.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="its own arguments")
+    added = command("convert", "write a configuration of Hookline for one of LightningCLI", CONVERT_CODES)
+    added.add_argument("config", metavar="CONFIG", help="a .yaml file of LightningCLI")
+    added.add_argument("out", metavar="OUT", nargs="?", help="a .yaml file; by default CONFIG.hookline.yaml")
+    added.add_argument("--module", default="", metavar="PATH", help="the class path of the model")
+    added.add_argument("--datamodule", default="", metavar="PATH", help="the class path of the data module")
+    added.add_argument(
+        "--allow", action="append", default=[], metavar="PACKAGE", help="also check classes of this package"
+    )
+    added.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
 
 def _running_commands(command: Any) -> None:

@@ -14,6 +14,7 @@ from hookline.config.files import Source, lay_over, named
 from hookline.config.hooks import make_hooks, read_hooks
 from hookline.config.permissions import PATH, Permissions, why_not_own
 from hookline.config.problems import ConfigError, Override, below, nearest, plain
+from hookline.engine.foreign import is_module_class
 from hookline.engine.hook import Hook
 from hookline.engine.registry import offered_hooks
 from hookline.util.errors import HooklineError, OptionError
@@ -70,6 +71,8 @@ SECTIONS: dict[str, str] = {
     "allow": "further packages of your own that class paths may name",
 }
 
+OF_LIGHTNING = {"model", "data", "seed_everything", "ckpt_path"}
+"""Sections of LightningCLI, which has others in common with Hookline."""
 TYPED = tuple(name for name in SECTIONS if name != "allow")
 """Sections that the command line can set as a whole. It has an option `--allow` of its own."""
 
@@ -130,7 +133,13 @@ class Config:
     def _unknown(self, key: str) -> None:
         from hookline.config.sections import option_names
 
-        value = self.source.values[key]
+        value, source_keys = self.source.values[key], set(self.source.values)
+        if len(OF_LIGHTNING & source_keys) > 1:
+            raise ConfigError(
+                f"this is a configuration of LightningCLI: `hookline convert {self.source.name}` writes one "
+                "of Hookline.",
+                where=self.source.name,
+            )
         if key in option_names():
             raise self.source.wrong(key, f"this is an option of the trainer: write trainer.{key}.", value)
         if key in offered_hooks():
@@ -187,7 +196,7 @@ class Config:
 
             seed_everything(arguments["seed"])
         module = trainer_section.read_module(source, permissions)
-        if isinstance(module, Module):
+        if isinstance(module, Module) or is_module_class(type(module)):
             for name in functions:
                 raise source.wrong(
                     name,
@@ -196,7 +205,7 @@ class Config:
                 )
             if optimizer is not None:
                 optimizer.module = module
-                module.configure_optimizers = optimizer.configure_optimizers  # type: ignore[method-assign]
+                module.configure_optimizers = optimizer.configure_optimizers
         elif optimizer is not None:
             functions["optimizer"] = optimizer
         if "mixture" in source.values:

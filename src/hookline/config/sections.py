@@ -12,7 +12,7 @@ from hookline.config.classes import ConfigKey, Part, check, make, read_part, res
 from hookline.config.files import Source, named
 from hookline.config.permissions import Permissions
 from hookline.config.problems import ConfigError, Override, below, nearest, plain
-from hookline.engine.foreign import is_data_class
+from hookline.engine.foreign import is_data_class, is_logger_class
 from hookline.run.options import OLD_NAMES, InFile, Options, Parts, read_arguments, with_new_names
 from hookline.util.errors import OptionError
 
@@ -112,7 +112,7 @@ def read_loggers(source: Source, permissions: Permissions) -> Any:
     given = given.guess if isinstance(given, Override) else given
     if isinstance(given, bool) or given is None:
         return bool(given)
-    place = ConfigKey("a logger", (Logger,), home="hookline.loggers")
+    place = ConfigKey("a logger", (Logger,), home="hookline.loggers", adopts=is_logger_class)
     if isinstance(given, str):
         return [_object(source, "loggers", given, place, permissions)]
     given = named(given)

@@ -56,6 +56,10 @@ class Loader:
     """How the ranks share the source."""
     seed: int | None = field(default=None, init=False)
     """The seed of the order; set when the first pass is opened, and saved in checkpoints."""
+    sampler_epoch: int | None = field(default=None, init=False)
+    """The epoch that samplers with `set_epoch` get, if it is not that of the order: an evaluation has one
+    order.
+    """
     shard_plan: ShardPlan = field(init=False, repr=False)
     _whole: int | None = field(init=False, repr=False)
     """Batches of this rank in a whole pass."""
@@ -115,7 +119,7 @@ class Loader:
         """
         self.agree()
         reader = self.reader
-        set_epoch(self.source, epoch)
+        set_epoch(self.source, epoch if self.sampler_epoch is None else self.sampler_epoch)
         if self.seed is None and not isinstance(reader, ListReader):
             drawn = int(torch.randint(2**62, ()).item()) if seed is None else seed
             self.seed = self.sharding.ranks.from_zero(drawn)
@@ -271,9 +275,16 @@ def set_epoch(source: Any, epoch: int) -> None:
 
 
 def make_loaders(
-    given: Any, limit: int | float, kind: str, sharding: RankSharding | None = None
+    given: Any,
+    limit: int | float,
+    kind: str,
+    sharding: RankSharding | None = None,
+    made: type[Loader] = Loader,
 ) -> list[Loader]:
-    """Return named loaders for the user's argument: one loader, a list, or a dictionary of names."""
+    """Return named loaders for the user's argument: one loader, a list, or a dictionary of names.
+
+    made: the class of the loaders.
+    """
     sharding = sharding or RankSharding()
     if given is None:
         return []
@@ -305,7 +316,7 @@ def make_loaders(
         for name, source in named.items()
     }
     return [
-        Loader(name, source, limited(lengths[name], limit, kind), sharding=sharding)
+        made(name, source, limited(lengths[name], limit, kind), sharding=sharding)
         for name, source in named.items()
     ]
 

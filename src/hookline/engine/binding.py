@@ -120,8 +120,8 @@ def bind_by_position(
     """Bind a step or an action, which receives the event's facts in order, whatever its parameters are
     called.
 
-    It requests further facts by name, with additional or keyword-only parameters. overridden: as in
-    `bind_by_name`.
+    It requests further facts by name, with additional or keyword-only parameters. A step with `*args` gets
+    the batch, its index and, with several loaders, the loader's index. overridden: as in `bind_by_name`.
     """
 
     def remaining(own: list[inspect.Parameter], theirs: list[inspect.Parameter]) -> list[inspect.Parameter]:
@@ -131,7 +131,7 @@ def bind_by_position(
     positional = [table.fact(name, event) for name in event.facts]
     for parameter in _with_overridden(_parameters(function, where), iter(overridden), remaining, where):
         if parameter.kind is parameter.VAR_POSITIONAL:
-            arguments.positional_rest()
+            arguments.rest_of_step()
         elif parameter.kind is parameter.VAR_KEYWORD:
             continue
         elif positional and parameter.kind is not parameter.KEYWORD_ONLY:
@@ -158,6 +158,10 @@ def _refuse_swapped(name: str, fact: Fact, event: Event, table: EventTable, wher
             f"{where} gets its arguments by position ({', '.join(event.facts)}), so {name!r} would be the "
             f"{fact.name}. Move it to its position, or make it a keyword-only parameter: `*, {name}`."
         )
+
+
+IF_SEVERAL = "*(({},) if s.several_loaders else ())"
+"""The text of an argument that is passed only if the pass has several loaders."""
 
 
 class _Arguments:
@@ -192,6 +196,19 @@ class _Arguments:
             if fact is not None and fact.name not in self.facts:
                 self.source.append(self.table.expression(fact, self.event))
                 self.facts.append(fact.name)
+
+    def rest_of_step(self) -> None:
+        """Add the arguments that a step or an action has in every trainer: no names of loaders, and the index
+        of the loader only where it tells several apart.
+        """
+        for name in self.event.facts:
+            fact = self.table.fact(name, self.event)
+            if fact is None or fact.name in self.facts or name == "dataloader_name":
+                continue
+            source = self.table.expression(fact, self.event)
+            is_step = name == "dataloader_idx" and "batch_idx" in self.event.facts
+            self.source.append(IF_SEVERAL.format(source) if is_step else source)
+            self.facts.append(fact.name)
 
     def keyword_rest(self) -> None:
         bound = self.function.keywords if isinstance(self.function, functools.partial) else {}

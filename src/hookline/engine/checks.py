@@ -275,15 +275,15 @@ class Table:
 
 
 class OnDisk:
-    """The path of a file or directory."""
+    """The path of a file or directory; `~` is the home directory."""
 
     def __init__(self, wanted: str = "a path") -> None:
         self.wanted = wanted
 
     def __call__(self, name: str, value: Any) -> Any:
-        """Return the value, or raise."""
+        """Return the path, or raise."""
         check_path(name, value, self.wanted)
-        return value
+        return at_home(value)
 
 
 # ---- checks of one value -----------------------------------------------------------------------------------
@@ -372,6 +372,12 @@ def _no_time(name: str, given: Any, hint: str) -> OptionError:
 
 
 # ---- paths -------------------------------------------------------------------------------------------------
+
+
+def at_home(path: Any) -> Any:
+    """Return a path with `~` replaced by the home directory, as the type that was given."""
+    text = os.fspath(path)
+    return type(path)(os.path.expanduser(text)) if str(text).startswith("~") else path
 
 
 def check_path(name: str, path: Any, wanted: str = "a path") -> None:

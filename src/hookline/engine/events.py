@@ -72,7 +72,7 @@ def _known(
 # fmt: off
 FACT_ROWS: tuple[Fact, ...] = (
     # known at every event
-    _known("trainer", "the trainer"),
+    _known("trainer", "the trainer", reads="s.shown_trainer"),
     _known("module", "your module, without the wrapper of a strategy or of torch.compile",
            spellings=("pl_module", "model")),
     _known("wrapped_model",

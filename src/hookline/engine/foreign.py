@@ -1,5 +1,5 @@
-"""Adapt hooks, modules and data modules of other packages. They are recognised by their class, without an
-import.
+"""Adapt hooks, modules, data modules and loggers of other packages. They are recognised by their class,
+without an import.
 """
 
 from __future__ import annotations
@@ -47,6 +47,15 @@ class RunAware:
         """Prepare for a run, before `setup`."""
 
 
+@runtime_checkable
+class KeyedState(Protocol):
+    """A hook whose state another package stores under a key of its own."""
+
+    def find_state(self, states: dict[str, Any], name: str) -> Any:
+        """Return its state among those of all hooks in a checkpoint, or None."""
+        ...
+
+
 class DataLike(Protocol):
     """The methods of a data module, Hookline's or another package's, for type checkers."""
 
@@ -60,6 +69,21 @@ class DataLike(Protocol):
         """Return the training loader."""
 
 
+class LoggerLike(Protocol):
+    """The methods of another package's logger, for type checkers."""
+
+    @property
+    def name(self) -> Any:
+        """Return the name of the experiment."""
+
+    @property
+    def version(self) -> Any:
+        """Return the version of the experiment."""
+
+    def finalize(self, status: str, /) -> Any:
+        """End the log."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A base class of another package, and the adapter for its subclasses."""
@@ -71,7 +95,7 @@ class Kind:
 
 _LIGHTNING = ("lightning", "pytorch_lightning")
 KINDS = (
-    Kind(_LIGHTNING, "Callback", "hookline.interop.lightning.callbacks:LightningCallback"),
+    Kind(_LIGHTNING, "Callback", "hookline.interop.lightning.adopted_callback:LightningCallback"),
     Kind(
         ("transformers",), "TrainerCallback", "hookline.interop.transformers.callbacks:TransformersCallback"
     ),
@@ -79,6 +103,17 @@ KINDS = (
 )
 MODULES = (Kind(_LIGHTNING, "LightningModule", "hookline.interop.lightning.adopted_module:steps_of"),)
 DATA = (Kind(_LIGHTNING, "LightningDataModule", "hookline.interop.lightning.adopted_module:data_of"),)
+
+
+LOGGERS = (Kind(_LIGHTNING, "Logger", "hookline.interop.lightning.loggers:AdoptedLogger"),)
+FILE_READER = "hookline.interop.lightning.checkpoint_file:read_file"
+"""Reads a checkpoint that is one file."""
+
+
+def read_file(path: Any, rank: int, world_size: int) -> dict[str, Any]:
+    """Return the contents of a checkpoint in another package's format, for one rank."""
+    module, _, reader = FILE_READER.partition(":")
+    return getattr(importlib.import_module(module), reader)(path, rank, world_size)  # type: ignore[no-any-return]
 
 
 def adopt(hook: Any) -> Any:
@@ -99,9 +134,25 @@ def adopt_data(given: Any) -> Any:
     return given if make is None else make(given)
 
 
+def adopt_logger(given: Any) -> Any:
+    """Return the adapter of another package's logger; any other object unchanged."""
+    make = _adapter_of(given, LOGGERS)
+    return given if make is None else make(given)
+
+
+def is_logger_class(cls: type) -> bool:
+    """Return whether its instances are loggers of another package that can be adapted."""
+    return _adapter_for(cls, LOGGERS) is not None
+
+
 def is_hook_class(cls: type) -> bool:
     """Return whether its instances are hooks of another package that can be adapted."""
     return _adapter_for(cls, KINDS) is not None
+
+
+def is_module_class(cls: type) -> bool:
+    """Return whether its instances are modules of another package, with steps and optimizers of their own."""
+    return _adapter_for(cls, MODULES) is not None
 
 
 def is_data_class(cls: type) -> bool:

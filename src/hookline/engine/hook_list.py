@@ -19,7 +19,7 @@ from hookline.engine.foreign import Adapter, adopt
 from hookline.engine.hook import TIERS, FunctionHook, Hook, check_names, definition, redefines, snake_case
 from hookline.engine.listener import ON_ERROR, Listener, find_listeners, make_listener
 from hookline.engine.plan import Plan
-from hookline.util.errors import HookError, closest
+from hookline.util.errors import HookError, closest, described
 
 log = logging.getLogger("hookline")
 
@@ -314,11 +314,31 @@ class HookList:
         if self._entries.get(entry.name) is entry:
             self.dismiss(entry.name)
 
-    def remove(self, name: str) -> Any:
-        """Remove a hook by name and return it."""
-        entry = self.entry(name)
+    def remove(self, hook: Any) -> Any:
+        """Remove a hook and return it. hook: its name, the object that was added, or its class if it has one
+        hook only.
+        """
+        entry = self.entry(hook) if isinstance(hook, str) else self._entry_of(hook)
         self.discard(entry)
         return entry.given
+
+    def _entry_of(self, hook: Any) -> Entry:
+        """Return the entry of an object or of the only hook of a class; raise if there is none."""
+        entries = self._entries.values()
+        found = [
+            each for each in entries if hook is each.given or hook is getattr(each.hook, "function", self)
+        ]
+        if not found and inspect.isclass(hook):
+            found = [each for each in entries if type(each.given) is hook]
+        if len(found) == 1:
+            return found[0]
+        which = hook.__name__ if inspect.isclass(hook) else described(hook)
+        names = ", ".join(each.name for each in found or entries) or "none"
+        raise HookError(
+            f"{which} is not one of the hooks. Hooks: {names}."
+            if not found
+            else f"{len(found)} hooks are {which}: pass the object or the name of one: {names}."
+        )
 
     def discard(self, entry: Entry) -> None:
         """Remove an entry, if it is still in the list."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import logging
 import re
 import sys
@@ -17,7 +18,7 @@ from hookline.engine.binding import Binding, Caller, bind_by_name, bind_by_posit
 from hookline.engine.cost import Account, Allowance
 from hookline.engine.events import NOTHING, RECEIVERS, SIGNAL, Event, EventTable
 from hookline.engine.filters import Filter, When, _When, filters_of
-from hookline.engine.source_text import parsed, passes_arguments_on, words_of
+from hookline.engine.source_text import closed_over, parsed, passes_arguments_on, words_of
 from hookline.util.errors import HookError, OptionError, StopTraining, closest, described, misspelling_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -246,7 +247,11 @@ def make_listener(
     where = _where(owner, function)
     _refuse_never_run(function, event, where)
     bind = bind_by_position if by_position else bind_by_name
-    binding = bind(function, event, table, where, overridden(owner, function))
+    below = overridden(owner, function)
+    inner = undecorated(owner, function)
+    if inner is not None and all(table.fact(name, event) is not None for name in _required(inner)):
+        below = itertools.chain([inner], overridden(owner, inner))
+    binding = bind(function, event, table, where, below)
     filters = [*(filters or ()), *filters_of(function)]
     for made in filters:
         if isinstance(made, _When):
@@ -273,6 +278,22 @@ def overridden(owner: Any, function: Callable[..., Any]) -> Iterator[Callable[..
                 return
             function = found.__get__(owner, type(owner))
             yield function
+
+
+def undecorated(owner: Any, function: Callable[..., Any]) -> Callable[..., Any] | None:
+    """Return the method under a decorator without functools.wraps, if the decorator's function closes over
+    it; None if there is none.
+    """
+    inner = inspect.unwrap(function)
+    if inner is not function and inspect.ismethod(inner):  # an adapter's wrapper around the original's method
+        owner, function = inner.__self__, inner
+    written = plain_function(function)
+    for cls in type(owner).__mro__:
+        for method, value in vars(cls).items():
+            if _plain_member(value) is written and inspect.isfunction(written):
+                found = closed_over(written, method)
+                return None if found is None else found.__get__(owner, type(owner))
+    return None
 
 
 def find_listeners(owner: Any, receiver: str, name: str, table: EventTable) -> list[Listener]:

@@ -1,5 +1,5 @@
-"""Read the names in the source text of a class, for checks when a hook is added. Code without source text is
-not checked.
+"""Read the code of a hook when it is added: the names in its source text, and the function under a decorator.
+Code without source text is not checked.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
+from types import CellType, FunctionType
 from typing import Any
 
 
@@ -68,6 +69,22 @@ def passes_arguments_on(function: Any, method: str) -> bool:
     return method in words_of(tree) and (
         starred or any(each.arg is None for call in calls for each in call.keywords)
     )
+
+
+def closed_over(function: FunctionType, method: str) -> FunctionType | None:
+    """Return the function of this name that a function calls from its closure, through any number of
+    decorators.
+    """
+    if function.__name__ == method:
+        return None
+    cells = [each.cell_contents for each in function.__closure__ or () if each != EMPTY_CELL]
+    inner = [each for each in cells if inspect.isfunction(each)]
+    named = next((each for each in inner if each.__name__ == method), None)
+    return named or next((found for each in inner if (found := closed_over(each, method))), None)
+
+
+EMPTY_CELL = CellType()
+"""A variable of a closure that has no value yet."""
 
 
 def _name(node: ast.expr) -> str:

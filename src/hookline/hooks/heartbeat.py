@@ -50,7 +50,13 @@ class Heartbeat(Hook):
         if path is not None:
             check_file("Heartbeat: path", path)
         self.every = _seconds(every)
-        self.path = Path(path) if path is not None else Path("heartbeat.json") if address is None else None
+        self.path = (
+            Path(path).expanduser()
+            if path is not None
+            else Path("heartbeat.json")
+            if address is None
+            else None
+        )
         self._file: Path | None = None
         self._next = math.inf
         self._warned = False

@@ -32,7 +32,7 @@ class JSONLog(Hook):
     ) -> None:
         """`path`: the file, by default `logs/training_<time>.jsonl`, relative to the run's directory."""
         self.log_every_n_batches = log_every_n_batches
-        self.path = None if path is None else Path(path)
+        self.path = None if path is None else Path(path).expanduser()
         self._file: JSONLines | None = None
         self._began = self._epoch_began = 0.0
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from hookline.engine.events import EVENTS
 from hookline.engine.hook import Hook
+from hookline.engine.source_text import closed_over
 
 Reader = Callable[[Any], Any]
 """Converts a fact of Hookline to the value that the dialect documents."""
@@ -30,6 +31,8 @@ class Row:
     """Whether it is called in the sanity check; systems that have none would count it as an evaluation."""
     other_forms: tuple[tuple[str, ...], ...] = ()
     """Further argument lists with which the method is written and called."""
+    if_several: tuple[str, ...] = ()
+    """Arguments that a method with `*args` gets only if the pass has several loaders."""
 
     @property
     def forms(self) -> tuple[tuple[str, ...], ...]:
@@ -70,7 +73,7 @@ def adapt_methods(cls: type, rows: Mapping[str, Row]) -> None:
 
 def _adapted(function: Callable[..., Any], method: str, row: Row) -> Callable[..., Any]:
     """Return the method for the plan: it requests facts by name and receives them as the dialect has them."""
-    arguments = _Arguments(function, row)
+    arguments = _Arguments(function, row, method)
     event = EVENTS[row.event]
     is_same_event = method in (event.name, *event.spellings) and row.in_sanity_check
     picks = arguments.picks()
@@ -113,6 +116,24 @@ def _accepting_longer_forms(
     return accept_longer_forms
 
 
+def _parameters(function: Callable[..., Any], row: Row, method: str) -> list[inspect.Parameter]:
+    """Return the parameters after `self`; of a decorator without functools.wraps, those of the method under
+    it, if it does not have more than the dialect passes.
+    """
+    parameters = list(inspect.signature(function).parameters.values())
+    takes_rest = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    if takes_rest and inspect.isfunction(function) and (inner := closed_over(function, method)):
+        theirs = list(inspect.signature(inner).parameters.values())[1:]
+        needed = [each for each in theirs if each.kind is each.POSITIONAL_OR_KEYWORD]
+        if len(needed) <= max(map(len, row.forms)):
+            return theirs
+    return (
+        parameters
+        if parameters[:1] and parameters[0].kind is parameters[0].VAR_POSITIONAL
+        else parameters[1:]
+    )
+
+
 class _Arguments:
     """The facts that a method requests, and the source of the arguments that it is called with.
 
@@ -120,14 +141,14 @@ class _Arguments:
     parameter names. Any other parameter keeps its default, or its name, which the binding then rejects.
     """
 
-    def __init__(self, function: Callable[..., Any], row: Row) -> None:
+    def __init__(self, function: Callable[..., Any], row: Row, method: str) -> None:
         self.row = row
         self.facts: list[str] = []
         self.passed: list[str] = []
         self.order: list[str] = []
         """The facts in the order in which the method takes them."""
         self.by_position = False
-        parameters = list(inspect.signature(function).parameters.values())[1:]
+        parameters = _parameters(function, row, method)
         known = {each.name: EVENTS.fact(each.name, EVENTS[row.event]) for each in parameters}
         named = {fact.name for fact in known.values() if fact is not None}
         listed = [
@@ -143,7 +164,7 @@ class _Arguments:
             keyword = f"{each.name}=" if each.kind is each.KEYWORD_ONLY else ""
             if each.kind is each.VAR_POSITIONAL:
                 for name in list(self.unassigned):
-                    self._take_positional(name)
+                    self._take_positional(name, is_rest=True)
             elif fact is not None:
                 self._take(fact.name, keyword)
             elif self.unassigned and not keyword and each.kind is not each.VAR_KEYWORD:
@@ -159,10 +180,15 @@ class _Arguments:
             elif not keyword:
                 break  # the remaining parameters keep their defaults
 
-    def _take_positional(self, name: str) -> None:
+    def _take_positional(self, name: str, is_rest: bool = False) -> None:
         self.by_position = True
         self.unassigned.remove(name)
         self._take(name)
+        if is_rest and name in self.row.if_several:
+            self._take("state")
+            state, index = self.passed.pop(), self.passed.pop()
+            self.order.pop()
+            self.passed.append(f"*(({index},) if {state}.several_loaders else ())")
 
     def _take(self, name: str, keyword: str = "") -> None:
         if not keyword:
@@ -217,7 +243,8 @@ class AdoptedCallback:
     kind = ""
     name = ""
     tier = "user"
-    order = after_module = None
+    order: int | None = None
+    after_module: bool | tuple[str, ...] | None = None
     ranks = "all"
     on_error = "raise"
 
@@ -248,9 +275,10 @@ class AdoptedCallback:
         """Return whether the callback's class or the instance itself (a LambdaCallback) defines the
         method.
         """
-        return method in vars(self.original) or getattr(type(self.original), method, None) is not getattr(
-            self.base, method, None
-        )
+        if method in vars(self.original):
+            return vars(self.original)[method] is not None
+        found = getattr(type(self.original), method, None)
+        return found is not None and found is not getattr(self.base, method, None)
 
     def before_optimizers(self) -> None:
         """Prepare for the optimizers of a checkpoint, which are restored next."""

@@ -4,6 +4,7 @@ your own.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -303,11 +304,17 @@ def _shared(name: str, make: Callable[[Any], dict[str, Any]]) -> Callable[[Any],
     return logs
 
 
+def _nonfinite_loss(s: Any) -> dict[str, float]:
+    """Return the loss of the newest batch if it is NaN or infinite: in Keras it makes the epoch's loss so."""
+    loss = s.loss
+    return {} if loss is None or math.isfinite(loss) else {"loss": loss}
+
+
 _LOGS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "": lambda s: {},
     "batch": _shared("batch", lambda s: dict(s.batch_metrics)),
-    "epoch": _shared("epoch", lambda s: epoch_logs(s.metrics)),
-    "end": _shared("end", lambda s: epoch_logs(s.metrics)),
+    "epoch": _shared("epoch", lambda s: {**epoch_logs(s.metrics), **_nonfinite_loss(s)}),
+    "end": _shared("end", lambda s: {**epoch_logs(s.metrics), **_nonfinite_loss(s)}),
     "test": _shared("test", lambda s: test_logs(s.metrics, "test/" if s.stage == "test" else "val/")),
 }
 

@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hookline.engine.checks import refused
+from hookline.engine.foreign import adopt_logger
 from hookline.loggers.base import Logger, Loggers
 from hookline.util.errors import OptionError
 
 
 def make_loggers(given: Any, default: Callable[[], Logger]) -> Loggers:
-    """Return the loggers for True, False, one logger or several. Loggers that may be slow get a thread."""
+    """Return the loggers for True, False, one logger or several, also those of Lightning.
+
+    Loggers that may be slow get a thread.
+    """
     if given is True:
         return Loggers([default()])
     if given is False or given is None:
@@ -21,13 +25,15 @@ def make_loggers(given: Any, default: Callable[[], Logger]) -> Loggers:
     members: list[Any] = (
         [given] if isinstance(given, Logger | str) or not isinstance(given, Iterable) else list(given)
     )
+    members = [adopt_logger(each) for each in members]
     for each in members:
         if not isinstance(each, Logger):
             raise refused(
                 "logger",
                 each,
                 "True, False, a Logger, or a list of them",
-                " hookline.loggers has CSV, Console, JSONLines, MLflow, TensorBoard, Trackio and WandB.",
+                " hookline.loggers has CSV, Console, JSONLines, MLflow, TensorBoard, Trackio and WandB; "
+                "Lightning's loggers can be passed as they are.",
             )
         _check_methods(each)
     from hookline.loggers.queued import Queued

@@ -38,7 +38,7 @@ class JSONLines(Logger):
     def __init__(self, path: str | Path | None = None) -> None:
         if path is not None:
             check_path("path", path, "the path of a file")
-        self._given = Path(path) if path is not None else None
+        self._given = Path(path).expanduser() if path is not None else None
         self._run_dir: Callable[[], Path] = Path
         self._file: IO[str] | None = None
         self._found = 0

@@ -104,6 +104,8 @@ def how_to_load(module: nn.Module, path: Path | str, hooks: Any) -> str:
     where, name = json.dumps(_text(path), ensure_ascii=False), type(module).__name__
     if isinstance(module, Module) and _can_be_made(module, hooks) and (code := import_of(type(module))):
         return f"{code}; model = {name}.load_from_checkpoint({where})"
+    if Path(str(path)).is_file():  # in another package's format
+        where = f"hookline.import_checkpoint({where})"
     return f"import hookline; hookline.load_weights(model, {where})  # model: {name}, made as before"
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from hookline.distributed.base import Strategy
+    from hookline.engine.foreign import LoggerLike
     from hookline.loggers.base import Logger
 
 
@@ -23,6 +24,8 @@ class HowLongArguments(TypedDict, total=False):
     """Ignore requests to stop before this many epochs are complete."""
     max_steps: int
     """Number of optimizer updates. -1: no limit."""
+    min_steps: int
+    """Ignore requests to stop before this many optimizer updates."""
     max_time: str | float | datetime.timedelta | None
     """Limit of the training time: seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta."""
 
@@ -127,11 +130,12 @@ class PartsArguments(TypedDict, total=False):
     """Hooks, loggers and devices."""
 
     hooks: Iterable[Any]
-    """Hooks: instances, classes, or functions marked with `@on`."""
+    """One hook or a list: instances, classes, or functions marked with `@on`. None: no hooks."""
     callbacks: Iterable[Any]
-    """Another name for `hooks`; both lists are used."""
-    logger: bool | Logger | Iterable[Logger]
-    """A Logger or several, which receive the metrics. True: log.jsonl in the run's directory. False: none."""
+    """Another name for `hooks`; both are used."""
+    logger: bool | Logger | LoggerLike | Iterable[Logger | LoggerLike] | None
+    """A Logger or several, also Lightning's, which receive the metrics. True: log.jsonl in the run's directory. False or
+    None: none."""
     strategy: str | Strategy
     """How the model runs on devices and ranks (multi-GPU, distributed training): 'auto' (DDP if several processes were
     started), 'single', 'ddp', 'fsdp', or a Strategy."""

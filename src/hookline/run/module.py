@@ -30,6 +30,8 @@ class Actions:
 
     automatic_optimization: bool = True
     """False: `training_step` calls `manual_backward` and the optimizers itself."""
+    strict_loading: bool = True
+    """False: a resume loads the weights that the checkpoint has and keeps the module's own for the others."""
 
     def _attach(self, run: Any) -> None:
         """Set the run when it begins, and None when it ends."""

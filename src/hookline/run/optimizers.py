@@ -66,7 +66,9 @@ def parse(returned: Any, module: str) -> tuple[list[Optimizer], list[Schedule]]:
     if isinstance(returned, list | tuple):
         if len(returned) == 2 and all(isinstance(part, list | tuple) for part in returned):
             optimizers = [_optimizer(each, module) for each in returned[0]]
-            return optimizers, [_schedule(each, _owner(each, optimizers), module) for each in returned[1]]
+            return optimizers, [
+                _schedule(each, _owner(each, optimizers, module), module) for each in returned[1]
+            ]
         if returned and all(isinstance(each, dict) for each in returned):
             parts = [_one(each, index, module) for index, each in enumerate(returned)]
             return [o for part in parts for o in part[0]], [s for part in parts for s in part[1]]
@@ -130,6 +132,8 @@ def _one(given: dict[str, Any], index: int, module: str) -> tuple[list[Optimizer
             )
     optimizer = _optimizer(given.get("optimizer"), module)
     scheduler = given.get("lr_scheduler")
+    if scheduler is not None:
+        _owner(scheduler, [optimizer], module)
     return [optimizer], [] if scheduler is None else [_schedule(scheduler, index, module)]
 
 
@@ -158,7 +162,17 @@ def _schedule(given: Any, index: int, module: str) -> Schedule:
     return Schedule(optimizer_idx=index, **given)
 
 
-def _owner(given: Any, optimizers: list[Optimizer]) -> int:
+def _owner(given: Any, optimizers: list[Optimizer], module: str) -> int:
+    """Return the index of the scheduler's optimizer. One that was not returned would never be called."""
     scheduler = given.get("scheduler") if isinstance(given, dict) else given
     owner = getattr(scheduler, "optimizer", None) if isinstance(scheduler, LRScheduler) else None
-    return next((index for index, each in enumerate(optimizers) if each is owner), 0)
+    if owner is None:
+        return 0
+    for index, each in enumerate(optimizers):
+        if each is owner or bare(each) is bare(owner):
+            return index
+    raise OptionError(
+        f"{module}.configure_optimizers: {type(scheduler).__name__} is attached with an optimizer that "
+        f"wasn't returned ({type(owner).__name__}), so its learning rates have no effect. Return that "
+        "optimizer, or make the scheduler from the returned one."
+    )

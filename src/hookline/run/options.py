@@ -31,12 +31,16 @@ from hookline.engine.checks import (
     refused,
     rule_of,
 )
+from hookline.engine.events import EVENTS
+from hookline.engine.foreign import is_hook_class
+from hookline.engine.hook import Hook
 from hookline.util.errors import OptionError, closest
 
 if TYPE_CHECKING:
     import torch
 
     from hookline.distributed.base import Strategy
+    from hookline.engine.foreign import LoggerLike
     from hookline.loggers.base import Logger
 
 OLD_NAMES = {"save": "write", "on_save_error": "on_error"}
@@ -147,6 +151,8 @@ class HowLong:
     """Ignore requests to stop before this many epochs are complete."""
     max_steps: Annotated[int, AtLeast(-1)] = -1
     """Number of optimizer updates. -1: no limit."""
+    min_steps: Annotated[int, AtLeast(0)] = 0
+    """Ignore requests to stop before this many optimizer updates."""
     max_time: Time | None = None
     """Limit of the training time: seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta."""
 
@@ -298,13 +304,15 @@ class Options(
             self.limit_train_batches = self.overfit_batches
         if self.max_epochs is None:
             self.max_epochs = -1 if self.max_steps >= 0 or self.max_time is not None else 1000
-        if 0 <= self.max_epochs < self.min_epochs:
-            raise OptionError(
-                f"min_epochs={self.min_epochs} is more than max_epochs={self.max_epochs}.",
-                option="min_epochs",
-                value=self.min_epochs,
-                allowed=f"at most max_epochs={self.max_epochs}",
-            )
+        for what in ("epochs", "steps"):
+            least, most = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
+            if 0 <= most < least:
+                raise OptionError(
+                    f"min_{what}={least} is more than max_{what}={most}.",
+                    option=f"min_{what}",
+                    value=least,
+                    allowed=f"at most max_{what}={most}",
+                )
 
     @property
     def saving(self) -> Saving:
@@ -387,14 +395,20 @@ class InFile:
 
 
 def _hook_list(name: str, hooks: Any) -> list[Any]:
-    if isinstance(hooks, Mapping | str) or not hasattr(hooks, "__iter__"):
+    """Return the hooks as a list: one hook, a class or a marked function stands for a list of it."""
+    if hooks is None:
+        return []
+    if isinstance(hooks, type | Hook) or is_hook_class(type(hooks)) or hasattr(hooks, "__hookline_on__"):
+        return [hooks]
+    is_list = hasattr(hooks, "__iter__") and not isinstance(hooks, Mapping | str)
+    if not is_list and not any(EVENTS.find(each, "H") for each in dir(hooks)):
         raise OptionError(
-            f"{name}= takes a list of hooks, not {type(hooks).__name__}.",
+            f"{name}= takes a hook or a list of hooks, not {type(hooks).__name__}.",
             option=name,
             value=hooks,
-            allowed="a list of hooks",
+            allowed="a hook or a list of hooks",
         )
-    return list(hooks)
+    return list(hooks) if is_list else [hooks]
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
@@ -402,11 +416,13 @@ class Parts:
     """Hooks, loggers and devices."""
 
     hooks: Annotated[Iterable[Any], _hook_list] = ()
-    """Hooks: instances, classes, or functions marked with `@on`."""
+    """One hook or a list: instances, classes, or functions marked with `@on`. None: no hooks."""
     callbacks: Annotated[Iterable[Any], _hook_list] = ()
-    """Another name for `hooks`; both lists are used."""
-    logger: "bool | Logger | Iterable[Logger]" = True
-    """A Logger or several, which receive the metrics. True: log.jsonl in the run's directory. False: none."""
+    """Another name for `hooks`; both are used."""
+    logger: "bool | Logger | LoggerLike | Iterable[Logger | LoggerLike] | None" = True
+    """A Logger or several, also Lightning's, which receive the metrics. True: log.jsonl in the run's
+    directory. False or None: none.
+    """
     strategy: Annotated["str | Strategy", InFile(str)] = "auto"
     """How the model runs on devices and ranks (multi-GPU, distributed training): 'auto' (DDP if several
     processes were started), 'single', 'ddp', 'fsdp', or a Strategy.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -286,6 +287,12 @@ class Traits:
     """Whether an optimizer calls the closure to recompute the loss."""
     compiled: Graphs | None = None
     """The graphs of the training step (`CompiledStep`), with compile="step"."""
+    step_choices: tuple[Callable[[Any, Any], Any], ...] = ()
+    """Return another class for the training step of one process, from the run and the chosen class."""
+    warned_of_none: bool = False
+    """Whether a batch that is None was reported."""
+    rules: Any = None
+    """The decisions of the loop that trainers take differently (`LoopRules`)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -304,6 +311,8 @@ class Progress:
     """The state before that validation, which a checkpoint saves instead of the changed one."""
     revision: int = 0
     """The number of events between batches whose listeners may have changed the state."""
+    plateau_due: bool = False
+    """Whether an update was made after which a per-step scheduler with a metric has not advanced yet."""
     schedulers_advanced_at: int = -1
     """The step at which schedulers last advanced."""
     step_before_batch: int = 0
@@ -324,12 +333,26 @@ class Progress:
             "validated_at": self.validated_at,
             "epoch_advanced": self.epoch_advanced,
             "owes_validation": self.validation_pending,
+            **({"plateau_due": True} if self.plateau_due else {}),
         }
+
+    @contextlib.contextmanager
+    def shown_as(self, **fields: Any) -> Iterator[None]:
+        """Set fields within the context, such as those of the next save point."""
+        before = {name: getattr(self, name) for name in fields}
+        for name, value in fields.items():
+            setattr(self, name, value)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(self, name, value)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restore the progress from a checkpoint."""
         self.position, self.validated_at = saved["batches"], tuple(saved["validated_at"])
         self.epoch_advanced, self.validation_pending = saved["epoch_advanced"], saved["owes_validation"]
+        self.plateau_due = bool(saved.get("plateau_due", False))
 
 
 @dataclass(slots=True, eq=False)

@@ -60,6 +60,7 @@ def write_row(
     if not values or not (s.logger or has_listeners):
         return
     row: Mapping[str, float] = {}
+    s.subject.row_over = over
     if has_listeners:
         measured = dict(values)
         with rescued_row(s, measured, over, step, epoch, with_pending=False):

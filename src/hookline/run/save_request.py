@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hookline.run.state_parts import Counts
 from hookline.util.errors import CheckpointError, OptionError, closest
@@ -12,6 +12,18 @@ from hookline.util.urls import check_url, is_url
 
 REASONS = ("interval", "best", "last", "signal", "exception", "manual")
 COUNTERS = Counts.SAVED
+
+
+class CheckpointFormat(Protocol):
+    """A format of checkpoints other than Hookline's directory, such as a file that another trainer reads."""
+
+    def prepare(self, contents: dict[str, Any]) -> None:
+        """Complete the contents, before listeners of on_save_checkpoint edit them."""
+        ...
+
+    def write(self, contents: dict[str, Any], path: Path | str) -> None:
+        """Write the edited contents. All ranks call it, if there are several."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +37,8 @@ class SaveRequest:
     """The metric it is kept for: name, mode and score."""
     is_automatic: bool = False
     """Whether it is the run's own `checkpoints/last`, whose failure does not end the run."""
+    format: CheckpointFormat | None = None
+    """None: Hookline's directory."""
 
 
 def make_save_request(path: Path | str | None, reason: str, monitor: dict[str, Any] | None) -> SaveRequest:

@@ -157,6 +157,8 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
         """Write facts by name, for a state that no loop drives."""
         for name, value in facts.items():
             setattr(self.owner(name), name, value)
+        if "trainer" in facts:
+            self.setup.shown_trainer = self.setup.trainer
 
     def owner(self, name: str) -> Any:
         """Return the part that a fact is written to."""

@@ -25,6 +25,8 @@ class Setup:
     """The objects of a run that are fixed before training begins."""
 
     trainer: Any = None
+    shown_trainer: Any = None
+    """The trainer that hooks get: the same, or the trainer of another package that runs this one."""
     module: Any = None
     wrapped_model: Any = None
     hooks: Any = None
@@ -51,6 +53,7 @@ class SetupFacts:
     __slots__ = ()
 
     trainer: Any = fact("setup.trainer")
+    shown_trainer: Any = fact("setup.shown_trainer")
     module: Any = fact("setup.module")
     wrapped_model: Any = fact("setup.wrapped_model")
     hooks: Any = fact("setup.hooks")
@@ -166,6 +169,8 @@ class CurrentBatch:
     batch_idx: int = 0
     dataloader_idx: int = 0
     dataloader_name: str = ""
+    several_loaders: bool = False
+    """Whether this pass over data has more than one loader."""
     returned: Any = None
     """The value that the step returned."""
     live_loss: Any = None
@@ -197,6 +202,7 @@ class BatchFacts:
     batch_idx: int = fact("current.batch_idx")
     dataloader_idx: int = fact("current.dataloader_idx")
     dataloader_name: str = fact("current.dataloader_name")
+    several_loaders: bool = fact("current.several_loaders")
     returned: Any = fact("current.returned")
     live_loss: Any = fact("current.live_loss")
     scaled_loss: Any = fact("current.scaled_loss")
@@ -260,6 +266,8 @@ class Subject:
     saved_step: int = 0
     reason: str = ""
     row: Any = None
+    row_over: str = "step"
+    """What the numbers of the row are values or means of: 'step' or 'epoch'."""
     own: dict[str, Any] = field(default_factory=dict)
     """The facts of an event that the user declared."""
 
@@ -274,4 +282,5 @@ class SubjectFacts:
     saved_step: int = fact("subject.saved_step")
     reason: str = fact("subject.reason")
     row: Any = fact("subject.row")
+    row_over: str = fact("subject.row_over")
     own: dict[str, Any] = fact("subject.own")

@@ -108,9 +108,11 @@ class View:
         """Register a hook, before or during a run. During a run it is set up at once."""
         return self.hooks.add(hook, name)
 
-    def remove_hook(self, name: str) -> Any:
-        """Remove a hook by name and return it. During a run its teardown is called."""
-        return self.hooks.remove(name)
+    def remove_hook(self, hook: Any) -> Any:
+        """Remove a hook, given by name, as the object or by its class, and return it. During a run its
+        teardown is called.
+        """
+        return self.hooks.remove(hook)
 
     def enable_hook(self, name: str) -> None:
         """Switch a hook on again."""

@@ -39,8 +39,15 @@ class AccumulatedStep(TrainStep):
         if signal is not END_EPOCH:
             if window.batches == 0:
                 window.size = window_size(self.run, batches_left)
-            self.is_last = window.batches + 1 >= window.size
+            self.is_last = window.batches + 1 >= window.size or batches_left == 1
         return signal
+
+    def skip_empty(self, batches_left: int | None) -> Signal | None:
+        """Leave out a batch that is None; it counts as one of its window."""
+        if self.window.batches == 0:
+            self.window.size = window_size(self.run, batches_left)
+        self.is_last = self.window.batches + 1 >= self.window.size
+        return super().skip_empty(batches_left)
 
     def skip(self, signal: Signal) -> Signal | None:
         """Skip this batch; if it is the last of its window, update on the other batches."""
@@ -90,8 +97,8 @@ class AccumulatedStep(TrainStep):
 
     def update_window(self) -> None:
         """Update the weights on the window, unless no batch had a loss or a value is not finite."""
-        window, s = self.window, self.state
-        s.current.window_losses = window.losses if self.run.traits.accumulate > 1 else None
+        window = self.window
+        self.publish_losses()
         count = self.count_losses()
         if not count:
             self.skip_update("no_loss")
@@ -101,6 +108,11 @@ class AccumulatedStep(TrainStep):
             self.rescale(count)
             self.update()
         window.clear()
+
+    def publish_losses(self) -> None:
+        """Set the losses of the window, of which listeners read the mean."""
+        accumulates = self.run.traits.accumulate > 1
+        self.state.current.window_losses = self.window.losses if accumulates else None
 
     def count_losses(self) -> float:
         """Return the total weight of the batches of the window that had a loss."""
@@ -116,6 +128,8 @@ class AccumulatedStep(TrainStep):
 
     def _rescale_all(self, count: float) -> None:
         window = self.window
+        if not self.run.traits.rules.averages_short_windows:
+            return
         window.correction = window.size * window.unit / count
         if window.correction != 1.0:
             rescale(self.state.setup.optimizers, window.correction)

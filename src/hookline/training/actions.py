@@ -12,6 +12,7 @@ from hookline.engine.binding import Caller, publishing
 from hookline.engine.events import Event
 from hookline.engine.listener import Listener, make_listener, overrides
 from hookline.engine.plan import Trace, noop
+from hookline.run.module import Actions
 from hookline.run.optimizers import needs_closure
 from hookline.run.run import Run
 from hookline.training.batch_events import set_loss
@@ -90,7 +91,8 @@ def _install(run: Run, event: Event) -> None:
         None
         if default is not None
         else make_listener(
-            getattr(owner, method),
+            # `module.test_step = None` stands for a module without it
+            getattr(owner, method) or getattr(Actions, method).__get__(owner),
             event,
             table,
             receiver=receiver,

@@ -62,7 +62,7 @@ class CompiledStep:
         """Parameters that no optimizer has. Their gradients add up, as they do without a graph."""
         arguments = torch_arguments(run.options.compile)
         self._is_strict = bool(arguments.pop("fullgraph", False))
-        self._restore = _set_torch_options()
+        self._restore = _set_torch_options(one_shape="dynamic" not in arguments)
         self._doer = self.plan.listeners("training_step")[-1]
         self._logs = LogCapture([run.module, run.state.trainer])
         self._forward = torch.compile(self._make_forward(), **arguments)
@@ -394,19 +394,27 @@ def _trained(s: State) -> list[Tensor]:
 # ---- torch -------------------------------------------------------------------------------------------------
 
 
-def _set_torch_options() -> Callable[[], None]:
+def _set_torch_options(one_shape: bool) -> Callable[[], None]:
     """Set torch's options for graphs with a backward pass, and return a function that restores them.
 
-    Graphs also check for module hooks that are added later, and take numbers as inputs.
+    Graphs also check for module hooks that are added later, and take numbers as inputs. one_shape: make one
+    graph per shape, because a graph for several shapes depends on which shape came first, and then resume is
+    not bit-exact. `torch.compile(dynamic=False)` means the same, and sets these options again in every call.
     """
     dynamo: Any = _dynamo().config
     compiler: Any = torch.compiler.config
-    before = dynamo.trace_autograd_ops, dynamo.skip_nnmodule_hook_guards, compiler.dynamic_sources
-    dynamo.trace_autograd_ops, dynamo.skip_nnmodule_hook_guards = True, False
-    compiler.dynamic_sources = ",".join(each for each in (before[2], NUMBERS) if each)
+    static = {"automatic_dynamic_shapes": False, "assume_static_by_default": True} if one_shape else {}
+    options = {"trace_autograd_ops": True, "skip_nnmodule_hook_guards": False, **static}
+    before = {name: getattr(dynamo, name) for name in options}
+    sources = compiler.dynamic_sources
+    for name, value in options.items():
+        setattr(dynamo, name, value)
+    compiler.dynamic_sources = ",".join(each for each in (sources, NUMBERS) if each)
 
     def restore() -> None:
-        dynamo.trace_autograd_ops, dynamo.skip_nnmodule_hook_guards, compiler.dynamic_sources = before
+        for name, value in before.items():
+            setattr(dynamo, name, value)
+        compiler.dynamic_sources = sources
 
     return restore
 

@@ -60,14 +60,19 @@ def _choose_class(run: Run) -> type[TrainStep]:
     if run.traits.skips_nonfinite:
         return CheckedStep
     is_plain = run.traits.accumulate == 1 and not run.window.batches and run.data.router is None
-    return TrainStep if is_plain else AccumulatedStep
+    kind: type[TrainStep] = TrainStep if is_plain else AccumulatedStep
+    for choose in run.traits.step_choices:
+        kind = choose(run, kind)
+    return kind
 
 
 def _make_backward(run: Run, divides: bool) -> Backward:
     s, window, router, weights = run.state, run.window, run.data.router, run.data.loss_weights
     factors: list[Factor] = []
-    if divides:
+    if divides and run.traits.rules.averages_short_windows:
         factors.append(lambda loss: loss if window.size == 1 else loss / window.size)
+    elif divides:
+        factors.append(lambda loss: loss / run.traits.accumulate)
     if run.data.totals is not None:
         rank_batch = run.data.totals.rank_batch
         factors.append(lambda loss: loss if rank_batch.factor == 1.0 else loss * rank_batch.factor)

@@ -131,4 +131,5 @@ class DataPass:
 
 @phase(OPENING)
 def _open(run: Run, loader: Loader) -> Iterator[Any]:
+    loader.sampler_epoch = run.state.epochs_seen
     return loader.batches(0)

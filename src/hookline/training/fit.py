@@ -28,12 +28,12 @@ from hookline.training.first_batches import after_resume
 from hookline.training.loading import load
 from hookline.training.participants import teardown_removed
 from hookline.training.pass_events import VALIDATION, SanityCheck
-from hookline.training.preflight import batches_between, check_before_training
+from hookline.training.preflight import check_before_training
 from hookline.training.restore import restoring
 from hookline.training.resume import START_OVER
 from hookline.training.run_events import end_as, end_training, start_epoch, start_training
 from hookline.training.saving import finish_saving, save_due, state_before_validation
-from hookline.training.schedulers import advance_epoch, advance_on_metric
+from hookline.training.schedulers import advance_epoch, advance_on_metric, advance_plateau
 from hookline.util.errors import END_EPOCH, OptionError, StopTraining
 from hookline.util.urls import is_url, shown
 
@@ -48,10 +48,9 @@ def fit(run: Run) -> None:
     if not run.progress.position:  # a run that resumes inside an epoch was checked when it began
         sanity_check(run)
     load(run, "train")
-    loader = run.data.train
     for warning in itertools.chain(*map(resume_limits, run.data.loaders["train"])):
         log.warning(warning)
-    load(run, "val")
+    run.traits.rules.load_validation(run, lambda: load(run, "val"))
     run.boundary.sync_point()
     if run.signals.number:
         run.saves.is_final = True  # nothing was trained, so there is nothing to save
@@ -64,7 +63,7 @@ def fit(run: Run) -> None:
             "parts that should, before fit.",
             type(run.module).__name__,
         )
-    check_before_training(run, epoch_length(run))  # before the loggers mark an earlier log as superseded
+    check_before_training(run)  # before the loggers mark an earlier log as superseded
     if run.resume.path is not None:
         # loggers write the path to their files, so a URL must not hold its secrets
         where = shown(run.resume.path) if is_url(run.resume.path) else run.resume.path
@@ -79,7 +78,7 @@ def fit(run: Run) -> None:
         if run.saves.requests:
             save_due(run)
         while not is_finished(run):
-            train_epoch(run, loader)
+            train_epoch(run)
     run.watch.check_now()
     if run.signals.number:
         save_due(run)  # the signal may have arrived between two epochs
@@ -103,9 +102,11 @@ def report_nothing_to_train(run: Run) -> None:
         restore_ending(run)
 
 
-def train_epoch(run: Run, loader: Any) -> None:
+def train_epoch(run: Run) -> None:
     """Train one epoch; a resumed run continues at its position in the epoch."""
     s, options = run.state, run.options
+    run.traits.rules.begin_epoch(run)
+    loader = run.data.train
     before = begin_epoch(run)
     start_epoch(run, run.progress.position, loader.name)
     run.boundary.sync_point()
@@ -116,7 +117,7 @@ def train_epoch(run: Run, loader: Any) -> None:
     if is_leaving and before is not None:
         run.resume.contents["rng"] = before  # a resume repeats this epoch with the same random numbers
     batches = iter(()) if is_leaving else open_loader(run, loader)
-    validate_every = validation_interval(run)
+    is_validation_due = run.traits.rules.validation_due(run)
     run.step = choose_step(run)
     if run.progress.validation_pending and not is_leaving and is_finished_after_pending_validation(run):
         is_leaving, batches = True, iter(())
@@ -134,14 +135,15 @@ def train_epoch(run: Run, loader: Any) -> None:
         run.progress.position = s.batch_idx + 1  # for skipped batches; `BatchEvents.end` sets it otherwise
         if run.participants.leaving:
             teardown_removed(run)
-        if validate_every and run.progress.position % validate_every == 0:
+        if is_validation_due is not None and is_validation_due():
             validate(run)
+        if run.progress.plateau_due:
+            advance_plateau(run)
         run.boundary.poll()
         if run.saves.requests:
             save_due(run)
-        if (s.should_stop or s.step == options.max_steps or options.max_time is not None) and is_finished(
-            run
-        ):
+        is_at_limit = 0 <= options.max_steps <= s.step or options.max_time is not None
+        if (s.should_stop or is_at_limit) and is_finished(run):
             break
     else:
         exhausted = not is_leaving
@@ -158,9 +160,11 @@ def close_epoch(run: Run, complete: bool) -> None:
         run.step.close_window()  # the last window may have fewer batches than the others
         advance_epoch(run)
     run.state.log.mode = "now"
-    if not run.signals.number and is_validation_due_at_end(run, complete):
+    is_validated = run.progress.validated_at == (run.state.epoch, run.state.batches_seen)
+    if not run.signals.number and not is_validated and run.traits.rules.validation_due_at_end(run, complete):
         validate(run)
         run.boundary.sync_point()
+    advance_plateau(run)
     if run.signals.number:  # save before the epoch's end is emitted, because a resume emits it again
         save_due(run)
         complete = False
@@ -253,7 +257,7 @@ def why_finished(run: Run) -> str:
         run.boundary.stop_by_clock()
     return (
         s.stop_reason or "a stop was requested"
-        if run.boundary.is_stopping and s.epochs_seen >= options.min_epochs
+        if run.boundary.is_stopping and run.traits.rules.may_stop(run)
         else ""
     )
 
@@ -282,11 +286,12 @@ def check_loader_end(run: Run, loader: Loader, exhausted: bool) -> None:
 def sanity_check(run: Run) -> None:
     """Run a few validation batches before training, so that a broken validation fails at once."""
     steps = run.options.num_sanity_val_steps
-    if steps == 0 or run.options.limit_val_batches == 0 or not load(run, "val"):
+    if steps == 0 or run.options.limit_val_batches == 0:
         return
     check = SanityCheck(run)
     with isolated_rng(), contextlib.suppress(ValidationAbandoned):
-        check.start()
+        if not run.traits.rules.sanity_check(run, lambda: load(run, "val"), check.start):
+            return
         evaluate(run, VALIDATION, limit=None if steps < 0 else steps, can_be_cut=True)
         check.end()
     check.forget()
@@ -298,11 +303,16 @@ def validate(run: Run) -> None:
     run.progress.validation_pending = True
     if run.signals.number:
         return
-    run.progress.before_validation = state_before_validation(run)
+    if run.traits.rules.undoes_abandoned_validations:
+        run.progress.before_validation = state_before_validation(run)
+    if not run.traits.rules.begin_validation(run):
+        run.progress.validation_pending = False
+        return
     with contextlib.suppress(ValidationAbandoned):
         evaluate(run, VALIDATION, can_be_cut=True)
         run.progress.validated_at = (run.state.epoch, run.state.batches_seen)
         run.progress.validation_pending, run.progress.before_validation = False, {}
+        run.traits.rules.end_validation(run)
     if run.progress.validation_pending:
         run.boundary.sync_point()  # one rank has received a signal
     if run.progress.validation_pending:
@@ -313,28 +323,7 @@ def validate(run: Run) -> None:
 def is_finished_after_pending_validation(run: Run) -> bool:
     """Run the validation that was abandoned before a resume; return whether the run is finished then."""
     validate(run)
+    advance_plateau(run)
     run.boundary.sync_point()
     save_due(run)
     return is_finished(run)
-
-
-def validation_interval(run: Run) -> int:
-    """Return the number of batches between validations in this epoch; 0: none, or one at its end."""
-    if not run.data.loaders["val"] or (run.state.epoch + 1) % run.options.check_val_every_n_epoch:
-        return 0
-    return batches_between(run.options, epoch_length(run))
-
-
-def epoch_length(run: Run) -> int | None:
-    """Return the number of batches of a training epoch; None if the loader has no length."""
-    length: int | None = run.data.train.began_with if run.data.is_mixture else run.data.train.length
-    return length
-
-
-def is_validation_due_at_end(run: Run, complete: bool) -> bool:
-    """Return whether to validate at the end of the epoch: once per epoch, or before an early stop."""
-    s, options = run.state, run.options
-    is_validated = run.progress.validated_at == (s.epoch, s.batches_seen)
-    if not run.data.loaders["val"] or is_validated or (s.epoch + 1) % options.check_val_every_n_epoch:
-        return False
-    return (complete and options.val_check_interval == 1.0) or (not complete and run.boundary.is_stopping)

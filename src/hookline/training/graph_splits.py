@@ -127,12 +127,8 @@ def _check_compiler() -> None:
 
 
 def torch_arguments(given: Any) -> dict[str, Any]:
-    """Return the arguments of torch.compile.
-
-    One graph per shape: a graph for several shapes depends on which shape came first, and then resume is not
-    bit-exact. Random numbers are drawn as without a graph.
-    """
-    arguments: dict[str, Any] = {"dynamic": False, **(given if isinstance(given, dict) else {})}
+    """Return the arguments of torch.compile. Random numbers are drawn as without a graph."""
+    arguments: dict[str, Any] = dict(given) if isinstance(given, dict) else {}
     arguments.pop("step", None)
     if arguments.get("backend", "inductor") == "inductor":
         import torch._inductor

@@ -42,6 +42,7 @@ from hookline.training.participants import LateHooks, raise_first, tear_down, te
 from hookline.training.pass_events import TEST, VALIDATION
 from hookline.training.restore import keep_monitor_state, restore_module, restore_progress
 from hookline.training.resume import choose_start, find_checkpoint
+from hookline.training.rules import LoopRules
 from hookline.training.run_events import end_as
 from hookline.training.saving import finish_saving, save, save_due
 from hookline.training.settings import settings_of
@@ -52,6 +53,7 @@ __all__ = [
     "TEST",
     "VALIDATION",
     "Determinism",
+    "LoopRules",
     "Recorded",
     "Run",
     "RunData",

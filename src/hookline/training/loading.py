@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hookline.data.batch import move
@@ -44,6 +42,8 @@ def limit_of(run: Run, kind: str) -> int | float:
 
 def load(run: Run, kind: str) -> list[Loader]:
     """Return the loaders of one kind; make them at the first call."""
+    if kind == "val" and run.stage == "fit" and getattr(run.steps, STEP_OF[kind], None) is None:
+        run.data.loaders[kind] = []  # `module.validation_step = None` switches validation off
     if kind in run.data.loaders:
         return run.data.loaders[kind]
     limit = limit_of(run, kind)
@@ -59,7 +59,8 @@ def load(run: Run, kind: str) -> list[Loader]:
         if kind == "val" and isinstance(given, list | tuple) and not given:
             given = None  # val_dataloader returned an empty list: there is no validation data
     sharding = sharding_of(run, kind)
-    loaders = make_loaders(given, limit, kind, sharding)
+    rules = run.traits.rules
+    loaders = make_loaders(given, limit, kind, sharding, rules.loader)
     if kind == "val":
         empty = [each.name for each in loaders if each.length == 0 and limit != 0]
         loaders = [each for each in loaders if each.length != 0]
@@ -74,7 +75,7 @@ def load(run: Run, kind: str) -> list[Loader]:
                 "it is skipped" if loaders else "there is no validation",
             )
     if kind == "train" and run.options.overfit_batches:
-        loaders = [_frozen(each) for each in loaders]
+        loaders = [rules.overfitted(each) for each in loaders]
     _check(run, kind, loaders)
     for loader in loaders:
         loader.agree()
@@ -84,6 +85,7 @@ def load(run: Run, kind: str) -> list[Loader]:
     if kind == "train":
         set_training_loader(run, loaders)
         run.data.totals = make_totals(run, sharding)
+    rules.loaded(run, kind)
     return loaders
 
 
@@ -104,6 +106,7 @@ def set_training_loader(run: Run, loaders: list[Loader]) -> None:
 
     mixture = mixture_of(run)
     run.data.train, run.data.is_mixture = MixedLoader(loaders, mixture, run.data.count_tokens), True
+    run.state.current.several_loaders = len(loaders) > 1
     s, metrics = run.state, run.state.log
 
     def picked(index: int, name: str) -> None:
@@ -167,12 +170,6 @@ def estimated_steps(run: Run) -> float:
     if options.max_epochs >= 0 and length is not None:
         steps = math.ceil(length / options.accumulate_grad_batches) * options.max_epochs
     return min(steps, options.max_steps) if options.max_steps >= 0 else steps
-
-
-def _frozen(loader: Loader) -> Loader:
-    """Return a loader of this rank's first batches, so that every epoch overfits on the same ones."""
-    batches = list(itertools.islice(loader.batches(), loader.length))
-    return Loader(loader.name, batches, len(batches), sharding=replace(loader.sharding, is_sharded=False))
 
 
 def _check(run: Run, kind: str, loaders: list[Loader]) -> None:

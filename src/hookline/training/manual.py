@@ -94,7 +94,8 @@ class ManualOptimizer:
         if signal is not STEP_DONE:
             s.optimization.optimizer_closure = closure
             events.step()
-        events.after_step(run.progress.step_before_batch)
+        counts_all = run.traits.rules.counts_every_optimizer
+        events.after_step(s.counts.step if counts_all else run.progress.step_before_batch)
 
     def _is_usable(self, closure: Any) -> bool:
         """Unscale the gradients, once per step; return whether an update may use them."""

@@ -85,9 +85,10 @@ PREDICTION = Names(
 class PassEvents:
     """One pass: a prediction, or with `EvaluationEvents` a validation or a test."""
 
-    def __init__(self, run: EmittingRun, names: Names) -> None:
+    def __init__(self, run: EmittingRun, names: Names, several: bool = False) -> None:
+        """Take several: whether the pass has more than one loader."""
         self.run, self.plan, self.state = run, run.plan, run.state
-        self.names = names
+        self.names, self.several = names, several
 
     def to_eval(self) -> None:
         """Put the module into eval mode, and record the modes of its submodules."""
@@ -104,6 +105,7 @@ class PassEvents:
         """Set the loader of the following batches."""
         s = self.state
         s.current.dataloader_idx, s.current.dataloader_name = index, name
+        s.current.several_loaders = self.several
 
     def open_batch(self) -> None:
         """Clear the cached facts and logged values of the last batch."""
@@ -146,7 +148,7 @@ class EvaluationEvents(PassEvents):
     """A validation or a test: the values that its steps return and log become its metrics."""
 
     def __init__(self, run: EmittingRun, names: Names, several: bool = False) -> None:
-        super().__init__(run, names)
+        super().__init__(run, names, several)
         self.own = OwnMetrics(names.kind, several)
         self._logged = run.state.log.pending
 
@@ -262,6 +264,7 @@ class PausedBatch:
         "batch_idx",
         "dataloader_idx",
         "dataloader_name",
+        "several_loaders",
         "fetch_ns",
         "last_loss",
         "modes",

@@ -18,15 +18,16 @@ def predict(run: Run, keep: bool = True) -> list[Any]:
 
     Each rank returns the predictions of its own batches.
     """
-    s, events = run.state, PassEvents(run, PREDICTION)
-    events.collect([[] for _ in run.data.loaders["predict"]])
+    loaders = run.data.loaders["predict"]
+    s, events = run.state, PassEvents(run, PREDICTION, several=len(loaders) > 1)
+    events.collect([[] for _ in loaders])
     with (
         PausedBatch(s),
         torch.no_grad(),
     ):  # also around hooks, which often call the model and keep its outputs
         begin_pass(run, events)
         data = make_pass(run, can_be_cut=False)
-        for index, loader in enumerate(run.data.loaders["predict"]):
+        for index, loader in enumerate(loaders):
             events.enter_loader(index, loader.name)
             fetcher = data.open(loader)
             while fetcher.fetch():

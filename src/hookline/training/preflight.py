@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from hookline.run.options import Options
 from hookline.run.run import Run
 from hookline.util.errors import OptionError
 
@@ -14,13 +13,10 @@ OF_VALIDATION = re.compile(r"val(?:idation)?[/_]")
 _SEVERAL = (tuple, list, set, frozenset)
 
 
-def check_before_training(run: Run, length: int | None) -> None:
-    """Refuse hooks and schedulers that wait for a validation or metric that cannot come.
-
-    length: the number of batches of a training epoch.
-    """
-    if run.data.loaders["val"]:
-        batches_between(run.options, length)
+def check_before_training(run: Run) -> None:
+    """Refuse hooks and schedulers that wait for a validation or metric that cannot come."""
+    if run.traits.rules.has_validation(run):
+        run.traits.rules.validation_interval(run)  # raises if it is never reached
         return
     for who, hook in (
         (type(entry.hook).__name__, entry.hook) for entry in run.state.hooks.entries() if entry.enabled
@@ -37,27 +33,6 @@ def check_before_training(run: Run, length: int | None) -> None:
             _check_metric(
                 run, f"lr_scheduler {type(schedule.scheduler).__name__}", schedule.monitor, "'strict': False"
             )
-
-
-def batches_between(options: Options, length: int | None) -> int:
-    """Return the number of batches between two validations in an epoch of this length; 0: at its end."""
-    every = options.val_check_interval
-    if isinstance(every, int):
-        if length is not None and every > length:
-            raise OptionError(
-                f"val_check_interval={every} is never reached: an epoch has {length} batches. Batches are "
-                f"counted within an epoch: pass at most {length}, or validate every n epochs by "
-                "check_val_every_n_epoch."
-            )
-        return every
-    if length is None:
-        if every != 1.0:
-            raise OptionError(
-                f"val_check_interval={every} is a fraction of an epoch, but the training loader has no "
-                "length; pass a whole number of batches."
-            )
-        return 0
-    return max(1, int(length * every))
 
 
 def _check_metric(run: Run, who: str, name: str, otherwise: str) -> None:

@@ -23,12 +23,13 @@ from hookline.checkpoint.sharded import (
     sharded_tensors,
 )
 from hookline.data.seeding import key_of, rng_state, seed_rank, set_rng_state
-from hookline.engine.foreign import HookAdapter
+from hookline.engine.foreign import HookAdapter, KeyedState
 from hookline.engine.listener import overrides
 from hookline.run.run import Run
 from hookline.run.state import State
 from hookline.training.run_events import begin_loading, edit_loaded
 from hookline.training.saving import kinds, naming
+from hookline.training.schedulers import advance_on_metric
 from hookline.training.settings import report_changes
 from hookline.util.errors import CheckpointError, HooklineError, described
 from hookline.util.urls import shown
@@ -60,7 +61,8 @@ def restore_module(run: Run) -> None:
     for name in sharded.keys() & s.checkpoint["module"].keys():  # a listener may have replaced tensors
         s.checkpoint["module"][name] = materialize_tensor(s.checkpoint["module"][name], sharded[name])
     try:
-        run.module.load_state_dict(s.checkpoint["module"])
+        options = {} if run.steps.strict_loading else {"strict": False}
+        run.module.load_state_dict(s.checkpoint["module"], **options)
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         where = shown(run.resume.path)
         raise CheckpointError(
@@ -87,7 +89,9 @@ def warn_of_other_hooks(run: Run) -> None:
     """Warn of saved state without a hook of its name, and of hooks without saved state."""
     saved, entries = run.resume.contents.get("hooks", {}), run.state.hooks.entries()
     here = {each.name for each in entries}
-    lost = [name for name, state in saved.items() if state and name not in here]
+    found = {each.name: find_state(each, run.resume.contents) for each in entries}
+    used = {id(each) for each in found.values()}
+    lost = [name for name, state in saved.items() if state and name not in here and id(state) not in used]
     if lost:
         log.warning(
             "%s holds state of hooks that this run does not have, which is not used: %s. State is matched "
@@ -100,7 +104,7 @@ def warn_of_other_hooks(run: Run) -> None:
         for each in entries
         if hasattr(each.given, "state_dict") and overrides(each.given, "state_dict")
     ]
-    if new := [name for name in keeping if name not in saved]:
+    if new := [name for name in keeping if name not in saved and found[name] is None]:
         log.warning(
             "%s holds no state of these hooks, which start without it: %s.",
             shown(run.resume.path),
@@ -118,15 +122,23 @@ def restore_hook(entry: Any, contents: dict[str, Any], s: State) -> None:
     for listener in entry.listeners:
         for each in listener.filters:
             each.begin(s)
-    if entry.name in contents.get("hooks", {}) and hasattr(entry.hook, "load_state_dict"):
+    if (state := find_state(entry, contents)) is not None and hasattr(entry.hook, "load_state_dict"):
         with naming(entry, "load_state_dict", s):
-            load_hook(entry, contents["hooks"][entry.name])
+            load_hook(entry, state)
     saved = contents.get("filters", {}).get(entry.name, [])
     for listener, states in zip(entry.listeners, saved, strict=False):
         for each, state in zip(listener.filters, states, strict=False):
             # a filter with another interval starts at zero, because the saved count does not apply to it
             if state["of"] == f"{listener.event.name} {each.text}":
                 each.load_state_dict(state)
+
+
+def find_state(entry: Any, contents: dict[str, Any]) -> Any:
+    """Return the saved state of a hook: by its name, or by the key that another package gives it."""
+    states = contents.get("hooks", {})
+    if isinstance(entry.hook, KeyedState):
+        return entry.hook.find_state(states, entry.name)
+    return states.get(entry.name)
 
 
 def load_hook(entry: Any, saved: Any) -> None:
@@ -163,7 +175,7 @@ def restoring(path: Any, what: str) -> Iterator[None]:
 def restore_progress(run: Run) -> None:
     """Restore optimizers, schedulers, the accumulation window, the log and the random number state."""
     s, contents = run.state, run.resume.contents
-    if contents["kinds"] != kinds(s):
+    if contents["kinds"] is not None and contents["kinds"] != kinds(s):
         was, now = (", ".join(map(str, each)) or "none" for each in (contents["kinds"], kinds(s)))
         where = shown(run.resume.path)
         raise CheckpointError(
@@ -196,6 +208,8 @@ def restore_progress(run: Run) -> None:
         contents["rng"] = rng_state()
     with restoring(run.resume.path, "the state of a random stream"):
         set_rng_state(contents["rng"])
+    if contents["position"].get("owes_schedulers"):
+        advance_on_metric(run)  # saved at the end of an epoch, before the schedulers that use its metrics
     run.resume.keep_needed()
     run.saves.on_disk = run.stamp
 

@@ -150,7 +150,7 @@ def find_checkpoint(
         )
     if isinstance(which, str) and is_url(which):
         return Start(check_url(which, option), read_on_all_ranks(which, ranks))
-    path = Path(which)
+    path = Path(which).expanduser()
     if ranks.decide(lambda: path.is_dir() and not (path / MANIFEST).exists() and _has_checkpoints(path)):
         # the directory of a run stands for its newest complete checkpoint
         newest = _search(Asked(option, which), path, ranks, directory)

@@ -77,7 +77,10 @@ def save(run: Run, request: SaveRequest) -> None:
         return
     run.saves.count += 1
     contents = {**collect(run), "record": path_from(path, run)}
-    after_save(run)
+    if request.format is not None:
+        request.format.prepare(contents)
+    else:
+        after_save(run)
     whole = edit_saved(run, contents, path, request.reason)
     about = {
         **describe(s, request, run.identity.id),
@@ -87,21 +90,25 @@ def save(run: Run, request: SaveRequest) -> None:
     saved = Saved(path, request.reason, s.step, progress=run.stamp, is_automatic=request.is_automatic)
     in_background = (
         run.options.saving.write == "async"
+        and request.format is None
         and run.stage == "fit"
         and request.reason not in ("signal", "exception")
     )
     finish_saving(run)  # emit the end of an older save first: this one may replace its path
     try:
-        written = whole if run.strategy.ranks.alone else part_of_rank(run, whole, saved)
         if in_background:
+            written = whole if run.strategy.ranks.alone else part_of_rank(run, whole, saved)
             save_in_background(run, written, about, saved)
             return
-        if isinstance(written, Packed):
+        if request.format is not None:
+            request.format.write(whole, path)
+        elif run.strategy.ranks.alone:
+            write(whole, path, about, staging=run.run_dir)
+        else:
             from hookline.checkpoint.rank_writer import write_on_all_ranks
 
-            write_on_all_ranks(written, path, about, run.strategy.ranks, staging=run.run_dir)
-        else:
-            write(written, path, about, staging=run.run_dir)
+            part = part_of_rank(run, whole, saved)
+            write_on_all_ranks(part, path, about, run.strategy.ranks, staging=run.run_dir)
     except CheckpointError as error:
         saved = replace(saved, error=error)
     run.saves.results.append(saved)

@@ -15,9 +15,16 @@ def advance_due(run: Run, updated: bool, batches_left: int | None) -> None:
     """Advance schedulers after a batch: per-step ones after an update, per-epoch ones at the last batch."""
     if updated:
         run.progress.schedulers_advanced_at = run.state.step
-        _advance(run, "step", run.state.step, metric=None)
+        _advance(run, "step", run.traits.rules.scheduler_count(run), metric=False)
     if batches_left == 1:
         advance_epoch(run)
+
+
+def advance_plateau(run: Run) -> None:
+    """Advance per-step schedulers that monitor a metric, after the validation that follows their update."""
+    if run.progress.plateau_due and not run.progress.validation_pending:
+        run.progress.plateau_due = False
+        _advance(run, "step", run.traits.rules.scheduler_count(run), metric=True)
 
 
 def advance_epoch(run: Run) -> None:
@@ -33,13 +40,14 @@ def advance_on_metric(run: Run) -> None:
         _advance(run, "epoch", run.state.epochs_seen, metric=True)
 
 
-def _advance(run: Run, interval: str, count: int, metric: bool | None) -> None:
+def _advance(run: Run, interval: str, count: int, metric: bool) -> None:
     s = run.state
     if run.traits.is_manual:
         return  # a manual training step advances them itself
     router = run.data.router
     for schedule in run.schedules:
-        if schedule.interval != interval or metric not in (None, schedule.needs_metric):
+        if schedule.interval != interval or metric is not schedule.needs_metric:
+            run.progress.plateau_due |= interval == schedule.interval == "step" and not metric
             continue
         if interval == "step" and router is not None:  # only if the scheduler's optimizer was updated
             if (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +11,12 @@ from torch import Tensor
 
 from hookline.run.run import Run
 from hookline.training.backward import Backward, cannot_train_on, loss_of
-from hookline.training.batch_events import BatchEvents, set_loss, skip_step, transfer
+from hookline.training.batch_events import BatchEvents, set_loss, set_outputs, skip_step, transfer
 from hookline.training.schedulers import advance_due
 from hookline.training.update import Update
-from hookline.util.errors import END_EPOCH, LossError, Signal
+from hookline.util.errors import END_EPOCH, SKIP_BATCH, LossError, Signal
+
+log = logging.getLogger("hookline")
 
 
 class TrainStep(BatchEvents):
@@ -48,6 +51,8 @@ class TrainStep(BatchEvents):
             s.cache.clear()
         if s.log.batch_values:
             s.log.batch_values.clear()
+        if s.current.batch is None:
+            return self.skip_empty(batches_left)
 
         transfer(plan, s, self.transfers)
         signal = self.start(batches_left)
@@ -61,6 +66,26 @@ class TrainStep(BatchEvents):
             self.end_step()
         s.current.returned = None  # it may hold a graph
         return None
+
+    def skip_empty(self, batches_left: int | None) -> Signal | None:
+        """Leave out a batch that is None, and warn once per run."""
+        if not self.run.traits.warned_of_none:
+            self.run.traits.warned_of_none = True
+            log.warning(
+                "train_dataloader yielded None as batch %d: such batches are skipped.", self.state.batch_idx
+            )
+        return self.skip(SKIP_BATCH)
+
+    def end_empty(self) -> None:
+        """End a batch that is None, for a trainer that counts it: no update, no samples, no outputs."""
+        self.mark_step()
+        self.weight = 0
+        set_outputs(self.state, None)
+        self.end()
+
+    def mark_step(self) -> None:
+        """Record the step before a batch, for a step that does not use `__call__`."""
+        self.progress.step_before_batch = self.state.counts.step
 
     def skip(self, signal: Signal) -> Signal | None:
         """Leave this batch out: no further events."""

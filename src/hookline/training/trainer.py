@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from hookline.engine.explain import Explanation
     from hookline.run._arguments import TrainerArguments
     from hookline.run.run import Run
+    from hookline.run.save_request import SaveRequest
+    from hookline.training.rules import LoopRules
 
 T = TypeVar("T")
 log = logging.getLogger("hookline")
@@ -49,6 +51,9 @@ class Trainer(RunView):
     >>> trainer = Trainer(max_epochs=3, hooks=[Report()])
     >>> trainer.fit(module, train_loader, val_loader)
     """
+
+    rules: LoopRules | None = None
+    """The decisions of the loop, if a trainer of another package takes some differently."""
 
     @with_signature
     def __init__(self, **arguments: Unpack[TrainerArguments]) -> None:
@@ -278,7 +283,7 @@ class Trainer(RunView):
         if stage != "fit" and self._fitted is not None and self._fitted.module is module:
             # the results of a trained module are logged under the step that it was trained to
             state.counts.load_state_dict(self._fitted.state.counts.state_dict(), resumed=False)
-        return lifecycle.Run(
+        run = lifecycle.Run(
             self.options,
             self.plan,
             state,
@@ -289,6 +294,8 @@ class Trainer(RunView):
             self._directory,
             lifecycle.RunData(loaders),
         )
+        run.traits.rules = self.rules or lifecycle.LoopRules()
+        return run
 
     def _make_state(self, **facts: Any) -> State:
         return State(
@@ -477,7 +484,12 @@ class Trainer(RunView):
         """
         from hookline.training import lifecycle
 
-        request = lifecycle.make_save_request(path, reason, monitor)
+        self._save(lifecycle.make_save_request(path, reason, monitor))
+
+    def _save(self, request: SaveRequest) -> None:
+        """Take a request for a checkpoint into the run, or outside a run write it at once."""
+        from hookline.training import lifecycle
+
         if self._run is not None:
             if self._run.stage != "fit":
                 raise HooklineError(

@@ -165,6 +165,11 @@ def rescale(optimizers: list[Optimizer], factor: float) -> None:
             scale(grads, factor)
 
 
+def run_training_step(run: Run) -> None:
+    """Run the training step in an optimizer's closure; its result is `state.returned`."""
+    set_outputs(run.state, run.plan.training_step(run.state))
+
+
 class Closure:
     """The closure of an optimizer step: returns the known loss, then recomputes it (LBFGS calls it again)."""
 
@@ -185,7 +190,7 @@ class Closure:
             return s.current.last_loss if s.current.last_loss is None else self._over_ranks()
         with torch.enable_grad():
             run.plan.optimizer_zero_grad(s)
-            set_outputs(s, run.plan.training_step(s))
+            run_training_step(run)
             loss = loss_of(run, s.current.returned)
             if loss is None:
                 raise LossError("training_step returned None while the optimizer was recomputing the loss.")

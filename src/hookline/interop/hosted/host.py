@@ -15,6 +15,11 @@ from hookline.util.errors import HookError, closest
 
 TRAINERS = ("trainer", "state.trainer")
 """Expressions by which hooks refer to the trainer."""
+ABSENT_BRANCHES = ("sanity", "test", "predict")
+"""The branches of the lifecycle that a host need not have: a hook may listen to their events."""
+ABSENT = ("on_validation_abandoned", "on_load_checkpoint", "on_checkpoint_load")
+"""Further events that need not happen in a host."""
+UNKNOWN = "only hookline.Trainer emits it"
 
 
 def _is_ours(cls: type) -> bool:
@@ -26,7 +31,7 @@ class Host:
     """A training loop that is not Hookline's own.
 
     Each event is offered, or never happens here (a hook may listen to it), or is lacking: then a hook that
-    listens to it is rejected when it is added.
+    listens to it is rejected when it is added. An event that no table names is lacking, such as a new one.
     """
 
     name: str
@@ -34,7 +39,7 @@ class Host:
     offers: Mapping[str, str]
     """Event -> what emits it: a method of the host's own callbacks, or a call of `Line`."""
     lacks: Mapping[str, str]
-    """Event -> why this host cannot emit it."""
+    """Event -> why this host cannot emit it, where there is more to say than `UNKNOWN`."""
     useless: Mapping[str, str] = field(default_factory=dict)
     """Built-in hook -> why it has no effect here, although all of its events are offered."""
 
@@ -42,7 +47,8 @@ class Host:
         """Return why a hook cannot listen to this event here; an empty string if it can."""
         if event.inside == "own":
             return "custom events are fired by `Trainer.emit`, which this loop does not have"
-        return self.lacks.get(event.name, "")
+        is_absent = event.inside.split()[0] in ABSENT_BRANCHES or event.name in ABSENT
+        return "" if event.name in self.offers or is_absent else self.lacks.get(event.name, UNKNOWN)
 
 
 class HostedHooks(HookList):

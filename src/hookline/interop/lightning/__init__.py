@@ -1,9 +1,10 @@
 """Lightning's `Trainer`, `LightningModule`, `LightningDataModule` and `Callback`: change the import line, and
 code runs.
 
-Their objects in our loop. Code that imports from here: `trainer`, `modules`, `hparams`, `loaders`. Objects of
-the installed package in `hookline.Trainer`: `callbacks`, `adopted_module`, `module_view`, `trainer_view`,
-`trainer_parts`, `binder`. Both use `table` and `names`.
+Their objects in our loop. Code that imports from here: `trainer`, `callbacks`, `modules`, `hparams`,
+`loaders`, `tuning`. Objects of the installed package in `hookline.Trainer`: `adopted_callback`,
+`adopted_module`, `module_view`, `trainer_view`, `trainer_parts`, `loop_parts`, `binder`. Both use `table` and
+`names`.
 
 Our hooks in their loop: `host`. Lightning need not be installed for the first group.
 """
@@ -13,5 +14,6 @@ from __future__ import annotations
 from hookline.interop.lightning.modules import Callback, LightningDataModule, LightningModule
 from hookline.interop.lightning.table import MAPPING
 from hookline.interop.lightning.trainer import Trainer
+from hookline.interop.lightning.tuning import Tuner
 
-__all__ = ["MAPPING", "Callback", "LightningDataModule", "LightningModule", "Trainer"]
+__all__ = ["MAPPING", "Callback", "LightningDataModule", "LightningModule", "Trainer", "Tuner"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -13,48 +13,80 @@ from hookline.engine.events import EVENTS, SIGNAL, EventTable
 from hookline.engine.listener import Listener, overrides, refuse_misspelled
 from hookline.interop.adapter import Row
 from hookline.interop.lightning.binder import BETWEEN_HOOKS, NAME_OF_HOOK, RETURNED, bind, recording_name
+from hookline.interop.lightning.checkpoint_file import LIGHTNING
+from hookline.interop.lightning.checkpoint_path import refuse_start
 from hookline.interop.lightning.hparams import module_hooks
-from hookline.interop.lightning.loaders import convert_given, converting_loaders
+from hookline.interop.lightning.loaders import convert_given, converting_loaders, with_iterator
+from hookline.interop.lightning.package import is_lightnings, refusal
 from hookline.interop.lightning.table import (
     DATA_ACTIONS,
     DATA_ROWS,
     MODULE_ACTIONS,
     MODULE_ROWS,
+    ROWS_OF_2019,
     refuse_lightning_1,
 )
-from hookline.interop.lightning.trainer_view import TrainerView, is_lightnings
+from hookline.interop.lightning.trainer_view import Experiment, TrainerView
 from hookline.run.module import Actions, DataModule
+from hookline.run.optimizers import parse
 from hookline.util.errors import HookError, OptionError
 
 HOOK_CLASSES = ("ModelHooks", "DataHooks", "CheckpointHooks")
 """The classes in which Lightning declares the hooks of a module."""
+ZERO_GRAD = "on_validation_model_zero_grad"
+"""A hook of Lightning that is called before the module is put into eval mode."""
 
 
 def steps_of(module: Any) -> LightningSteps:
     """Return the steps and hooks of a Lightning module, for Hookline's loop."""
     base = next(cls for cls in type(module).__mro__ if is_lightnings(cls, "LightningModule"))
     _check(module)
+    if not hasattr(base, "experiment"):
+        base.experiment = ExperimentOf2019()  # type: ignore[attr-defined]
     view = TrainerView(base.__module__.removesuffix(".core.module"))
     own: dict[str, Any] = {name: getattr(module, name) for name in MODULE_ACTIONS if _is_own(module, name)}
-    own["predict_step"] = module.predict_step
+    if module.predict_step is not None:
+        own["predict_step"] = module.predict_step
     if "configure_optimizers" in own:
         ask = module.configure_optimizers
-        own["configure_optimizers"] = functools.wraps(ask)(lambda: _converted(ask()))
+        checked: Any = functools.wraps(ask)(lambda: _checked(ask(), type(module).__name__))
+        checked.__signature__ = inspect.Signature()  # LightningCLI's wraps a function with other parameters
+        own["configure_optimizers"] = checked
     own |= {
         name: converting_loaders(own[name], name, view.of_lightning)
         for name in own
         if name.endswith("_dataloader")
     }
+    if _is_own(module, ZERO_GRAD):
+        own["on_validation_model_eval"] = _clearing_first(
+            module, own.get("on_validation_model_eval", module.eval)
+        )
+    own |= {name: with_iterator(own[name]) for name in own if name.endswith("_step")}
     actions = {name: staticmethod(recording_name(each, name, module.__dict__)) for name, each in own.items()}
     # create a class, because the loop looks at the methods that a class overrides
     return type(type(module).__name__, (LightningSteps,), actions)(module, view)  # type: ignore[no-any-return]
+
+
+class ExperimentOf2019:
+    """`self.experiment` of the first Lightning's modules: the loggers, with add_scalar, add_histogram, ...
+
+    A module's own attribute of this name comes first.
+    """
+
+    def __get__(self, module: Any, owner: type) -> Any:
+        if module is None:
+            return self
+        trainer = getattr(module._trainer, "_own", None)
+        if trainer is None or "experiment" in module._modules:
+            raise AttributeError("experiment")  # torch.nn.Module looks further
+        return Experiment(trainer.loggers)
 
 
 def _check(module: Any) -> None:
     """Reject what Hookline's loop does not support, before anything runs."""
     refuse_lightning_1(module)
     refuse_misspelled(module, _called_with(MODULE_ACTIONS, MODULE_ROWS))
-    who, known = type(module).__name__, {*MODULE_ROWS, *MODULE_ACTIONS}
+    who, known = type(module).__name__, {*MODULE_ROWS, *MODULE_ACTIONS, ZERO_GRAD}
     for declared in [
         cls for cls in type(module).__mro__ if cls.__name__ in HOOK_CLASSES and is_lightnings(cls)
     ]:
@@ -64,11 +96,21 @@ def _check(module: Any) -> None:
                     f"{who}.{method} is a hook of Lightning that Hookline does not have. It has: "
                     f"{', '.join(known)}."
                 )
-    if "dataloader_iter" in inspect.signature(module.training_step).parameters:
-        raise HookError(
-            f"{who}.training_step takes dataloader_iter, but Hookline's loop fetches the batches: take "
-            f"batch, batch_idx."
-        )
+
+
+def _clearing_first(module: Any, to_eval: Callable[[], Any]) -> Callable[[], None]:
+    """Return the change to eval mode with the module's own clearing of gradients before it, in a fit outside
+    an accumulation window. Lightning's trainer clears them itself (`LightningRules.begin_validation`).
+    """
+
+    def clear_and_to_eval() -> None:
+        run = module.trainer._own._run
+        in_fit = run.stage == "fit" and not run.state.sanity_checking and run.window.batches == 0
+        if in_fit and not hasattr(run.trainer, "lightning_trainer"):
+            recording_name(getattr(module, ZERO_GRAD), ZERO_GRAD, module.__dict__)()
+        to_eval()
+
+    return clear_and_to_eval
 
 
 def _called_with(actions: Iterable[str], rows: Mapping[str, Row]) -> dict[str, int]:
@@ -90,29 +132,33 @@ class LightningSteps(Actions):
     def __init__(self, original: Any, view: TrainerView) -> None:
         self.original, self.view = original, view
         self.automatic_optimization = original.automatic_optimization
+        self.strict_loading = original.strict_loading
         self.run: Any = None
 
     def configure_hooks(self) -> Any:
         """Return the hooks of the module."""
-        return module_hooks(self.run, self.original, self.original.configure_callbacks())
+        configure = self.original.configure_callbacks
+        named = recording_name(configure, "configure_callbacks", self.original.__dict__)
+        return module_hooks(self.run, self.original, named())
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
         """Return one listener for each hook that the module overrides."""
-        return _listeners(self, "M", MODULE_ROWS, name, table)
+        return _listeners(self, "M", {**MODULE_ROWS, **ROWS_OF_2019}, name, table)
 
     def _attach(self, run: Any) -> None:
         self.run = run
         if run is None:
             self.original.__dict__[NAME_OF_HOOK] = None
         else:  # it stays attached after the run, as in Lightning
+            refuse_start(run)
             self.view.attach(run.trainer, self.original, self.original.__dict__)
-            self.original.trainer = self.view
+            self.original.trainer = self.view.moment.trainer
             self.original.__dict__[NAME_OF_HOOK] = BETWEEN_HOOKS.get(run.stage, f"{run.stage}_step")
             run.data.given |= convert_given(
                 run.data.given, self.view.of_lightning, run.data.mixture is not None
             )
             if run.stage == "fit" and not overrides(self, "validation_step"):
-                run.data.given["val"] = []  # as Lightning, which then ignores validation loaders
+                run.data.loaders["val"] = []  # as Lightning, which then ignores validation loaders
 
 
 def data_of(datamodule: Any) -> LightningData:
@@ -148,15 +194,18 @@ class LightningData(DataModule):
     def _attach(self, run: Any) -> None:
         if run is not None:
             self.view.attach(run.trainer, run.module, {})
-            self.original.trainer = self.view
+            self.original.trainer = self.view.moment.trainer
 
     def state_dict(self) -> dict[str, Any]:
         """Return the data module's own state."""
         return self.original.state_dict()  # type: ignore[no-any-return]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the data module's state."""
-        self.original.load_state_dict(state)
+        """Restore the data module's state, in a file of Lightning under the name of its class."""
+        entries = (self.view._own.state.checkpoint or {}).get(LIGHTNING, {})
+        state = entries.get(type(self.original).__qualname__, state)
+        if state:
+            self.original.load_state_dict(state)
 
 
 def _listeners(
@@ -180,6 +229,8 @@ def _is_own(owner: Any, method: str) -> bool:
     """Return whether the user's class, and not Lightning's, has this method. Lightning's demo models count as
     the user's.
     """
+    if getattr(owner, method, None) is None:
+        return False  # `model.validation_step = None` switches it off
     if method in vars(owner):
         return True
     written = next((cls for cls in type(owner).__mro__ if method in vars(cls)), object)
@@ -187,6 +238,16 @@ def _is_own(owner: Any, method: str) -> bool:
 
 
 # ---- results of configure_optimizers -----------------------------------------------------------------------
+
+
+def _checked(returned: Any, module: str) -> Any:
+    """Convert what a module returned; raise what is wrong with it as Lightning's own error, too."""
+    try:
+        converted = _converted(returned)
+        parse(converted, module)
+    except OptionError as error:
+        raise refusal(str(error), "configure_optimizers", None) from None
+    return converted
 
 
 def _converted(returned: Any) -> Any:

@@ -9,9 +9,10 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-from hookline.engine.binding import Binding, Source
+from hookline.engine.binding import IF_SEVERAL, Binding, Source
 from hookline.engine.events import EventTable
 from hookline.interop.adapter import Reader, Row
+from hookline.interop.lightning.checkpoint_file import LIGHTNING
 from hookline.util.errors import HookError, closest
 
 NAME_OF_HOOK = "_current_fx_name"
@@ -26,31 +27,69 @@ def bind(
     function: Callable[..., Any], method: str, row: Row, table: EventTable, view: Any, *, answers: bool
 ) -> Binding:
     """Return the binding of one hook. `trainer` is the view, `module` the module as the view shows it."""
+    if method == "teardown":
+        function = _unless_failed(function, view)
     event = table[row.event]
     by_name = _takes_by_name(function, "stage")  # the one argument that Lightning passes by keyword
     names = row.arguments[: accepted(function, row.arguments, method)]
-    reads: dict[str, Reader] = {**row.reads, "checkpoint": CheckpointView}
-    values: list[Any] = [view, view.moment]
+    # Lightning leaves these out with one loader, and a default of the user's stays
+    may_be_left_out = {each for each in row.if_several if not _requires(function, each)}
+    reads: Mapping[str, Reader] = row.reads
+    values: list[Any] = [view.moment]
     expressions: list[str] = []
     facts: list[str] = []
     for name in names:
         fact = table.fact(name, event)
         assert fact is not None, (method, name)
         if name in ("trainer", "module") and row.arguments[:1] == ("trainer",):
-            expressions.append("d[0]" if name == "trainer" else "d[1].proxy")
+            expressions.append("d[0].trainer" if name == "trainer" else "d[0].proxy")
             continue
         source = table.expression(fact, event)
         if name in reads:
             source = f"d[{len(values)}]({source})"
             values.append(reads[name])
+        if (method, name) in DIVIDED:
+            source = f"({source} if d[0].is_native else d[{len(values)}]({source}, d[0].trainer))"
+            values.append(divided)
+        if name in may_be_left_out:
+            source = IF_SEVERAL.format(source)
         expressions.append(f"stage={source}" if name == "stage" and by_name else source)
         facts.append(fact.name)
-    # record the name of the hook while it is called
-    begin = f"names = d[1].names; before = names[{NAME_OF_HOOK!r}]; names[{NAME_OF_HOOK!r}] = {method!r}"
-    call = Source(
-        function, tuple(expressions), tuple(values), begin, f"names[{NAME_OF_HOOK!r}] = before", answers
+    # record the hook and its callback while it is called
+    begin = (
+        f"names = d[0].names; before = names[{NAME_OF_HOOK!r}]; names[{NAME_OF_HOOK!r}] = {method!r}; "
+        "seen = d[0].trainer.__dict__; caller = seen['_caller']; seen['_caller'] = d[0].caller"
     )
+    end = f"names[{NAME_OF_HOOK!r}] = before; seen['_caller'] = caller"
+    call = Source(function, tuple(expressions), tuple(values), begin, end, answers)
     return Binding(call.caller(), tuple(facts), call)
+
+
+DIVIDED = (("on_before_backward", "loss"), ("on_train_batch_end", "outputs"))
+"""Losses of a batch that Lightning has divided by the batches of its accumulation window."""
+
+
+def divided(loss: Any, trainer: Any) -> Any:
+    """Return a loss, or outputs with one, as Lightning's trainer passes it on."""
+    run = trainer._own._run
+    batches = run.traits.accumulate
+    if batches == 1 or run.traits.is_manual:
+        return loss
+    if isinstance(loss, Mapping):
+        return {**loss, "loss": loss["loss"] / batches} if loss.get("loss") is not None else loss
+    return loss / batches
+
+
+def _unless_failed(teardown: Callable[..., Any], view: Any) -> Callable[..., Any]:
+    """Return a `teardown` that is not called after a failure in Lightning's trainer, as in Lightning."""
+
+    @functools.wraps(teardown)
+    def unless_failed(*given: Any, **named: Any) -> Any:
+        own = view._own
+        is_called = own.state.exception is None or not hasattr(own, "lightning_trainer")
+        return teardown(*given, **named) if is_called else None
+
+    return unless_failed
 
 
 STEP = """
@@ -76,12 +115,19 @@ def recording_name(function: Callable[..., Any], method: str, names: dict[str, A
     return made  # type: ignore[no-any-return]
 
 
+def _takes(function: Callable[..., Any], kind: Any) -> bool:
+    return any(each.kind is kind for each in inspect.signature(function).parameters.values())
+
+
+def _requires(function: Callable[..., Any], name: str) -> bool:
+    parameter = inspect.signature(function).parameters.get(name)
+    return parameter is not None and parameter.default is parameter.empty
+
+
 def _takes_by_name(function: Callable[..., Any], name: str) -> bool:
-    parameters = inspect.signature(function).parameters.values()
-    return any(
-        each.kind is each.VAR_KEYWORD or (each.name == name and each.kind is not each.POSITIONAL_ONLY)
-        for each in parameters
-    )
+    parameter = inspect.signature(function).parameters.get(name)
+    is_named = parameter is not None and parameter.kind is not parameter.POSITIONAL_ONLY
+    return is_named or _takes(function, inspect.Parameter.VAR_KEYWORD)
 
 
 def accepted(function: Callable[..., Any], arguments: tuple[str, ...], method: str) -> int:
@@ -139,6 +185,8 @@ class CheckpointView(MutableMapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         if key in self.COUNTS:
             return self.contents["counters"][self.COUNTS[key]]
+        if key not in self and key in self.contents:
+            return self.contents[key]  # under Hookline's name
         if key not in self:
             raise MissingEntry(
                 f"the checkpoint has no entry {key!r}.{closest(key, list(self))} "
@@ -164,3 +212,8 @@ class CheckpointView(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return len(list(iter(self)))
+
+
+def entries_of(contents: dict[str, Any]) -> Any:
+    """Return a checkpoint's contents under Lightning's names: those of its file, if it is one."""
+    return contents[LIGHTNING] if LIGHTNING in contents else CheckpointView(contents)

@@ -5,17 +5,24 @@ keeps them.
 from __future__ import annotations
 
 import argparse
+import ast
 import copy
+import csv
 import dataclasses
 import functools
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from torch import Tensor
+
 from hookline.engine.init_arguments import cannot_keep, record_init, running_arguments
 from hookline.hooks.hparams import HParams
-from hookline.util.errors import OptionError
+from hookline.interop.lightning.closure_step import LoopEvents, with_closure
+from hookline.util.errors import OptionError, described
 
 __all__ = ["AttributeDict", "HyperParameters", "KeptHParams"]
 
@@ -65,7 +72,9 @@ class HyperParameters:
         logger: whether they are logged as well. frame: not needed, because every call of `__init__` records
         its arguments.
         """
-        made_with = running_arguments(self)
+        if len(args) == 1 and not args[0]:
+            return  # an empty mapping, as in Lightning
+        made_with = _init_arguments(self)
         objects = [each for each in args if not isinstance(each, str)]
         if objects:
             kept = _as_dict(objects[0])
@@ -81,8 +90,21 @@ class HyperParameters:
             kept = {name: made_with[name] for name in args or made_with}
         left_out = {ignore} if isinstance(ignore, str) else set(ignore or ())
         self.hparams.update({name: value for name, value in kept.items() if name not in left_out})
+        self.remove_ignored_hparams(left_out)
         self.__dict__["_hparams_initial"] = {name: _copied(value) for name, value in self.hparams.items()}
         self._log_hyperparams = logger
+
+    def remove_ignored_hparams(self, ignore_list: Iterable[str]) -> None:
+        """Remove hyper-parameters that a base class has kept."""
+        for name in ignore_list:
+            self.hparams.pop(name, None)
+
+
+def _init_arguments(made: Any) -> dict[str, Any]:
+    """Return the arguments of the `__init__` that is running; those of a dataclass are its fields."""
+    if not dataclasses.is_dataclass(made):
+        return running_arguments(made)
+    return {each.name: getattr(made, each.name) for each in dataclasses.fields(made) if each.init}
 
 
 def _as_dict(given: Any) -> dict[str, Any]:
@@ -113,22 +135,91 @@ class KeptHParams(HParams):
     name = "hparams"
 
     def __init__(self, module: Any, data: Any = None) -> None:
-        kept, whole = _plain(module.hparams), module._hparams_name
+        kept, whole = _plain(module.hparams), getattr(module, "_hparams_name", None)
         super().__init__(kept if whole in (None, "kwargs") else {whole: kept})
-        self.logged: dict[str, Any] = {}
-        for each in (module, data):
-            if getattr(each, "_log_hyperparams", False):
-                self.logged |= _plain(each.hparams_initial)
+        self.left_out = {
+            str(name): why for name, value in module.hparams.items() if (why := cannot_keep(_as_plain(value)))
+        }
+        self.of_data = _plain(getattr(data, "hparams", {}))
+        logged = [each for each in (module, data) if getattr(each, "_log_hyperparams", False)]
+        self.initial: list[tuple[Any, Mapping[str, Any]]] = [(each, each.hparams_initial) for each in logged]
 
     def setup(self, stage: str, module: Any, logger: Any, rank: int = 0) -> None:
-        """Log them."""
-        if stage == "fit" and self.logged:
-            logger.log_hyperparams(self.logged)
+        """Log them. An object is logged as text."""
+        if stage != "fit" or not self.initial or not logger:
+            return
+        if len(self.initial) == 2:
+            _refuse_conflicts(*self.initial)
+        logged = {
+            name: str(value) if cannot_keep(_as_plain(value)) else _as_plain(value)
+            for _, hparams in self.initial
+            for name, value in hparams.items()
+            if name != OF_CLI
+        }
+        logger.log_hyperparams(logged)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the data module's to the module's."""
+        super().on_save_checkpoint(checkpoint)
+        if self.of_data:
+            checkpoint.setdefault("lightning", {})[DATA_HPARAMS] = dict(self.of_data)
+
+
+OF_CLI = "_class_path"
+"""An entry that Lightning's command line adds for itself."""
+DATA_HPARAMS = "datamodule_hyper_parameters"
+"""Lightning's key of a checkpoint for the data module's hyper-parameters."""
+
+
+class HParamsConflict(OptionError, RuntimeError):
+    """A module and its data module have different values of one hyper-parameter."""
+
+
+def _refuse_conflicts(one: tuple[Any, Mapping[str, Any]], two: tuple[Any, Mapping[str, Any]]) -> None:
+    """Raise if two objects have different values of one name, which a log could not tell apart."""
+    (first, mine), (second, theirs) = one, two
+    for name in mine.keys() & theirs.keys() - {OF_CLI}:
+        a, b = mine[name], theirs[name]
+        if type(a) is not type(b) or (a is not b if isinstance(a, Tensor) else a != b):
+            raise HParamsConflict(
+                f"The hyper-parameter {name!r} is {described(a)} in {type(first).__name__} and "
+                f"{described(b)} in {type(second).__name__}. Give both the same value or different names, or "
+                "call save_hyperparameters(logger=False) in one of them."
+            )
 
 
 def _plain(hparams: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that a checkpoint and a log can hold."""
-    return {str(name): value for name, value in hparams.items() if not cannot_keep(value)}
+    """Return the values that a checkpoint can hold."""
+    plain = {str(name): _as_plain(value) for name, value in hparams.items()}
+    return {name: value for name, value in plain.items() if not cannot_keep(value)}
+
+
+def _as_plain(value: Any) -> Any:
+    """Return a namespace or another mapping as a dictionary; any other value unchanged."""
+    if isinstance(value, argparse.Namespace):
+        value = vars(value)
+    return {key: _as_plain(each) for key, each in value.items()} if isinstance(value, Mapping) else value
+
+
+def hparams_of_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the hyper-parameters in a .yaml file, or in a .csv file with the columns key and value."""
+    file = Path(path)
+    text = file.read_text()
+    if file.suffix == ".csv":
+        rows = csv.DictReader(text.splitlines())
+        return {row["key"]: _converted(row["value"]) for row in rows}
+    if file.suffix not in (".yaml", ".yml"):
+        raise OptionError(f"hparams_file={str(path)!r}: a .yaml, .yml or .csv file is required.")
+    import yaml  # type: ignore[import-untyped]
+
+    return dict(yaml.safe_load(text) or {})
+
+
+def _converted(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
 
 
 # ---- The hooks of a module
@@ -144,6 +235,8 @@ def module_hooks(run: Any, module: Any, returned: Any) -> list[Any]:
     )
     hooks = run.state.hooks
     kinds = {type(each) for each in callbacks}
+    if (shown := getattr(run.trainer, "lightning_trainer", None)) is not None:
+        kinds, callbacks = shown.take_module_callbacks(callbacks)
     displaced = [entry for entry in hooks.entries() if type(entry.given) in kinds]
     for entry in displaced:
         log.warning(
@@ -154,6 +247,9 @@ def module_hooks(run: Any, module: Any, returned: Any) -> list[Any]:
         )
     if displaced:
         run.participants.on_close.append(hooks.set_aside(displaced))
+    if shown is not None:
+        callbacks = [*callbacks, LoopEvents(run)]
+        run.traits.step_choices = (with_closure,)
     data = getattr(run.datamodule, "original", run.datamodule)
     has_some = any(getattr(each, "hparams", None) for each in (module, data))
     is_kept = any(isinstance(each, HParams) for each in hooks)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hookline.data.sources import length_of
+from hookline.util.errors import HookError
 
 
 class SideBySide:
@@ -51,21 +53,45 @@ def are_loaders(given: Any) -> bool:
 
 
 def side_by_side(given: Any) -> Any:
-    """Return several loaders as one; one loader, or a list of batches, unchanged."""
+    """Return several training loaders as one; one loader, or a list of batches, unchanged."""
+    if is_combined(given):
+        return CombinedBatches(given)
     return SideBySide(given) if are_loaders(given) else given
 
 
-def wrap_train_dataloader(cls: type) -> None:
-    """Wrap a class's `train_dataloader`, so that several loaders become one."""
-    ask: Callable[[Any], Any] | None = vars(cls).get("train_dataloader")
-    if ask is None:
-        return
+def is_combined(given: Any) -> bool:
+    """Return whether it is a CombinedLoader of the installed Lightning."""
+    package = type(given).__module__.partition(".")[0]
+    return type(given).__name__ == "CombinedLoader" and package in ("lightning", "pytorch_lightning")
 
-    @functools.wraps(ask)
-    def train_dataloader(self: Any) -> Any:
-        return side_by_side(ask(self))
 
-    cls.train_dataloader = train_dataloader  # type: ignore[attr-defined]
+def one_of(given: Any, kind: str) -> Any:
+    """Return loaders as the loop takes them: for training one, for other stages one or several."""
+    if kind == "train":
+        return side_by_side(given)
+    if is_combined(given):
+        return given.flattened if given._mode == "sequential" else CombinedBatches(given)
+    if isinstance(given, list | tuple) and given and all(is_list_of_numbers(each) for each in given):
+        return {f"dl{index}": each for index, each in enumerate(given)}
+    return given
+
+
+def is_list_of_numbers(given: Any) -> bool:
+    """Return whether it is a list of numbers or texts, which Lightning takes for a loader of its own."""
+    return isinstance(given, list | tuple) and all(isinstance(each, int | float | str) for each in given)
+
+
+def wrap_loaders(cls: type) -> None:
+    """Wrap a class's `train_dataloader`, `val_dataloader`, ..., so that the loop can use what they return."""
+    for kind in ("train", "val", "test", "predict"):
+        method = f"{kind}_dataloader"
+        ask: Callable[[Any], Any] | None = vars(cls).get(method)
+        if ask is not None:
+            setattr(cls, method, _wrapped(ask, kind))
+
+
+def _wrapped(ask: Callable[[Any], Any], kind: str) -> Callable[[Any], Any]:
+    return functools.wraps(ask)(lambda self: one_of(ask(self), kind))
 
 
 # ---- Loaders of the installed Lightning package
@@ -73,12 +99,9 @@ def wrap_train_dataloader(cls: type) -> None:
 
 def convert_loaders(given: Any, kind: str, of_lightning: Callable[[str, str], Any]) -> Any:
     """Convert the result of `train_dataloader` and so on; `kind`: 'train', 'val', 'test' or 'predict'."""
-    combined = of_lightning("utilities.combined_loader", "CombinedLoader")
     if kind == "train" and isinstance(given, list | tuple | dict):
-        given = combined(given, "max_size_cycle")
-    if not isinstance(given, combined):
-        return given
-    return given.flattened if kind != "train" and given._mode == "sequential" else CombinedBatches(given)
+        given = of_lightning("utilities.combined_loader", "CombinedLoader")(given, "max_size_cycle")
+    return one_of(given, kind)
 
 
 def convert_given(
@@ -89,7 +112,8 @@ def convert_given(
     """
     found = dict(given)
     for kind, each in given.items():
-        is_one = isinstance(each, list | tuple | dict) and not are_loaders(each)
+        several = are_loaders(each) or (isinstance(each, list | tuple) and all(map(is_list_of_numbers, each)))
+        is_one = isinstance(each, list | tuple | dict) and not several
         if not (kind == "train" and (mixes or is_one)):
             found[kind] = convert_loaders(each, kind, of_lightning)
     return found
@@ -118,3 +142,54 @@ class CombinedBatches:
         combined = self.combined
         mode = sys.modules[type(combined).__module__]._SUPPORTED_MODES[combined._mode]
         return len(mode["iterator"](combined.flattened, combined.limits))
+
+
+# ---- Steps that take an iterator
+
+
+class BatchIterator:
+    """The `dataloader_iter` of a step: it yields the batch that the loop has fetched, as batch, batch index
+    and loader index.
+    """
+
+    def __init__(self, step: str, *fetched: Any) -> None:
+        self.step = step
+        self.fetched: tuple[Any, ...] | None = fetched
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> tuple[Any, ...]:
+        if self.fetched is None:
+            raise HookError(
+                f"{self.step} takes a second batch from dataloader_iter, but Hookline's loop fetches one "
+                "for each step: take one, or return both from the dataset's collate_fn."
+            )
+        fetched, self.fetched = self.fetched, None
+        return fetched
+
+
+def with_iterator(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a step that takes `dataloader_iter` as a step that takes a batch; any other unchanged."""
+    if "dataloader_iter" not in inspect.signature(step).parameters:
+        return step
+
+    def step_on_batch(batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
+        return step(BatchIterator(step.__qualname__, batch, batch_idx, dataloader_idx))
+
+    return step_on_batch
+
+
+def wrap_steps(cls: type) -> None:
+    """Wrap the steps of a class that take `dataloader_iter`."""
+    for step in ("training_step", "validation_step", "test_step", "predict_step"):
+        function: Any = vars(cls).get(step)
+        if inspect.isfunction(function) and "dataloader_iter" in inspect.signature(function).parameters:
+            setattr(cls, step, _on_batch(function))
+
+
+def _on_batch(step: Callable[..., Any]) -> Callable[..., Any]:
+    def step_on_batch(self: Any, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
+        return step(self, BatchIterator(step.__qualname__, batch, batch_idx, dataloader_idx))
+
+    return step_on_batch

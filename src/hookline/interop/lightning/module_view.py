@@ -11,8 +11,9 @@ from torch import nn
 
 from hookline.engine.listener import overrides
 from hookline.interop.lightning.names import log_as_lightning
+from hookline.interop.lightning.package import is_lightnings
 from hookline.interop.lightning.table import MODULE_ACTIONS
-from hookline.interop.lightning.trainer_view import TrainerView, is_lightnings
+from hookline.interop.lightning.trainer_view import TrainerView
 from hookline.run.module import Module
 
 

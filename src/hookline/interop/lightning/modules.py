@@ -5,23 +5,40 @@ arguments.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
+import os
 from collections.abc import Iterator, Mapping
+from os import PathLike
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+import torch
 from torch.nn import Parameter
+from torch.utils.data import DataLoader, IterableDataset
 
+from hookline.checkpoint.weights import read_checkpoint
 from hookline.engine.foreign import RunAware
+from hookline.engine.listener import overrides
 from hookline.interop.adapter import DialectHook, Row, adapt_methods
-from hookline.interop.lightning.hparams import HyperParameters, module_hooks, wrap_configure_callbacks
-from hookline.interop.lightning.loaders import wrap_train_dataloader
+from hookline.interop.lightning.checkpoint_file import WRAPPED
+from hookline.interop.lightning.checkpoint_path import refuse_start
+from hookline.interop.lightning.hparams import (
+    DATA_HPARAMS,
+    HyperParameters,
+    hparams_of_file,
+    module_hooks,
+    wrap_configure_callbacks,
+)
+from hookline.interop.lightning.loaders import one_of, wrap_loaders, wrap_steps
+from hookline.interop.lightning.module_methods import ModuleTools
 from hookline.interop.lightning.names import Reduction, epoch_of, log_as_lightning, log_value
 from hookline.interop.lightning.table import CALLBACK_ROWS, DATA_ROWS, MODULE_ROWS, refuse_lightning_1
-from hookline.run.module import DataModule, Module
+from hookline.run.module import DataModule
 from hookline.util.errors import HookError
 from hookline.util.uncopied import Uncopied
 
-NAMED_TRAINER = "hookline.interop.lightning.trainer:NamedTrainer"
+NAMED_TRAINER = "hookline.interop.lightning.loop_trainer:NamedTrainer"
 """The trainer class that has all names that these classes use; the command line creates it."""
 OF_2019: Mapping[str, Row] = {
     "on_batch_start": Row("on_train_batch_start", ("batch",)),
@@ -30,7 +47,7 @@ OF_2019: Mapping[str, Row] = {
 """Hooks of the first Lightning that take an argument; their names are other spellings of events."""
 
 
-class LightningModule(HyperParameters, Module):
+class LightningModule(HyperParameters, ModuleTools):
     """A module written for Lightning. Its hooks get Lightning's arguments by position, or facts by name."""
 
     __hookline_base__: ClassVar[bool] = True
@@ -43,13 +60,40 @@ class LightningModule(HyperParameters, Module):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         adapt_methods(cls, {**MODULE_ROWS, **OF_2019})
-        wrap_train_dataloader(cls)
+        wrap_loaders(cls)
         wrap_configure_callbacks(cls)
+        wrap_steps(cls)
+        _wrap_zero_grad(cls)
 
     def _attach(self, run: Any) -> None:
         if run is not None:
             refuse_lightning_1(self)
+            self.__dict__["_trainer_ref"] = Uncopied(run.state.shown_trainer)
+            self.__dict__["_state_ref"] = Uncopied(run.state)
+            run.data.given |= {kind: one_of(each, kind) for kind, each in run.data.given.items()}
+            if run.stage == "fit" and not overrides(self, "validation_step"):
+                run.data.loaders["val"] = []  # as Lightning, which then ignores validation loaders
+            refuse_start(run)
         super()._attach(run)
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls,
+        checkpoint_path: str | os.PathLike[str],
+        map_location: Any = None,
+        hparams_file: str | os.PathLike[str] | None = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        **arguments: Any,
+    ) -> Self:
+        """Make a module from a checkpoint: its hyper-parameters, or the given ones, and its weights.
+
+        hparams_file: a .yaml or .csv file whose hyper-parameters replace the saved ones. map_location: the
+        device to move the module to. weights_only: no file is unpickled in any case.
+        """
+        saved = {} if hparams_file is None else hparams_of_file(hparams_file)
+        module = super().load_from_checkpoint(checkpoint_path, strict is not False, **{**saved, **arguments})
+        return module if map_location is None or callable(map_location) else module.to(map_location)
 
     def configure_hooks(self) -> Any:
         """Return the callbacks of `configure_callbacks`, and a hook for the hyper-parameters if there are
@@ -74,7 +118,10 @@ class LightningModule(HyperParameters, Module):
         metric_attribute: str | None = None,
         rank_zero_only: bool = False,
     ) -> None:
-        """Log a number. Hookline reduces over ranks where decisions need it, so `sync_dist` has no effect."""
+        """Log a number, with Lightning's arguments.
+
+        In `hookline.Trainer`, `sync_dist` has no effect: it reduces over ranks where decisions need it.
+        """
         log_value(
             self._run,
             name,
@@ -86,6 +133,11 @@ class LightningModule(HyperParameters, Module):
             reduce_fx=reduce_fx,
             add_dataloader_idx=add_dataloader_idx,
             batch_size=batch_size,
+            enable_graph=enable_graph,
+            sync_dist=sync_dist,
+            sync_dist_group=sync_dist_group,
+            metric_attribute=metric_attribute,
+            rank_zero_only=rank_zero_only,
         )
 
     def toggle_optimizer(self, optimizer: Any) -> None:
@@ -124,20 +176,75 @@ class LightningModule(HyperParameters, Module):
         if self._run.state.rank == 0:
             print(*args, **kwargs)
 
+    def configure_callbacks(self) -> Any:
+        """Return callbacks of this module, which replace the trainer's own of the same class."""
+        return []
+
+    @property
+    def trainer(self) -> Any:
+        """Return the trainer that runs this module, or that ran it last."""
+        known: Uncopied | None = self.__dict__.get("_trainer_ref")
+        return self._run.state.shown_trainer if known is None or known.value is None else known.value
+
+    @trainer.setter
+    def trainer(self, trainer: Any) -> None:
+        self.__dict__["_trainer_ref"] = Uncopied(trainer)
+
+    @property
+    def _state(self) -> Any:
+        """Return the state of the newest run; None before the first."""
+        known: Uncopied | None = self.__dict__.get("_state_ref")
+        return known.value if known is not None else None
+
     @property
     def current_epoch(self) -> int:
         """Return the current epoch, from 0; after the training, the number of epochs."""
-        return epoch_of(self._run.state)
+        return 0 if self._state is None else epoch_of(self._state)
+
+    @property
+    def global_step(self) -> int:
+        """Return the number of updates so far; 0 before the first run."""
+        return 0 if self._state is None else int(self._state.step)
 
     @property
     def global_rank(self) -> int:
-        """Return this process's rank."""
-        return int(self._run.state.rank)
+        """Return this process's rank; 0 before the first run."""
+        return 0 if self._state is None else int(self._state.rank)
 
     @property
     def local_rank(self) -> int:
-        """Return this process's rank on its machine."""
-        return int(self._run.state.local_rank)
+        """Return this process's rank on its machine; 0 before the first run."""
+        return 0 if self._state is None else int(self._state.local_rank)
+
+    @property
+    def logger(self) -> Any:
+        """Return the trainer's logger, or None."""
+        return next(iter(self.loggers), None)
+
+    @property
+    def loggers(self) -> list[Any]:
+        """Return the trainer's loggers; several of Hookline's are one."""
+        found = None if self._state is None else self.trainer.loggers
+        return found if isinstance(found, list) else [found] if found else []
+
+
+def _wrap_zero_grad(cls: type) -> None:
+    """Let a class's own `on_validation_model_zero_grad` be called before the change to eval mode."""
+    clear = vars(cls).get("on_validation_model_zero_grad")
+    if clear is None:
+        return
+    clear.__hookline_no_event__ = True
+    to_eval: Any = cls.on_validation_model_eval  # type: ignore[attr-defined]
+
+    @functools.wraps(to_eval)
+    def on_validation_model_eval(self: Any) -> None:
+        run = self._run
+        in_fit = run.stage == "fit" and not run.state.sanity_checking and run.window.batches == 0
+        if in_fit and not hasattr(run.trainer, "lightning_trainer"):  # its rules clear them
+            self.on_validation_model_zero_grad()
+        to_eval(self)
+
+    cls.on_validation_model_eval = on_validation_model_eval  # type: ignore[attr-defined]
 
 
 class LightningDataModule(HyperParameters, DataModule):
@@ -147,10 +254,75 @@ class LightningDataModule(HyperParameters, DataModule):
     trainer: Any = None
     """The trainer that runs it."""
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         adapt_methods(cls, DATA_ROWS)
-        wrap_train_dataloader(cls)
+        wrap_loaders(cls)
+
+    @property
+    def name(self) -> str:
+        """Return the name of the class."""
+        return type(self).__name__
+
+    @classmethod
+    def from_datasets(
+        cls,
+        train_dataset: Any = None,
+        val_dataset: Any = None,
+        test_dataset: Any = None,
+        predict_dataset: Any = None,
+        batch_size: int = 1,
+        num_workers: int = 0,
+        **datamodule_kwargs: Any,
+    ) -> Self:
+        """Make a data module from datasets, or from lists or dictionaries of them; training is shuffled.
+
+        datamodule_kwargs: arguments of the class, which also gets `batch_size` and `num_workers` if it takes
+        them.
+        """
+        taken = inspect.signature(cls.__init__).parameters.values()
+        takes_all = any(each.kind is each.VAR_KEYWORD for each in taken)
+        sizes: dict[str, Any] = {"batch_size": batch_size, "num_workers": num_workers}
+        names = sizes if takes_all else {each.name for each in taken} & sizes.keys()
+        made = cls(**datamodule_kwargs, **{name: sizes[name] for name in names})
+        given = {"train": train_dataset, "val": val_dataset, "test": test_dataset, "predict": predict_dataset}
+        for kind, datasets in given.items():
+            if datasets is not None:
+                setattr(made, f"{kind}_dataloader", functools.partial(_loaders_of, datasets, kind, sizes))
+        return made
+
+    @classmethod
+    def load_from_checkpoint(
+        cls, checkpoint_path: str | PathLike[str], map_location: Any = None, **overrides: Any
+    ) -> Self:
+        """Make a data module with the hyper-parameters in a checkpoint, and restore its state.
+
+        map_location: not needed, because a data module's state has no device. overrides: arguments that
+        replace those in the checkpoint.
+        """
+        contents = read_checkpoint(checkpoint_path).contents
+        saved = {**contents.get("lightning", {}).get(DATA_HPARAMS, {}), **overrides}
+        taken = inspect.signature(cls.__init__).parameters.values()
+        takes_all = any(each.kind is each.VAR_KEYWORD for each in taken)
+        names = saved if takes_all else {each.name for each in taken} & saved.keys()
+        made = cls(**{name: saved[name] for name in names})
+        if contents.get("datamodule"):
+            made.load_state_dict(contents["datamodule"])
+        return made
+
+
+def _loaders_of(datasets: Any, kind: str, sizes: dict[str, Any]) -> Any:
+    """Return a loader for each dataset, in the structure in which they were passed."""
+    if isinstance(datasets, Mapping):
+        return {name: _loaders_of(each, kind, sizes) for name, each in datasets.items()}
+    if isinstance(datasets, list | tuple):
+        made = [_loaders_of(each, kind, sizes) for each in datasets]
+        return one_of(made, kind)
+    shuffle = kind == "train" and not isinstance(datasets, IterableDataset)
+    return DataLoader(datasets, shuffle=shuffle, pin_memory=torch.cuda.is_available(), **sizes)
 
 
 class Callback(RunAware, DialectHook):
@@ -172,6 +344,13 @@ class Callback(RunAware, DialectHook):
     def state_key(self) -> str:
         """Return the key under which Lightning stores its state; Hookline uses its `name`."""
         return type(self).__qualname__
+
+    def find_state(self, states: dict[str, Any], name: str) -> Any:
+        """Return the callback's state in a checkpoint: by its name, or by Lightning's key."""
+        saved = states.get(self.state_key)
+        if name not in states and isinstance(saved, dict) and saved.keys() == {WRAPPED, "state"}:
+            states[name] = states.pop(self.state_key)["state"]  # from here on it has its name
+        return states.get(name)
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Log a number, with the arguments of the module's `log`."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MethodType
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from hookline.engine.listener import overrides
 from hookline.metrics.accumulator import REDUCTIONS
 from hookline.metrics.metric_log import Metrics, with_ending
+from hookline.run.optimizers import Schedule
 from hookline.training.composition import set_accumulation
 from hookline.util.errors import OptionError, closest
 
@@ -39,6 +42,37 @@ class MetricTensors(dict[str, Tensor]):
         return dict, (dict(self),)
 
 
+class Schedules(list[Any]):
+    """The schedulers of a run, as callbacks read and replace them; entries may be Lightning's."""
+
+    def __init__(self, run: Any) -> None:
+        super().__init__(run.schedules)
+        self._run = run
+
+    def __setitem__(self, where: Any, given: Any) -> None:
+        super().__setitem__(
+            where, [_schedule(each) for each in given] if isinstance(where, slice) else _schedule(given)
+        )
+        self._write()
+
+    def append(self, given: Any) -> None:
+        """Add a scheduler."""
+        super().append(_schedule(given))
+        self._write()
+
+    def _write(self) -> None:
+        self._run.schedules[:] = self
+        self._run.state.setup.schedulers = [each.scheduler for each in self]
+
+
+def _schedule(given: Any) -> Schedule:
+    """Return a scheduler with its settings, which Lightning stores under the same names."""
+    if isinstance(given, Schedule):
+        return given
+    names = ("scheduler", "interval", "frequency", "monitor", "strict", "name")
+    return Schedule(**{name: getattr(given, name) for name in names})
+
+
 def _option(name: str, doc: str) -> Any:
     """Return a property that reads an option of Hookline's trainer."""
     return property(lambda names: getattr(names._own.options, name), doc=doc)
@@ -48,6 +82,9 @@ def epoch_of(state: Any) -> int:
     """Return the current epoch, from 0; after the training, the number of epochs that were started, as
     Lightning counts.
     """
+    run = getattr(state.trainer, "_run", None)
+    if run is not None and run.state is state and run.step is None and state.epochs_seen > state.epoch:
+        return int(state.epochs_seen)  # resumed between two epochs, and the next one has not started
     is_over = state.stage != "fit" or state.status in ("completed", "stopped", "preempted")
     return int(state.epoch + (is_over and state.batches_seen > 0))
 
@@ -93,23 +130,27 @@ class LightningNames:
     def training(self) -> bool:
         """Return whether a fit is running and no validation inside it."""
         state = self._own.state
-        return state.stage == "fit" and self._own._run is not None and not self._evaluating
+        is_fitting = state.stage == "fit" and self._own._run is not None
+        return is_fitting and not self._evaluating and not self.sanity_checking
 
     @property
     def validating(self) -> bool:
         """Return whether a validation is running, in a fit or by itself; not in the sanity check."""
         in_fit = self._own.state.stage == "fit" and self._evaluating and not self.sanity_checking
-        return self._own.state.stage == "validate" or in_fit
+        return self._in("validate") or in_fit
+
+    def _in(self, stage: str) -> bool:
+        return self._own._run is not None and bool(self._own.state.stage == stage)
 
     @property
     def testing(self) -> bool:
         """Return whether this is a test."""
-        return bool(self._own.state.stage == "test")
+        return self._in("test")
 
     @property
     def predicting(self) -> bool:
         """Return whether this is a prediction."""
-        return bool(self._own.state.stage == "predict")
+        return self._in("predict")
 
     @property
     def evaluating(self) -> bool:
@@ -163,8 +204,7 @@ class LightningNames:
     fast_dev_run = _option("fast_dev_run", "Whether this only tries out whether everything works.")
     gradient_clip_val = _option("gradient_clip_val", "The largest norm or value of gradients.")
     min_epochs = _option("min_epochs", "Epochs to train at least.")
-    min_steps: ClassVar[None] = None
-    """Hookline has no minimum number of updates."""
+    min_steps = _option("min_steps", "Updates to make at least.")
 
     @property
     def accumulate_grad_batches(self) -> int:
@@ -247,9 +287,10 @@ class LightningNames:
         return next(iter(self.early_stopping_callbacks), None)
 
     @property
-    def progress_bar_callback(self) -> None:
-        """Return None: Hookline's progress bar is a hook with another interface."""
-        return None
+    def progress_bar_callback(self) -> Any:
+        """Return the progress bar among the hooks, or None; Hookline's own has another interface."""
+        bars = (each for each in self.callbacks if isinstance(getattr(each, "get_metrics", None), MethodType))
+        return next(bars, None)
 
     @property
     def lightning_module(self) -> Any:
@@ -265,7 +306,8 @@ class LightningNames:
     @property
     def lr_scheduler_configs(self) -> list[Any]:
         """Return the schedulers with `scheduler`, `interval`, `frequency`, `monitor`, `name`."""
-        return list(self._own.schedules)
+        run = self._own._last
+        return [] if run is None else Schedules(run)
 
     @property
     def train_dataloader(self) -> Any:
@@ -310,8 +352,15 @@ class LightningNames:
 
     @property
     def enable_validation(self) -> bool:
-        """Return whether a fit validates."""
-        return bool(self._loaders("val"))
+        """Return whether a fit validates; before its loaders are made, whether there is what it needs."""
+        run = self._own._last
+        if run is None or "val" in run.data.loaders:
+            return bool(self._loaders("val"))
+        owners = [each for each in (run.steps, run.datamodule) if each is not None]
+        has_loader = run.data.given.get("val") is not None or any(
+            overrides(each, "val_dataloader") for each in owners
+        )
+        return has_loader and overrides(run.steps, "validation_step") and self.limit_val_batches != 0
 
     def _loaders(self, kind: str) -> list[Any]:
         run = self._own._last
@@ -396,11 +445,28 @@ def log_value(
     reduce_fx: Reduction = "mean",
     add_dataloader_idx: bool = True,
     batch_size: int | None = None,
+    **others: Any,
 ) -> None:
     """Log one value. With several evaluation loaders its name ends in `/dataloader_idx_N`, unless
     `add_dataloader_idx` is False.
+
+    others: arguments that have an effect in Lightning's trainer only.
     """
     log, state = run.state.log, run.state
+    if (shown := getattr(run.trainer, "lightning_trainer", None)) is not None:
+        shown._logger_connector.log(
+            name,
+            value,
+            prog_bar=prog_bar,
+            logger=logger,
+            on_step=on_step,
+            on_epoch=on_epoch,
+            reduce_fx=reduce_fx,
+            add_dataloader_idx=add_dataloader_idx,
+            batch_size=batch_size,
+            **others,
+        )
+        return
     loaders = run.data.loaders.get("test" if state.stage == "test" else "val", ())
     if log.mode == "eval" and add_dataloader_idx and len(loaders) > 1:
         name = f"{name}/dataloader_idx_{state.dataloader_idx}"
@@ -436,16 +502,6 @@ LOG_ARGUMENTS = (
     "rank_zero_only",
 )
 """The arguments of Lightning's `log` after the name and the value, in their order."""
-USED_LOG_ARGUMENTS = {
-    "prog_bar",
-    "logger",
-    "on_step",
-    "on_epoch",
-    "reduce_fx",
-    "add_dataloader_idx",
-    "batch_size",
-}
-"""Those that have an effect here; metrics are reduced over ranks without an option."""
 
 
 def log_as_lightning(run: Any, name: str, value: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -456,12 +512,12 @@ def log_as_lightning(run: Any, name: str, value: Any, args: tuple[Any, ...], opt
             f"log({name!r}, {unknown[0]}=...): is not an option of log.{closest(unknown[0], LOG_ARGUMENTS)} "
             f"There are: {', '.join(LOG_ARGUMENTS)}."
         )
-    log_value(run, name, value, **{key: each for key, each in given.items() if key in USED_LOG_ARGUMENTS})
+    log_value(run, name, value, **given)
 
 
 def reduction(name: str, asked: Reduction) -> str:
     """Return 'mean', 'sum', 'min' or 'max', from its name or from torch's function."""
-    word = asked if isinstance(asked, str) else getattr(asked, "__name__", repr(asked))
+    word = asked.lower() if isinstance(asked, str) else getattr(asked, "__name__", repr(asked))
     word = {"amin": "min", "amax": "max", "avg": "mean"}.get(word, word)
     if word not in REDUCTIONS:
         raise OptionError(

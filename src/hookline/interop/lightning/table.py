@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.interop.adapter import Row
+from hookline.interop.adapter import Reader, Row
+from hookline.interop.lightning.binder import entries_of
 from hookline.util.errors import HookError
 
 _BATCH = ("batch", "batch_idx", "dataloader_idx")
@@ -62,10 +63,16 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 Hookline's events.
 """
 
-_READS = {"on_train_batch_end": {"outputs": train_outputs}}
+_READS: dict[str, dict[str, Reader]] = {
+    "on_train_batch_end": {"outputs": train_outputs},
+    "on_save_checkpoint": {"checkpoint": entries_of},
+    "on_load_checkpoint": {"checkpoint": entries_of},
+}
+
+_SEVERAL = ("dataloader_idx",)
 
 CALLBACK_ROWS: Mapping[str, Row] = {
-    method: Row(method, ("trainer", "module", *arguments), _READS.get(method, {}))
+    method: Row(method, ("trainer", "module", *arguments), _READS.get(method, {}), if_several=_SEVERAL)
     for method, arguments in ARGUMENTS.items()
 }
 """Hooks of a callback."""
@@ -77,11 +84,27 @@ _TRANSFER = {
 }
 
 MODULE_ROWS: Mapping[str, Row] = {
-    method: Row(_OF_THE_MODULE.get(method, method), arguments, _READS.get(method, {}))
+    method: Row(
+        _OF_THE_MODULE.get(method, method),
+        arguments,
+        _READS.get(method, {}),
+        if_several=() if method in _TRANSFER else _SEVERAL,
+    )
     for method, arguments in {**ARGUMENTS, "prepare_data": (), **_TRANSFER}.items()
     if method != "on_exception"
 }
 """Hooks of a module."""
+
+ROWS_OF_2019: Mapping[str, Row] = {
+    "on_epoch_start": Row("on_train_epoch_start", ()),
+    "on_batch_start": Row("on_train_batch_start", ("batch",)),
+    "on_batch_end": Row("on_train_batch_end", ()),
+    "on_tng_metrics": Row("on_train_metrics", ("metrics",)),
+    "on_pre_performance_check": Row("on_validation_start", ()),
+    "on_post_performance_check": Row("on_validation_end", ()),
+    "on_epoch_end": Row("on_train_epoch_end", ()),
+}
+"""Hooks of a module in the first Lightning, which today's Lightning does not call."""
 
 DATA_ROWS: Mapping[str, Row] = {
     method: Row(method, arguments)
@@ -161,7 +184,8 @@ def refuse_lightning_1(module: Any) -> None:
                 f"{who}.{method} is a hook of Lightning 1 and would not be called. Collect the outputs of "
                 f"the steps in a list on the module, and use it in {instead}."
             )
-    for argument in inspect.signature(module.training_step).parameters:
+    step = module.training_step
+    for argument in () if step is None else inspect.signature(step).parameters:
         if argument in REMOVED_ARGUMENTS:
             raise HookError(
                 f"{who}.training_step takes {argument}, an argument of Lightning 1: "

@@ -1,164 +1,314 @@
-"""`Trainer`: Hookline's trainer with Lightning's options, methods and names."""
+"""`Trainer`: Lightning's trainer on Hookline's loop, with Lightning's arguments, methods and attributes."""
 
 from __future__ import annotations
 
+import copy
+import operator
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
-from hookline.engine.checks import check_choice
-from hookline.engine.registry import hook_class
+import torch
+from torch import Tensor, nn
+
+from hookline.interop.lightning.adopted_callback import LightningCallback
+from hookline.interop.lightning.arguments import (
+    BAREBONES,
+    as_list,
+    from_environment,
+    native_options,
+    root_directory,
+    seconds_between_validations,
+    set_torch_flags,
+    with_plugins,
+)
+from hookline.interop.lightning.callback_list import complete, is_a, native_max_time, ordered, replaced_by
+from hookline.interop.lightning.checkpoint_path import CHOSEN, choose_path
+from hookline.interop.lightning.connector import LoggerConnector
 from hookline.interop.lightning.loaders import side_by_side
-from hookline.interop.lightning.names import LightningNames
-from hookline.metrics.metric_log import Metrics
+from hookline.interop.lightning.logged_values import LoggedValues, number_of
+from hookline.interop.lightning.loggers import default_loggers, directory_of_logs, quiet, split
+from hookline.interop.lightning.loop_trainer import LoopTrainer
+from hookline.interop.lightning.package import is_lightnings, misconfiguration, refusal, root
+from hookline.interop.lightning.profiling import make_profiler
+from hookline.interop.lightning.rules import LightningRules
+from hookline.interop.lightning.trainer_parts import Part
+from hookline.interop.lightning.trainer_settings import TrainerSettings
+from hookline.interop.lightning.trainer_view import TrainerView
+from hookline.interop.lightning.tuning import CheckpointConnector, Snapshot, is_tuner, run_loop
+from hookline.loggers.build import make_loggers
+from hookline.loggers.jsonl import JSONLines
 from hookline.run.options import OLD_NAMES
-from hookline.training.trainer import Trainer as HooklineTrainer
-from hookline.util.errors import OptionError
 
-DEVICES = {"auto": "auto", "cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "mps": "mps"}
-"""Lightning's accelerators, and Hookline's devices."""
-
-NO_EFFECT: dict[str, tuple[Any, str]] = {
-    "enable_model_summary": (None, ""),
-    "inference_mode": (None, ""),
-    "benchmark": (None, ""),
-    "use_distributed_sampler": (None, ""),
-    "num_nodes": (1, "start the script with torchrun"),
-    "profiler": (None, "add the hook hookline.hooks.Profiler"),
-    "detect_anomaly": (False, "use torch.autograd.set_detect_anomaly"),
-    "barebones": (False, "Hookline has no such overhead"),
-    "plugins": (None, "pass strategy= or precision="),
-    "sync_batchnorm": (False, "convert the module before fit"),
-    "reload_dataloaders_every_n_epochs": (0, "return a loader with a dataset that changes"),
-    "model_registry": (None, ""),
-}
-"""Options of Lightning without an effect here: the neutral value, and the alternative to another value."""
+T = TypeVar("T")
 
 
-class NamedTrainer(LightningNames, HooklineTrainer):
-    """Hookline's trainer with Lightning's names besides its own, for modules and callbacks of this
-    dialect.
-    """
-
-    @property
-    def _own(self) -> Any:
-        return self
-
-
-class Trainer(NamedTrainer):
-    """A trainer with Lightning's options and methods on Hookline's loop.
+class Trainer(TrainerSettings):
+    """Lightning's trainer on Hookline's loop. Attributes that Lightning does not have are Hookline's.
 
     >>> trainer = Trainer(callbacks=[MyCallback()], max_epochs=1)
     >>> trainer.fit(model, train_dataloaders=loader)
     """
 
+    PARTS: ClassVar[dict[str, type[Part]]] = {
+        **TrainerView.PARTS,
+        "_checkpoint_connector": CheckpointConnector,
+    }
+
+    @from_environment
     def __init__(
         self,
         *,
-        accelerator: str = "auto",
+        accelerator: Any = "auto",
+        strategy: Any = "auto",
         devices: Any = "auto",
+        num_nodes: int = 1,
+        precision: Any = None,
+        logger: Any = None,
+        callbacks: Any = None,
+        fast_dev_run: int | bool = False,
+        max_epochs: int | None = None,
+        min_epochs: int | None = None,
+        max_steps: int = -1,
+        min_steps: int | None = None,
+        max_time: Any = None,
+        limit_train_batches: int | float | None = None,
+        limit_val_batches: int | float | None = None,
+        limit_test_batches: int | float | None = None,
+        limit_predict_batches: int | float | None = None,
+        overfit_batches: int | float = 0.0,
+        val_check_interval: Any = None,
+        check_val_every_n_epoch: int | None = 1,
+        num_sanity_val_steps: int | None = None,
+        log_every_n_steps: int | None = None,
         enable_checkpointing: bool | None = None,
-        logger: Any = True,
-        **options: Any,
+        enable_progress_bar: bool | None = None,
+        enable_model_summary: bool | None = None,
+        accumulate_grad_batches: int = 1,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: Any = None,
+        deterministic: Any = None,
+        benchmark: bool | None = None,
+        inference_mode: bool = True,
+        use_distributed_sampler: bool = True,
+        profiler: Any = None,
+        detect_anomaly: bool = False,
+        barebones: bool = False,
+        plugins: Any = None,
+        sync_batchnorm: bool = False,
+        reload_dataloaders_every_n_epochs: int = 0,
+        default_root_dir: str | Path | None = None,
+        enable_autolog_hparams: bool = True,
+        model_registry: str | None = None,
+        **native: Any,
     ) -> None:
-        """`callbacks`, all options of `hookline.Trainer`, and those of Lightning that have an effect here.
-
-        enable_checkpointing: False is `checkpoint=False`; True also adds a `ModelCheckpoint` if there is
-        none.
-        """
-        check_choice("accelerator", accelerator, DEVICES)
-        if devices not in ("auto", 1, "1", [0]):
-            raise OptionError(
-                f"devices={devices!r}: a process of Hookline has one device; start several processes with "
-                f"torchrun.",
-                option="devices",
-                value=devices,
-            )
-        for name, (nothing, instead) in NO_EFFECT.items():
-            given = options.pop(name, nothing)
-            if given not in (nothing, None) and instead:
-                raise OptionError(
-                    f"{name}={given!r}: Hookline has no such option; {instead}.", option=name, value=given
-                )
-        settings: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-        settings = {
-            "device": DEVICES[accelerator],
-            "logger": logger if logger is not None else True,
-            **settings,
+        """Take Lightning's arguments; `native` are further options of `hookline.Trainer`."""
+        given = {
+            name: value for name, value in locals().items() if name not in ("self", "native", "__class__")
         }
-        if enable_checkpointing is False and not settings.keys() & {"checkpoint", *OLD_NAMES}:
-            settings["checkpoint"] = False
-        super().__init__(**settings)
-        if enable_checkpointing and not self.checkpoint_callbacks:
-            self.add_hook(hook_class("model_checkpoint")())
+        super().__init__(root())
+        values = self.__dict__
+        values["snapshots"] = {}
+        values["_arguments"] = {**given, **native}
+        values["_given"] = given = with_plugins(_with_defaults(given))
+        given["profiler"] = make_profiler(given["profiler"])
+        set_torch_flags(given["deterministic"], given["benchmark"])
+        values["_callbacks"] = complete(given)
+        if logger is True or logger is None:
+            logger = default_loggers(root_directory(default_root_dir)) if given["logger"] else []
+        values["_loggers"], own_loggers = split(as_list(logger or None))
+        if fast_dev_run:
+            values["_loggers"] = quiet(self._loggers)
+        values["_logger_connector"] = LoggerConnector(self)
+        options = native_options(given)
+        options["max_time"] = native_max_time(given["max_time"])
+        if max_epochs is None and any(is_a(each, "Timer") for each in self._callbacks):
+            options["max_epochs"] = -1
+        has_bar = any(is_a(each, "ProgressBar") for each in self._callbacks)
+        if not native.keys() & {"checkpoint", *OLD_NAMES}:
+            options["checkpoint"] = False  # Lightning's checkpoint callback saves
+        options = {
+            "enable_progress_bar": given["enable_progress_bar"] and not has_bar,
+            "logger": own_loggers,
+            **options,
+            **native,
+        }
+        with misconfiguration():
+            own = LoopTrainer(**options)
+        own.options.enable_progress_bar = bool(given["enable_progress_bar"])  # with any bar, show the costs
+        given["val_check_seconds"] = None if fast_dev_run else seconds_between_validations(val_check_interval)
+        own.rules = LightningRules(given)
+        own.options.accumulate_grad_batches = accumulate_grad_batches
+        own.lightning_trainer = own.state.setup.shown_trainer = self
+        self.attach(own, None, {})
+        self._logger_connector.listen(own.plan)
+        values["_native_hooks"] = list(own.hooks)
+        self._take_callbacks()
 
     # ---- stages --------------------------------------------------------------------------------------------
 
-    def fit(  # type: ignore[override]
+    def fit(
         self,
         model: Any,
         train_dataloaders: Any = None,
         val_dataloaders: Any = None,
         datamodule: Any = None,
         ckpt_path: str | Path | None = None,
-        **options: Any,
-    ) -> Metrics:
-        """Train. ckpt_path: a checkpoint, 'last' or 'best'. Further arguments are those of
+        weights_only: bool | None = None,
+        **native: Any,
+    ) -> None:
+        """Train. ckpt_path: a checkpoint to continue from, 'best' or 'last'. native: further arguments of
         `hookline.Trainer.fit`.
         """
+        module = self._module("fit", model)
         train, datamodule = self._loaders_and_data(side_by_side(train_dataloaders), datamodule)
-        options.setdefault("resume", _chosen(ckpt_path))
-        return super().fit(model, train, val_dataloaders, datamodule=datamodule, **options)
+        if self._own.options.limit_train_batches == 0:
+            train = []  # Lightning does not ask for the data
+        if self._given["sync_batchnorm"] and self.world_size > 1:
+            nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+        with self._stage("fit"):
+            native.setdefault("resume", self._resolved("fit", ckpt_path, module))
+            self._own.fit(module, train, val_dataloaders, datamodule=datamodule, **native)
 
-    def validate(  # type: ignore[override]
+    def validate(
         self,
         model: Any = None,
         dataloaders: Any = None,
         ckpt_path: str | Path | None = None,
         verbose: bool = True,
         datamodule: Any = None,
-        **options: Any,
+        weights_only: bool | None = None,
+        **native: Any,
     ) -> Any:
-        """Measure on the validation data; return a list with a dictionary per loader, or inside a run the
-        metrics themselves.
-        """
-        if self._run is not None:
-            return super().validate()
-        loaders, datamodule = self._loaders_and_data(dataloaders, datamodule)
-        measured = super().validate(
-            model, loaders, datamodule=datamodule, checkpoint=_chosen(ckpt_path), **options
-        )
-        return self._by_loader("val", measured, verbose)
+        """Measure on the validation data; return a list with a dictionary for each loader.
 
-    def test(  # type: ignore[override]
+        Called by a hook inside a run, it validates the current run.
+        """
+        if self._own._run is not None:
+            self._own.validate()
+            return self._results_by_loader()
+        return self._evaluate("validate", model, dataloaders, ckpt_path, verbose, datamodule, native)
+
+    def test(
         self,
         model: Any = None,
         dataloaders: Any = None,
         ckpt_path: str | Path | None = None,
         verbose: bool = True,
         datamodule: Any = None,
-        **options: Any,
+        weights_only: bool | None = None,
+        **native: Any,
     ) -> Any:
         """Measure on the test data; return a list with a dictionary for each loader."""
-        loaders, datamodule = self._loaders_and_data(dataloaders, datamodule)
-        measured = super().test(
-            model, loaders, datamodule=datamodule, checkpoint=_chosen(ckpt_path), **options
-        )
-        return self._by_loader("test", measured, verbose)
+        return self._evaluate("test", model, dataloaders, ckpt_path, verbose, datamodule, native)
 
-    def predict(  # type: ignore[override]
+    def predict(
         self,
         model: Any = None,
         dataloaders: Any = None,
         datamodule: Any = None,
         return_predictions: bool | None = None,
         ckpt_path: str | Path | None = None,
-    ) -> list[Any]:
+        weights_only: bool | None = None,
+    ) -> Any:
         """Return the results of `predict_step`."""
+        module = self._module("predict", model)
         loaders, datamodule = self._loaders_and_data(dataloaders, datamodule)
         keep = True if return_predictions is None else return_predictions
-        return super().predict(
-            model, loaders, datamodule=datamodule, return_predictions=keep, checkpoint=_chosen(ckpt_path)
-        )
+        with self._stage("predict"):
+            return self._own.predict(
+                module,
+                loaders,
+                datamodule=datamodule,
+                return_predictions=keep,
+                checkpoint=self._resolved("predict", ckpt_path, module),
+            )
+
+    def _evaluate(
+        self,
+        stage: str,
+        model: Any,
+        dataloaders: Any,
+        ckpt_path: str | Path | None,
+        verbose: bool,
+        datamodule: Any,
+        native: dict[str, Any],
+    ) -> list[dict[str, float]]:
+        module = self._module(stage, model)
+        loaders, datamodule = self._loaders_and_data(dataloaders, datamodule)
+        run = self._own.validate if stage == "validate" else self._own.test
+        self._logger_connector.verbose = verbose
+        with self._stage(stage):
+            checkpoint = self._resolved(stage, ckpt_path, module)
+            run(module, loaders, datamodule=datamodule, checkpoint=checkpoint, **native)
+        return self._results_by_loader()
+
+    def _results_by_loader(self) -> list[dict[str, float]]:
+        """Return the results of the newest evaluation, a dictionary for each loader."""
+        results = self._logger_connector.results
+        return [{name: number_of(value) for name, value in each.items()} for each in results]
+
+    def _module(self, stage: str, model: Any) -> Any:
+        """Return the module of a stage; one that `torch.compile` has wrapped is unwrapped."""
+        module = getattr(model, "_orig_mod", model)
+        if module is None and stage != "fit" and self._own._last is not None:
+            return None  # that of the last run
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"{stage}() takes a LightningModule, not {type(module).__name__}.")
+        return module
+
+    @contextmanager
+    def _stage(self, stage: str) -> Iterator[None]:
+        """Prepare Hookline's trainer for a stage, and end an interrupted one as Lightning does."""
+        self._take_callbacks()
+        detects = self._given["detect_anomaly"] or torch.is_anomaly_enabled()
+        try:
+            with misconfiguration(), self._open_loggers(), torch.autograd.set_detect_anomaly(detects):
+                yield
+        except KeyboardInterrupt:
+            sys.exit(1)
+        finally:
+            self._logger_connector.close()
+
+    @contextmanager
+    def _open_loggers(self) -> Iterator[None]:
+        """Create the clients of Lightning's loggers, and finalize the loggers when the stage is over.
+
+        They are created first: a logger may refuse a directory in which Hookline has written files.
+        """
+        status = "failed"
+        try:
+            for logger in self.lightning_loggers:
+                _ = getattr(logger, "experiment", None)
+            directory = self._loggers_directory()
+            if directory is not None:
+                self._own.options.run_dir = directory
+            yield
+            status = "success"
+        finally:
+            for logger in self.lightning_loggers:
+                logger.finalize(status)
+
+    def _loggers_directory(self) -> str | None:
+        """Return the directory of the first logger that has one, in which Hookline writes its files too."""
+        if self._own.options.fast_dev_run or "run_dir" in self._arguments:
+            return None
+        return directory_of_logs(self.lightning_loggers)
+
+    def _resolved(self, stage: str, ckpt_path: str | Path | None, model: Any) -> str | Path | None:
+        return choose_path(self, stage, ckpt_path, model is not None)
+
+    @property
+    def ckpt_path(self) -> str | None:
+        """Return the checkpoint that the newest run was restored from; set it to restore the next runs."""
+        chosen = self.__dict__.get(CHOSEN)
+        return str(chosen) if chosen is not None else super().ckpt_path
+
+    @ckpt_path.setter
+    def ckpt_path(self, path: str | Path | None) -> None:
+        self.__dict__[CHOSEN] = path
 
     def _loaders_and_data(self, loaders: Any, datamodule: Any) -> tuple[Any, Any]:
         """Return the loaders and the data module, which may be passed in the loaders' position, and set its
@@ -170,23 +320,180 @@ class Trainer(NamedTrainer):
             datamodule.trainer = self
         return loaders, datamodule
 
-    def _by_loader(self, kind: str, measured: Metrics, verbose: bool) -> list[dict[str, float]]:
-        """Return a dictionary for each loader, with its own metrics and those that belong to no loader."""
-        results = dict(measured.read())
-        if not results and not self.num_batches(kind):
-            return []  # switched off by limit_test_batches=0
-        if verbose:
-            self.print("\n".join(f"{name}: {value:g}" for name, value in results.items()))
-        ends = [f"/dataloader_idx_{index}" for index in range(max(1, len(self.num_batches(kind))))]
-        return [
-            {
-                name: value
-                for name, value in results.items()
-                if name.endswith(end) or not name.endswith(tuple(ends))
-            }
-            for end in ends
-        ]
+    # ---- tuners --------------------------------------------------------------------------------------------
+
+    def run_loop_again(self) -> Any:
+        """Run the loop of the current stage inside a hook, for a tuner; return its state."""
+        return run_loop(self, self._own, _adapted)
+
+    def save_checkpoint(
+        self, filepath: str | Path, weights_only: bool | None = None, storage_options: Any = None
+    ) -> None:
+        """Save a checkpoint. A tuner restores it soon, so its state is kept in memory."""
+        if self._own._run is not None and is_tuner(self._caller):
+            self.snapshots[str(filepath)] = Snapshot(self._own._run)
+        else:
+            super().save_checkpoint(filepath, weights_only, storage_options)
+
+    def remove_later(self, filepath: str | Path) -> None:
+        """Delete a checkpoint once its replacement is written; one of a tuner is in memory."""
+        if self.snapshots.pop(str(filepath), None) is None:
+            super().remove_later(filepath)
+
+    # ---- callbacks and loggers -----------------------------------------------------------------------------
+
+    @property
+    def callbacks(self) -> list[Any]:
+        """Return the callbacks. Changes of the list have an effect from the next stage on."""
+        return self._callbacks  # type: ignore[no-any-return]
+
+    @callbacks.setter
+    def callbacks(self, callbacks: list[Any]) -> None:
+        self.__dict__["_callbacks"] = list(callbacks)
+
+    def _take_callbacks(self) -> None:
+        """Register exactly the callbacks of the list, in its order, after Hookline's own hooks."""
+        hooks = self._own.hooks
+        entries = [each for each in hooks.entries() if not _is_in(each.given, self._native_hooks)]
+        given = [entry.given for entry in entries]
+        if len(given) == len(self._callbacks) and all(map(operator.is_, given, self._callbacks)):
+            return
+        for entry in entries:
+            hooks.discard(entry)
+        for callback in self._callbacks:
+            hooks.add(_adapted(callback))
+
+    def take_module_callbacks(self, callbacks: list[Any]) -> tuple[set[type], list[Any]]:
+        """Replace callbacks by those of their class that a module has, for good as in Lightning.
+
+        Return the replaced classes, and the module's callbacks as hooks of this trainer.
+        """
+        kinds = replaced_by(callbacks, self._callbacks)
+        others = [each for each in self._callbacks if type(each) not in kinds]
+        self.__dict__["_callbacks"] = ordered([*others, *callbacks])
+        return kinds, [_adapted(each) for each in callbacks]
+
+    @property
+    def lightning_loggers(self) -> list[Any]:
+        """Return the loggers that are not Hookline's own, as they were passed."""
+        return self._loggers  # type: ignore[no-any-return]
+
+    @property
+    def loggers(self) -> list[Any]:
+        """Return the loggers, as they were passed; with `fast_dev_run` one that does nothing.
+
+        If all of them are Hookline's, they are shown as one.
+        """
+        return self._loggers or super().loggers
+
+    @loggers.setter
+    def loggers(self, loggers: Any) -> None:
+        self.__dict__["_loggers"], own = split(as_list(loggers))
+        self._own.loggers = make_loggers(own, JSONLines)
+
+    @property
+    def logger(self) -> Any:
+        """Return the first logger, or None."""
+        return next(iter(self.loggers), None)
+
+    @logger.setter
+    def logger(self, logger: Any) -> None:
+        self.loggers = as_list(logger)
+
+    @property
+    def log_dir(self) -> str | None:
+        """Return the directory of the first logger; without loggers `default_root_dir`."""
+        first = self.logger
+        if first is None:
+            return self.default_root_dir
+        directory: str | None = getattr(first, "log_dir", None)
+        return directory if directory is not None else getattr(first, "save_dir", None)
+
+    # ---- metrics -------------------------------------------------------------------------------------------
+
+    @property
+    def callback_metrics(self) -> Any:
+        """Return the newest logged values, with those of this moment. Callbacks may add entries."""
+        return self._logger_connector.newest().callback
+
+    @property
+    def logged_metrics(self) -> dict[str, Tensor]:
+        """Return the newest values that loggers get."""
+        return self._logger_connector.newest().log  # type: ignore[no-any-return]
+
+    @property
+    def progress_bar_metrics(self) -> dict[str, float]:
+        """Return the newest values that were logged with `prog_bar=True`."""
+        return self._logger_connector.newest().bar  # type: ignore[no-any-return]
+
+    @property
+    def _results(self) -> LoggedValues | None:
+        """Return what `self.log` adds values to; None in a prediction."""
+        return self._logger_connector.active  # type: ignore[no-any-return]
+
+    # ---- attributes ----------------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a part, or an attribute of Hookline's trainer."""
+        if name in self.PARTS and "_parts" in self.__dict__:
+            return self.__dict__["_parts"][name]
+        own = self.__dict__.get("_trainer")
+        if own is None or name.startswith("__") or not hasattr(own, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(own, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        found = getattr(type(self), name, None)
+        if isinstance(found, property) and found.fset is None:
+            if not hasattr(self._own.options, name):
+                raise AttributeError(f"trainer.{name} cannot be set.")
+            self._given[name] = value
+            setattr(self._own.options, name, value)
+        else:
+            object.__setattr__(self, name, value)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return type(self)(**copy.deepcopy(self._arguments, memo))
+
+    def __reduce__(self) -> Any:
+        return _again, (type(self), self._arguments)
 
 
-def _chosen(ckpt_path: str | Path | None) -> str | Path | None:
-    return "auto" if ckpt_path == "last" else ckpt_path
+def _again(kind: type[Trainer], arguments: dict[str, Any]) -> Trainer:
+    """Make a trainer from its arguments, when it is unpickled."""
+    made: Trainer = kind(**arguments)
+    return made
+
+
+def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments with the defaults that depend on `barebones`."""
+    if given["barebones"]:
+        for name, off in BAREBONES.items():
+            if given[name] and given[name] != off:
+                raise refusal(
+                    f"barebones=True switches {name} off: it cannot be combined with {name}={given[name]!r}.",
+                    name,
+                    given[name],
+                )
+        return {**given, **BAREBONES}
+    usual = {
+        "enable_checkpointing": True,
+        "logger": True,
+        "enable_progress_bar": True,
+        "enable_model_summary": True,
+        "log_every_n_steps": 50,
+        "num_sanity_val_steps": 2,
+    }
+    return {**given, **{name: value for name, value in usual.items() if given[name] is None}}
+
+
+def _adapted(callback: Any) -> Any:
+    """Return a callback as a hook. The trainer here has all attributes of Lightning's that it can have, so
+    one that is missing is an error when it is used.
+    """
+    is_one = any(is_lightnings(cls, "Callback") for cls in type(callback).__mro__)
+    return LightningCallback(callback, checks=False) if is_one else callback
+
+
+def _is_in(one: Any, several: list[Any]) -> bool:
+    return any(one is each for each in several)

@@ -21,14 +21,18 @@ class NotInView(HookError, AttributeError):
 HIDDEN = (
     "PARTS",
     "STATUS",
+    "CLASSES",
     "path",
     "attach",
     "of_lightning",
     "remove_later",
     "remove_replaced",
+    "writes_files",
     "removals",
     "moment",
     "asked",
+    "run_loop_again",
+    "snapshots",
 )
 """Attributes of a view for Hookline's own use."""
 
@@ -66,7 +70,24 @@ class Part:
         raise missing(f"trainer.{self.path}.{name}", type(self))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise missing(f"trainer.{self.path}.{name} = ...", type(self))
+        setter = getattr(getattr(type(self), name, None), "fset", None)
+        if setter is None:
+            raise missing(f"trainer.{self.path}.{name} = ...", type(self))
+        setter(self, value)
+
+
+class ShownAs(Part):
+    """A part that `isinstance` takes for the object of Lightning that it stands for."""
+
+    @property
+    def _shown_as(self) -> tuple[str, str]:
+        """Return the module and the name of Lightning's class."""
+        raise NotImplementedError
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # pyright: ignore # what isinstance looks at
+        found = self._view.of_lightning(*self._shown_as)
+        return type(self) if found is None else found
 
 
 class RunState(Part):
@@ -82,6 +103,12 @@ class RunState(Part):
         "preempted": "interrupted",
     }
     """Hookline's and Lightning's words for the status of a run; any other status is 'finished'."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what Hookline's own state has besides."""
+        if name.startswith("_") or not hasattr(self._own.state, name):
+            return super().__getattr__(name)
+        return getattr(self._own.state, name)
 
     @property
     def status(self) -> Any:
@@ -102,13 +129,16 @@ class RunState(Part):
 
     @property
     def fn(self) -> Any:
-        """Return the stage, in Lightning's enumeration."""
-        return self._view.of_lightning("trainer.states", "TrainerFn")(self._own.state.stage or "fit")
+        """Return the stage, in Lightning's enumeration; None before the first."""
+        stage = self._own.state.stage
+        return self._view.of_lightning("trainer.states", "TrainerFn")(stage) if stage else None
 
     @property
     def stage(self) -> Any:
-        """Return training, validating, ... in Lightning's enumeration."""
+        """Return training, validating, ... in Lightning's enumeration; None outside of a run."""
         view = self._view
+        if self._own._run is None:
+            return None
         word = (
             "sanity_check"
             if view.sanity_checking
@@ -121,10 +151,17 @@ class RunState(Part):
         return view.of_lightning("trainer.states", "RunningStage")(word or self._own.state.stage)
 
 
-class StrategyView(Part):
+class StrategyView(ShownAs):
     """`trainer.strategy`: the device, and communication between processes."""
 
     path = "strategy"
+    CLASSES: ClassVar[Mapping[str, str]] = {"DDP": "DDPStrategy", "FSDP": "FSDPStrategy"}
+
+    @property
+    def _shown_as(self) -> tuple[str, str]:
+        own = type(self._own.strategy).__name__
+        return "strategies", self.CLASSES.get(own, "SingleDeviceStrategy")
+
     zero_stage_3: ClassVar[bool] = False
     """An attribute of DeepSpeed's strategy, which the model summary reads."""
 
@@ -147,6 +184,19 @@ class StrategyView(Part):
     def optimizers(self) -> list[Any]:
         """Return the optimizers of the run."""
         return self._own.optimizers  # type: ignore[no-any-return]
+
+    @optimizers.setter
+    def optimizers(self, optimizers: list[Any]) -> None:
+        self._own.state.setup.optimizers = optimizers
+
+    @property
+    def lr_scheduler_configs(self) -> list[Any]:
+        """Return the schedulers with `scheduler`, `interval`, `frequency`, `monitor`, `name`."""
+        return self._view.lr_scheduler_configs  # type: ignore[no-any-return]
+
+    @lr_scheduler_configs.setter
+    def lr_scheduler_configs(self, configs: list[Any]) -> None:
+        self._view.lr_scheduler_configs[:] = configs
 
     @property
     def is_global_zero(self) -> bool:
@@ -213,10 +263,19 @@ class StrategyView(Part):
         return handle.step(None if is_none else closure, **kwargs)
 
 
-class PrecisionView(Part):
+class PrecisionView(ShownAs):
     """`trainer.precision_plugin`: clipping by hand, and the context of a forward."""
 
     path = "precision_plugin"
+
+    @property
+    def _shown_as(self) -> tuple[str, str]:
+        return "plugins", "MixedPrecision" if self.precision.endswith("mixed") else "Precision"
+
+    @property
+    def precision(self) -> str:
+        """Return the precision under Lightning's name."""
+        return self._view.precision  # type: ignore[no-any-return]
 
     def forward_context(self) -> Any:
         """Return the context in which a forward uses the run's precision."""
@@ -234,65 +293,6 @@ class PrecisionView(Part):
         run.steps.clip_gradients(optimizer, clip_val or None, algorithm)
 
 
-class BatchProgress(Part):
-    """`trainer.fit_loop.epoch_loop.batch_progress`."""
-
-    path = "fit_loop.epoch_loop.batch_progress"
-
-    @property
-    def is_last_batch(self) -> bool:
-        """Return whether this is the epoch's last batch."""
-        return self._view.is_last_batch  # type: ignore[no-any-return]
-
-
-class ValidationLoop(Part):
-    """`trainer.fit_loop.epoch_loop.val_loop`."""
-
-    path = "fit_loop.epoch_loop.val_loop"
-
-    @property
-    def _has_run(self) -> bool:
-        return bool(self._own._last.progress.validated_at != (-1, -1))
-
-
-class EpochLoop(Part):
-    """`trainer.fit_loop.epoch_loop`."""
-
-    path = "fit_loop.epoch_loop"
-    PARTS: ClassVar[Mapping[str, type[Part]]] = {"batch_progress": BatchProgress, "val_loop": ValidationLoop}
-
-    @property
-    def batch_idx(self) -> int:
-        """Return the number of the batch in this epoch."""
-        return int(self._own.state.batch_idx)
-
-    @property
-    def global_step(self) -> int:
-        """Return the number of updates so far."""
-        return int(self._own.global_step)
-
-    @property
-    def total_batch_idx(self) -> int:
-        """Return the number of training batches so far, minus one."""
-        return int(self._own.state.batches_seen) - 1
-
-    @property
-    def _batches_that_stepped(self) -> int:
-        return int(self._own.global_step)
-
-
-class FitLoop(Part):
-    """`trainer.fit_loop`: the progress of the training, read-only."""
-
-    path = "fit_loop"
-    PARTS: ClassVar[Mapping[str, type[Part]]] = {"epoch_loop": EpochLoop}
-
-    @property
-    def total_batch_idx(self) -> int:
-        """Return the number of training batches so far, minus one."""
-        return int(self._own.state.batches_seen) - 1
-
-
 class Connector(Part):
     """`trainer._logger_connector`: whether this step's metrics are written."""
 
@@ -303,6 +303,12 @@ class Connector(Part):
         """Return whether the current update is one of every `log_every_n_steps`."""
         own = self._own
         return bool((own.global_step + 1) % own.options.log_every_n_steps == 0 or own.should_stop)
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Write a row of numbers to every logger at once."""
+        values = {name: float(value) for name, value in metrics.items()}
+        for logger in self._view.loggers:
+            logger.log_metrics(values, self._own.global_step if step is None else step)
 
     def should_reset_tensors(self, fx: str) -> bool:
         """Return False: Hookline's log resets itself before each pass."""

@@ -13,12 +13,15 @@ from typing import Any, ClassVar
 
 from hookline.engine.source_text import parsed, words_of
 from hookline.interop.lightning.binder import NAME_OF_HOOK
+from hookline.interop.lightning.checkpoint_save import save_file
+from hookline.interop.lightning.loggers import originals
+from hookline.interop.lightning.loop_parts import EvaluationLoop, FitLoop, PredictionLoop, TestLoop
 from hookline.interop.lightning.names import LightningNames, directory_of
+from hookline.interop.lightning.package import find
 from hookline.interop.lightning.trainer_parts import (
     Connector,
     DataConnector,
     Distributed,
-    FitLoop,
     NotInView,
     Part,
     PrecisionView,
@@ -27,6 +30,7 @@ from hookline.interop.lightning.trainer_parts import (
     StrategyView,
     missing,
 )
+from hookline.run.save_request import SaveRequest
 from hookline.util.errors import HookError, closest
 
 # ---- Hookline's loggers as Lightning's callbacks and modules expect a logger
@@ -133,12 +137,12 @@ def _not_there(path: str, why: str, owner: type) -> NotInView:
     )
 
 
-PACKAGES = ("lightning", "pytorch_lightning")
-
-
-def is_lightnings(what: Any, name: str = "") -> bool:
-    """Return whether a class or function is one of Lightning's, of this name if one is given."""
-    return what.__module__.partition(".")[0] in PACKAGES and name in ("", what.__name__)
+def _monitor_of(callback: Any) -> dict[str, Any] | None:
+    """Return the metric that a checkpoint callback keeps a checkpoint for."""
+    name, score = getattr(callback, "monitor", None), getattr(callback, "current_score", None)
+    if name is None or score is None:
+        return None
+    return {"name": name, "mode": getattr(callback, "mode", "min"), "score": float(score)}
 
 
 USER_ATTRIBUTES = "_of_lightning_users"
@@ -166,9 +170,15 @@ def is_of_trainer(package: str, name: str) -> bool:
 class Moment:
     """What every call of a hook needs, in slots: attribute access on the view itself is slower."""
 
-    __slots__ = ("names", "proxy")
+    __slots__ = ("caller", "is_native", "names", "proxy", "trainer")
 
-    def __init__(self) -> None:
+    def __init__(self, trainer: Any, caller: Any) -> None:
+        self.caller = caller
+        """The callback, or None for a module."""
+        self.is_native = True
+        """Whether `hookline.Trainer` runs it, and not Lightning's trainer."""
+        self.trainer = trainer
+        """The trainer as a callback sees it."""
         self.proxy: Any = None
         """The module as a callback sees it."""
         self.names: dict[str, Any] = {NAME_OF_HOOK: None}
@@ -184,6 +194,9 @@ class TrainerView(LightningNames):
         "state": RunState,
         "strategy": StrategyView,
         "fit_loop": FitLoop,
+        "validate_loop": EvaluationLoop,
+        "test_loop": TestLoop,
+        "predict_loop": PredictionLoop,
         "_logger_connector": Connector,
         "_results": Results,
         "precision_plugin": PrecisionView,
@@ -192,18 +205,18 @@ class TrainerView(LightningNames):
     }
     """Attributes that have attributes of their own."""
 
-    barebones: ClassVar[bool] = False
-
     def __init__(self, package: str, caller: Any = None) -> None:
         own = self.__dict__
         own["_package"], own["_caller"] = package, caller
-        own["_trainer"], own["moment"] = None, Moment()
+        own["_trainer"], own["moment"] = None, Moment(self, caller)
         own["asked"], own["removals"] = None, []
         own["_parts"] = {name: part(self) for name, part in self.PARTS.items()}
 
     def attach(self, trainer: Any, proxy: Any, names: dict[str, Any]) -> None:
         """Attach the view to a run."""
         self.__dict__["_trainer"] = trainer
+        self.moment.is_native = not hasattr(trainer, "lightning_trainer")
+        self.moment.trainer = getattr(trainer, "lightning_trainer", self)
         names.setdefault(NAME_OF_HOOK, None)
         self.moment.proxy, self.moment.names = proxy, names
 
@@ -231,7 +244,7 @@ class TrainerView(LightningNames):
         else:  # the user's own: all callbacks and the module can read it, as in Lightning
             vars(self._own).setdefault(USER_ATTRIBUTES, {})[name] = value
 
-    def __deepcopy__(self, memo: Any) -> None:
+    def __deepcopy__(self, memo: Any) -> Any:
         return None  # copies of a module do not copy the run
 
     def __reduce__(self) -> Any:
@@ -239,9 +252,15 @@ class TrainerView(LightningNames):
 
     def of_lightning(self, module: str, name: str) -> Any:
         """Return an object of the package, which is imported already: its enumerations, its wrappers."""
-        return getattr(sys.modules[f"{self._package}.{module}"], name)
+        found = find(module, name, self._package)
+        return str if found is None and module == "trainer.states" else found
 
     # ---- progress ------------------------------------------------------------------------------------------
+
+    @property
+    def barebones(self) -> bool:
+        """Return whether everything that costs time is switched off."""
+        return False
 
     @property
     def should_stop(self) -> bool:
@@ -264,6 +283,27 @@ class TrainerView(LightningNames):
         """Return the batches per training epoch; infinite if the loader has no length."""
         length = self._own.num_training_batches
         return float("inf") if length is None else int(length)
+
+    def set_limit(self, name: str, value: Any) -> None:
+        """Change max_epochs, min_epochs, max_steps or min_steps of the run."""
+        setattr(self._own.options, name, value)
+
+    @property
+    def _evaluation_loop(self) -> Any:
+        """Return the loop of the stage's evaluation."""
+        stage = self._own.state.stage
+        if stage in ("validate", "test"):
+            return self.validate_loop if stage == "validate" else self.test_loop
+        return self.fit_loop.epoch_loop.val_loop
+
+    @property
+    def _active_loop(self) -> Any:
+        """Return the loop that is running; None outside of a run."""
+        if self.training:
+            return self.fit_loop
+        if self.evaluating:
+            return self._evaluation_loop
+        return self.predict_loop if self.predicting else None
 
     @property
     def estimated_stepping_batches(self) -> float:
@@ -289,17 +329,19 @@ class TrainerView(LightningNames):
         return self._own.optimizers  # type: ignore[no-any-return]
 
     @property
-    def loggers(self) -> list[LoggerView]:
-        """Return all loggers of Hookline as one, or an empty list."""
-        return [LoggerView(self)] if self._own.loggers else []
+    def loggers(self) -> list[Any]:
+        """Return Lightning's loggers as they were passed, then all of Hookline's as one."""
+        own = self._own.loggers
+        passed = originals(own)
+        return [*passed, LoggerView(self)] if len(passed) < len(own.members) else passed
 
     @property
-    def logger(self) -> LoggerView | None:
-        """Return all loggers of Hookline as one, or None."""
+    def logger(self) -> Any:
+        """Return the first logger, or None."""
         return next(iter(self.loggers), None)
 
     @property
-    def log_dir(self) -> str:
+    def log_dir(self) -> str | None:
         """Return the run's directory."""
         return str(directory_of(self._own))
 
@@ -326,39 +368,40 @@ class TrainerView(LightningNames):
     def save_checkpoint(
         self, filepath: str | Path, weights_only: bool | None = None, storage_options: Any = None
     ) -> None:
-        """Request a checkpoint of Hookline, a directory of this name; it is written at the next save point of
-        the run.
+        """Save a checkpoint. In Lightning's trainer it is a file in Lightning's format, which exists when
+        this returns; with weights_only without optimizers and callbacks.
 
-        weights_only: the weights are in it either way; `hookline.load_weights` reads them from a whole
-        checkpoint.
+        In `hookline.Trainer` it is Hookline's directory, written at the next save point of the run, with or
+        without `weights_only`: `hookline.load_weights` reads the weights from it.
         """
+        if storage_options is not None:
+            raise TypeError("save_checkpoint(storage_options=...) is not supported: pass an fsspec URL.")
+        caller = self._caller
+        is_last = str(filepath) == getattr(caller, "last_model_path", None)
+        monitor = None if is_last else _monitor_of(caller)
+        failed = self._own.state.exception is not None
+        reason = "exception" if failed else "last" if is_last else "best" if monitor else "interval"
+        request = SaveRequest(None, reason if caller is not None else "manual", monitor)
+        if self.writes_files:
+            save_file(self, filepath, bool(weights_only), request)
+            return
         if "://" not in str(filepath):
             Path(filepath).absolute().parent.mkdir(
                 parents=True, exist_ok=True
             )  # a link may be put beside it at once
-        monitor, caller = None, self._caller
-        if (
-            getattr(caller, "monitor", None) is not None
-            and getattr(caller, "current_score", None) is not None
-        ):
-            monitor = {
-                "name": caller.monitor,
-                "mode": getattr(caller, "mode", "min"),
-                "score": float(caller.current_score),
-            }
         self.__dict__["asked"] = str(filepath) if "://" in str(filepath) else str(Path(filepath))
-        is_last = str(filepath) == getattr(caller, "last_model_path", None)
-        failed = self._own.state.exception is not None
-        reason = "exception" if failed else "last" if is_last else "best" if monitor else "interval"
-        self._own.save_checkpoint(
-            str(filepath), reason if caller is not None else "manual", None if is_last else monitor
-        )
+        self._own.save_checkpoint(str(filepath), request.reason, monitor)
+
+    @property
+    def writes_files(self) -> bool:
+        """Return whether checkpoints are files in Lightning's format, written at once."""
+        return hasattr(self._own, "lightning_trainer")
 
     def remove_later(self, filepath: str | Path) -> None:
         """Delete a checkpoint once its replacement is written: after a kill there may be one too many, never
         one too few.
         """
-        if self._own._run is None or self.asked is None:
+        if self._own._run is None or self.asked is None or self.writes_files:
             self._remove(filepath)
         else:
             self.removals.append((filepath, self.asked))
@@ -370,7 +413,11 @@ class TrainerView(LightningNames):
             self._remove(old)
 
     def _remove(self, path: str | Path) -> None:
-        if self.is_global_zero and ("://" in str(path) or Path(path).exists()):
+        if not self.is_global_zero:
+            return
+        if "://" not in str(path) and (Path(path).is_file() or Path(path).is_symlink()):
+            Path(path).unlink()
+        elif "://" in str(path) or Path(path).exists():
             self._own.remove_checkpoint(path)
 
     # ---- validation by hand --------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 
 from hookline.engine.binding import Binding, Caller
 from hookline.engine.events import EventTable
+from hookline.engine.init_arguments import cannot_keep
 from hookline.engine.listener import Listener, refuse_misspelled
 from hookline.interop.adapter import AdoptedCallback
 from hookline.interop.transformers.run import ArgsView, SharedRun
@@ -280,7 +281,7 @@ class TransformersCallback(AdoptedCallback):
         self.shared.refresh(s)
 
     def _record_row(self, s: Any) -> None:
-        if self._is_first(s, "on_train_metrics"):
+        if s.row_over == "step" and self._is_first(s, "on_train_metrics"):
             self.shared.record_row(s)
 
     def _record_evaluation(self, s: Any) -> None:
@@ -295,11 +296,15 @@ class TransformersCallback(AdoptedCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the callback's exported state, and the best metric so far."""
-        exported = self.original.state()["attributes"] if hasattr(self.original, "state") else {}
-        return {"attributes": exported, **(self.shared.state_dict() if self.shared is not None else {})}
+        exported = self.original.state() if hasattr(self.original, "state") else {}
+        args = exported.get("args", {})
+        kept = {"args": {} if cannot_keep(args) else args, "attributes": exported.get("attributes", {})}
+        return {**kept, **(self.shared.state_dict() if self.shared is not None else {})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state."""
+        """Restore the state: first what the saved arguments of the constructor make, then the attributes."""
+        if args := state.get("args"):
+            vars(self.original).update(vars(type(self.original)(**args)))
         for name, value in state.get("attributes", {}).items():
             setattr(self.original, name, value)
         self.shared.load_state_dict(state)
@@ -342,7 +347,8 @@ CONDITIONS: Mapping[str, Callable[[TransformersCallback, Any], bool]] = {
         (s.batch_idx + 1) % callback._accumulate != 0 and s.batch_idx + 1 != callback.shared.batches
     ),
     "on_evaluate": lambda callback, s: not s.sanity_checking,
-    "on_log": lambda callback, s: not s.sanity_checking,
+    # a row of an epoch's means is not a log of theirs
+    "on_log": lambda callback, s: not s.sanity_checking and (s.row is None or s.row_over == "step"),
     "on_prediction_step": lambda callback, s: not s.sanity_checking,
 }
 

@@ -1,0 +1,323 @@
+"""The arguments of Lightning's trainer, as options of Hookline's."""
+
+from __future__ import annotations
+
+import ast
+import datetime
+import functools
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import torch
+
+from hookline.interop.lightning.package import refusal
+
+P = ParamSpec("P")
+
+ACCELERATORS = {"auto": "auto", "cpu": "cpu", "gpu": "auto", "cuda": "cuda", "mps": "mps"}
+"""Lightning's accelerators, and Hookline's devices."""
+STRATEGIES = {"auto": "auto", "single_device": "single", "ddp": "ddp", "fsdp": "fsdp"}
+"""Lightning's strategies, and Hookline's."""
+VARIANT = re.compile(r"(?<=^ddp)(_spawn|_fork|_notebook)?(_find_unused_parameters_(true|false))?$")
+"""Endings of Lightning's names for DDP that say how it starts processes and finds unused parameters."""
+STRATEGY_CLASSES = {"SingleDeviceStrategy": "single", "DDPStrategy": "ddp", "FSDPStrategy": "fsdp"}
+"""Classes of Lightning's strategy objects whose defaults Hookline's strategies have."""
+PRECISIONS = {
+    "32": "32",
+    "32-true": "32",
+    "16": "16-mixed",
+    "16-mixed": "16-mixed",
+    "bf16": "bf16-mixed",
+    "bf16-mixed": "bf16-mixed",
+}
+"""Lightning's precisions, and Hookline's."""
+REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "model_registry": ((None,), "load the checkpoint and pass its path as ckpt_path=")
+}
+"""Options of Lightning that Hookline does not have: values that request nothing, and what to do instead."""
+BAREBONES = {
+    "enable_checkpointing": False,
+    "logger": False,
+    "enable_progress_bar": False,
+    "log_every_n_steps": 0,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+    "fast_dev_run": False,
+    "detect_anomaly": False,
+    "profiler": None,
+}
+"""What `barebones=True` switches off; it cannot be combined with another value."""
+
+
+def from_environment(init: Callable[P, None]) -> Callable[P, None]:
+    """Let `PL_TRAINER_MAX_EPOCHS=3` and so on set the arguments that the caller leaves out.
+
+    The variables of a subclass begin with its own name.
+    """
+    parameters = inspect.signature(init).parameters.values()
+    names = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+
+    @functools.wraps(init)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        prefix = f"PL_{type(args[0]).__name__}_"
+        for name in names:
+            if text := os.environ.get(f"{prefix}{name}".upper()):
+                kwargs.setdefault(name, _literal(text))
+        init(*args, **kwargs)
+
+    return wrapped
+
+
+def _literal(text: str) -> Any:
+    """Return the value of a Python literal, such as a number, a list or None; any other text unchanged."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def native_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of Hookline's trainer for Lightning's arguments; raise for what it cannot do."""
+    for name, (nothing, instead) in REFUSED.items():
+        if given[name] not in nothing:
+            raise refusal(
+                f"{name}={given[name]!r}: Hookline has no such option; {instead}.", name, given[name]
+            )
+    options = {name: given[name] for name in SAME if given[name] is not None}
+    if given["min_steps"] is not None and given["min_epochs"] is None:
+        options["min_epochs"] = 1
+    options |= _processes(given)
+    options["precision"] = _precision(given["precision"])
+    options |= _validation(given)
+    if given["default_root_dir"] is not None:
+        options["default_root_dir"] = str(given["default_root_dir"])
+    if (clip := given["gradient_clip_val"]) is not None:
+        if isinstance(clip, bool) or not isinstance(clip, int | float):
+            raise TypeError(f"gradient_clip_val={clip!r}: it must be an int or a float, or None.")
+        options["gradient_clip_val"] = clip if clip > 0 else None
+    if given["gradient_clip_algorithm"] is not None:
+        options["gradient_clip_algorithm"] = str(
+            getattr(given["gradient_clip_algorithm"], "value", given["gradient_clip_algorithm"])
+        ).lower()
+    if given["log_every_n_steps"] == 0:  # Lightning's way to write no rows
+        options["log_every_n_steps"] = 2**31 - 1
+    return options
+
+
+SAME = (
+    "fast_dev_run",
+    "max_epochs",
+    "min_epochs",
+    "max_steps",
+    "min_steps",
+    "limit_train_batches",
+    "limit_val_batches",
+    "limit_test_batches",
+    "limit_predict_batches",
+    "overfit_batches",
+    "num_sanity_val_steps",
+    "log_every_n_steps",
+    "accumulate_grad_batches",
+)
+"""Arguments with the same name and meaning in both."""
+
+
+def _processes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the device and the strategy. Several devices are several processes, which torchrun starts."""
+    accelerator, strategy = given["accelerator"], given["strategy"]
+    if not isinstance(accelerator, str):
+        kind = type(accelerator).__name__.removesuffix("Accelerator").lower()
+        accelerator = kind if kind in ACCELERATORS else accelerator
+    if accelerator not in ACCELERATORS:
+        raise refusal(
+            f"accelerator={accelerator!r} is an invalid accelerator name: Hookline runs on "
+            f"{', '.join(ACCELERATORS)}.",
+            "accelerator",
+            accelerator,
+        )
+    if accelerator == "gpu" and not (torch.cuda.is_available() or torch.backends.mps.is_available()):
+        raise refusal(
+            "accelerator='gpu': no supported gpu backend found; accelerator='auto' also runs on a CPU.",
+            "accelerator",
+            accelerator,
+        )
+    name = (
+        STRATEGIES.get(VARIANT.sub("", strategy.lower()))
+        if isinstance(strategy, str)
+        else STRATEGY_CLASSES.get(type(strategy).__name__)
+    )
+    if name is None and not _is_ours(strategy):
+        raise refusal(
+            f"strategy={strategy!r} is an invalid strategy name: Hookline has {', '.join(STRATEGIES)}, and "
+            "its own Strategy objects.",
+            "strategy",
+            strategy,
+        )
+    _check_processes(given)
+    return {"device": ACCELERATORS[accelerator], "strategy": name if name is not None else strategy}
+
+
+def _is_ours(strategy: Any) -> bool:
+    return any(cls.__module__.startswith("hookline.") for cls in type(strategy).__mro__)
+
+
+def _check_processes(given: Mapping[str, Any]) -> None:
+    """Compare the requested devices with the processes that torchrun has started."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    nodes = given["num_nodes"]
+    if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
+        raise refusal(f"num_nodes={nodes!r}: it must be a positive integer.", "num_nodes", nodes)
+    on_cpu = given["accelerator"] == "cpu" or not torch.cuda.is_available()
+    devices = _count(given["devices"], local, "cpu" if on_cpu else "gpu")
+    if devices != local or nodes != max(1, world // local):
+        command = f"torchrun --nproc-per-node={devices}" + (f" --nnodes={nodes}" if nodes > 1 else "")
+        raise refusal(
+            f"devices={given['devices']!r}, num_nodes={nodes}: a process of Hookline has one device, and "
+            f"this job has {world}; start several processes with torchrun: {command} SCRIPT.py",
+            "devices",
+            given["devices"],
+        )
+    if world > 1 and not given["use_distributed_sampler"]:
+        raise refusal(
+            f"use_distributed_sampler=False: Hookline gives each of the {world} processes its share of every "
+            "loader, unless the loader has a sampler for several processes. Leave the option out.",
+            "use_distributed_sampler",
+            False,
+        )
+
+
+def _count(devices: Any, local: int, accelerator: str) -> int:
+    """Return the number of devices. A CPU has no indices, so there it must be a number."""
+    if devices == "auto":
+        return local
+    if isinstance(devices, str):
+        indices = [int(each) for each in devices.split(",") if each.strip().removeprefix("-").isdigit()]
+        devices = indices if "," in devices else indices[0] if indices else devices
+    if devices in ([], 0):
+        raise refusal(
+            f"devices={devices!r}: this value is not a valid input using {accelerator} accelerator; pass a "
+            "number from 1.",
+            "devices",
+            devices,
+        )
+    if accelerator != "cpu" and devices == -1:
+        return local
+    if accelerator != "cpu" and isinstance(devices, list | tuple):
+        return len(devices)
+    if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
+        raise TypeError(f"devices={devices!r} with the {accelerator} accelerator should be an int > 0.")
+    return devices
+
+
+def set_torch_flags(deterministic: Any, benchmark: bool | None) -> None:
+    """Set torch's switches for the whole program, as Lightning does when a trainer is made."""
+    if deterministic and benchmark is None:
+        benchmark = False
+    if benchmark is not None:
+        torch.backends.cudnn.benchmark = benchmark
+    if deterministic == "warn":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    elif isinstance(deterministic, bool):
+        torch.use_deterministic_algorithms(deterministic)
+    if deterministic:  # https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+
+
+def with_plugins(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments with those that the plugins stand for: precision and synchronized batch norm."""
+    result = dict(given)
+    for plugin in as_list(given["plugins"]):
+        kind = type(plugin).__name__
+        if kind in ("Precision", "MixedPrecision"):
+            if given["precision"] is not None:
+                raise refusal(
+                    f"Received both precision={given['precision']!r} and plugins= with a {kind}: choose one.",
+                    "plugins",
+                    plugin,
+                )
+            result["precision"] = plugin.precision
+        elif kind == "TorchSyncBatchNorm":
+            result["sync_batchnorm"] = True
+        elif kind not in ("LightningEnvironment", "TorchElasticEnvironment"):  # what torchrun provides
+            raise refusal(
+                f"plugins= has a {kind}, which Hookline does not support; pass strategy= or precision=.",
+                "plugins",
+                plugin,
+            )
+    return result
+
+
+def _precision(given: Any) -> str:
+    if given is None:
+        return "32"
+    if str(given) not in PRECISIONS:
+        raise refusal(f"precision={given!r}: Hookline has {', '.join(PRECISIONS)}.", "precision", given)
+    return PRECISIONS[str(given)]
+
+
+def _validation(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return when to validate. Without a number of epochs, Lightning counts batches through the whole run."""
+    interval, epochs = given["val_check_interval"], given["check_val_every_n_epoch"]
+    if epochs is not None and not isinstance(epochs, int):
+        raise refusal(
+            f"check_val_every_n_epoch={epochs!r}: it must be a whole number or None.",
+            "check_val_every_n_epoch",
+            epochs,
+        )
+    reload = given["reload_dataloaders_every_n_epochs"]
+    if not isinstance(reload, int) or reload < 0:
+        raise refusal(
+            f"reload_dataloaders_every_n_epochs={reload!r}: it must be a whole number from 0.",
+            "reload_dataloaders_every_n_epochs",
+            reload,
+        )
+    if epochs is None and isinstance(interval, float):
+        raise refusal(
+            f"check_val_every_n_epoch=None counts batches through the run: val_check_interval={interval!r} "
+            "must be a whole number of batches.",
+            "val_check_interval",
+            interval,
+        )
+    options: dict[str, Any] = {}
+    if epochs is not None:
+        options["check_val_every_n_epoch"] = epochs
+    if isinstance(interval, int | float):
+        options["val_check_interval"] = interval
+    return options
+
+
+def seconds_between_validations(interval: Any) -> float | None:
+    """Return a `val_check_interval` that is a time, in seconds; None if it is a number of batches."""
+    if isinstance(interval, dict):
+        interval = datetime.timedelta(**interval)
+    if isinstance(interval, datetime.timedelta):
+        return interval.total_seconds()
+    if not isinstance(interval, str):
+        return None
+    parts = interval.split(":")
+    if len(parts) != 4 or not all(each.isdigit() for each in parts):
+        raise refusal(
+            f"val_check_interval={interval!r}: a time is written 'DD:HH:MM:SS'.",
+            "val_check_interval",
+            interval,
+        )
+    days, hours, minutes, seconds = map(int, parts)
+    return datetime.timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()
+
+
+def as_list(given: Any) -> list[Any]:
+    """Return several objects as a list; None is none, and one object is a list of it."""
+    if given is None:
+        return []
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str | Mapping) else [given]
+
+
+def root_directory(given: str | Path | None) -> str:
+    """Return `default_root_dir` as Lightning does: absolute, without `~`; a URL unchanged."""
+    text = str(given) if given is not None else os.getcwd()
+    return text if "://" in text else os.path.abspath(os.path.expanduser(text))

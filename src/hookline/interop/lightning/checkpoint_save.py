@@ -1,0 +1,250 @@
+"""`trainer.save_checkpoint`: when it returns, the file exists, also inside a hook.
+
+Hookline saves between events, where a resume is bit-exact. At the end of a batch, of a validation and of an
+epoch the checkpoint callbacks are called last, so the state there is that of the next save point, except for
+what the loop does in between. `as_saved_next` accounts for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hookline.checkpoint.sharded import sharded_tensors
+from hookline.interop.lightning.checkpoint_file import (
+    LIGHTNING,
+    SHARED,
+    VERSION,
+    WRAPPED,
+    file_of,
+    plain_file,
+    write_file,
+)
+from hookline.interop.lightning.names import epoch_of
+from hookline.run.run import Run
+from hookline.run.save_request import SaveRequest
+from hookline.training.saving import save
+from hookline.util.errors import HookError
+from hookline.util.urls import is_url
+
+BATCH_ENDS = ("on_train_batch_end", "on_step_end")
+
+
+class NothingToSave(HookError, AttributeError):
+    """A checkpoint was requested before a module was passed to the trainer."""
+
+
+def save_file(trainer: Any, path: str | Path, weights_only: bool, request: SaveRequest) -> None:
+    """Write a checkpoint in Lightning's format at once. trainer: Lightning's names of the run."""
+    own = trainer._own
+    run: Run | None = own._run or own._fitted or own._last
+    if run is None:
+        raise NothingToSave(
+            "There is nothing to save: call fit, validate, test or predict before save_checkpoint()."
+        )
+    if sharded_tensors(run.module) and not weights_only:
+        own._save(SaveRequest(path if is_url(path) else Path(path), request.reason, request.monitor))
+        return
+    with as_saved_next(run) as complete:
+        form = LightningFile(trainer, run, complete)
+        if weights_only or run.stage != "fit":
+            form.write_weights(path)
+        else:
+            saved = SaveRequest(
+                path if is_url(path) else Path(path), request.reason, request.monitor, format=form
+            )
+            if own._run is None:
+                own._save(saved)
+            else:
+                save(run, saved)
+
+
+class LightningFile:
+    """The format of a request: one file with Lightning's entries and Hookline's."""
+
+    def __init__(self, trainer: Any, run: Run, complete: Callable[[dict[str, Any]], None]) -> None:
+        self.trainer, self.run, self.complete = trainer, run, complete
+
+    def prepare(self, contents: dict[str, Any]) -> None:
+        """Add Lightning's entries, which Lightning's hooks edit."""
+        self.complete(contents)
+        entries = contents[LIGHTNING] = self._weights(contents)
+        entries["callbacks"] = self._callbacks(contents["hooks"])
+        entries |= {key: contents[name] for key, name in SHARED.items()}
+        if contents["precision"]:
+            entries["MixedPrecision"] = contents["precision"]
+        entries |= self._arguments_and_data(contents["datamodule"])
+        self._shared = {name: contents[name] for name in SHARED.values()}
+
+    def write(self, contents: dict[str, Any], path: Path | str) -> None:
+        """Write the file, on rank zero; the other ranks contribute their state."""
+        for key, name in SHARED.items():  # a hook of Hookline may have replaced a part
+            if contents[name] is not self._shared[name]:
+                contents[LIGHTNING][key] = contents[name]
+        file = file_of(contents, self.run)
+        self._write(file, path)
+
+    def write_weights(self, path: Path | str) -> None:
+        """Write a file without optimizers and callbacks, from which a run cannot resume."""
+        run = self.run
+        state = run.datamodule.state_dict() if run.datamodule is not None else {}
+        entries = self._weights({"module": run.module.state_dict()}) | self._arguments_and_data(state)
+        subject = run.state.subject
+        subject.checkpoint = {LIGHTNING: entries, "module": entries["state_dict"]}
+        for listener in run.plan.listeners("on_save_checkpoint"):
+            if listener.receiver == "M":
+                listener.binding.call(run.state)
+        subject.checkpoint = None
+        self._write(plain_file(entries), path)
+
+    def _write(self, file: dict[str, Any], path: Path | str) -> None:
+        ranks = self.run.strategy.ranks
+        if ranks.rank == 0:
+            write_file(file, path)
+        ranks.barrier()
+
+    def _weights(self, contents: dict[str, Any]) -> dict[str, Any]:
+        trainer, state = self.trainer, self.run.state
+        package = sys.modules.get(trainer._package)
+        is_shown = trainer._own.state is state  # else it has evaluated another checkpoint since
+        return {
+            "epoch": epoch_of(state),
+            "global_step": trainer.global_step if is_shown else state.step,
+            "pytorch-lightning_version": str(getattr(package, "__version__", VERSION)),
+            "state_dict": contents["module"],
+            "loops": loops(self.run),
+        }
+
+    def _callbacks(self, states: dict[str, Any]) -> dict[str, Any]:
+        found = {}
+        for entry in [*self.run.state.hooks.in_order(), *self.run.participants.module_hooks]:
+            key, state = getattr(entry.given, "state_key", None), states.get(entry.name)
+            if isinstance(state, dict) and state.keys() == {WRAPPED, "state"}:
+                state = state["state"]
+            if isinstance(key, str) and state:
+                found[key] = state
+        return found
+
+    def _arguments_and_data(self, data_state: Any) -> dict[str, Any]:
+        data = getattr(self.run.datamodule, "original", self.run.datamodule)
+        entries: dict[str, Any] = {}
+        for prefix, owner in (("", self.run.module), ("datamodule_", data)):
+            if hparams := getattr(owner, "hparams", None):
+                entries[f"{prefix}hparams_name"] = getattr(owner, "_hparams_name", None)
+                entries[f"{prefix}hyper_parameters"] = dict(hparams)
+        if data is not None and data_state:
+            entries[type(data).__qualname__] = data_state
+        return entries
+
+
+# ---- the next save point -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def as_saved_next(run: Run) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Show the progress of the run as the loop has it at its next save point.
+
+    Yield a function that completes the collected contents.
+    """
+    s, progress = run.state, run.progress
+    fields: dict[str, Any] = {}
+    logged: dict[str, Any] | None = None
+    owed: dict[str, bool] = {}
+    event = current_event(run)
+    now = (s.epoch, s.batches_seen)
+    if event == "on_validation_end" and progress.validation_pending and not s.sanity_checking:
+        logged = progress.before_validation.get("log", {}).get("pending", {})
+        fields = {"validated_at": now, "validation_pending": False, "before_validation": {}}
+    elif event == "on_train_epoch_end" and s.epochs_seen > s.epoch:
+        fields, logged = {"position": 0}, {}
+        if any(each.needs_metric and each.interval == "epoch" for each in run.schedules):
+            owed["owes_schedulers"] = True
+    elif event in BATCH_ENDS:
+        every = run.traits.rules.validation_interval(run)
+        if every and progress.position % every == 0 and progress.validated_at != now:
+            owed["owes_validation"] = True
+
+    def complete(contents: dict[str, Any]) -> None:
+        contents["position"] |= owed
+        if logged is not None:
+            contents["log"]["pending"] = logged
+
+    with progress.shown_as(**fields):
+        yield complete
+
+
+def current_event(run: Run) -> str:
+    """Return the innermost event that is being emitted; empty between events."""
+    running = run.state.running if run.trainer._run is run else None
+    while running is not None:
+        what, running = running
+        event = getattr(what, "event", None)
+        if event is not None:
+            return str(event.name)
+    return ""
+
+
+# ---- the progress of Lightning's loops ---------------------------------------------------------------------
+
+
+def _counts(total: int, current: int, *names: str) -> dict[str, Any]:
+    names = names or ("ready", "completed", "started", "processed")
+    return {"total": dict.fromkeys(names, total), "current": dict.fromkeys(names, current)}
+
+
+def loops(run: Run) -> dict[str, Any]:
+    """Return the progress as Lightning's loops keep it, so that Lightning can resume from the file too."""
+    s, event = run.state, current_event(run)
+    is_ending = event == "on_train_epoch_end" and s.epochs_seen > s.epoch
+    position = s.batch_idx + 1 if is_ending else run.progress.position
+    is_last = run.data.train is not None and position == run.data.train.length
+    first = max(0, run.progress.epoch_began[0])
+    steps, in_epoch = s.step, max(0, s.step - first)
+    is_inside = bool(position) or s.epochs_seen == s.epoch
+    begun = s.epochs_seen + (1 if is_inside and not is_ending and s.status == "training" else 0)
+    epochs = {
+        "ready": begun,
+        "completed": s.epochs_seen - (1 if is_ending else 0),
+        "started": begun,
+        "processed": s.epochs_seen,
+    }
+    validated = sum(each.length or 0 for each in run.data.loaders.get("val", ())) if is_validated(run) else 0
+    pairs, triples = ("ready", "completed"), ("ready", "completed", "started")
+    nothing = _counts(0, 0)
+    manual, automatic = (steps, 0) if run.traits.is_manual else (0, steps)
+    return {
+        "fit_loop": {
+            "state_dict": {},
+            "epoch_loop.state_dict": {"_batches_that_stepped": steps},
+            "epoch_loop.batch_progress": {**_counts(s.batches_seen, position), "is_last_batch": is_last},
+            "epoch_loop.scheduler_progress": _counts(0, 0, *pairs),
+            "epoch_loop.automatic_optimization.state_dict": {},
+            "epoch_loop.automatic_optimization.optim_progress": {
+                "optimizer": {
+                    "step": _counts(automatic, in_epoch if automatic else 0, *pairs),
+                    "zero_grad": _counts(automatic, in_epoch if automatic else 0, *triples),
+                }
+            },
+            "epoch_loop.manual_optimization.state_dict": {},
+            "epoch_loop.manual_optimization.optim_step_progress": _counts(
+                manual, in_epoch if manual else 0, *pairs
+            ),
+            "epoch_loop.val_loop.state_dict": {},
+            "epoch_loop.val_loop.batch_progress": {
+                **_counts(validated, validated),
+                "is_last_batch": validated > 0,
+            },
+            "epoch_progress": {"total": epochs, "current": dict(epochs)},
+        },
+        "validate_loop": {"state_dict": {}, "batch_progress": {**nothing, "is_last_batch": False}},
+        "test_loop": {"state_dict": {}, "batch_progress": {**_counts(0, 0), "is_last_batch": False}},
+        "predict_loop": {"state_dict": {}, "batch_progress": _counts(0, 0)},
+    }
+
+
+def is_validated(run: Run) -> bool:
+    """Return whether the newest batches were validated on."""
+    return run.progress.validated_at == (run.state.epoch, run.state.batches_seen)

@@ -1,0 +1,168 @@
+"""The training step as Lightning makes it: the closure of an optimizer runs `training_step`, and batches and
+losses that are None have their events.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hookline.engine.hook import Hook
+from hookline.engine.listener import overrides
+from hookline.interop.lightning.package import refusal
+from hookline.run.module import Module
+from hookline.run.optimizers import needs_closure
+from hookline.run.run import Run
+from hookline.training.accumulation import AccumulatedStep
+from hookline.training.backward import cannot_train_on, loss_of
+from hookline.training.batch_events import set_loss, set_outputs, transfer
+from hookline.training.step import TrainStep
+from hookline.training.update import run_training_step
+from hookline.util.errors import SKIP_STEP, LossError, Signal
+
+
+def with_closure(run: Run, kind: type[TrainStep]) -> type[TrainStep]:
+    """Return the step for a run of Lightning's trainer: one with a closure if the order of the calls shows.
+
+    It does if an optimizer cannot be called without a closure, or a module of the installed Lightning
+    overrides `optimizer_step`. In the dialect's own classes that is called after on_before_optimizer_step.
+    """
+    optimizers, traits = run.state.optimizers, run.traits
+    is_theirs = not isinstance(run.steps, Module)
+    shows = (is_theirs and overrides(run.steps, "optimizer_step")) or any(
+        needs_closure(each) for each in optimizers
+    )
+    is_possible = len(optimizers) == 1 and traits.scaler is None and traits.compiled is None
+    return ClosureStep if shows and is_possible and run.data.router is None else kind
+
+
+class ClosureStep(AccumulatedStep):
+    """Train on one batch; the last batch of an accumulation window runs in the optimizer's closure."""
+
+    def __call__(self, batches_left: int | None) -> Signal | None:
+        """Train on `state.batch`. Return END_EPOCH if a hook ends the epoch."""
+        s = self.state
+        s.cache.clear()
+        s.log.batch_values.clear()
+        if s.current.batch is None:
+            return self.skip_empty(batches_left)
+        transfer(self.plan, s, self.transfers)
+        signal = self.start(batches_left)
+        if signal is not None:
+            return self.skip(signal)
+        self.mark_step()
+        if self.is_last:
+            self.update_in_closure()
+        else:
+            run_training_step(self.run)
+            self.learn()
+        self.end(batches_left)
+        if s.counts.step > self.progress.step_before_batch:
+            self.end_step()
+        set_outputs(s, None)  # it may hold a graph
+        return None
+
+    def update_in_closure(self) -> None:
+        """Call the optimizer with the closure, and count the update."""
+        s, window, update = self.state, self.window, self.update
+        update.focus(0, s.setup.optimizers[0])
+        s.optimization.set_norm(None)
+        s.optimization.optimizer_closure = closure = StepClosure(self)
+        update.step()
+        if not closure.calls:
+            raise refusal(
+                f"{type(self.run.module).__name__}.optimizer_step did not call its optimizer_closure, which "
+                "runs training_step and backward: pass it to optimizer.step(optimizer_closure), or call it.",
+                "optimizer_closure",
+                None,
+            )
+        set_loss(s, closure.value)  # the loss of the batch is the first one, however often it is recomputed
+        self.publish_losses()
+        update.after_step(self.progress.step_before_batch, keeps_rate=True)
+        window.clear()
+
+
+class StepClosure:
+    """The closure of one update: each call runs the training step, backward, and the events before the
+    update.
+    """
+
+    fresh = False
+    """Set by Hookline's own update; this closure keeps no loss between calls."""
+
+    def __init__(self, step: ClosureStep) -> None:
+        self.step = step
+        self.calls = 0
+        self.value: Any = None
+        """The loss of the first call."""
+        self._clears = step.window.count == 0
+
+    def recomputes(self, optimizer: Any) -> bool:
+        """Return True: the optimizer calls it."""
+        return True
+
+    def __call__(self) -> Any:
+        """Return the loss, or None if training_step returned none."""
+        self.calls += 1
+        progress = self.step.progress
+        progress.is_updating = self.calls > 1  # before its first result no weight has changed
+        with torch.enable_grad():
+            loss = self._differentiate()
+            self._prepare_update()
+        progress.is_updating = True
+        return loss
+
+    def _differentiate(self) -> Any:
+        step, s, window = self.step, self.step.state, self.step.window
+        run_training_step(step.run)
+        loss = loss_of(step.run, s.current.returned)
+        if self._clears:
+            step.clear_gradients()
+        if loss is None:
+            return None
+        if not loss.requires_grad:
+            raise LossError(cannot_train_on(s))
+        value = step.backward(loss)
+        if self.calls == 1:
+            self.value = value
+            window.batches += 1
+            window.count += window.weight
+            window.losses.append(value)
+            step.record_loss(value, step.weight)
+        return loss.detach()
+
+    def _prepare_update(self) -> None:
+        """Emit on_before_optimizer_step, then clip."""
+        update, s = self.step.update, self.step.state
+        for check in update.checks:
+            check()
+        if update.before_step() is SKIP_STEP:
+            for group in s.optimization.optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+        for adjust in update.adjustments:
+            adjust()
+
+
+class LoopEvents(Hook):
+    """Emits these events in a run of Lightning's trainer."""
+
+    tier = "builtin"
+    name = "lightning_loop"
+
+    def __init__(self, run: Any) -> None:
+        super().__init__()
+        self._run = run
+
+    def on_after_batch_fetch(self, state: Any) -> None:
+        """Emit the end of a training batch that is None, which the loop skips."""
+        if state.batch is None and state.stage == "fit" and state.log.mode == "train":
+            self._run.step.end_empty()
+
+    def on_step_skipped(self, reason: str) -> None:
+        """Update with cleared gradients if training_step returned None: Lightning counts such a step."""
+        run = self._run
+        if reason == "no_loss" and run.traits.scaler is None:
+            run.step.update.clear_gradients()
+            run.step.update()

@@ -1,0 +1,544 @@
+"""Lightning's metrics of a run: what `self.log` received, what the trainer shows, and what loggers get.
+
+Its methods are called at moments of Hookline's loop, before all hooks of an event or after them, so that the
+trainer's dictionaries change exactly when Lightning's do.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from numbers import Number
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.engine.binding import Binding
+from hookline.engine.listener import Listener
+from hookline.engine.plan import Plan
+from hookline.interop.lightning.logged_values import (
+    LoggedValues,
+    Shown,
+    log_dtype,
+    number_of,
+    print_results,
+    warn_once,
+)
+from hookline.interop.lightning.package import refusal
+from hookline.metrics.metric_log import MetricLog
+from hookline.run.state import State
+
+EACH_STEP = frozenset(
+    {
+        "training_step",
+        "backward",
+        "optimizer_step",
+        "optimizer_zero_grad",
+        "configure_gradient_clipping",
+        "clip_gradients",
+        "on_before_backward",
+        "on_after_backward",
+        "on_before_optimizer_step",
+        "on_before_zero_grad",
+        "on_train_batch_start",
+        "on_train_batch_end",
+    }
+)
+"""Hooks of a training batch: the value of each step, unless something else is requested."""
+EACH_BATCH = frozenset(
+    name
+    for kind in ("validation", "test")
+    for name in (f"{kind}_step", f"on_{kind}_batch_start", f"on_{kind}_batch_end")
+)
+"""Hooks of an evaluation batch: the mean of the pass, unless something else is requested."""
+EACH_EPOCH = frozenset(
+    f"on_{kind}_{moment}"
+    for kind in ("train", "validation", "test")
+    for moment in ("start", "epoch_start", "epoch_end")
+)
+"""Hooks outside of batches: only by epoch."""
+
+
+def levels(fx: str, on_step: bool | None, on_epoch: bool | None) -> tuple[bool, bool]:
+    """Return whether a hook logs by step and by epoch; raise where Lightning does not log."""
+    if fx not in EACH_STEP | EACH_BATCH | EACH_EPOCH:
+        raise refusal(f"You can't self.log() inside `{fx}`: use self.logger there.", "log", fx)
+    is_step = fx in EACH_STEP
+    on_step = is_step if on_step is None else on_step
+    on_epoch = not is_step if on_epoch is None else on_epoch
+    if fx in EACH_EPOCH and (on_step or not on_epoch):
+        raise refusal(
+            f"You can't self.log(on_step={on_step}, on_epoch={on_epoch}) inside `{fx}`, which is not called "
+            "for batches: leave both out.",
+            "on_step",
+            on_step,
+        )
+    return on_step, on_epoch
+
+
+def as_logged(name: str, value: Any) -> Any:
+    """Return a number as a tensor, and a metric object as it is; raise for anything else."""
+    if isinstance(value, Tensor | Number):
+        tensor = (
+            value.clone().detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=log_dtype())
+        )
+        if tensor.numel() != 1:
+            raise ValueError(
+                f"self.log({name}, {value}): the tensor has {tensor.numel()} elements; log its mean."
+            )
+        return tensor.squeeze()
+    if hasattr(value, "compute") and hasattr(value, "reset"):
+        return value
+    if isinstance(value, Mapping) and any(isinstance(each, Mapping) for each in value.values()):
+        raise ValueError(
+            f"self.log({name}, {value}): log each number of an inner dictionary under a name of its own."
+        )
+    raise ValueError(f"self.log({name}, {value}): `{type(value).__name__}` values cannot be logged.")
+
+
+def current_hook(running: Any) -> str:
+    """Return the name of the method that is running. running: `State.running`."""
+    while running is not None:
+        what, running = running
+        if isinstance(what, Listener):
+            return str(getattr(what.function, "__name__", what.event.name))
+    return ""
+
+
+FAR = 10**9
+"""The order of a listener that is called before, or with a minus sign after, all others of an event."""
+
+
+class LoggerConnector:
+    """The metrics of one of Lightning's trainers, over all its runs."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.values = {
+            "fit": LoggedValues(training=True),
+            **{name: LoggedValues() for name in ("in fit", "validate", "test")},
+        }
+        """What was logged in each loop; the validation in a fit is a loop of its own."""
+        self.shown = Shown()
+        """The newest metrics: `callback_metrics`, `logged_metrics` and `progress_bar_metrics`."""
+        self.batches_that_stepped = 0
+        """The step number that loggers get: batches after which an update was due."""
+        self.verbose = False
+        self.results: list[dict[str, Tensor]] = []
+        """The results of the newest evaluation, one dictionary for each loader."""
+        self._current_fx: str | None = None
+        self._is_first: bool | None = None
+        """Whether this is the first batch of an epoch; None between epochs."""
+        self._is_first_in_fit: bool | None = None
+        self._stepped = False
+        """Whether the newest training batch is still to be counted as one that stepped."""
+        self._loader = 0
+        self._evaluated = 0
+        self._seen: dict[int, int] = {}
+        """The number of evaluation batches of each loader since the run began."""
+
+    def listen(self, plan: Plan) -> None:
+        """Call the methods of this object at their moments."""
+        for event, moments in MOMENTS.items():
+            for is_last, method in enumerate(moments):
+                if method is not None:
+                    plan.add([self._listener(plan, event, method, bool(is_last))])
+
+    def _listener(
+        self, plan: Plan, event: str, method: Callable[[Any, State], None], is_last: bool
+    ) -> Listener:
+        call = method.__get__(self)
+        order = FAR if is_last else -FAR
+        found = plan.table[event]
+        return Listener(
+            "H", NAME, self, found, call, Binding(call, ()), [], order=order, after_module=is_last
+        )
+
+    # ---- what the trainer shows ----------------------------------------------------------------------------
+
+    @property
+    def active(self) -> LoggedValues | None:
+        """Return the values of the current loop; None outside of a run and in a prediction."""
+        own = self.trainer._own
+        if own._run is None:
+            return None
+        s = own.state
+        in_validation = s.stage == "fit" and (s.modes or s.sanity_checking)
+        return self.values.get("in fit" if in_validation else s.stage)
+
+    def newest(self) -> Shown:
+        """Return the metrics with those of this moment."""
+        if self.active:
+            self._show(self._current())
+        return self.shown
+
+    def _current(self) -> Shown:
+        assert self.active is not None
+        return self.active.shown(on_step=self._is_first is not None)
+
+    def _show(self, current: Shown) -> None:
+        self.shown.bar.update(current.bar)
+        self.shown.callback.update(current.callback)
+        self.shown.log.update(current.log)
+        log = self.trainer._own.state.log
+        log.newest.raw().update(self.shown.callback)  # for Hookline's own hooks and progress bar
+        log.bar.update(current.bar)
+
+    def should_reset_tensors(self, fx: str) -> bool:
+        """Return whether a hook logs for the first time in this epoch."""
+        return self._current_fx != fx and self._is_first is not False
+
+    @property
+    def should_update_logs(self) -> bool:
+        """Return whether loggers get the values of this batch."""
+        trainer = self.trainer
+        every = trainer.log_every_n_steps
+        if not every:
+            return False
+        if self.active is None:
+            return True
+        step = self.batches_that_stepped + 1 if self.active.training else self._evaluated
+        return bool(step % every == 0 or trainer.should_stop)
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        *,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        add_dataloader_idx: bool = True,
+        sync_dist: bool = False,
+        **options: Any,
+    ) -> None:
+        """Log a value of the hook that is running, for a module or callback of this dialect."""
+        trainer = self.trainer
+        if trainer.barebones:
+            warn_once("self.log() does nothing, because Trainer(barebones=True) is set.")
+            return
+        fx = current_hook(trainer._own.state.running)
+        if self.active is None:
+            raise refusal(f"You can't self.log() inside `{fx}`: a prediction logs nothing.", "log", name)
+        on_step, on_epoch = levels(fx, on_step, on_epoch)
+        if add_dataloader_idx and "/dataloader_idx_" in name:
+            raise refusal(
+                f"self.log({name!r}): Lightning appends the number of the loader itself: leave it out, or "
+                "pass add_dataloader_idx=False.",
+                "log",
+                name,
+            )
+        value = as_logged(name, value)
+        if isinstance(value, Tensor) and not value.is_floating_point():
+            value = value.to(log_dtype())
+        if self.should_reset_tensors(fx):
+            self.active.reset(metrics=False, fx=fx)
+        self.active.log(
+            fx,
+            name,
+            value,
+            logger=logger is not False,
+            on_step=on_step,
+            on_epoch=on_epoch,
+            add_dataloader_idx=add_dataloader_idx,
+            sync_dist=sync_dist and trainer.world_size > 1,
+            sync_dist_fn=trainer.strategy.reduce,
+            **options,
+        )
+        self._current_fx = fx
+
+    def log_now(self, name: str, value: Any, prog_bar: bool) -> None:
+        """Show and log a value of a hook of Hookline between batches, where nothing is reduced."""
+        tensor = value if isinstance(value, Tensor) else Tensor([value]).squeeze().to(log_dtype())
+        self._show(Shown({name: tensor}, {name: tensor}, {name: number_of(tensor)} if prog_bar else {}))
+        self.log_metrics({name: tensor})
+
+    def log_metrics(self, metrics: Mapping[str, Tensor], step: int | None = None) -> None:
+        """Send a row to the loggers, by default under the current step and with the epoch."""
+        trainer = self.trainer
+        if not trainer.loggers or not metrics:
+            return
+        self.shown.log.update(metrics)
+        if trainer._own.loggers and not trainer.sanity_checking:
+            trainer._own.state.log.pending.update(metrics)  # written with Hookline's next row
+        row = {name: number_of(value) for name, value in metrics.items()}
+        if step is None and "step" in row:
+            step = int(row.pop("step"))
+        elif step is None:
+            row.setdefault("epoch", trainer.current_epoch)
+            step = self.batches_that_stepped
+        for logger in trainer.lightning_loggers:
+            logger.log_metrics(metrics=row, step=step)
+            logger.save()
+
+    # ---- a run ---------------------------------------------------------------------------------------------
+
+    def reset_values(self) -> None:
+        """Begin a new epoch of the current loop."""
+        if self.active is not None:
+            self.active.reset()
+        self._is_first = self._current_fx = None
+
+    def forget(self, s: State) -> None:
+        """Drop all metrics: when a run begins, and before and after the sanity check."""
+        self.reset_values()
+        self.shown = Shown()
+
+    def begin(self, s: State) -> None:
+        """Begin a run."""
+        self.forget(s)
+        self._seen, self.results, self._stepped = {}, [], False
+
+    def log_hyperparams(self, s: State) -> None:
+        """Log the hyper-parameters of module and data module, and the graph of the module."""
+        trainer = self.trainer
+        if not trainer.lightning_loggers or not trainer._given["enable_autolog_hparams"]:
+            return
+        module = s.module
+        found = _hyperparameters(module, trainer.datamodule)
+        for logger in trainer.lightning_loggers:
+            if found is not None:
+                logger.log_hyperparams(found)
+            logger.log_graph(module)
+            logger.save()
+
+    def close(self) -> None:
+        """Move what is left to the CPU when a run is over."""
+        for values in self.values.values():
+            values.to_cpu()
+        for kept in (self.shown.callback, self.shown.log):
+            kept.update({name: each.cpu() for name, each in kept.items() if isinstance(each, Tensor)})
+
+    # ---- training ------------------------------------------------------------------------------------------
+
+    def start_training(self, s: State) -> None:
+        """Continue the step number of a resumed run, and warn if no step will be logged."""
+        self.batches_that_stepped = s.step
+        trainer = self.trainer
+        batches, every = trainer.num_training_batches, trainer.log_every_n_steps
+        if trainer.lightning_loggers and batches < every and not trainer.fast_dev_run:
+            warnings.warn(
+                f"The number of training batches ({batches}) is smaller than the logging interval, "
+                f"log_every_n_steps={every}: no value of a step is logged. Pass a smaller log_every_n_steps.",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def start_batch(self, s: State) -> None:
+        """Take a training batch, whose samples weight the values that are logged in it."""
+        self._count_step()
+        self._take(s.batch, None)
+
+    def end_batch(self, s: State) -> None:
+        """Show the values of a training batch, and send them to the loggers when they are due."""
+        self._end_batch()
+        done, length = s.batch_idx + 1, self.trainer._own.num_training_batches
+        is_last = length is not None and done >= length
+        is_accumulating = done % self.trainer.accumulate_grad_batches != 0 and not is_last
+        self._stepped = not is_accumulating
+        is_automatic = getattr(s.module, "automatic_optimization", True)
+        if is_accumulating and is_automatic:
+            return
+        if self.should_update_logs or self.trainer.fast_dev_run:
+            self.log_metrics(self._current().log)
+
+    def _count_step(self) -> None:
+        """Count the newest batch. Lightning does so after the validation that may follow it."""
+        if self._stepped:
+            self.batches_that_stepped += 1
+            self._stepped = False
+            if self.trainer.should_stop:
+                self._save()
+
+    def end_data(self, s: State) -> None:
+        """From now on the metrics are those of the training epoch."""
+        self._count_step()
+        self._is_first = None
+
+    def end_epoch(self, s: State) -> None:
+        """Show the metrics of a training epoch and send them to the loggers, under its last step."""
+        current = self._current()
+        self._show(current)
+        self._current_fx = None
+        self.batches_that_stepped -= 1
+        self.log_metrics(self._current().log)
+        self.batches_that_stepped += 1
+        self.reset_values()
+
+    def _save(self) -> None:
+        for logger in self.trainer.lightning_loggers:
+            logger.save()
+
+    # ---- evaluation ----------------------------------------------------------------------------------------
+
+    def start_evaluation(self, s: State) -> None:
+        """Begin a validation or a test."""
+        if s.stage != "fit":
+            self.log_hyperparams(s)
+        self._is_first_in_fit = self._is_first
+        self._loader = self._evaluated = 0
+        self.results = []
+
+    def start_evaluation_batch(self, s: State) -> None:
+        """Take a batch; the first one of another loader ends the epoch of the loader before."""
+        if s.dataloader_idx != self._loader:
+            self._end_loader()
+            self._loader = s.dataloader_idx
+        self._evaluated += 1
+        self._take(s.batch, s.dataloader_idx if self._has_several(s) else None)
+
+    def _has_several(self, s: State) -> bool:
+        return len(self.trainer._own._run.data.loaders["test" if s.stage == "test" else "val"]) > 1
+
+    def end_evaluation_batch(self, s: State) -> None:
+        """Show the values of an evaluation batch and send them to the loggers."""
+        self._end_batch()
+        if not s.sanity_checking:
+            seen = self._seen.get(s.dataloader_idx, 0)
+            self.log_metrics(self._current().log, step=seen)
+            self._seen[s.dataloader_idx] = seen + 1
+
+    def end_evaluation_data(self, s: State) -> None:
+        """From now on the metrics are those of the whole pass."""
+        self._end_loader()
+        assert self.active is not None
+        self.active.dataloader_idx = None
+
+    def _end_loader(self) -> None:
+        self._is_first = None
+        self.results.append(self._show_results())
+
+    def _show_results(self) -> dict[str, Tensor]:
+        if self.trainer.sanity_checking:
+            return {}
+        current = self._current()
+        self._show(current)
+        return current.log
+
+    def end_evaluation_epoch(self, s: State) -> None:
+        """Add what was logged at the end of the pass to the results, and send them to the loggers."""
+        self._show(self._current())
+        self._current_fx = None
+        common = self._show_results()
+        row: dict[str, Tensor] = {}
+        for each in reversed(self.results):
+            row |= each
+        row |= common
+        for each in self.results:
+            each.update(common)
+        if not s.sanity_checking:
+            self.log_metrics(row)
+
+    def end_evaluation(self, s: State) -> None:
+        """End the pass, and print its results outside of a fit."""
+        self.reset_values()
+        if s.stage == "fit":
+            self._is_first = self._is_first_in_fit
+        elif self.verbose and self.trainer.is_global_zero:
+            print_results(self.results, s.stage)
+
+    # ---- batches -------------------------------------------------------------------------------------------
+
+    def _take(self, batch: Any, loader: int | None) -> None:
+        self._is_first = self._is_first is None
+        assert self.active is not None
+        self.active.batch, self.active.batch_size, self.active.dataloader_idx = batch, None, loader
+
+    def _end_batch(self) -> None:
+        self._show(self._current())
+        assert self.active is not None
+        self.active.batch = self.active.batch_size = None
+
+
+NAME = "lightning_metrics"
+"""The name of the listeners in traces and in `explain`."""
+
+_Of = LoggerConnector
+MOMENTS: Mapping[str, tuple[Callable[[Any, State], None] | None, Callable[[Any, State], None] | None]] = {
+    "setup": (None, _Of.begin),
+    "on_fit_start": (None, _Of.log_hyperparams),
+    "on_sanity_check_start": (_Of.forget, None),
+    "on_sanity_check_end": (None, _Of.forget),
+    "on_train_start": (_Of.start_training, None),
+    "on_train_batch_start": (_Of.start_batch, None),
+    "on_train_batch_end": (None, _Of.end_batch),
+    "on_train_epoch_end": (_Of.end_data, _Of.end_epoch),
+    "on_predict_start": (_Of.log_hyperparams, None),
+    **{
+        f"on_{kind}_{moment}": methods
+        for kind in ("validation", "test")
+        for moment, methods in {
+            "start": (_Of.start_evaluation, None),
+            "batch_start": (_Of.start_evaluation_batch, None),
+            "batch_end": (None, _Of.end_evaluation_batch),
+            "epoch_end": (_Of.end_evaluation_data, _Of.end_evaluation_epoch),
+            "end": (None, _Of.end_evaluation),
+        }.items()
+    },
+}
+"""For each event, what is called before all hooks, and after all hooks and the module."""
+
+
+def _hyperparameters(module: Any, data: Any) -> dict[str, Any] | None:
+    """Return the hyper-parameters to log; None if neither object has saved some."""
+    found = [
+        dict(each.hparams_initial) for each in (module, data) if getattr(each, "_log_hyperparams", False)
+    ]
+    if len(found) == 2:
+        both = [name for name in found[0] if name in found[1] and name != "_class_path"]
+        unequal = [name for name in both if not _is_equal(found[0][name], found[1][name])]
+        if unequal:
+            raise RuntimeError(
+                f"The hyper-parameters {unequal} of the module and of the data module have "
+                "different values. Give them equal values, or different names."
+            )
+    return {k: v for each in found for k, v in each.items() if k != "_class_path"} if found else None
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    return one is other if isinstance(one, Tensor) else bool(one == other)
+
+
+class LightningLog(MetricLog):
+    """Hookline's log in a run of Lightning's trainer: what Hookline's modules and hooks log is shown and sent
+    to Lightning's loggers, too.
+    """
+
+    def __init__(self, connector: LoggerConnector) -> None:
+        super().__init__()
+        self._connector = connector
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        on_step: bool | None,
+        on_epoch: bool | None,
+        prog_bar: bool,
+        reduce: str,
+        batch_size: int | None,
+        on_cpu: bool = False,
+    ) -> None:
+        """Log a value in Hookline's log and in Lightning's."""
+        super().log(name, value, on_step, on_epoch, prog_bar, reduce, batch_size, on_cpu)
+        active, scalar = self._connector.active, self.batch_values.get(name)
+        if scalar is None or active is None:
+            return
+        if self.mode == "now":
+            self._connector.log_now(name, scalar, prog_bar)
+            return
+        is_training = self.mode == "train"
+        tensor = scalar if isinstance(scalar, Tensor) else Tensor([scalar]).squeeze()
+        active.log(
+            f"{self._connector.trainer._own.state.stage}: {self.mode}",
+            name,
+            tensor,
+            prog_bar=prog_bar,
+            on_step=is_training if on_step is None else on_step,
+            on_epoch=not is_training if on_epoch is None else on_epoch,
+            reduce_fx="mean" if reduce == "last" else reduce,
+            batch_size=batch_size,
+        )

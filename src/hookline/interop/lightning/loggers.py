@@ -1,0 +1,111 @@
+"""Lightning's loggers among Hookline's, unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hookline.interop.lightning.package import find
+from hookline.loggers.base import Logger, number
+from hookline.loggers.jsonl import JSONLines
+
+
+class AdoptedLogger(Logger):
+    """Represents one of Lightning's loggers in `hookline.Trainer`."""
+
+    queued = False
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+        self._status = "success"
+
+    @property
+    def label(self) -> str:
+        """Return the class of the original."""
+        return type(self.original).__name__
+
+    @property
+    def client(self) -> Any:
+        """Return the original's own client, if it has one."""
+        return getattr(self.original, "experiment", None)
+
+    def open(self, run_dir: Callable[[], Path]) -> None:
+        """Let the original create its client before the first event, as Lightning does."""
+        self._status = "success"
+        _ = self.client
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
+        """Log a row, with the epoch in it."""
+        self.original.log_metrics({"epoch": epoch, **metrics}, step)
+        self.original.save()
+
+    def log_hyperparams(self, params: Mapping[str, Any]) -> None:
+        """Log the hyper-parameters."""
+        self.original.log_hyperparams(dict(params))
+        self.original.save()
+
+    def log_event(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Record a failure, with which the original is finalized."""
+        if kind == "failure" or (kind == "end" and data["status"] in ("error", "interrupted")):
+            self._status = "failed"
+
+    def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
+        """Log a number."""
+        self.original.log_metrics({tag: number(tag, scalar_value)}, global_step)
+
+    def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
+        """Log a distribution, if the client can."""
+        self._add("add_histogram", tag, values, global_step)
+
+    def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
+        """Log text, if the client can."""
+        self._add("add_text", tag, text_string, global_step)
+
+    def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
+        """Log an image, if the client can."""
+        self._add("add_image", tag, img_tensor, global_step)
+
+    def add_figure(self, tag: str, figure: Any, global_step: int | None = None) -> None:
+        """Log a figure, if the client can."""
+        self._add("add_figure", tag, figure, global_step)
+
+    def _add(self, method: str, *given: Any) -> None:
+        if (add := getattr(self.client, method, None)) is not None:
+            add(*given)
+
+    def close(self) -> None:
+        """Write what the original has collected."""
+        self.original.save()
+        self.original.finalize(self._status)
+
+
+def originals(loggers: Any) -> list[Any]:
+    """Return Lightning's own loggers among those of `hookline.Trainer`, as they were passed."""
+    return [each.original for each in loggers.members if isinstance(each, AdoptedLogger)]
+
+
+def split(given: list[Any]) -> tuple[list[Any], list[Logger]]:
+    """Return the loggers that Lightning's trainer calls as Lightning does, and those of Hookline."""
+    own = [each for each in given if isinstance(each, Logger)]
+    return [each for each in given if not isinstance(each, Logger)], own
+
+
+def default_loggers(directory: str) -> list[Any]:
+    """Return the loggers for `Trainer(logger=True)`: the default of the imported package, and a log that
+    Hookline's commands read.
+    """
+    tensorboard = find("loggers.tensorboard", "_TENSORBOARD_AVAILABLE")
+    made = find("loggers", "TensorBoardLogger" if tensorboard else "CSVLogger")
+    return [JSONLines()] if made is None else [made(save_dir=directory), JSONLines()]
+
+
+def quiet(loggers: list[Any]) -> list[Any]:
+    """Return the loggers of `fast_dev_run`: one that does nothing, if there are any."""
+    return [find("loggers.logger", "DummyLogger")()] if loggers else []
+
+
+def directory_of_logs(loggers: list[Any]) -> str | None:
+    """Return the directory of the first logger that has one."""
+    found = (getattr(each, "log_dir", None) for each in loggers)
+    return next((each for each in found if isinstance(each, str | Path)), None)  # type: ignore[return-value]

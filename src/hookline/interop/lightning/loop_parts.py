@@ -1,0 +1,375 @@
+"""The loops of Lightning's trainer as callbacks see them: their progress, limits and data."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from torch.utils.data import RandomSampler
+
+from hookline.interop.lightning.progress import (
+    Automatic,
+    BatchProgress,
+    EpochProgress,
+    EvaluationBatches,
+    ManualSteps,
+    fit_of,
+)
+from hookline.interop.lightning.trainer_parts import Part, ShownAs, missing
+from hookline.training.actions import install_action
+from hookline.training.loading import load
+
+
+class DataSource(Part):
+    """`loop._data_source`: where the loaders come from."""
+
+    path = "fit_loop._data_source"
+
+    def is_module(self) -> bool:
+        """Return whether a module or data module returns them, and not the caller of the stage."""
+        run = self._own._last
+        return run is None or all(each is None for each in run.data.given.values())
+
+
+class DataLoop(ShownAs):
+    """A loop over data: of training, of an evaluation inside or outside of it, of a prediction."""
+
+    PARTS: ClassVar[Mapping[str, type[Part]]] = {
+        "_data_source": DataSource,
+        "batch_progress": EvaluationBatches,
+    }
+    kind = ""
+
+    @property
+    def _kind(self) -> str:
+        return self.kind
+
+    @property
+    def restarting(self) -> bool:
+        """Return False: Hookline restores a run before the loop starts."""
+        return False
+
+    @restarting.setter
+    def restarting(self, is_restarting: bool) -> None:
+        pass
+
+    @property
+    def verbose(self) -> bool:
+        """Return whether results are printed."""
+        return bool(self.__dict__.get("_verbose", True))
+
+    @verbose.setter
+    def verbose(self, is_verbose: bool) -> None:
+        self.__dict__["_verbose"] = is_verbose
+
+    @property
+    def max_batches(self) -> Any:
+        """Return the number of batches of each loader."""
+        return self._view._lengths(self._kind)
+
+    @property
+    def _max_batches(self) -> Any:
+        return self.max_batches
+
+    @property
+    def num_dataloaders(self) -> int:
+        """Return the number of loaders."""
+        return len(self._own.num_batches(self._kind))
+
+    @property
+    def inference_mode(self) -> bool:
+        """Return whether the pass runs in torch's inference mode."""
+        return bool(vars(self._view).get("_given", {}).get("inference_mode", True))
+
+    @property
+    def _combined_loader(self) -> Any:
+        """Return the loaders as Lightning combines them; None before they are loaded."""
+        loaders = self._view._loaders(self._kind)
+        if not loaders:
+            return None
+        return self._view.of_lightning("utilities.combined_loader", "CombinedLoader")(loaders, "sequential")
+
+    @_combined_loader.setter
+    def _combined_loader(self, nothing: None) -> None:
+        """Request the loaders again; a pass that has begun continues with the new ones."""
+        run = self._own._run
+        if run is not None and (old := run.data.loaders.pop(self._kind, None)) is not None:
+            old[:] = load(run, self._kind)
+            run.data.loaders[self._kind] = old
+
+    def setup_data(self) -> None:
+        """Request the loaders unless they are there."""
+        if self._own._run is not None:
+            load(self._own._run, self._kind)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the progress of the run."""
+        return dict(self._own.state.counts.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Show the progress of this run again; a run inside it has its own, so this one is unchanged."""
+        self.__dict__.pop("_inner", None)
+
+    def reset(self) -> None:
+        """Do nothing: each run begins anew."""
+
+    def run(self) -> None:
+        """Run the loop of the current stage from within one of its hooks."""
+        self.__dict__["_inner"] = self._view.run_loop_again()
+
+
+class EvaluationLoop(DataLoop):
+    """`trainer.fit_loop.epoch_loop.val_loop`, `trainer.validate_loop` and `trainer.test_loop`."""
+
+    path = "validate_loop"
+
+    @property
+    def _shown_as(self) -> tuple[str, str]:
+        return "loops", "_EvaluationLoop"
+
+    @property
+    def _kind(self) -> str:
+        return "test" if self.path == "test_loop" else "val"
+
+    @property
+    def _has_run(self) -> bool:
+        return bool(self._own._last is not None and self._own._last.progress.validated_at != (-1, -1))
+
+
+class ValidationLoop(EvaluationLoop):
+    """`trainer.fit_loop.epoch_loop.val_loop`."""
+
+    path = "fit_loop.epoch_loop.val_loop"
+
+
+class TestLoop(EvaluationLoop):
+    """`trainer.test_loop`."""
+
+    path = "test_loop"
+
+
+class PredictionLoop(DataLoop):
+    """`trainer.predict_loop`."""
+
+    path = "predict_loop"
+    kind = "predict"
+
+    @property
+    def _shown_as(self) -> tuple[str, str]:
+        return "loops", "_PredictionLoop"
+
+    @property
+    def predictions(self) -> list[Any]:
+        """Return the predictions so far, a list of each loader's; only the list if there is one loader."""
+        made = self._own.state.predictions
+        return list(made[0] if len(made) == 1 else made)
+
+    @property
+    def current_batch_indices(self) -> list[int]:
+        """Return the positions in the dataset of this batch's samples; empty if they are not known."""
+        state = self._own.state
+        known = _batches_of_indices(self._view._loaders("predict")[state.dataloader_idx])
+        return next((each for index, each in enumerate(known) if index == state.batch_idx), [])
+
+    @property
+    def epoch_batch_indices(self) -> list[list[list[int]]]:
+        """Return the positions of the samples of every batch, for each loader."""
+        lengths = self._view._lengths("predict")
+        return [
+            [each for index, each in enumerate(_batches_of_indices(loader)) if index < length]
+            for loader, length in zip(self._view._loaders("predict"), lengths, strict=True)
+        ]
+
+
+def _batches_of_indices(loader: Any) -> Iterator[list[int]]:
+    """Yield the positions of each batch; none if the order is random, or a batch is not made of samples."""
+    batches = getattr(loader, "batch_sampler", None)
+    if batches is not None and not isinstance(getattr(batches, "sampler", None), RandomSampler):
+        yield from ([int(each) for each in batch] for batch in batches)
+
+
+class EpochLoop(Part):
+    """`trainer.fit_loop.epoch_loop`."""
+
+    path = "fit_loop.epoch_loop"
+    PARTS: ClassVar[Mapping[str, type[Part]]] = {
+        "batch_progress": BatchProgress,
+        "val_loop": ValidationLoop,
+        "automatic_optimization": Automatic,
+        "manual_optimization": ManualSteps,
+    }
+
+    @property
+    def batch_idx(self) -> int:
+        """Return the number of the batch in this epoch; -1 before the first."""
+        return int(self.batch_progress.current.ready) - 1
+
+    @property
+    def global_step(self) -> int:
+        """Return the number of updates so far."""
+        return int(self._view.global_step)
+
+    @property
+    def total_batch_idx(self) -> int:
+        """Return the number of training batches so far, minus one."""
+        return int(self.batch_progress.total.ready) - 1
+
+    @property
+    def max_steps(self) -> int:
+        """Return the number of updates to make; -1: no limit."""
+        return int(self._own.options.max_steps)
+
+    @max_steps.setter
+    def max_steps(self, steps: int) -> None:
+        self._view.set_limit("max_steps", steps)
+
+    @property
+    def min_steps(self) -> int | None:
+        """Return the number of updates to make at least."""
+        return self._view.min_steps  # type: ignore[no-any-return]
+
+    @min_steps.setter
+    def min_steps(self, steps: int | None) -> None:
+        self._view.set_limit("min_steps", steps)
+
+    @property
+    def restarting(self) -> bool:
+        """Return False: Hookline restores a run before the loop starts."""
+        return False
+
+    @restarting.setter
+    def restarting(self, is_restarting: bool) -> None:
+        pass
+
+    @property
+    def _batches_that_stepped(self) -> int:
+        shown = getattr(self._own, "lightning_trainer", None)
+        return int(self._own.global_step if shown is None else shown._logger_connector.batches_that_stepped)
+
+    @property
+    def _is_training_done(self) -> bool:
+        return 0 <= self.max_steps <= self.global_step or self._num_ready_batches_reached()
+
+    def _num_ready_batches_reached(self) -> bool:
+        return bool(self.batch_progress.is_last_batch)
+
+    def _should_accumulate(self) -> bool:
+        ready, every = self.batch_progress.current.ready, self._view.accumulate_grad_batches
+        return ready % every != 0 and not self._num_ready_batches_reached()
+
+    def _should_check_val_epoch(self) -> bool:
+        every = self._view.check_val_every_n_epoch
+        return self._view.enable_validation and (every is None or (self._view.current_epoch + 1) % every == 0)
+
+
+class FitLoop(DataLoop):
+    """`trainer.fit_loop`: the progress and the limits of the training."""
+
+    path = "fit_loop"
+    PARTS: ClassVar[Mapping[str, type[Part]]] = {
+        "_data_source": DataSource,
+        "epoch_loop": EpochLoop,
+        "epoch_progress": EpochProgress,
+    }
+    kind = "train"
+
+    @property
+    def _shown_as(self) -> tuple[str, str]:
+        return "loops", "_FitLoop"
+
+    @property
+    def total_batch_idx(self) -> int:
+        """Return the number of training batches so far, minus one; after `run`, those of that run."""
+        inner = self.__dict__.get("_inner")
+        return int(self.epoch_loop.total_batch_idx if inner is None else inner.batches_seen - 1)
+
+    @property
+    def batch_idx(self) -> int:
+        """Return the number of the batch in this epoch."""
+        return int(self.epoch_loop.batch_idx)
+
+    @property
+    def global_step(self) -> int:
+        """Return the number of updates so far."""
+        return int(self._view.global_step)
+
+    @property
+    def max_steps(self) -> int:
+        """Return the number of updates to make; -1: no limit."""
+        return int(self.epoch_loop.max_steps)
+
+    @property
+    def min_steps(self) -> int | None:
+        """Return the number of updates to make at least."""
+        return self.epoch_loop.min_steps  # type: ignore[no-any-return]
+
+    @property
+    def min_epochs(self) -> int | None:
+        """Return the number of epochs to train at least."""
+        return self._view.min_epochs  # type: ignore[no-any-return]
+
+    @min_epochs.setter
+    def min_epochs(self, epochs: int | None) -> None:
+        self._view.set_limit("min_epochs", epochs)
+
+    @property
+    def max_epochs(self) -> int | None:
+        """Return the number of epochs to train; -1: no limit."""
+        return self._view.max_epochs  # type: ignore[no-any-return]
+
+    @max_epochs.setter
+    def max_epochs(self, epochs: int | None) -> None:
+        self._view.set_limit("max_epochs", epochs)
+
+    @property
+    def _can_stop_early(self) -> bool:
+        run = fit_of(self._own)
+        return bool(run is not None and run.traits.rules.may_stop(run))
+
+    @property
+    def done(self) -> bool:
+        """Return whether a limit is reached."""
+        epochs, most = self.epoch_progress.current.processed, self.max_epochs
+        at_limit = (most is not None and 0 <= most <= epochs) or (
+            0 <= self.max_steps <= self.epoch_loop.global_step
+        )
+        return at_limit or (bool(self._view.should_stop) and self._can_stop_early)
+
+    @property
+    def max_batches(self) -> int | float:
+        """Return the batches per epoch; infinite if the loader has no length."""
+        return self.__dict__.get("_max_batches", self._view.num_training_batches)  # type: ignore[no-any-return]
+
+    @max_batches.setter
+    def max_batches(self, batches: int | float) -> None:
+        """Take a number that ends no epoch early, for callbacks that accumulate over a whole epoch."""
+        if batches < self._view.num_training_batches:
+            raise missing("trainer.fit_loop.max_batches = ...", type(self))
+        self.__dict__["_max_batches"] = batches
+
+    def _should_accumulate(self) -> bool:
+        return bool(self.epoch_loop._should_accumulate())
+
+    @property
+    def _skip_backward(self) -> bool:
+        run = self._own._run
+        return run is not None and "training_step" in vars(run.steps)
+
+    @_skip_backward.setter
+    def _skip_backward(self, skips: bool) -> None:
+        """Train on nothing while it is set: the step only computes, as for batch-norm statistics."""
+        run = self._own._run
+        if run is None or skips == self._skip_backward:
+            return
+        if not skips:
+            del run.steps.training_step
+        else:
+            compute = run.steps.training_step
+
+            @functools.wraps(compute)
+            def training_step(*batch: Any) -> None:
+                compute(*batch)
+
+            run.steps.training_step = training_step
+        install_action(run, "training_step")

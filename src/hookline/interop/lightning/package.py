@@ -1,0 +1,64 @@
+"""The installed Lightning package, if the program has imported it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from hookline.util.errors import OptionError
+
+PACKAGES = ("lightning", "pytorch_lightning")
+ROOTS = ("lightning.pytorch", "pytorch_lightning")
+
+
+def root() -> str:
+    """Return the name of the imported package; empty without one."""
+    return next((name for name in ROOTS if f"{name}.trainer.trainer" in sys.modules), "")
+
+
+def is_lightnings(what: Any, name: str = "") -> bool:
+    """Return whether a class or function is one of Lightning's, of this name if one is given."""
+    return what.__module__.partition(".")[0] in PACKAGES and name in ("", what.__name__)
+
+
+def find(module: str, name: str, package: str = "") -> Any:
+    """Return an object of the imported package, or None: `find("callbacks", "ModelCheckpoint")`."""
+    found = sys.modules.get(f"{package or root()}.{module}")
+    return getattr(found, name, None)
+
+
+def installed(module: str, name: str) -> Any:
+    """Return an object of the package, which is imported if it is installed; None without it."""
+    for package in [root()] if root() else ROOTS:
+        if importlib.util.find_spec(package.partition(".")[0]) is not None:
+            return getattr(importlib.import_module(f"{package}.{module}"), name, None)
+    return None
+
+
+def refusal(message: str, option: str, value: Any) -> OptionError:
+    """Return the error for an option, which is also Lightning's own error if the package is imported."""
+    base = find("utilities.exceptions", "MisconfigurationException")
+    made = OptionError if base is None else _combined(base)
+    return made(message, option=option, value=value)
+
+
+@contextlib.contextmanager
+def misconfiguration() -> Iterator[None]:
+    """Let errors about options be Lightning's own as well, if the package is imported."""
+    try:
+        yield
+    except OptionError as error:
+        base = find("utilities.exceptions", "MisconfigurationException")
+        if base is not None and not isinstance(error, base):
+            error.__class__ = _combined(base)  # the same error, with its notes and attributes
+        raise
+
+
+@functools.cache
+def _combined(base: type[Exception]) -> type[OptionError]:
+    return type("OptionError", (OptionError, base), {"__module__": OptionError.__module__})

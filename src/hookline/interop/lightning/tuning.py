@@ -1,0 +1,290 @@
+"""`Tuner`, and what Lightning's LearningRateFinder and BatchSizeFinder do with a trainer: run its loop inside
+a hook, and restore the run afterwards.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any
+
+from hookline.engine.events import EVENTS
+from hookline.engine.hook_list import HookList
+from hookline.engine.listener import Listener
+from hookline.engine.plan import Plan
+from hookline.hooks.lr_finder import LRFinder
+from hookline.interop.lightning.binder import NAME_OF_HOOK
+from hookline.interop.lightning.callback_list import FIRST, is_a
+from hookline.interop.lightning.module_view import is_lightning_module
+from hookline.interop.lightning.package import installed, refusal
+from hookline.interop.lightning.trainer_parts import Part
+from hookline.training.trainer import Trainer as HooklineTrainer
+
+AROUND = {
+    "prepare_data",
+    "setup",
+    "on_fit_start",
+    "on_fit_end",
+    "on_exception",
+    "teardown",
+    "strategy_setup",
+    "strategy_teardown",
+}
+"""Events around the loop, which are not emitted when only the loop runs again."""
+REPLACED = ("configure_hooks", "configure_model", "configure_optimizers")
+"""Actions of the module that the loop alone does not call."""
+UNCHANGED = {
+    "checkpoint": False,
+    "enable_progress_bar": False,
+    "num_sanity_val_steps": 0,
+    "control": False,
+    "trace": False,
+}
+"""Options of the run inside the run, which leaves no files."""
+
+
+def is_tuner(callback: Any) -> bool:
+    """Return whether a callback runs the loop inside its hooks."""
+    return callback is not None and is_a(callback, *FIRST)
+
+
+def ends_tuning(error: BaseException) -> bool:
+    """Return whether an error is the request of a tuner to end the stage without training."""
+    return type(error).__name__ == "_TunerExitException"
+
+
+class LoopPlan(Plan):
+    """A plan without the events around the loop."""
+
+    def add(self, listeners: Iterable[Listener]) -> None:
+        """Add listeners to their events, if the loop emits these."""
+        super().add([each for each in listeners if each.event.name not in AROUND])
+
+
+class Snapshot:
+    """The state of a run that a tuner changes: weights, optimizers, schedulers, modes of submodules."""
+
+    def __init__(self, run: Any) -> None:
+        self.run = run
+        self.parts = [run.module, *run.state.optimizers, *(each.scheduler for each in run.schedules)]
+        self.states = [copy.deepcopy(each.state_dict()) for each in self.parts]
+        self.modes = [(each, each.training) for each in run.module.modules()]
+
+    def restore(self) -> None:
+        """Restore everything."""
+        for part, state in zip(self.parts, self.states, strict=True):
+            part.load_state_dict(copy.deepcopy(state))
+        for module, mode in self.modes:
+            module.training = mode
+        for parameter in self.run.module.parameters():
+            parameter.grad = None
+
+
+class CheckpointConnector(Part):
+    """`trainer._checkpoint_connector`: restores what a tuner has saved."""
+
+    path = "_checkpoint_connector"
+
+    def restore(self, path: str) -> None:
+        """Restore the run inside which a tuner has saved this."""
+        self._view.snapshots[str(path)].restore()
+
+
+def run_loop(front: Any, outer: Any, make_hook: Callable[[Any], Any]) -> Any:
+    """Run the loop of the current stage once more, as a run of its own inside the current one.
+
+    Return the state of that run.
+
+    front: the trainer that modules and callbacks see. outer: Hookline's trainer that runs the stage.
+    """
+    run = outer._run
+    names = run.module.__dict__
+    current, asked = names.get(NAME_OF_HOOK), front.__dict__["_caller"]
+    with tempfile.TemporaryDirectory() as directory:
+        inner = _like(outer, directory)
+        for callback in front.callbacks:
+            inner.hooks.add(make_hook(callback))
+        given = {kind: run.data.given.get(kind) for kind in ("train", "val", "test", "predict")}
+        data = getattr(run.datamodule, "original", run.datamodule)
+        front.__dict__["_trainer"] = inner
+        try:
+            inner.run_inside(run, data, given)
+        finally:
+            front.__dict__["_trainer"] = outer
+            names[NAME_OF_HOOK], front.__dict__["_caller"] = current, asked
+            if run.datamodule is not None:
+                run.datamodule._attach(run)
+            run.steps._attach(run)
+            names[NAME_OF_HOOK] = current
+    return inner.state
+
+
+def _like(outer: Any, directory: str) -> Any:
+    """Return a trainer with the options of another, which emits only the events of its loop."""
+    options = {**asdict(outer.options), **UNCHANGED, "run_dir": directory, "fast_dev_run": False}
+    inner = type(outer)(**options, strategy=outer.strategy, logger=False)
+    inner.plan = LoopPlan(EVENTS)
+    inner.hooks = HookList(inner.plan, EVENTS, inner.strategy.rank)
+    inner.lightning_trainer, inner.rules = outer.lightning_trainer, outer.rules
+    inner.shows_model = False
+    return inner
+
+
+class Rerun(HooklineTrainer):
+    """The part of a trainer that runs a loop inside the run of another trainer."""
+
+    def run_inside(self, outer: Any, data: Any, given: dict[str, Any]) -> None:
+        """Run the stage of another run with its module, data, optimizers, schedulers and counters."""
+        stage, module = outer.stage, outer.module
+        self._around = outer
+        try:
+            self._run_stage(stage, module, data, given)
+        finally:  # the steps of a module of this dialect are the module itself
+            for name in REPLACED:
+                vars(self._last.steps if self._last is not None else module).pop(name, None)
+
+    def _run_stage(self, stage: str, module: Any, data: Any, given: dict[str, Any]) -> None:
+        if stage == "fit":
+            self.fit(module, given["train"], given["val"], datamodule=data)
+        elif stage == "predict":
+            self.predict(module, given["predict"], datamodule=data)
+        else:
+            run = self.validate if stage == "validate" else self.test
+            run(module, given["val" if stage == "validate" else "test"], datamodule=data)
+
+    _around: Any = None
+
+    def _start(self, stage: str, *arguments: Any, **options: Any) -> Any:
+        run = super()._start(stage, *arguments, **options)
+        outer = self._around
+        if outer is not None:
+            steps: Any = run.steps
+            steps.configure_hooks = list
+            steps.configure_model = _nothing
+            steps.configure_optimizers = lambda: (
+                list(outer.state.optimizers),
+                [_settings(each) for each in outer.schedules],
+            )
+            if not outer.trainer.__dict__.pop("counts_anew", False):
+                run.state.counts.load_state_dict(outer.state.counts.state_dict(), resumed=False)
+        return run
+
+
+def _nothing() -> None:
+    """Do nothing: the model is complete."""
+
+
+def _settings(schedule: Any) -> dict[str, Any]:
+    names = ("scheduler", "interval", "frequency", "monitor", "strict", "name")
+    return {name: getattr(schedule, name) for name in names}
+
+
+NAMES = ("lr", "learning_rate")
+"""Attributes of a module, or of its hyper-parameters, that hold the learning rate."""
+
+
+class FoundRate:
+    """The result of a learning-rate test, with Lightning's names."""
+
+    def __init__(self, finder: LRFinder) -> None:
+        self.finder = finder
+        self.lr_min, self.lr_max, self.num_training = finder.min_lr, finder.max_lr, finder.steps
+        self.mode = "exponential"
+
+    @property
+    def results(self) -> dict[str, list[float]]:
+        """Return the rates, and the loss at each."""
+        return {"lr": self.finder.lrs, "loss": self.finder.losses}
+
+    def suggestion(self) -> float | None:
+        """Return the rate to begin with; None if the test shows no decrease."""
+        return self.finder.suggestion
+
+    def plot(self, suggest: bool = False, show: bool = False) -> Any:
+        """Return a figure of loss over rate."""
+        return self.finder.figure()
+
+
+class Tuner:
+    """Finds a learning rate or a batch size before training.
+
+    >>> Tuner(trainer).lr_find(model, train_loader)
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        """Take the trainer whose options a search uses."""
+        self._trainer = trainer
+
+    def lr_find(
+        self,
+        model: Any,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        *,
+        datamodule: Any = None,
+        min_lr: float = 1e-8,
+        max_lr: float = 1,
+        num_training: int = 100,
+        early_stop_threshold: float | None = 4.0,
+        update_attr: bool = True,
+        attr_name: str = "",
+        **others: Any,
+    ) -> Any:
+        """Search a learning rate. update_attr: set the attribute of the model that holds it."""
+        if is_lightning_module(model):
+            return self._theirs("lr_find").lr_find(
+                model,
+                train_dataloaders,
+                val_dataloaders,
+                datamodule=datamodule,
+                min_lr=min_lr,
+                max_lr=max_lr,
+                num_training=num_training,
+                early_stop_threshold=early_stop_threshold,
+                update_attr=update_attr,
+                attr_name=attr_name,
+                **others,
+            )
+        if others.get("mode", "exponential") != "exponential":
+            raise refusal(
+                f"mode={others['mode']!r}: rates of this test grow by the same factor, mode='exponential'.",
+                "mode",
+                others["mode"],
+            )
+        owner, name = _rate_of(model, attr_name) if update_attr else (None, "")
+        divergence = float("inf") if early_stop_threshold is None else early_stop_threshold
+        finder = LRFinder(min_lr, float(max_lr), num_training, divergence, plot=False)
+        finder.find(self._trainer._own, model, train_dataloaders, datamodule=datamodule)
+        if owner is not None and finder.suggestion is not None:
+            setattr(owner, name, finder.suggestion)
+        return FoundRate(finder)
+
+    def scale_batch_size(self, model: Any, *arguments: Any, **options: Any) -> int | None:
+        """Search the largest batch size that fits into memory, with Lightning's own search."""
+        return self._theirs("scale_batch_size").scale_batch_size(model, *arguments, **options)  # type: ignore[no-any-return]
+
+    def _theirs(self, method: str) -> Any:
+        tuner = installed("tuner.tuning", "Tuner")
+        if tuner is None:
+            raise refusal(
+                f"Tuner.{method} needs the package lightning; try batch sizes with "
+                "Trainer(max_steps=3, limit_val_batches=3).",
+                method,
+                None,
+            )
+        return tuner(self._trainer)
+
+
+def _rate_of(model: Any, attr_name: str) -> tuple[Any, str]:
+    """Return the object and the attribute that hold the learning rate."""
+    names = (attr_name,) if attr_name else NAMES
+    for owner in (model, getattr(model, "hparams", None)):
+        for name in names:
+            if hasattr(owner, name):
+                return owner, name
+    raise AttributeError(
+        f"{type(model).__name__} and its hparams should have one of these fields: {', '.join(names)}; or "
+        "pass attr_name= or update_attr=False."
+    )

@@ -1,0 +1,118 @@
+"""Decisions of the training loop that trainers take differently: how loaders are read, when to validate, what
+counts as a step.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from hookline.data.loaders import Loader
+from hookline.run.run import Run
+from hookline.util.errors import OptionError
+
+
+class LoopRules:
+    """Hookline's decisions. The trainer of another package derives from this class and sets
+    `Trainer.rules`.
+    """
+
+    loader: type[Loader] = Loader
+    """The class that reads a source of batches."""
+    averages_short_windows = True
+    """Whether an accumulation window with fewer losses than planned is the mean of those it has."""
+    counts_every_optimizer = False
+    """Whether each optimizer that a manual step calls advances `step`, not only the first of a batch."""
+    undoes_abandoned_validations = True
+    """Whether a validation that a signal ends leaves no trace in the checkpoint: state is kept before it."""
+
+    def loaded(self, run: Run, kind: str) -> None:
+        """Prepare the loaders of a kind that were just made; they are opened when they are first read."""
+
+    def overfitted(self, loader: Loader) -> Loader:
+        """Return a loader of this rank's first batches, so that every epoch overfits on the same ones."""
+        batches = list(itertools.islice(loader.batches(), loader.length))
+        sharding = replace(loader.sharding, is_sharded=False)
+        return Loader(loader.name, batches, len(batches), sharding=sharding)
+
+    def sanity_check(self, run: Run, load: Callable[[], Any], start: Callable[[], None]) -> bool:
+        """Load the validation data, then start the sanity check; return False if there is no data."""
+        if not load():
+            return False
+        start()
+        return True
+
+    def begin_epoch(self, run: Run) -> None:
+        """Prepare the training data of the epoch; the loaders stay as they are."""
+
+    def load_validation(self, run: Run, load: Callable[[], Any]) -> None:
+        """Load the validation data before the training begins."""
+        load()
+
+    def has_validation(self, run: Run) -> bool:
+        """Return whether this fit validates."""
+        return bool(run.data.loaders["val"])
+
+    def begin_validation(self, run: Run) -> bool:
+        """Prepare the data of a validation in a fit; return whether there is any."""
+        return True
+
+    def end_validation(self, run: Run) -> None:
+        """Do what follows a completed validation in a fit: nothing."""
+
+    def scheduler_count(self, run: Run) -> int:
+        """Return the number that the frequency of a scheduler with interval 'step' is applied to."""
+        return run.state.step
+
+    def may_stop(self, run: Run) -> bool:
+        """Return whether a requested stop takes effect now."""
+        s, options = run.state, run.options
+        return s.epochs_seen >= options.min_epochs and s.step >= options.min_steps
+
+    # ---- validation ----------------------------------------------------------------------------------------
+
+    def validation_due(self, run: Run) -> Callable[[], bool] | None:
+        """Return a function that the loop calls after each batch of the epoch: is a validation due?
+
+        None: the epoch has none, or one at its end.
+        """
+        if not self.has_validation(run) or (run.state.epoch + 1) % run.options.check_val_every_n_epoch:
+            return None
+        every, progress = self.validation_interval(run), run.progress
+        return (lambda: progress.position % every == 0) if every else None
+
+    def validation_interval(self, run: Run) -> int:
+        """Return the number of batches between two validations in an epoch; 0: at its end."""
+        every, length = run.options.val_check_interval, epoch_length(run)
+        if isinstance(every, int):
+            if length is not None and every > length:
+                raise OptionError(
+                    f"val_check_interval={every} is never reached: an epoch has {length} batches. Batches "
+                    f"are counted within an epoch: pass at most {length}, or validate every n epochs by "
+                    "check_val_every_n_epoch."
+                )
+            return every
+        if length is None:
+            if every != 1.0:
+                raise OptionError(
+                    f"val_check_interval={every} is a fraction of an epoch, but the training loader has no "
+                    "length; pass a whole number of batches."
+                )
+            return 0
+        return max(1, int(length * every))
+
+    def validation_due_at_end(self, run: Run, complete: bool) -> bool:
+        """Return whether to validate at the end of the epoch: once per epoch, or before an early stop."""
+        if not self.has_validation(run) or (run.state.epoch + 1) % run.options.check_val_every_n_epoch:
+            return False
+        return (complete and run.options.val_check_interval == 1.0) or (
+            not complete and run.boundary.is_stopping
+        )
+
+
+def epoch_length(run: Run) -> int | None:
+    """Return the number of batches of a training epoch; None if the loader has no length."""
+    length: int | None = run.data.train.began_with if run.data.is_mixture else run.data.train.length
+    return length

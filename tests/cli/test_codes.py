@@ -1,0 +1,40 @@
+"""Exit codes: what programs that start the command line rely on."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hookline.cli import CODES, main, make_parser
+
+
+def test_every_exit_code_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    from hookline.cli import codes
+
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = capsys.readouterr().out
+    for name in ("OK", "FAILED", "USAGE", "INTERRUPTED", "BROKEN_PIPE"):
+        assert f"{getattr(codes, name)} " in said
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = f"{sys.executable} -m hookline events --json; echo code $? >&2"
+    done = subprocess.run(["bash", "-c", f"({command}) | true"], capture_output=True, text=True, timeout=300)
+    assert "Traceback" not in done.stderr
+    assert "code 141" in done.stderr
+
+
+def test_the_page_on_the_command_line_names_every_command_and_exit_code() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    commands = next(
+        action for action in make_parser()._actions if isinstance(action, argparse._SubParsersAction)
+    ).choices
+    assert [name for name in commands if not re.search(rf"`(?:hookline )?{name}[ `]", page)] == []
+    codes = {code for row in re.findall(r"^\| ([\d, ]+) \|", page, re.MULTILINE) for code in row.split(", ")}
+    assert codes == set(re.findall(r"\b\d+\b", CODES))

@@ -1,0 +1,59 @@
+"""The sections of a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from config.configured import BASIC, config_of, trainer_of
+
+from hookline.config import ConfigError, schema
+from hookline.config.load import SECTIONS
+
+
+def test_sections_can_be_overridden_as_a_whole(project: Path) -> None:
+    text = f'{BASIC}[hooks.one]\nclass_path = "parts_here.Threshold"\n'
+    trainer, parts = trainer_of(
+        project, text, "--hooks", "false", "--module", "parts_here.Needy", "--module.classes", "3"
+    )
+    assert trainer.hooks.list_hooks() == []
+    assert parts.module.classes == 3
+
+
+def test_every_section_says_what_it_is_for() -> None:
+    assert all(each.get("description") for each in schema()["properties"].values())
+
+
+MIXED = BASIC.replace("parts_here.Data", "parts_here.Several")
+
+
+def test_a_section_says_how_loaders_are_mixed(project: Path) -> None:
+    mixture = '[mixture]\norder = "weighted"\nepoch_length = 4\nweights = {web = 3, code = 1}\n'
+    trainer, parts = trainer_of(project, MIXED + mixture, "--mixture.epoch_length=8")
+    trainer.fit(parts.module, datamodule=parts.datamodule, **parts.fit_arguments)
+    assert trainer.global_step == 8
+    assert trainer.loaders.batches_drawn == {"web": 6, "code": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "said"),
+    [
+        ('order = "wieghted"', "mixture.order", "Did you mean 'weighted'"),
+        ('ordr = "weighted"', "mixture.ordr", "Did you mean 'order'"),
+        ("weights = {web = -1}", "mixture", "the weight of 'web' is -1"),
+    ],
+)
+def test_a_wrong_mixture_is_refused_with_its_key(project: Path, text: str, key: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config_of(project, f"{MIXED}[mixture]\n{text}\n").build()
+    assert refused.value.data()["key"] == key
+    assert said in str(refused.value)
+
+
+def test_the_page_on_configuration_names_every_section() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert [
+        name
+        for name in SECTIONS
+        if f"| `{name}` |" not in page and f", `{name}` |" not in page and f"| `{name}`, " not in page
+    ] == []

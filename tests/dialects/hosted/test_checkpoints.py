@@ -1,0 +1,143 @@
+"""Checkpoints of a loop written by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dialects.looped import Counts, net_and_sgd, recorder, train
+from tiny import batches, quiet
+from torch import nn
+from torch.nn import functional as F
+
+import hookline
+from hookline import Hook, Line, every
+
+
+def test_hooks_go_on_where_they_were_with_the_loop_s_own_checkpoint(tmp_path: Path) -> None:
+    first, (net, sgd) = Counts(), net_and_sgd()
+    line = Line(net, sgd, hooks=[first])
+    train(line, net, sgd, batches(5))
+    torch.save({"net": net.state_dict(), "line": line.state_dict()}, tmp_path / "mine.pt")
+
+    second, (net, sgd) = Counts(), net_and_sgd()
+    line = Line(net, sgd, hooks=[second])
+    line.load_state_dict(torch.load(tmp_path / "mine.pt")["line"])
+    train(line, net, sgd, batches(5), epochs=2)
+    assert line.global_step == 10 and line.state.resumed
+    assert second.steps == [3, 6, 9]
+
+
+def test_a_checkpoint_of_the_line_s_own_brings_everything_back(tmp_path: Path) -> None:
+    first, (net, _) = Counts(), net_and_sgd()
+    adam = torch.optim.Adam(net.parameters(), lr=0.1)
+    line = Line(net, adam, hooks=[first], run_dir=tmp_path)
+    with line:
+        for x, y in line.epoch(batches(4)):
+            line.backward(F.mse_loss(net(x), y))
+            adam.step()
+        line.save_checkpoint(tmp_path / "here")
+
+    heard = recorder(["on_load_checkpoint", "on_checkpoint_load"])
+    other = nn.Linear(4, 2)
+    again = torch.optim.Adam(other.parameters(), lr=0.1)
+    second = Counts()
+    line = Line(other, again, hooks=[second, heard])
+    with line:
+        line.load_checkpoint(tmp_path / "here")
+        assert torch.equal(other.weight, net.weight)
+        assert again.state_dict()["state"][0]["step"] == 4
+        assert (line.global_step, second.steps, line.state.resumed) == (4, [3], True)
+    assert heard.seen == ["on_load_checkpoint", "on_checkpoint_load"]
+    third = nn.Linear(4, 2)
+    hookline.load_weights(third, tmp_path / "here")
+    assert torch.equal(third.weight, net.weight)
+
+
+def test_a_checkpoint_can_be_written_when_the_loop_is_over(tmp_path: Path) -> None:
+    net, sgd = net_and_sgd()
+    line = Line(net, sgd)
+    train(line, net, sgd, batches(1))
+    line.save_checkpoint(tmp_path / "late")
+    other = nn.Linear(4, 2)
+    hookline.load_weights(other, tmp_path / "late")
+    assert torch.equal(other.weight, net.weight)
+    with pytest.raises(hookline.OptionError, match="reason='soon', allowed: interval"):
+        line.save_checkpoint(reason="soon")
+
+
+def test_a_checkpoint_for_other_optimizers_is_refused_by_its_path(tmp_path: Path) -> None:
+    net, sgd = net_and_sgd()
+    with Line(net, sgd) as line:
+        line.save_checkpoint(tmp_path / "here")
+    with (
+        Line(net) as line,
+        pytest.raises(
+            hookline.CheckpointError, match=r"here is not a checkpoint of a Line with 0 optimizers"
+        ),
+    ):
+        line.load_checkpoint(tmp_path / "here")
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_or_is_told_as_chosen(tmp_path: Path) -> None:
+    class Saves(Hook):
+        failed: Any = None
+
+        def on_step_end(self, trainer: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "file" / "checkpoint")
+
+        def on_checkpoint_failed(self, path: Path, exception: Exception) -> None:
+            self.failed = path, type(exception)
+
+    (tmp_path / "file").touch()
+    net, sgd = net_and_sgd()
+    hook = Saves()
+    with pytest.raises(hookline.CheckpointError, match="could not be written"):
+        train(Line(net, sgd, hooks=[Saves()]), net, sgd, batches(2))
+    train(line := Line(net, sgd, hooks=[hook], on_save_error="warn"), net, sgd, batches(2))
+    assert line.status == "completed" and line.global_step == 2
+    assert hook.failed == (tmp_path / "file" / "checkpoint", hookline.CheckpointError)
+    with pytest.raises(hookline.OptionError, match=r"on_save_error='wran'.*Did you mean 'warn'"):
+        Line(net, sgd, on_save_error="wran")
+
+
+def test_a_trainer_says_that_a_lines_checkpoint_is_not_of_its_own_kind(tmp_path: Path) -> None:
+    net, sgd = net_and_sgd()
+    with Line(net, sgd) as line:
+        line.save_checkpoint(tmp_path / "here")
+    with pytest.raises(hookline.CheckpointError, match=r"written by a hookline\.Line.*load_weights"):
+        quiet().fit(net, batches(1), loss=F.mse_loss, optimizer=sgd, resume=tmp_path / "here")
+
+
+def test_state_taken_in_the_middle_of_a_batch_has_heard_of_its_update() -> None:
+    class Counts(Hook):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps: list[int] = []
+
+        @every("2 steps")
+        def on_step_end(self, step: int) -> None:
+            self.steps.append(step)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"steps": list(self.steps)}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.steps = list(state["steps"])
+
+    kept: dict[str, Any] = {}
+    for n in (4, 2):
+        net, sgd = net_and_sgd()
+        line = Line(net, sgd, hooks=[hook := Counts()])
+        if kept:
+            line.load_state_dict(kept)
+        with line:
+            for x, y in line.epoch(batches(n)):
+                line.backward(F.mse_loss(net(x), y))
+                sgd.step()
+                if line.global_step == 4:
+                    kept = line.state_dict()
+    assert hook.steps == [2, 4, 6]
+    assert (line.state.batches_seen, line.state.samples_seen) == (6, 18)

@@ -1,0 +1,82 @@
+"""Statistics of many tensors: right for rare tensors, by few kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hookline.hooks._statistics import norms, percentiles, plain, sample
+
+
+def test_percentiles_of_a_sample_are_near_those_of_the_whole() -> None:
+    torch.manual_seed(0)
+    large, small = torch.randn(300, 256) * torch.linspace(0.1, 3, 256), torch.randn(7)
+    rows = [sample([large], 2048), sample([small], 2048)]
+    assert 1024 <= len(rows[0]) <= 2048 and torch.equal(rows[1], small)
+    found = percentiles([each.abs() for each in rows], [10, 50, 90])
+    for row, values in zip(found, (large, small), strict=True):
+        wanted = values.abs().flatten().quantile(torch.tensor([0.1, 0.5, 0.9]))
+        assert row.tolist() == pytest.approx(wanted.tolist(), rel=0.15)
+    assert found[1].tolist() == pytest.approx(small.abs().quantile(torch.tensor([0.1, 0.5, 0.9])).tolist())
+
+
+def _shard(rank: int, store: str, results: Any) -> None:
+    import torch.distributed as dist
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+    whole = torch.randn(6, 4)
+    results[rank] = norms([distribute_tensor(whole, mesh, [Shard(0)]), whole]).tolist()
+    dist.destroy_process_group()
+
+
+def test_sharded_gradients_are_measured_over_all_ranks(tmp_path: Path) -> None:
+    context = torch.multiprocessing.get_context("spawn")
+    with context.Manager() as manager:
+        results = manager.dict()
+        workers = [
+            context.Process(target=_shard, args=(rank, str(tmp_path / "store"), results)) for rank in range(2)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        torch.manual_seed(0)
+        expected = float(torch.randn(6, 4).norm())
+        assert dict(results) == {rank: [pytest.approx(expected)] * 2 for rank in range(2)}
+
+
+def test_sparse_and_complex_tensors_are_their_real_values() -> None:
+    twice = torch.sparse_coo_tensor(
+        torch.tensor([[1, 1]]), torch.tensor([1.0, 2.0]), (3,), check_invariants=True
+    )
+    assert plain(twice).tolist() == [3.0]  # values at one place are summed before they are looked at
+    assert plain(torch.tensor([3.0 + 4.0j])).tolist() == [[3.0, 4.0]]
+    weight = torch.ones(2, requires_grad=True)
+    assert not plain(weight).requires_grad
+
+
+def test_norms_do_not_overflow_in_half_precision_and_an_empty_tensor_has_none() -> None:
+    large = torch.full((4,), 60000.0, dtype=torch.float16)
+    assert norms([large, torch.empty(0)]).tolist() == [120000.0, 0.0]
+    assert norms([torch.tensor([3.0, -4.0])], order=float("inf")).tolist() == [4.0]
+    assert norms([torch.ones(1, dtype=torch.float64)]).dtype is torch.float64
+
+
+def test_a_sample_is_of_all_tensors_and_of_all_columns() -> None:
+    small = sample([torch.arange(3.0), torch.tensor(7.0)], limit=10)
+    assert small.tolist() == [0.0, 1.0, 2.0, 7.0]
+    columns = torch.arange(8.0).repeat(1000, 1)
+    taken = sample([columns, torch.full((2000,), 100.0)], limit=500)
+    assert 300 < len(taken) <= 500
+    assert set(taken.tolist()) == {*map(float, range(8)), 100.0}
+
+
+def test_percentiles_of_rows_of_other_lengths_are_interpolated() -> None:
+    found = percentiles([torch.tensor([3.0, 1.0, 2.0]), torch.tensor([5.0])], [0, 25, 50, 100])
+    assert found.tolist() == [[1.0, 1.5, 2.0, 3.0], [5.0] * 4]

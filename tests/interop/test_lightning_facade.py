@@ -1,0 +1,106 @@
+"""`hookline.interop.lightning.callbacks` and `Tuner`, with Lightning installed and without."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch import callbacks as theirs
+from lightning.pytorch.demos.boring_classes import BoringModel
+from tiny import batches
+
+import hookline.hooks
+from hookline.interop.lightning import LightningModule, Trainer, Tuner, callbacks
+
+pytestmark = [pytest.mark.filterwarnings("ignore")]  # Lightning's own advice
+NAMES = [
+    "EarlyStopping",
+    "ModelCheckpoint",
+    "LearningRateMonitor",
+    "Timer",
+    "RichProgressBar",
+    "TQDMProgressBar",
+    "ModelSummary",
+    "GradientAccumulationScheduler",
+    "StochasticWeightAveraging",
+    "BasePredictionWriter",
+    "DeviceStatsMonitor",
+    "LambdaCallback",
+    "BackboneFinetuning",
+    "Callback",
+]
+QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+
+
+@pytest.fixture
+def without_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    hidden = ("lightning", "pytorch_lightning")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in hidden else find(name))
+    for name in [each for each in sys.modules if each.endswith(".trainer.trainer")]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+class Net(LightningModule):
+    """The linear regression of `tiny`, in the dialect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.lr = torch.nn.Linear(4, 2), 0.1
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_callback_is_that_of_the_installed_package(name: str) -> None:
+    assert getattr(callbacks, name) is getattr(theirs, name)
+
+
+@pytest.mark.usefixtures("without_lightning")
+def test_without_the_package_it_is_hooklines_that_does_the_same() -> None:
+    assert callbacks.EarlyStopping is hookline.hooks.EarlyStopping
+    assert callbacks.ModelCheckpoint is hookline.hooks.ModelCheckpoint
+    made = [callbacks.TQDMProgressBar(refresh_rate=2), callbacks.LearningRateMonitor("step")]
+    trainer = Trainer(callbacks=[*made, callbacks.DeviceStatsMonitor()], max_epochs=1, logger=False)
+    assert list(trainer.callbacks)[:3] == [*made, trainer.callbacks[2]]
+    trainer.fit(Net(), batches(2))
+    assert trainer.global_step == 2
+
+
+@pytest.mark.usefixtures("without_lightning")
+def test_without_the_package_other_names_say_what_to_use() -> None:
+    with pytest.raises(AttributeError, match="SpikeDetection needs the package lightning.*NaNGuard"):
+        callbacks.SpikeDetection  # noqa: B018
+    with pytest.raises(AttributeError, match="Did you mean 'EarlyStopping'"):
+        callbacks.EarlyStoping  # noqa: B018
+
+
+def test_the_tuner_takes_modules_of_the_package() -> None:
+    model = BoringModel()
+    model.lr = 0.5
+    found = Tuner(Trainer(**QUIET, max_epochs=1)).lr_find(model, num_training=20, early_stop_threshold=None)
+    assert model.lr == found.suggestion() != 0.5
+    model.batch_size = 1
+    with pytest.raises(pl.utilities.exceptions.MisconfigurationException, match="not found"):
+        Tuner(Trainer(**QUIET)).scale_batch_size(BoringModel())
+
+
+def test_the_tuner_takes_modules_of_the_dialect() -> None:
+    model = Net()
+    before = model.layer.weight.clone()
+    found = Tuner(Trainer(**QUIET)).lr_find(model, batches(50), num_training=40)
+    assert model.lr == found.suggestion() != 0.1
+    assert torch.equal(model.layer.weight, before)
+    assert len(found.results["lr"]) == len(found.results["loss"]) > 10
+    with pytest.raises(AttributeError, match="should have one of these fields: speed"):
+        Tuner(Trainer(**QUIET)).lr_find(model, batches(50), attr_name="speed")
+    with pytest.raises(ValueError, match="mode='linear'"):
+        Tuner(Trainer(**QUIET)).lr_find(model, batches(50), mode="linear")

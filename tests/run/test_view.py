@@ -1,0 +1,86 @@
+"""What hooks reach as `trainer`: where the run is, stopping, logging and hooks by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny import Net, batches, quiet
+
+from hookline import Hook, HookError
+
+
+class Counter(Hook):
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+        self.count = 0
+
+    def on_train_batch_end(self) -> None:
+        self.count += 1
+
+
+def test_properties_tell_where_the_run_is() -> None:
+    net = Net()
+    trainer = quiet(max_epochs=2)
+    trainer.fit(net, batches(3))
+    assert trainer.model is trainer.module is net
+    assert (trainer.global_step, trainer.current_epoch, trainer.status) == (6, 1, "completed")
+    assert len(trainer.optimizers) == 1
+    assert trainer.device == torch.device("cpu")
+
+
+def test_hooks_are_added_removed_and_switched_by_name() -> None:
+    counter = Counter()
+    trainer = quiet()
+    handle = trainer.add_hook(counter, name="mine")
+    assert handle.name == "mine"
+    trainer.fit(Net(), batches(2))
+    trainer.disable_hook("mine")
+    trainer.fit(Net(), batches(2))
+    assert (counter.count, trainer.hooks.list_hooks()) == (2, [])
+    trainer.enable_hook("mine")
+    trainer.fit(Net(), batches(2))
+    assert counter.count == 4
+    assert trainer.remove_hook("mine") is counter
+    trainer.fit(Net(), batches(2))
+    assert counter.count == 4
+
+
+def test_a_hook_switched_off_in_the_middle_hears_nothing_from_the_next_event_on() -> None:
+    counter = Counter("mine")
+    trainer = quiet(hooks=[counter])
+    trainer.on("step_end", when=lambda step: step == 2)(lambda trainer: trainer.disable_hook("mine"))
+    trainer.on("step_end", when=lambda step: step == 4)(lambda trainer: trainer.enable_hook("mine"))
+    trainer.fit(Net(), batches(6))
+    assert counter.count == 4
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(HookError, match="There is no hook named 'countr'. Did you mean 'counter'"):
+        quiet(hooks=[Counter()]).remove_hook("countr")
+
+
+def test_hooks_log_through_the_trainer() -> None:
+    class Logs(Hook):
+        def on_train_batch_end(self, trainer: Any, batch_idx: int) -> None:
+            trainer.log("batch", batch_idx, on_step=False, on_epoch=True)
+            trainer.log_dict({"a": 1.0, "b": 2.0})
+
+    metrics = quiet(hooks=[Logs()]).fit(Net(), batches(3))
+    assert (metrics["batch"], metrics["a"], metrics["b"]) == (1.0, 1.0, 2.0)
+
+
+def test_a_request_to_stop_can_be_taken_back() -> None:
+    class ChangeOfMind(Hook):
+        def on_after_backward(self, trainer: Any) -> None:
+            trainer.should_stop = True
+
+        def on_train_batch_end(self, trainer: Any) -> None:
+            assert trainer.should_stop
+            trainer.should_stop = False
+
+    trainer = quiet(hooks=[ChangeOfMind()])
+    trainer.fit(Net(), batches(4))
+    assert trainer.global_step == 4
+    assert trainer.status == "completed"
