@@ -53,12 +53,49 @@ def text_block(example: Any) -> None:
     assert printed == expected, "\n".join(["the block printed:", *printed])
 
 
+COMMAND = """#!{python}
+import sys
+
+sys.path.insert(0, {tests!r})
+import preloaded
+
+class Process(preloaded.Popen):
+    def address(self, environment):
+        return {address!r}
+
+sys.exit(Process([sys.executable, "-m", "hookline", *sys.argv[1:]]).wait())
+"""
+"""The command `hookline` in a document: a process that has imported torch already (`tests/preloaded.py`)."""
+
+
 def shell_block(example: Any) -> None:
-    """Run the commands in the document's directory, with the environment that runs the tests."""
-    here = {**os.environ, "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])}
-    done = subprocess.run(
-        ["sh", "-e", "-c", example.parsed], env=here, capture_output=True, text=True, check=False, timeout=300
-    )
+    """Run the commands in the document's directory, with the environment that runs the tests.
+
+    The README starts the installed command, as a newcomer does.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [os.path.dirname(sys.executable), os.environ["PATH"]]
+        if Path(example.path).name != "README.md":
+            import preloaded  # type: ignore[import-not-found]  # pytest adds `tests` to the path
+
+            command = Path(folder, "hookline")
+            command.write_text(
+                COMMAND.format(
+                    python=sys.executable,
+                    tests=str(Path(preloaded.__file__).parent),
+                    address=preloaded.server(),
+                )
+            )
+            command.chmod(0o755)
+            paths.insert(0, folder)
+        done = subprocess.run(
+            ["sh", "-e", "-c", example.parsed],
+            env={**os.environ, "PATH": os.pathsep.join(paths)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

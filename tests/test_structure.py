@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -24,6 +25,13 @@ NAMES = {
 }
 
 
+@functools.cache
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    """Return the module of a source, then every node in it. Parsed once: many tests read the same files."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
+@functools.cache
 def packages() -> dict[str, set[str]]:
     """Return the packages and what each may import, as the third sentence of its `__init__` says."""
     found = {}
@@ -61,14 +69,14 @@ def part(module: str) -> str:
 
 def imports(module: str) -> Iterator[tuple[str, bool]]:
     """Everything a module imports, in functions too, and whether that is for type checkers only."""
-    tree = ast.parse(NAMES[module].read_text())
+    found = nodes(NAMES[module].read_text())
     for_types = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in found
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
+    for node in found:
         if isinstance(node, ast.Import):
             yield from ((alias.name, id(node) in for_types) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -78,8 +86,9 @@ def imports(module: str) -> Iterator[tuple[str, bool]]:
                 yield (inner if inner in NAMES else node.module), id(node) in for_types
 
 
-def own_imports(module: str) -> set[str]:
-    return {name for name, _ in imports(module) if name.partition(".")[0] == "hookline"}
+@functools.cache
+def own_imports(module: str) -> frozenset[str]:
+    return frozenset(name for name, _ in imports(module) if name.partition(".")[0] == "hookline")
 
 
 def test_beside_the_packages_there_is_next_to_nothing() -> None:
@@ -135,7 +144,7 @@ def test_no_module_takes_part_in_a_cycle_not_even_inside_a_function() -> None:
 def test_modules_are_looked_up_by_name_in_few_places_only() -> None:
     looking = set()
     for module, path in NAMES.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path.read_text()):
             if isinstance(node, ast.Name | ast.Attribute):
                 name = node.id if isinstance(node, ast.Name) else node.attr
                 if name in ("import_module", "__import__"):
@@ -218,7 +227,7 @@ def test_functions_are_short() -> None:
     long = {
         f"{module}.{node.name}": count
         for module, path in NAMES.items()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path.read_text())
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (count := sum(isinstance(inner, ast.stmt) for inner in ast.walk(node)) - 1) > LONGEST_FUNCTION
     }
@@ -270,7 +279,7 @@ SHOWS_A_STACK = {"hookline.reliability.stacks"}
 def introspection(source: str) -> set[str]:
     """What a source reads of the inside of frames and code objects, by attribute or by its name as text."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Attribute):
             found.add(node.attr)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -316,7 +325,7 @@ RECOMPUTED = {
 def emits(source: str) -> Iterator[str]:
     """The events that a source emits: calls of a plan's slots, and slots that are looked up for such a call."""
     names = {event.name for event in EVENT_ROWS}
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if not isinstance(node, ast.Call):
             continue
         if (
@@ -407,9 +416,7 @@ def fields_of(node: ast.ClassDef) -> set[str]:
 def classes(*modules: str) -> Iterator[tuple[str, ast.ClassDef]]:
     for module in modules or NAMES:
         yield from (
-            (module, node)
-            for node in ast.walk(ast.parse(NAMES[module].read_text()))
-            if isinstance(node, ast.ClassDef)
+            (module, node) for node in nodes(NAMES[module].read_text()) if isinstance(node, ast.ClassDef)
         )
 
 
@@ -428,7 +435,7 @@ def test_few_modules_write_each_field_of_a_run_and_its_state() -> None:
     assert set(PARTS.values()) <= set(fields), "the parts have other names by now"
     writers: dict[str, set[str]] = {}
     for module, path in NAMES.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path.read_text()):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 owner = PARTS.get(ast.unparse(node.value).rpartition(".")[2], "")
                 if node.attr in fields.get(owner, ()):
@@ -575,7 +582,7 @@ SHORT = 60
 
 
 def statements(module: str) -> int:
-    return sum(isinstance(node, ast.stmt) for node in ast.walk(ast.parse(NAMES[module].read_text())))
+    return sum(isinstance(node, ast.stmt) for node in nodes(NAMES[module].read_text()))
 
 
 def test_the_figures_of_the_whole_do_not_grow() -> None:
