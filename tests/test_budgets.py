@@ -32,14 +32,12 @@ FEW, MANY = 20, 60
 Train = Callable[[list[tuple[Tensor, Tensor]]], object]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def frozen() -> Iterator[None]:
-    """Leave what torch has imported out of the collections before each count, which take most of the time."""
+@functools.cache
+def freeze_imports() -> None:
+    """Leave what torch has imported out of later collections, which take most of the time of a count."""
     quiet().fit(Net(), batches(2))
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def is_ours(frame: FrameType) -> bool:
@@ -64,6 +62,7 @@ def python_calls(run: Callable[[], object], counts: Callable[[FrameType], bool] 
         if event == "call" and counts(frame) and not starts_a_thread(frame):
             count += 1
 
+    freeze_imports()
     gc.collect()
     gc.disable()  # what a collection calls depends on what ran before
     before = sys.getprofile()

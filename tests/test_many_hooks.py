@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from test_budgets import freeze_imports
 from tiny import Net, batches, quiet
 
 from hookline import Hook, Trainer
@@ -48,6 +49,7 @@ def calls(work: Callable[[], object]) -> int:
         nonlocal count
         count += event in ("call", "c_call")
 
+    freeze_imports()
     gc.collect()
     gc.disable()
     before = sys.getprofile()
