@@ -14,7 +14,7 @@ from tiny import Net, batches, quiet
 import hookline
 from hookline import Hook
 from hookline.engine.events import EVENTS
-from hookline.interop.transformers.callbacks import METHODS
+from hookline.interop.transformers.callbacks import TRANSFORMERS_METHODS
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -260,8 +260,8 @@ def test_it_also_runs_in_a_hand_written_loop() -> None:
 
 def test_the_table_knows_every_method_of_the_package() -> None:
     theirs = {name for name in vars(transformers.TrainerCallback) if name.startswith("on_")}
-    assert theirs == {*METHODS, "on_push_begin"}
-    assert all(event in EVENTS for events in METHODS.values() for event in events)
+    assert theirs == {*TRANSFORMERS_METHODS, "on_push_begin"}
+    assert all(event in EVENTS for events in TRANSFORMERS_METHODS.values() for event in events)
 
 
 def test_a_callback_costs_no_more_calls_than_a_hook_of_hookline_s_own() -> None:

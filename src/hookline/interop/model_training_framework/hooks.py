@@ -4,21 +4,23 @@ names.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType, MethodType
 from typing import Any, ClassVar
 
 from hookline.engine.events import EVENTS, Event
+from hookline.engine.hook import Hook
 from hookline.engine.hook_list import Handle, HookList
-from hookline.interop.adapter import DialectHook, Row
+from hookline.interop.adapter import Row, RowArguments
 from hookline.util.errors import HookError
 
 _BATCH = ("trainer", "batch", "batch_idx", "dataloader_idx", "dataloader_name")
 _BATCH_OF_LOADER = ("trainer", "batch", "dataloader_idx", "dataloader_name")
 _PATH = ("trainer", "checkpoint_path")
 
-METHODS: Mapping[str, tuple[tuple[str, ...], ...]] = MappingProxyType(
+FRAMEWORK_METHODS: Mapping[str, tuple[tuple[str, ...], ...]] = MappingProxyType(
     {
         "on_train_start": (("trainer",),),
         "on_train_end": (("trainer",),),
@@ -72,7 +74,7 @@ def _fact(name: str, event: Event) -> str:
     return fact.name
 
 
-class TrainerHooks(DialectHook):
+class TrainerHooks(Hook):
     """The base of hooks of the Model Training Framework: override what you need, as you did there.
 
     Parameters whose names are facts get these facts, others get the argument at their position. A method that
@@ -80,7 +82,46 @@ class TrainerHooks(DialectHook):
     """
 
     __hookline_base__: ClassVar[bool] = True
-    __hookline_rows__ = {method: _row(method, forms) for method, forms in METHODS.items()}
+    __hookline_rows__: ClassVar[Mapping[str, Row]] = {
+        method: _row(method, forms) for method, forms in FRAMEWORK_METHODS.items()
+    }
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for method, row in ((name, row) for name, row in cls.__hookline_rows__.items() if row.other_forms):
+            written_in = next(base for base in cls.__mro__ if method in vars(base))
+            function = vars(written_in)[method]
+            is_new = written_in is cls or not issubclass(written_in, TrainerHooks)
+            if is_new and isinstance(function, FunctionType) and (taken := _taken_positions(function, row)):
+                setattr(cls, method, _accepting_longer_forms(function, taken))
+
+
+def _taken_positions(function: FunctionType, row: Row) -> dict[int, tuple[int, ...]]:
+    """Return, by number of arguments, which of them a method takes of a call with a longer form."""
+    arguments = RowArguments(row, EVENTS[row.event], EVENTS, function.__qualname__)
+    try:
+        arguments.fit(MethodType(function, object()))
+    except HookError:
+        return {}  # it is refused when the hook is added
+    taken = arguments.names
+    return {
+        len(form): tuple(form.index(name) for name in taken)
+        for form in row.forms
+        if len(form) > len(taken) and not arguments.takes_rest and set(taken) <= set(form)
+    }
+
+
+def _accepting_longer_forms(function: FunctionType, taken: dict[int, tuple[int, ...]]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def accept_longer_forms(self: Any, *given: Any, **named: Any) -> Any:
+        positions = taken.get(len(given))
+        return (
+            function(self, *given, **named)
+            if positions is None
+            else function(self, *[given[position] for position in positions], **named)
+        )
+
+    return accept_longer_forms
 
 
 def _stub(method: str, form: tuple[str, ...]) -> Callable[..., None]:
@@ -100,7 +141,7 @@ def _signature(names: tuple[str, ...]) -> inspect.Signature:
     return inspect.Signature([inspect.Parameter(name, kind) for name in ("self", *names)])
 
 
-for _name, _forms in METHODS.items():
+for _name, _forms in FRAMEWORK_METHODS.items():
     setattr(TrainerHooks, _name, _stub(_name, _forms[0]))
 
 

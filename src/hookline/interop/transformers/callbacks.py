@@ -17,7 +17,7 @@ from hookline.interop.adapter import AdoptedCallback
 from hookline.interop.transformers.run import ArgsView, SharedRun
 from hookline.util.errors import END_EPOCH, HookError
 
-METHODS: Mapping[str, tuple[str, ...]] = {
+TRANSFORMERS_METHODS: Mapping[str, tuple[str, ...]] = {
     "on_init_end": ("setup",),
     "on_train_begin": ("on_train_start",),
     "on_train_end": ("on_train_end",),
@@ -55,7 +55,9 @@ class TransformersCallback(AdoptedCallback):
 
     def __init__(self, original: Any) -> None:
         super().__init__(original, ("transformers",), "TrainerCallback")
-        refuse_misspelled(original, dict.fromkeys(METHODS, 99))  # arguments beyond three are passed by name
+        refuse_misspelled(
+            original, dict.fromkeys(TRANSFORMERS_METHODS, 99)
+        )  # arguments beyond three are passed by name
         self.shared: Any = None
         """The run, with what all transformers callbacks have in common (`SharedRun`)."""
         self.given: dict[str, Any] = {}
@@ -63,7 +65,10 @@ class TransformersCallback(AdoptedCallback):
         """The keyword arguments that each method takes."""
         self._accumulate = 1
         self._own = {
-            event for method, events in METHODS.items() if self.overrides(method) for event in events
+            event
+            for method, events in TRANSFORMERS_METHODS.items()
+            if self.overrides(method)
+            for event in events
         }
         """The events at which a method of the callback is called."""
         self._inactive: list[Listener] = []
@@ -92,7 +97,7 @@ class TransformersCallback(AdoptedCallback):
             [self._record_evaluation],
         )
         facts = {event: ("metrics",) if "metrics" in table[event].facts else () for event in calls_at}
-        for method, events in METHODS.items():
+        for method, events in TRANSFORMERS_METHODS.items():
             if self.overrides(method):
                 for event in events:
                     calls_at.setdefault(event, []).append(self._caller(method, event))
@@ -101,32 +106,22 @@ class TransformersCallback(AdoptedCallback):
         calls_at.setdefault("on_train_epoch_end", []).append(self._apply_after_epoch)
 
         def listener(event: str, *calls: Caller) -> Listener:
-            return Listener(
-                "H",
-                name,
-                self,
-                table[event],
-                self._origin(event),
-                Binding(_one(calls), facts.get(event, ())),
-                [],
-            )
+            binding = Binding(_in_sequence(calls), facts.get(event, ()))
+            return self.listener(name, table[event], self._origin(event), binding)
 
-        ends = Listener(
-            "H",
-            name,
-            self,
-            table["on_train_batch_start"],
-            self._end_epoch,
-            Binding(self._end_epoch, ()),
-            [],
-            declares_steering=True,
-        )
+        ends_epoch = Binding(self._end_epoch, ())
+        ends = self.listener(name, table["on_train_batch_start"], self._end_epoch, ends_epoch)
+        ends.declares_steering = True
         self._inactive = [ends, listener("on_step_end", self._apply_after_step)]
         return [*(listener(event, *calls) for event, calls in calls_at.items()), *self._inactive]
 
     def _origin(self, event: str) -> Callable[..., Any]:
         """Return the method that `explain` shows for an event."""
-        names = [method for method, events in METHODS.items() if event in events and self.overrides(method)]
+        names = [
+            method
+            for method, events in TRANSFORMERS_METHODS.items()
+            if event in events and self.overrides(method)
+        ]
         function: Callable[..., Any] = getattr(self.original, names[0]) if names else self._apply
         return function
 
@@ -264,7 +259,7 @@ class TransformersCallback(AdoptedCallback):
             "train_dataloader": loaders.get("train"),
             "eval_dataloader": loaders.get("val"),
         }
-        self._given = {method: self._named(method, self.given) for method in METHODS}
+        self._given = {method: self._named(method, self.given) for method in TRANSFORMERS_METHODS}
         shared.state.logging_steps = options.log_every_n_steps
         shared.state.num_train_epochs = max(0, options.max_epochs or 0)
         if isinstance(shared.args, ArgsView):
@@ -353,7 +348,7 @@ CONDITIONS: Mapping[str, Callable[[TransformersCallback, Any], bool]] = {
 }
 
 
-def _one(calls: Sequence[Caller]) -> Caller:
+def _in_sequence(calls: Sequence[Caller]) -> Caller:
     """Return one caller for several; the last one's returned value counts."""
     if len(calls) == 1:
         return calls[0]
