@@ -11,15 +11,15 @@ from hookline.interop.hosted.host import LIGHTNING
 from hookline.interop.hosted.run import HostedRun
 from hookline.loggers import Logger
 from hookline.run.optimizers import bare
-from hookline.training.participants import attach_failures, raise_first
+from hookline.training.participants import raise_first
 from hookline.training.pass_events import PREDICTION, TEST, VALIDATION, PassEvents, SanityCheck
 from hookline.training.run_events import end_as
 from hookline.util.errors import END_EPOCH, HookError
 
 
-def make_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
+def lightning_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
     """Return the callback; hooks that Lightning cannot serve are rejected now."""
-    kind = type("HooklineCallback", (HostCallback, _base()), {"__doc__": HostCallback.__doc__})
+    kind = type("HooklineCallback", (LightningHost, _base()), {"__doc__": LightningHost.__doc__})
     return kind(hooks, options)
 
 
@@ -34,7 +34,7 @@ def _base() -> Any:
     return Callback
 
 
-class HostCallback:
+class LightningHost:
     """Hookline's hooks as one Lightning callback. `line` is the object that hooks see as `trainer`; its
     `outer` is Lightning's.
     """
@@ -146,7 +146,6 @@ class HostCallback:
         """Emit on_exception and tear the hooks down, because Lightning does not after a failure."""
         if self.line.is_running:
             self.line.fail(exception)
-            attach_failures(exception, self.line.tear_down())
 
     # ---- training ------------------------------------------------------------------------------------------
 
@@ -304,7 +303,7 @@ class LightningLoggers(Logger):
 
     queued = False
 
-    def __init__(self, callback: HostCallback) -> None:
+    def __init__(self, callback: LightningHost) -> None:
         self._callback = callback
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
