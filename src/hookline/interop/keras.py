@@ -187,7 +187,7 @@ _epoch_logs, _end_logs = _shared("epoch", _newest_logs), _shared("end", _newest_
 _test_logs = _shared("test", lambda s: test_logs(s.metrics, "test/" if s.stage == "test" else "val/"))
 
 
-def _rows(*events: str, first: tuple[str, ...] = (), logs: Logs = _no_logs) -> tuple[Row, ...]:
+def _keras_rows(*events: str, first: tuple[str, ...] = (), logs: Logs = _no_logs) -> tuple[Row, ...]:
     """Return the rows of a method that gets `first` and the logs. Keras has no sanity check."""
     return tuple(
         Row(event, (*first, "state"), {"state": logs}, not event.startswith("on_validation"))
@@ -197,22 +197,24 @@ def _rows(*events: str, first: tuple[str, ...] = (), logs: Logs = _no_logs) -> t
 
 _EPOCH, _BATCH_INDEX = ("epoch",), ("batch_idx",)
 KERAS_METHODS: Mapping[str, tuple[Row, ...]] = {
-    "on_train_begin": _rows("on_train_start"),
-    "on_train_end": _rows("on_train_end", logs=_end_logs),
-    "on_epoch_begin": _rows("on_train_epoch_start", first=_EPOCH),
-    "on_epoch_end": _rows("on_train_epoch_end", first=_EPOCH, logs=_epoch_logs),
-    "on_train_batch_begin": _rows("on_train_batch_start", first=_BATCH_INDEX),
-    "on_train_batch_end": _rows("on_train_batch_end", first=_BATCH_INDEX, logs=_batch_logs),
-    "on_test_begin": _rows("on_validation_start", "on_test_start"),
-    "on_test_end": _rows("on_validation_end", "on_test_end", logs=_test_logs),
-    "on_test_batch_begin": _rows("on_validation_batch_start", "on_test_batch_start", first=_BATCH_INDEX),
-    "on_test_batch_end": _rows(
+    "on_train_begin": _keras_rows("on_train_start"),
+    "on_train_end": _keras_rows("on_train_end", logs=_end_logs),
+    "on_epoch_begin": _keras_rows("on_train_epoch_start", first=_EPOCH),
+    "on_epoch_end": _keras_rows("on_train_epoch_end", first=_EPOCH, logs=_epoch_logs),
+    "on_train_batch_begin": _keras_rows("on_train_batch_start", first=_BATCH_INDEX),
+    "on_train_batch_end": _keras_rows("on_train_batch_end", first=_BATCH_INDEX, logs=_batch_logs),
+    "on_test_begin": _keras_rows("on_validation_start", "on_test_start"),
+    "on_test_end": _keras_rows("on_validation_end", "on_test_end", logs=_test_logs),
+    "on_test_batch_begin": _keras_rows(
+        "on_validation_batch_start", "on_test_batch_start", first=_BATCH_INDEX
+    ),
+    "on_test_batch_end": _keras_rows(
         "on_validation_batch_end", "on_test_batch_end", first=_BATCH_INDEX, logs=_batch_logs
     ),
-    "on_predict_begin": _rows("on_predict_start"),
-    "on_predict_end": _rows("on_predict_end"),
-    "on_predict_batch_begin": _rows("on_predict_batch_start", first=_BATCH_INDEX),
-    "on_predict_batch_end": _rows("on_predict_batch_end", first=_BATCH_INDEX),
+    "on_predict_begin": _keras_rows("on_predict_start"),
+    "on_predict_end": _keras_rows("on_predict_end"),
+    "on_predict_batch_begin": _keras_rows("on_predict_batch_start", first=_BATCH_INDEX),
+    "on_predict_batch_end": _keras_rows("on_predict_batch_end", first=_BATCH_INDEX),
 }
 """Their method -> our events. A validation inside a fit is a test in Keras."""
 OLDER_NAMES = {"on_train_batch_begin": "on_batch_begin", "on_train_batch_end": "on_batch_end"}

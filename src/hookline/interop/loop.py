@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookline.data.sources import length_of
-from hookline.interop.hosted.checkpoints import load
+from hookline.interop.hosted.checkpoints import load_hosted
 from hookline.interop.hosted.host import RAW_LOOP, Host
 from hookline.interop.hosted.run import HostedRun
 from hookline.run.optimizers import bare
@@ -219,4 +219,4 @@ class Line(HostedRun):
         counters.
         """
         self.must_run()
-        load(self, path)
+        load_hosted(self, path)

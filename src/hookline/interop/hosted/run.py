@@ -19,7 +19,7 @@ from hookline.distributed.process_group import control_group, known_rank
 from hookline.engine.events import EVENTS
 from hookline.engine.plan import Plan, noop
 from hookline.interop.hosted.batch import OUTSIDE, HostedBatch, Pass, Updates
-from hookline.interop.hosted.checkpoints import hosted_state, restore_state, save
+from hookline.interop.hosted.checkpoints import hosted_state, restore_state, save_hosted
 from hookline.interop.hosted.host import Host, HostedHooks
 from hookline.interop.hosted.rank_sync import AT_VALIDATION, BETWEEN_EPOCHS, HostedRankSync
 from hookline.interop.hosted.view import HostView
@@ -64,7 +64,7 @@ def has_uneven_batches(model: Any) -> bool:
 def own_optimizers(given: Any) -> list[Any]:
     """Return the optimizers without their wrappers; anything else is rejected."""
     try:
-        found = [bare(optimizer) for optimizer in as_list(given)]
+        found = [bare(optimizer) for optimizer in list_steppables(given)]
     except TypeError:
         found = [given]
     for optimizer in found:
@@ -75,7 +75,7 @@ def own_optimizers(given: Any) -> list[Any]:
     return found
 
 
-def as_list(given: Any) -> list[Any]:
+def list_steppables(given: Any) -> list[Any]:
     """Return one optimizer or scheduler, or several, as a list."""
     if hasattr(given, "step"):
         return [given]
@@ -186,7 +186,7 @@ class HostedRun(HostView):
             )
         s.setup.module = own_module(module)
         s.setup.optimizers = own_optimizers(optimizers)
-        s.setup.schedulers = as_list(schedulers)
+        s.setup.schedulers = list_steppables(schedulers)
         if self.updates.is_observing:  # in a run: observe the new ones instead
             self.updates.unwatch()
             self.updates.watch(s.setup.optimizers)
@@ -476,4 +476,4 @@ class HostedRun(HostView):
         """Write the checkpoints that were requested, and agreed on by all ranks."""
         source = self.save_requests if self.rank_sync is None else self.rank_sync.agreed
         while source:
-            save(self, source.pop(0), ranks or self.ranks)
+            save_hosted(self, source.pop(0), ranks or self.ranks)

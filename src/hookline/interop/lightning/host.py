@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hookline.interop.hosted.batch import Pass
-from hookline.interop.hosted.host import LIGHTNING
+from hookline.interop.hosted.host import LIGHTNING_HOST
 from hookline.interop.hosted.run import HostedRun
 from hookline.loggers import Logger
 from hookline.run.optimizers import bare
@@ -43,7 +43,7 @@ class LightningHost:
         super().__init__()
         own = "logger" not in options
         self.line = HostedRun(
-            LIGHTNING,
+            LIGHTNING_HOST,
             hooks=hooks,
             announces_steps=False,
             host_logs=own,
@@ -170,7 +170,7 @@ class LightningHost:
             raise StopIteration
         if signal is not None:
             raise HookError(
-                f"A hook returned {signal!r} from on_train_batch_start. {LIGHTNING.name} cannot skip a "
+                f"A hook returned {signal!r} from on_train_batch_start. {LIGHTNING_HOST.name} cannot skip a "
                 "batch; it can end the epoch, by END_EPOCH."
             )
 
@@ -188,8 +188,8 @@ class LightningHost:
             whole = whole / self._scaler._scale  # the public get_scale() would synchronize the device
         if self.line.before_backward(whole) is not whole:
             raise HookError(
-                f"A hook returned another loss from on_before_backward, but {LIGHTNING.name} does not allow "
-                f"it to be replaced."
+                f"A hook returned another loss from on_before_backward, but {LIGHTNING_HOST.name} does not "
+                "allow it to be replaced."
             )
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:

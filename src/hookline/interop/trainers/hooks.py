@@ -19,7 +19,7 @@ from hookline.util.errors import HookError, closest
 # ---- The state dictionary that hooks of `trainers` get
 
 
-KEYS = (
+STATE_KEYS = (
     "model",
     "optimizer",
     "device",
@@ -60,10 +60,10 @@ class StateDict(MutableMapping[str, Any]):
         del self.live[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*KEYS, *self.live.extras])
+        return iter([*STATE_KEYS, *self.live.extras])
 
     def __len__(self) -> int:
-        return len(KEYS) + len(self.live.extras)
+        return len(STATE_KEYS) + len(self.live.extras)
 
     def copy(self) -> dict[str, Any]:
         """Return the current values as a dictionary."""

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from hookline.data.sources import length_of
 from hookline.engine.plan import noop
-from hookline.interop.hosted.checkpoints import as_json, from_json
-from hookline.interop.hosted.host import TRANSFORMERS
+from hookline.interop.hosted.checkpoints import state_as_json, state_from_json
+from hookline.interop.hosted.host import TRANSFORMERS_HOST
 from hookline.interop.hosted.run import HostedRun
 from hookline.metrics.metric_log import Metrics
 from hookline.run.optimizers import total_norm
@@ -52,7 +52,7 @@ def transformers_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
     made.append(kind())
     made[0].open(
         HostedRun(
-            TRANSFORMERS, hooks=hooks, announces_steps=False, host_logs=True, holds_rows=True, **options
+            TRANSFORMERS_HOST, hooks=hooks, announces_steps=False, host_logs=True, holds_rows=True, **options
         )
     )
     return made[0]
@@ -91,11 +91,11 @@ class TransformersHost:
     @property
     def kept(self) -> dict[str, Any]:
         """Return the hooks' state as JSON values."""
-        return as_json(self.line.state_dict())
+        return state_as_json(self.line.state_dict())
 
     @kept.setter
     def kept(self, kept: dict[str, Any]) -> None:
-        self.line.load_state_dict(from_json(kept))
+        self.line.load_state_dict(state_from_json(kept))
 
     # ---- from set-up to teardown ---------------------------------------------------------------------------
 
@@ -222,8 +222,8 @@ class TransformersHost:
             self._batch_of_epoch += 1
             if (signal := self.line.start_batch(batch)) is not None:
                 raise HookError(
-                    f"A hook returned {signal!r} from on_train_batch_start, but {TRANSFORMERS.name} cannot "
-                    "skip a batch; trainer.stop() ends the run after it."
+                    f"A hook returned {signal!r} from on_train_batch_start, but {TRANSFORMERS_HOST.name} "
+                    "cannot skip a batch; trainer.stop() ends the run after it."
                 )
 
     def _share_of_window(self) -> int:
