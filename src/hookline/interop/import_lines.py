@@ -144,7 +144,7 @@ def replace_lightning_trainer() -> None:
                     f"{name} is Lightning's Trainer already: import hookline.interop.run_as_lightning "
                     f"before {package}."
                 )
-        _report_trainer(package, trainer)
+        _report_trainer(package)
 
 
 def _type_as(original: type, trainer: type) -> None:
@@ -153,7 +153,7 @@ def _type_as(original: type, trainer: type) -> None:
     ours.update({name: hint for name, hint in theirs.items() if name in ours})
 
 
-def _report_trainer(package: str, trainer: type) -> None:
+def _report_trainer(package: str) -> None:
     public = "lightning.pytorch" if package == "lightning" else package
     _report_replaced(f"{public}.Trainer", "hookline.interop.lightning.Trainer")
 
@@ -180,7 +180,7 @@ class TrainerFinder:
             own(module)
             _type_as(vars(module)["Trainer"], self.trainer)
             vars(module)["Trainer"] = self.trainer
-            _report_trainer(fullname.partition(".")[0], self.trainer)
+            _report_trainer(fullname.partition(".")[0])
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -74,9 +74,7 @@ class TrainingHook(Hook):
 
 
 class HookRunner:
-    """Calls hooks in the order of a list, from your own training script. Without hooks a call is one
-    branch.
-    """
+    """Calls hooks in the order of a list, from your own training script."""
 
     def __init__(self, hooks: Iterable[TrainingHook] | None = None) -> None:
         self.hooks: list[TrainingHook] = hooks if isinstance(hooks, list) else list(hooks or ())
@@ -85,36 +83,26 @@ class HookRunner:
 
     def on_train_begin(self, config: Any) -> None:
         """Call the hooks once, before the loop."""
-        if not self.hooks:
-            return
         for hook in self.hooks:
             hook.on_train_begin(config)
 
     def on_step_end(self, ctx: StepContext) -> None:
         """Call the hooks after every optimizer update."""
-        if not self.hooks:
-            return
         for hook in self.hooks:
             hook.on_step_end(ctx)
 
     def on_eval_end(self, metrics: dict[str, float], step: int) -> None:
         """Call the hooks after every evaluation."""
-        if not self.hooks:
-            return
         for hook in self.hooks:
             hook.on_eval_end(metrics, step)
 
     def on_checkpoint_save(self, step: int, path: str) -> None:
         """Call the hooks after a checkpoint was written."""
-        if not self.hooks:
-            return
         for hook in self.hooks:
             hook.on_checkpoint_save(step, path)
 
     def on_train_end(self, step: int, tokens_seen: int) -> None:
         """Call the hooks once, after the loop."""
-        if not self.hooks:
-            return
         for hook in self.hooks:
             hook.on_train_end(step, tokens_seen)
 

@@ -83,7 +83,10 @@ class HostedHooks(HookList):
                     f"{who} has no effect in {self.host.name}: {self.host.useless[cls.__name__]}."
                 )
         for listener in listeners:
-            self._refuse(who, listener)
+            if reason := self.host.why_lacking(listener.event):
+                raise HookError(
+                    f"{who} listens to {listener.event.name}, which {self.host.name} cannot emit: {reason}."
+                )
         for attribute, where in (
             attributes_read(TRAINERS, entry.hook, _is_hookline_base) if isinstance(entry.hook, Hook) else ()
         ):
@@ -93,12 +96,6 @@ class HostedHooks(HookList):
                     f"hooks.{closest(attribute, self._offered)}"
                 )
         return listeners
-
-    def _refuse(self, who: str, listener: Listener) -> None:
-        if reason := self.host.why_lacking(listener.event):
-            raise HookError(
-                f"{who} listens to {listener.event.name}, which {self.host.name} cannot emit: {reason}."
-            )
 
 
 # ---- The events of each host

@@ -256,9 +256,9 @@ INSIDE_STEP = ("on_substep_end", "on_pre_optimizer_step", "on_optimizer_step")
 """Called inside a step: `state.global_step` and `state.epoch` do not change there until the update is
 complete.
 """
-REFRESHES = ("on_train_start", "on_train_epoch_start", "on_step_end", "on_train_epoch_end")
-"""Events that update these two for a callback with methods inside a step; others update them before each
-call.
+REFRESHES = ("on_step_end", "on_train_epoch_end")
+"""Further events that update these two for a callback with methods inside a step; others update them before
+each call.
 """
 
 
@@ -300,27 +300,23 @@ class TransformersCallback(AdoptedCallback):
         callback overrides.
         """
         looks_inside = any(self.overrides(method) for method in INSIDE_STEP)
-        calls_at: dict[str, list[Caller]] = {event: [self._refresh] for event in REFRESHES if looks_inside}
-        calls_at["on_fit_start"], calls_at["on_train_start"] = (
-            [self._read_run],
-            [self._measure, self._refresh],
-        )
-        calls_at["on_train_epoch_start"] = [self._new_epoch, self._refresh]
-        calls_at["on_train_metrics"], calls_at["on_validation_end"] = (
-            [self._record_row],
-            [self._record_evaluation],
-        )
-        facts = {event: ("metrics",) if "metrics" in table[event].facts else () for event in calls_at}
+        calls_at: dict[str, list[Caller]] = {
+            "on_fit_start": [self._read_run],
+            "on_train_start": [self._measure, self._refresh],
+            "on_train_epoch_start": [self._new_epoch, self._refresh],
+            "on_train_metrics": [self._record_row],
+            "on_validation_end": [self._record_evaluation],
+            **{event: [self._refresh] for event in REFRESHES if looks_inside},
+        }
         for method, events in TRANSFORMERS_METHODS.items():
             if self.overrides(method):
                 for event in events:
                     calls_at.setdefault(event, []).append(self._caller(method, event))
-                    facts[event] = ("metrics",) if "metrics" in table[event].facts else ()
         calls_at["on_validation_end"].append(self._update_best)
         calls_at.setdefault("on_train_epoch_end", []).append(self._apply_after_epoch)
 
         def listener(event: str, *calls: Caller) -> Listener:
-            binding = Binding(_in_sequence(calls), facts.get(event, ()))
+            binding = Binding(_in_sequence(calls), ("metrics",) if "metrics" in table[event].facts else ())
             return self.listener(name, table[event], self._origin(event), binding)
 
         ends_epoch = Binding(self._end_epoch, ())
