@@ -21,12 +21,12 @@ from hookline.engine.plan import noop
 from hookline.interop.model_training_framework.hooks import HookManager
 from hookline.interop.model_training_framework.loaders import (
     LoaderManager,
-    MultiDataLoaderConfig,
     aggregation_of,
     configured_mixture,
     loaders_by_name,
 )
 from hookline.interop.model_training_framework.settings import (
+    MultiDataLoaderConfig,
     PreemptionConfig,
     complete_config,
     hooks_of,
