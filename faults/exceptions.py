@@ -194,10 +194,9 @@ def fail(event: Event, position: str, error: type[BaseException], folder: Path) 
     for name, participant in people.items():
         if participant.calls["on_exception"] != reports:
             wrong.append(f"{name} got on_exception {participant.calls['on_exception']} times, not {reports}")
-        if participant.calls["teardown"] != min(1, participant.calls["setup"]):
-            wrong.append(
-                f"{name} was set up {participant.calls['setup']} times and torn down {participant.calls['teardown']} times"
-            )
+        begun, ended = participant.calls["setup"], participant.calls["teardown"]
+        if ended != min(1, begun):
+            wrong.append(f"{name} was set up {begun} times and torn down {ended} times")
     (folder / "answer.json").write_text(json.dumps("; ".join(wrong)))
 
 
