@@ -118,7 +118,7 @@ class OwnRandom(Wandering):
 
 @pytest.mark.parametrize("sampler", [Wandering, OwnRandom])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_sampler_that_draws_as_it_goes_goes_on(
+def test_a_sampler_that_draws_as_it_goes_continues(
     sampler: type[Sampler[int]], workers: int, tmp_path: Path
 ) -> None:
     def make(workers: int) -> Any:

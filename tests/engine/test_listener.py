@@ -784,7 +784,7 @@ def test_a_failing_module_is_named_as_well():
     assert "raised by module Wrong in on_train_end" in caught.value.__notes__[0]
 
 
-def test_warn_reports_every_time_and_goes_on(caplog):
+def test_warn_reports_every_time_and_continues(caplog):
     hook = Failing("warn")
     trainer = quiet(hooks=[hook])
     trainer.fit(Net(), batches(3))

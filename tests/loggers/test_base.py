@@ -60,7 +60,7 @@ def test_no_public_method_of_a_logger_is_forgotten_by_the_group() -> None:
     assert public == set(dict(CALLS))
 
 
-def test_a_group_is_true_only_if_somebody_is_in_it() -> None:
+def test_a_group_is_true_only_if_it_has_a_member() -> None:
     assert Loggers([Logger()]) and not Loggers()
 
 
@@ -215,7 +215,7 @@ def test_a_logger_that_cannot_tell_its_position_spoils_no_checkpoint(
     assert good.told == [(2, 2, 0, "step-2")]
 
 
-def test_a_logger_that_fails_when_a_run_goes_on_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_logger_that_fails_when_a_run_continues_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
     class Bad(Counts):
         def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
             raise BadValue("odd")
@@ -240,7 +240,7 @@ def test_ctrl_c_in_a_logger_is_still_ctrl_c() -> None:
         Loggers([Interrupted()]).add_text("a", "b")
 
 
-def test_a_wrong_image_is_the_callers_mistake_and_switches_nobody_off(
+def test_a_wrong_image_is_the_callers_mistake_and_switches_no_logger_off(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     group = Loggers([JSONLines(tmp_path / "log.jsonl")])

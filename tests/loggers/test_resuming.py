@@ -82,7 +82,7 @@ def whole() -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("save", [{}, {"save": "async"}], ids=["sync", "async"])
-def test_a_run_that_failed_and_goes_on_from_an_older_checkpoint(
+def test_a_run_that_failed_and_continues_from_an_older_checkpoint(
     whole: list[Any], save: dict[str, Any]
 ) -> None:
     cut("mine", 9, Saves(3, 6, 8), **save)
@@ -128,7 +128,7 @@ def test_what_a_preempted_run_says_at_its_end_is_superseded(whole: list[Any]) ->
     )  # that mean, what the hooks had cost, where the time went, how it ended
 
 
-def test_a_run_that_goes_on_elsewhere_marks_nothing_there(whole: list[Any]) -> None:
+def test_a_run_that_continues_elsewhere_marks_nothing_there(whole: list[Any]) -> None:
     cut("mine", 9, Saves(3))
     before = rows("mine")
     fit("other", Saves(), resume=checkpoint(3))

@@ -71,7 +71,7 @@ def test_together_they_lie_on_one_clock(job: tuple[Outcome, Path]) -> None:
     )
 
 
-def test_a_hook_that_is_too_dear_on_one_rank_is_switched_off_on_all_at_the_same_batch(
+def test_a_hook_that_is_too_expensive_on_one_rank_is_switched_off_on_all_at_the_same_batch(
     job: tuple[Outcome, Path],
 ) -> None:
     outcome, _ = job

@@ -75,7 +75,7 @@ def going_on(browser: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         made.page.close()
 
 
-def test_a_reader_keeps_place_focus_scroll_and_selection_while_the_run_goes_on(
+def test_a_reader_keeps_place_focus_scroll_and_selection_while_the_run_continues(
     going_on: tuple[Any, Callable[[], None]],
 ) -> None:
     page, go_on = going_on
@@ -113,7 +113,7 @@ def test_a_reader_keeps_place_focus_scroll_and_selection_while_the_run_goes_on(
         ).startswith(said)
 
 
-def test_a_page_that_stands_still_says_so_until_it_goes_on(
+def test_a_page_that_stands_still_says_so_until_it_continues(
     going_on: tuple[Any, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page, go_on = going_on
