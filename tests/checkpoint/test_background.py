@@ -1,4 +1,4 @@
-"""Saving while the training goes on: what is written is what was there when it was asked for."""
+"""Saving while the training continues: what is written is what was there when it was asked for."""
 
 from __future__ import annotations
 

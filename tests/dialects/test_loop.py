@@ -1,4 +1,4 @@
-"""`hookline.Line`: hooks in a loop that somebody wrote by hand."""
+"""`hookline.Line`: hooks in a loop that is written by hand."""
 
 from __future__ import annotations
 

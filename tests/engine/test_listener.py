@@ -912,7 +912,7 @@ def test_a_return_annotation_says_whether_a_function_steers():
         True
     ] * 5
     assert [steering(each) for each in (watches, watches_as_text, functools.partial(watches))] == [False] * 3
-    assert not steering(lambda step: SKIP_BATCH)  # it says nothing, and nobody reads its code
+    assert not steering(lambda step: SKIP_BATCH)  # it has no annotation, and its code is not read
 
 
 @pytest.mark.parametrize(

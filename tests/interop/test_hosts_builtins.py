@@ -447,7 +447,7 @@ def test_the_same_hooks_can_hear_another_run(host: str) -> None:
         else:
             trainer = transformers_trainer([callback], "out", num_train_epochs=1)
             trainer.train()
-            trainer.evaluate()  # outside of a run: nobody is told
+            trainer.evaluate()  # outside of a run: no hook is called
     assert hook.seen == [5, 5, 5, 5]
 
 

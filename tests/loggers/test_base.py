@@ -151,7 +151,7 @@ def test_a_logger_that_fails_is_reported_once_and_neither_the_run_nor_the_others
 
 
 class Counts(Logger):
-    """Its position is how many rows it has had; remembers what it was told when a run went on."""
+    """Its position is how many rows it has had; remembers what it was told when a run continued."""
 
     queued = False
 
@@ -189,7 +189,7 @@ def test_a_logger_of_ones_own_gets_its_position_back_whoever_came_or_went() -> N
     first.told.clear()
     quiet(logger=first, run_dir="mine").fit(Net(), batches(1))
     quiet(logger=first, run_dir="mine").validate(Net(), batches(1), checkpoint=path)
-    assert not first.told  # neither a new run nor an evaluation goes on from anywhere
+    assert not first.told  # neither a new run nor an evaluation continues from anywhere
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A run that was cut and goes on has the log of a run that was never cut: every row, none twice."""
+"""A run that was cut and continues has the log of a run that was never cut: every row, none twice."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_finished_run_that_is_started_again_keeps_its_log(whole: list[Any]) ->
 def test_a_run_that_begins_anew_in_a_directory_of_another_is_a_course_of_its_own(whole: list[Any]) -> None:
     fit("mine", max_epochs=4)
     trainer("mine", logger=True).validate(Net(), batches(1))  # has its rows beside those of the training
-    fit("mine", resume="auto")  # there is no checkpoint to go on from
+    fit("mine", resume="auto")  # there is no checkpoint to continue from
     assert rows("mine") == whole
     (mark,) = resumes("mine")
     assert mark["step"] == 0 and "checkpoint" not in mark

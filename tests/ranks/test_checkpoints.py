@@ -150,7 +150,7 @@ def trained(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def single(folder: Path, trained: Any) -> dict[str, Any]:
-    """One process goes on from the FSDP checkpoint of two, saves what it begins with, and trains to the end; another starts anew."""
+    """One process continues from the FSDP checkpoint of two, saves what it begins with, and trains to the end; another starts anew."""
 
     class Start(Hook):
         def on_train_start(self, trainer: Any) -> None:
@@ -276,7 +276,7 @@ def test_two_ranks_continue_from_one_process_and_from_another_strategy(
 
 
 def test_one_process_continues_with_the_samples_that_two_ranks_had_left(trained: Any, single: Any) -> None:
-    # the record of one process goes on from rank zero's
+    # the record of one process continues from rank zero's
     assert sorted([*single["samples"], *trained[1]["fsdp"]["cut samples"]]) == sorted([*range(48)] * 2)
 
 

@@ -1,4 +1,4 @@
-"""Data over ranks: every sample once, in one order for all of them, whatever loader the user brought; nobody waits in vain."""
+"""Data over ranks: every sample once, in one order for all of them, whatever loader the user brought; no rank waits in vain."""
 
 from __future__ import annotations
 

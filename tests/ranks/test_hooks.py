@@ -1,4 +1,4 @@
-"""Hooks that come, go, fail or ask on one rank only: nobody waits for ever, and the ranks' weights stay the same."""
+"""Hooks that come, go, fail or ask on one rank only: no rank waits for ever, and the ranks' weights stay the same."""
 
 from __future__ import annotations
 

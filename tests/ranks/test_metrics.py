@@ -1,4 +1,4 @@
-"""Metrics over ranks: everyone sees the same values, and they are those of one process that trains on all of the data."""
+"""Metrics over ranks: all ranks see the same values, and they are those of one process that trains on all of the data."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from tiny import Net, batches, quiet
 from hookline import Hook
 
 class Dear(Hook):
-    """Needs all ranks every time, and is too dear on one of them: had that one alone switched it off, the other would hang."""
+    """Needs all ranks every time, and is too expensive on one of them: had that one alone switched it off, the other would hang."""
     budget, over_budget = "2 ms", "disable"
     heard = 0
     def on_train_batch_end(self, rank):

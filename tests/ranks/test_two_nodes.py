@@ -1,4 +1,4 @@
-"""Two machines, each with its own torchrun: one of them is lost, the other ends and says so, and the job goes on from its save."""
+"""Two machines, each with its own torchrun: one of them is lost, the other ends and says so, and the job continues from its save."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A signal ends a run in good order: the batch is finished, everything is saved, and the resumed run is the run that went on."""
+"""A signal ends a run in good order: the batch is finished, everything is saved, and the resumed run is the run that continued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trace can be started and stopped in the middle of a run, goes on after a resume, and never replaces what is none."""
+"""A trace can be started and stopped in the middle of a run, continues after a resume, and never replaces what is none."""
 
 from __future__ import annotations
 

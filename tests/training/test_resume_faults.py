@@ -45,7 +45,7 @@ def terminated(
     def cut(batches_seen: int) -> None:
         if batches_seen == at:
             if resume is not None:
-                torch.rand(3)  # what is drawn before a resumed run goes on is no part of it
+                torch.rand(3)  # what is drawn before a resumed run continues is no part of it
             os.kill(os.getpid(), signal.SIGTERM)
 
     trainer.on(event)(cut)

@@ -1,4 +1,4 @@
-"""Hooks ask for checkpoints, the loop writes them at its save points, and a resumed run is the run that went on."""
+"""Hooks ask for checkpoints, the loop writes them at its save points, and a resumed run is the run that continued."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_training_continues_while_one_is_written_and_waits_before_the_next(
             if step == 3:
                 assert not (
                     tmp_path / "checkpoints" / "epoch=0-step=2"
-                ).exists()  # asked for at 2, and training goes on
+                ).exists()  # asked for at 2, and training continues
                 may_write.set()
 
     saved = Saved()

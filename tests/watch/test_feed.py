@@ -1,4 +1,4 @@
-"""What a live page is fed with: only while somebody looks, and whatever becomes of the run's files."""
+"""What a live page is fed with: only while a page is open, and whatever happens to the run's files."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_several_datasets_are_one_validation(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_saved_between_two_datasets_are_those_of_the_training(tmp_path: Path) -> None:
-    """In the first round nobody knows which dataset is the last: transformers saves while the averaged weights are in place."""
+    """In the first round it is not known which dataset is the last: transformers saves while the averaged weights are in place."""
     plain: dict[str, Any] = {}
 
     class Saves(transformers.TrainerCallback):

@@ -19,7 +19,7 @@ from hookline.util.errors import END_EPOCH, HookError
 
 def lightning_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
     """Return the callback; hooks that Lightning cannot serve are rejected now."""
-    kind = type("HooklineCallback", (LightningHost, _base()), {"__doc__": LightningHost.__doc__})
+    kind = type("HooklineCallback", (CallbackInLightning, _base()), {"__doc__": CallbackInLightning.__doc__})
     return kind(hooks, options)
 
 
@@ -34,7 +34,7 @@ def _base() -> Any:
     return Callback
 
 
-class LightningHost:
+class CallbackInLightning:
     """Hookline's hooks as one Lightning callback. `line` is the object that hooks see as `trainer`; its
     `outer` is Lightning's.
     """
@@ -303,7 +303,7 @@ class LightningLoggers(Logger):
 
     queued = False
 
-    def __init__(self, callback: LightningHost) -> None:
+    def __init__(self, callback: CallbackInLightning) -> None:
         self._callback = callback
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:

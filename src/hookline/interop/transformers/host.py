@@ -46,8 +46,8 @@ def transformers_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
 
     kind = type(
         CALLBACK_NAME,
-        (TransformersHost, TrainerCallback, ExportableState),
-        {"__new__": the_one, "__doc__": TransformersHost.__doc__},
+        (CallbackInTransformers, TrainerCallback, ExportableState),
+        {"__new__": the_one, "__doc__": CallbackInTransformers.__doc__},
     )
     made.append(kind())
     made[0].open(
@@ -58,7 +58,7 @@ def transformers_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
     return made[0]
 
 
-class TransformersHost:
+class CallbackInTransformers:
     """Hookline's hooks as one TrainerCallback. `line` is the object that hooks see as `trainer`.
 
     `with callback: trainer.train()` also emits on_exception, which transformers does not report to callbacks.
@@ -99,7 +99,7 @@ class TransformersHost:
 
     # ---- from set-up to teardown ---------------------------------------------------------------------------
 
-    def __enter__(self) -> TransformersHost:
+    def __enter__(self) -> CallbackInTransformers:
         self._inside_with = True
         return self
 
@@ -441,7 +441,7 @@ class ForwardObserver:
     trained.
     """
 
-    def __init__(self, listener: TransformersHost | None = None) -> None:
+    def __init__(self, listener: CallbackInTransformers | None = None) -> None:
         self.listener = listener
         self._handles: list[Any] = []
 
