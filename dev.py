@@ -77,7 +77,7 @@ LINTS = {
 
 
 def python(venv: Path = VENV) -> Path:
-    """An environment's Python."""
+    """Return an environment's Python."""
     return venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
@@ -91,9 +91,7 @@ class Trouble(Exception):
 def run(
     *command: str | Path, quiet: bool = False, log: Path | None = None, under: Mapping[str, str] | None = None
 ) -> None:
-    """Say what is run, run it under these variables, and stop if it fails. With a log,
-    everything goes there.
-    """
+    """Print a command, run it under these variables, and stop if it fails. A log gets all of its output."""
     shown = " ".join(
         [*_assignments(under or {}), *(shlex.quote(str(each).replace(f"{ROOT}/", "")) for each in command)]
     )
@@ -274,15 +272,15 @@ def skipped(*reports: Path) -> str:
     found: dict[str, set[tuple[str, str]]] = {}  # by reason: the places and names of the tests
     for report in reports:
         for case in ElementTree.parse(report).iter("testcase"):
-            for each in case.iter("skipped"):
-                if each.get("type") != "pytest.xfail":
+            for skip in case.iter("skipped"):
+                if skip.get("type") != "pytest.xfail":
                     whole_file = (
-                        each.get("message") == "collection skipped"
+                        skip.get("message") == "collection skipped"
                     )  # then the text is ('file', line, 'Skipped: reason')
                     reason = (
-                        (each.text or "").partition("Skipped: ")[2][:-2]
+                        (skip.text or "").partition("Skipped: ")[2][:-2]
                         if whole_file
-                        else each.get("message", "")
+                        else skip.get("message", "")
                     )
                     name = case.get("name", "")
                     found.setdefault(reason, set()).add((case.get("classname", "") or name, name))
@@ -328,9 +326,9 @@ def busy() -> Iterator[None]:
     try:
         yield
     finally:
-        for each in others:
-            each.kill()
-            each.wait()
+        for process in others:
+            process.kill()
+            process.wait()
 
 
 def interop(arguments: list[str], log: Path | None = None) -> None:

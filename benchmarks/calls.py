@@ -31,12 +31,12 @@ AIMS = {"accounting": 0.3, "trace": 1.0}
 
 
 class Listening(Hook):
-    """Hears the end of every batch."""
+    """Listens to the end of every batch."""
 
     last = -1
 
     def on_train_batch_end(self, batch_idx: int) -> None:
-        """Remember where."""
+        """Store the position."""
         self.last = batch_idx
 
 
@@ -49,7 +49,7 @@ class Budgeted(Listening):
 def slot(
     hooks: int, folder: Path, accounting: bool = False, kind: type[Hook] = Listening, trace: str = ""
 ) -> Callable[[Any], Any]:
-    """The plan's callable for one event."""
+    """Return the plan's callable for one event."""
     plan = Plan(EVENTS, accounting=accounting)
     hook_list = HookList(plan, EVENTS)
     for index in range(hooks):
@@ -63,7 +63,7 @@ def slot(
 
 
 def make_state() -> State:
-    """As in the middle of a training."""
+    """Return a state as in the middle of a training."""
     model = torch.nn.Linear(4, 2)
     state = State(
         module=model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)], stage="fit", status="training"
@@ -73,8 +73,8 @@ def make_state() -> State:
 
 
 def measure(rounds: int) -> dict[str, float]:
-    """Microseconds: differences between neighbours, their lower quartile, because whatever disturbs makes
-    them larger.
+    """Return microseconds: the lower quartile of differences between neighbours, because every disturbance
+    increases them.
     """
     state = make_state()
     with tempfile.TemporaryDirectory() as folder:

@@ -37,20 +37,20 @@ Contender = Callable[[Path], Iterator[None]]
 
 
 def make(layers: int, width: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A transformer and an AdamW that has made a step, so that it has its two moments."""
+    """Return a transformer and an AdamW that has made a step, so that it has its two moments."""
     block = nn.TransformerEncoderLayer(width, max(1, width // 64), 4 * width, batch_first=True)
     body = nn.TransformerEncoder(block, layers, enable_nested_tensor=False)
     model = nn.ModuleDict({"embedding": nn.Embedding(20_000, width), "body": body})
     optimizer = torch.optim.AdamW(model.parameters())
-    for each in model.parameters():
-        each.grad = torch.randn_like(each)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
     return model, optimizer
 
 
 def contenders(model: nn.Module, optimizer: torch.optim.Optimizer, lightning: bool) -> dict[str, Contender]:
-    """All that are compared, by name."""
+    """Return everything that is compared, by name."""
 
     def contents() -> dict[str, Any]:
         return {"module": model.state_dict(), "optimizers": [optimizer.state_dict()], "counters": {"step": 1}}
@@ -95,7 +95,7 @@ def contenders(model: nn.Module, optimizer: torch.optim.Optimizer, lightning: bo
 
 
 def _distributed(contents: Callable[[], dict[str, Any]]) -> dict[str, Contender]:
-    """Twice: as it comes, and with memory for the copy that is kept from one save to the next."""
+    """Return two contenders: the default, and one that keeps the memory of its copy between saves."""
     from torch.distributed.checkpoint import FileSystemWriter, async_save
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
@@ -116,7 +116,7 @@ def _distributed(contents: Callable[[], dict[str, Any]]) -> dict[str, Contender]
 
 
 def _lightning(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Contender]:
-    """A trainer that has been through a step and holds the same model and the same optimizer."""
+    """Return a trainer that has made a step and holds the same model and the same optimizer."""
     import lightning
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -154,13 +154,13 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(each)
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(inner)
 
 
 def measure(every: dict[str, Contender], rounds: int, folder: Path) -> dict[str, list[tuple[float, float]]]:
-    """Seconds that the training waits, and until all is done, of every contender in every round, in changing
-    order.
+    """Return the seconds that the training waits, and until the save is done, of every contender in every
+    round, in changing order.
     """
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in every}
     for turn in range(rounds + 1):  # the first warms up
@@ -185,9 +185,7 @@ def measure(every: dict[str, Contender], rounds: int, folder: Path) -> dict[str,
 
 
 def rows(taken: dict[str, list[tuple[float, float]]]) -> list[list[str]]:
-    """Medians; ratios are taken within each round, so that a machine that gets slower does
-    not favour anyone.
-    """
+    """Return medians; ratios are taken within each round, so that a machine that slows down favours none."""
 
     def against(name: str, basis: str) -> str:
         found = [mine[0] / its[0] for mine, its in zip(taken[name], taken[basis], strict=True)]

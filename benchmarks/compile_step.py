@@ -54,7 +54,7 @@ class Paced:
         self._thread.join()
 
     def begin_batch(self, index: int) -> None:
-        """The training begins this batch of an epoch."""
+        """Start the clock at the first timed batch; at the beginning of an epoch, wait for the next slice."""
         if index == self._first:
             self._start = time.thread_time_ns()
         elif index == 0:
@@ -62,7 +62,7 @@ class Paced:
             self._go.acquire()
 
     def end_batch(self, index: int) -> None:
-        """The training has ended it."""
+        """Stop the clock after the last timed batch."""
         if index == self._last:
             self.microseconds.append((time.thread_time_ns() - self._start) / self._timed / 1000)
 
@@ -85,7 +85,7 @@ class Paced:
 
 
 def bare(work: Work, data: list[Any], epochs: int, pace: Paced, **options: Any) -> None:
-    """What one would write without a trainer."""
+    """Train without a trainer, as people write it."""
     model = work.model()
     optimizer = AdamW(model.parameters(), lr=RATE, **options)
     for _ in range(epochs):

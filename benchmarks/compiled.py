@@ -20,7 +20,7 @@ class Optimized:
     """The optimizer, for trainers."""
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """As in the bare loop."""
+        """Return the optimizer of the bare loop."""
         return optimizer(self.parameters())  # type: ignore[attr-defined]
 
 

@@ -71,22 +71,22 @@ class Step(nn.Module):
         self.model: Any = model
 
     def forward(self, batch: Batch) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         loss: Tensor = self.model.training_step(batch, 0)
         return loss
 
 
 def by_hand(kind: str, model: nn.Module, data: Timed) -> None:
-    """The loop that people write."""
+    """Train with the loop that people write."""
     wrapped: Any = Step(model)
     if kind == "ddp":
         wrapped = nn.parallel.DistributedDataParallel(wrapped)
     else:
         from torch.distributed.fsdp import fully_shard
 
-        for each in model.modules():
-            if isinstance(each, Block):
-                fully_shard(each)
+        for block in model.modules():
+            if isinstance(block, Block):
+                fully_shard(block)
         fully_shard(wrapped)
     updates = optimizer(wrapped.parameters())
     for batch in data:
@@ -97,7 +97,7 @@ def by_hand(kind: str, model: nn.Module, data: Timed) -> None:
 
 
 def with_hookline(kind: str, model: nn.Module, data: Timed, hooks: tuple[Any, ...] = ()) -> Any:
-    """The same by Hookline."""
+    """Train the same with Hookline."""
     from hookline import DDP, FSDP, Trainer
 
     strategy = DDP(device="cpu") if kind == "ddp" else FSDP(device="cpu", wrap="Block")
@@ -113,7 +113,7 @@ def with_hookline(kind: str, model: nn.Module, data: Timed, hooks: tuple[Any, ..
 
 
 def watched() -> tuple[Any, ...]:
-    """Hooks that a long run has: they measure, log, and look for ranks that are slow."""
+    """Return the hooks of a long run: they measure, log, and look for slow ranks."""
     from hookline.hooks.early_stopping import EarlyStopping
     from hookline.hooks.gradient_monitor import GradientMonitor
     from hookline.hooks.lr_monitor import LRMonitor
@@ -160,8 +160,8 @@ class Talk:
 
 
 def measure(name: str, make: Callable[[], nn.Module], kind: str, rounds: int, talk: Talk) -> dict[str, Any]:
-    """By hand and by Hookline in turn; what each takes for a step, and the shares of hooks and of the ranks'
-    talk.
+    """Run the loop by hand and Hookline in turn; return the time of a step, and the shares of hooks and of
+    communication.
     """
     torch.manual_seed(0)
     batches = [text() for _ in range(UNTIMED + TIMED + 1)]
@@ -194,7 +194,7 @@ def measure(name: str, make: Callable[[], nn.Module], kind: str, rounds: int, ta
 
 
 def pieces() -> dict[str, float]:
-    """What single exchanges take, in microseconds: the inputs of the page on scale."""
+    """Return the microseconds of single exchanges: the inputs of the page on scale."""
     from torch.distributed.fsdp import fully_shard
 
     from hookline import DDP
@@ -204,15 +204,15 @@ def pieces() -> dict[str, float]:
     strategy.connect()
     ranks, row = strategy.ranks, {f"metric_{n}": 0.5 for n in range(30)}
     model: Any = Large()
-    for each in model.modules():
-        if isinstance(each, Block):
-            fully_shard(each)
+    for block in model.modules():
+        if isinstance(block, Block):
+            fully_shard(block)
     fully_shard(model)
     grads = [each.detach() for each in model.parameters()]
 
     def gathered() -> None:
-        for each in grads:
-            each.full_tensor().norm()
+        for gradient in grads:
+            gradient.full_tensor().norm()
 
     rounds, nothing = ranks.rounds(6), (0, 0, 0, 0, 0, 0)
     asked = [rounds.ask(nothing)]
@@ -234,7 +234,7 @@ def pieces() -> dict[str, float]:
 
 
 def timed(call: Callable[[], Any], times: int) -> float:
-    """Microseconds for one, the median of some rounds."""
+    """Return the microseconds of one call, the median of some rounds."""
     found = []
     for _ in range(7):
         dist.barrier()
@@ -246,7 +246,7 @@ def timed(call: Callable[[], Any], times: int) -> float:
 
 
 def show(rows: list[dict[str, Any]], parts: dict[str, float]) -> str:
-    """Two tables in Markdown."""
+    """Return two tables in Markdown."""
     names = list(rows[0])
     texts = [[f"{each:.2f}" if isinstance(each, float) else each for each in row.values()] for row in rows]
     lines = [f"| {' | '.join(each)} |" for each in (names, ["---"] * len(names), *texts)]
@@ -255,7 +255,7 @@ def show(rows: list[dict[str, Any]], parts: dict[str, float]) -> str:
 
 
 def rank_main(rounds: int) -> None:
-    """One of the ranks."""
+    """Run one of the ranks."""
     torch.set_num_threads(1)
     talk = Talk()
     parts = pieces()

@@ -59,7 +59,7 @@ class Paced:
         return super().training_step(batch, batch_idx)  # type: ignore[misc]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """As in the bare loop."""
+        """Return the optimizer of the bare loop."""
         return optimizer(self.parameters())  # type: ignore[attr-defined]
 
 
@@ -97,7 +97,7 @@ def bare(training: Training) -> None:
 
 
 def bare_by_hand(training: Training) -> None:
-    """The same, without the profiling range that `Optimizer.zero_grad` opens."""
+    """Train the same, without the profiling range that `Optimizer.zero_grad` opens."""
     model = training.module()
     updates = optimizer(model.parameters())
     for _ in range(training.data.epochs):
@@ -127,7 +127,7 @@ class Silent(Hook):
     """Overrides nothing on the batch path."""
 
     def on_train_epoch_end(self) -> None:
-        """Once per epoch."""
+        """Do nothing, once per epoch."""
 
 
 class Listening(Hook):
@@ -136,13 +136,13 @@ class Listening(Hook):
     last = -1
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Remember the batch's number."""
+        """Store the batch's number."""
         self.last = batch_idx
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Remember the batch's number."""
+        """Store the batch's number."""
         self.last = batch_idx
 
 

@@ -81,7 +81,7 @@ class Process:
         return self.nanoseconds[-1]
 
     def finish(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: there is nothing left to do."""
 
 
 def run(script: str) -> None:

@@ -70,7 +70,7 @@ class Found:
     """Microseconds per step more than without."""
 
     def aim(self, control: Found) -> str:
-        """What was aimed at, and whether the median reached it."""
+        """Return the target, and whether the median reached it."""
         if self.case.percent is not None:
             return (
                 f"at most {self.case.percent:g} %: "
@@ -163,7 +163,7 @@ GROUPS = (
 
 
 def train(case: Case, group: Group, batches: list[Any], runner: Runner) -> None:
-    """One epoch by Hookline with the case's hooks."""
+    """Train one epoch with Hookline and the case's hooks."""
     parts = (Logging, Paced, group.work.model, Module) if case.logs else (Paced, group.work.model, Module)
     module: Any = type(group.work.model.__name__, parts, {})()
     module.pace = runner.step
@@ -181,7 +181,7 @@ def train(case: Case, group: Group, batches: list[Any], runner: Runner) -> None:
 
 
 def measure(group: Group, rounds: int, tell: Callable[[int], None]) -> tuple[float, list[Found]]:
-    """Microseconds of a step without any case, and what each adds: they take turns, with a slice without
+    """Return the microseconds of a step without any case, and what each case adds; a slice without hooks runs
     between any two.
     """
     work, turns, cases = group.work, (rounds + 1) * group.turns, group.cases
@@ -204,8 +204,8 @@ def measure(group: Group, rounds: int, tell: Callable[[int], None]) -> tuple[flo
         tell(turn // group.turns)
     numbers = [each.nanoseconds for each in runners]
     step = statistics.median(basis.nanoseconds) / 1000
-    for each in (basis, *runners):
-        each.finish()
+    for runner in (basis, *runners):
+        runner.finish()
     gc.unfreeze()
     found = []
     for case, ran, without in zip(cases, numbers, beside, strict=True):
@@ -223,7 +223,7 @@ def measure(group: Group, rounds: int, tell: Callable[[int], None]) -> tuple[flo
 
 
 def pooled(group: Group, rounds: int, tell: Callable[[int], None]) -> tuple[float, list[Found]]:
-    """The same in several parts, each with trainings of its own."""
+    """Measure in several parts, each with trainings of its own."""
     share = rounds // FRESH
     parts = [
         measure(group, share, lambda turn, part=part: tell(part * share + turn)) for part in range(FRESH)
@@ -247,12 +247,12 @@ def _means(numbers: list[float], size: int) -> list[float]:
 
 
 def heading(group: Group, rounds: int, step: float) -> str:
-    """What the numbers below are relative to."""
+    """Return what the numbers below are relative to."""
     return f"{group.work.title}, {group.title}: {step:.1f} µs per step without, {rounds} rounds"
 
 
 def cells(each: Found, control: Found) -> tuple[str, ...]:
-    """One row."""
+    """Return one row."""
     (low, middle, high), (least, half, most) = (
         statistics.quantiles(values, n=4) for values in (each.ratios, each.extra)
     )
@@ -275,16 +275,16 @@ def show(console: Console, title: str, found: list[Found]) -> None:
         ("aim", ""),
     ):
         table.add_column(name, style=style, justify="left" if name == "aim" else "right", no_wrap=True)
-    for each in found:
-        table.add_row(*cells(each, found[0]))
+    for case in found:
+        table.add_row(*cells(case, found[0]))
     console.print(table)
 
 
 def markdown(title: str, found: list[Found]) -> list[str]:
-    """The same for a document."""
+    """Return the same for a document."""
     text = [f"## {title}", "", "| added to the run | times | µs per step more | aim |", "|---|---:|---:|---|"]
-    for each in found:
-        name, ratio, spread, extra, around, aim = cells(each, found[0])
+    for case in found:
+        name, ratio, spread, extra, around, aim = cells(case, found[0])
         text.append(f"| {name} | **{ratio}** ({spread}) | **{extra}** ({around}) | {aim} |")
     return [*text, ""]
 

@@ -20,13 +20,13 @@ class Net(Tiny, Module):
     """The tiny model, logging each step's loss for the step and for the epoch."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        """The step, and a metric."""
+        """Return the loss and log a metric."""
         loss = super().training_step(batch, batch_idx)
         self.log("seen", loss, on_step=True, on_epoch=True)
         return loss
 
     def configure_optimizers(self) -> Any:
-        """As in the other measurements."""
+        """Return the optimizer of the other measurements."""
         return optimizer(self.parameters())
 
 
@@ -34,10 +34,10 @@ class Listening(Hook):
     """Asks for what is worked out per batch."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Hears it."""
+        """Do nothing, so that the event has a listener."""
 
     def on_train_batch_end(self, outputs: Any, loss: float, metrics: Any, batch_idx: int) -> None:
-        """Hears it."""
+        """Do nothing, so that the event has a listener."""
 
 
 class Repeated:
@@ -55,7 +55,7 @@ class Repeated:
 
 
 def resident() -> float:
-    """MB of memory this process holds."""
+    """Return the MB of memory that this process holds."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
@@ -66,7 +66,7 @@ class Watch(Hook):
         self.seen: list[tuple[int, float]] = []
 
     def on_step_end(self, step: int) -> None:
-        """A reading."""
+        """Take a reading."""
         self.seen.append((step, resident()))
 
 

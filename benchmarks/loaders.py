@@ -38,21 +38,23 @@ SOURCES = {"web": [BATCH] * 1000, "code": [BATCH] * 500, "math": [BATCH] * 100}
 
 
 def by_hand() -> Iterator[Any]:
-    """Three endless lists in turn."""
+    """Yield from three endless lists in turn."""
     streams = [itertools.cycle(source) for source in SOURCES.values()]
     for index in range(BATCHES):
         yield next(streams[index % 3])
 
 
 def drawn(mixture: Mixture) -> Iterator[Any]:
-    """Batches as a run gets them."""
+    """Return batches as a run gets them."""
     return MixedLoader([Loader(name, source, len(source)) for name, source in SOURCES.items()], mixture).open(
         0
     )
 
 
 def microseconds(make: Callable[[], Iterator[Any]]) -> float:
-    """Per batch, the best of some rounds: whatever else the machine does makes it only slower."""
+    """Return microseconds per batch, the best of some rounds, because other work of the machine only makes it
+    slower.
+    """
     best = float("inf")
     for _ in range(ROUNDS):
         batches = make()

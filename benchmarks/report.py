@@ -63,10 +63,11 @@ class Report:
         for section in dict.fromkeys(each["section"] for each in results["rows"]):
             basis, *others = [each for each in results["rows"] if each["section"] == section]
             controls = {each["driver"]: each for each in others if each["driver"] not in TITLES}
-            for each in others:
-                if each["driver"] in TITLES:
-                    row = rows.setdefault(each["row"], Row(each["row"], basis["microseconds"], controls))
-                    row.cells[each["driver"]] = each
+            for row_result in others:
+                if row_result["driver"] in TITLES:
+                    new = Row(row_result["row"], basis["microseconds"], controls)
+                    row = rows.setdefault(row_result["row"], new)
+                    row.cells[row_result["driver"]] = row_result
         self.rows = list(rows.values())
         seen = {driver for row in self.rows for driver in row.cells}
         self.drivers = [driver for driver in TITLES if driver in seen]
@@ -110,7 +111,7 @@ class Report:
 
     @property
     def caption(self) -> str:
-        """Where and with what it was measured."""
+        """Return where and with what the rows were measured."""
         versions = ", ".join(f"{TITLES[driver]} {self.about[driver]}" for driver in self.drivers)
         busy = (
             " The machine was busy, so small differences mean nothing." if self.about["load"] > BUSY else ""
@@ -123,12 +124,12 @@ class Report:
 
     @property
     def heads(self) -> list[str]:
-        """The first line of the table."""
+        """Return the first line of the table."""
         drivers = [TITLES[driver] for driver in self.drivers]
         return ["", "rounds", "bare, µs", "again", "by hand", *drivers, "Hookline / by hand", "aim"]
 
     def line(self, row: Row) -> list[str]:
-        """One line of the table."""
+        """Return one line of the table."""
         own = row.cells.get("hookline")
         against = own["by_hand"] if own else None
         aim = (

@@ -51,7 +51,7 @@ class Section:
 
     @property
     def controls(self) -> tuple[Case, ...]:
-        """The loops by hand that take part besides the bare one."""
+        """Return the loops by hand that take part besides the bare one."""
         return CONTROLS[self.stage]
 
     def row(self, case: Case) -> str:

@@ -37,7 +37,7 @@ class Stream:
 
 
 def listed(batch: Callable[[], Batch]) -> Source:
-    """A list of prebuilt batches, so that fetching costs nothing."""
+    """Return a list of prebuilt batches, so that fetching costs nothing."""
 
     def make(steps: int) -> Data:
         few = [batch() for _ in range(20)]
@@ -47,13 +47,13 @@ def listed(batch: Callable[[], Batch]) -> Source:
 
 
 def streamed(batch: Callable[[], Batch]) -> Source:
-    """The same list behind an object that can only be iterated."""
+    """Return the same list behind an object that can only be iterated."""
     made = listed(batch)
     return lambda steps: Data(Stream(made(steps).batches), steps)
 
 
 def loaded(batch: Callable[[int], Batch], size: int, workers: int = 0) -> Source:
-    """A DataLoader over a TensorDataset, in order. One epoch lasts for the whole measurement."""
+    """Return a DataLoader over a TensorDataset, in order. One epoch lasts for the whole measurement."""
 
     def make(steps: int) -> Data:
         return Data(DataLoader(TensorDataset(*batch(steps * size)), size, num_workers=workers), steps)
@@ -62,8 +62,8 @@ def loaded(batch: Callable[[int], Batch], size: int, workers: int = 0) -> Source
 
 
 def shuffled(batch: Callable[[int], Batch], samples: int, size: int) -> Source:
-    """A DataLoader that shuffles a TensorDataset, as many epochs as it takes. All trainings read the same
-    tensors.
+    """Return a DataLoader that shuffles a TensorDataset, for as many epochs as needed. All trainings read the
+    same tensors.
     """
     made: list[TensorDataset] = []
 

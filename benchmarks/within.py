@@ -30,7 +30,7 @@ class Alternating(Module):
         ]  # a list, because writing an attribute of a module costs more than a metric
 
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """The time between two steps belongs to what the first of them did."""
+        """Return the loss; the time between two steps belongs to what the first of them did."""
         now, clock = time.thread_time_ns(), self.clock
         logs = clock[1] // BLOCK % 2
         if clock[1] % BLOCK:  # the first of a block has just changed over
@@ -44,10 +44,10 @@ class Alternating(Module):
         return loss
 
     def empty(self, name: str, value: Tensor) -> None:
-        """Costs a call and nothing else."""
+        """Do nothing: it costs a call."""
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """The simplest there is."""
+        """Return the simplest optimizer."""
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 

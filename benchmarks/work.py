@@ -21,7 +21,7 @@ class Tiny(nn.Module):
         self.layer = nn.Linear(32, 2)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         return mse_loss(self.layer(batch[0]), batch[1])
 
 
@@ -35,7 +35,7 @@ class MLP(nn.Module):
         )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         return cross_entropy(self.layers(batch[0]), batch[1])
 
 
@@ -77,7 +77,7 @@ class GPT(nn.Module):
         )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         logits = self.blocks(self.tokens(batch[0]) + self.places)
         return cross_entropy(logits.flatten(0, 1), batch[1].flatten())
 
@@ -123,5 +123,5 @@ WORKS = (
 
 
 def optimizer(parameters: Any) -> torch.optim.Optimizer:
-    """The same on all sides."""
+    """Return the optimizer that all sides use."""
     return torch.optim.SGD(parameters, lr=1e-3)

@@ -14,7 +14,7 @@ from typing import Any
 from kills import AIMS, wait_for
 from processes import Child
 from training import Settings, train
-from trials import Kind, Outcome, compare, draw, some
+from trials import Kind, Outcome, compare, draw, trial_numbers
 
 from hookline.checkpoint import manifest
 from hookline.training import resume
@@ -27,13 +27,11 @@ class Clocks(Kind):
     """Trials of this kind."""
 
     def trials(self, share: float) -> list[int]:
-        """As many as asked for."""
-        return some(30, share)
+        """Return the numbers of the trials."""
+        return trial_numbers(30, share)
 
-    def try_it(self, number: int, folder: Path) -> Outcome:
-        """A run that is killed and started again, each time with another clock, which is set again and again
-        as well.
-        """
+    def run_trial(self, number: int, folder: Path) -> Outcome:
+        """Kill and restart a run, each time with another wall clock, which also jumps during the run."""
         rng = random.Random(f"clock {self.seed} {number}")
         settings = draw(rng)
         expected = self.references.digest(settings)
@@ -56,7 +54,7 @@ class Clocks(Kind):
 
 
 def start(folder: Path, settings: Settings, way: str, shift: float, seed: float) -> Child:
-    """A job whose wall clock is wrong."""
+    """Start a job whose wall clock is wrong."""
 
     def body() -> None:
         set_clock(way, shift, random.Random(seed))
@@ -66,7 +64,7 @@ def start(folder: Path, settings: Settings, way: str, shift: float, seed: float)
 
 
 def set_clock(way: str, shift: float, rng: random.Random) -> None:
-    """In a child: another wall clock. The monotonic one continues, as the system's."""
+    """Replace the wall clock in a child. The monotonic clock continues, as the system's does."""
     real, shown = time.time, [shift]
 
     def now() -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 from filesystem import Call, Calls, read_log, wrong_order
 from processes import Child
 from training import RUN, Settings, train
-from trials import Kind, Outcome, go_on, last_words
+from trials import Kind, Outcome, last_lines, resume_and_compare
 
 FOLDER, LOG = "checkpoints", "calls.txt"
 TORN, BEHIND = 100_000, 1_000_000
@@ -22,8 +22,8 @@ ORDER = {-1: "sync", -2: "async"}
 class Crashes(Kind):
     """Trials of this kind."""
 
-    def try_it(self, number: int, folder: Path) -> Outcome:
-        """One run that is ended at a call, and started again."""
+    def run_trial(self, number: int, folder: Path) -> Outcome:
+        """End one run at a file system call, and start it again."""
         if number in ORDER:
             calls, said = recorded(folder, ORDER[number])
             wrong = wrong_order(calls) if calls else f"no calls were seen; said: {said}"
@@ -41,15 +41,15 @@ class Crashes(Kind):
         if code != -9 and not (behind and code == 0):  # saves in the background may be fewer: one at a time
             return Outcome(
                 number,
-                wrong=f"exit code {code} instead of a kill at call {at}; said: {last_words(first.said)}",
+                wrong=f"exit code {code} instead of a kill at call {at}; said: {last_lines(first.said)}",
             )
-        return go_on(
+        return resume_and_compare(
             Outcome(number, note=settings.save + (", torn write" if torn else "")), first, settings, expected
         )
 
     def trials(self, share: float) -> list[int]:
-        """Every call of three saves, found by recording a run: the first, the first that replaces, the first
-        that prunes.
+        """Return every call of three saves, found by recording a run: the first, the first that replaces, the
+        first that prunes.
         """
         with tempfile.TemporaryDirectory() as folder:
             calls, said = recorded(Path(folder), "sync")
@@ -75,7 +75,7 @@ Save = list[tuple[int, str, str]]
 
 
 def _saves(calls: list[Call]) -> list[Save]:
-    """The calls of each save, up to where the next one begins, with their numbers."""
+    """Return the calls of each save, up to where the next one begins, with their numbers."""
     saves: list[Save] = []
     for number, (name, path) in enumerate(calls):
         if (name == "mkdir" and path.endswith(".new")) or not saves:
@@ -96,7 +96,7 @@ def _prunes(save: Save) -> bool:
 
 
 def recorded(folder: Path, save: str) -> tuple[list[Call], str]:
-    """The calls of a whole run, and what it said."""
+    """Return the calls of a whole run, and its output."""
     calls = Calls(folder / RUN / FOLDER, log=folder / LOG)
 
     def body() -> None:
@@ -105,4 +105,4 @@ def recorded(folder: Path, save: str) -> tuple[list[Call], str]:
 
     child = Child(folder, Settings(save=save), body=body)
     child.wait()
-    return read_log(folder / LOG), last_words(child.said)
+    return read_log(folder / LOG), last_lines(child.said)

@@ -14,7 +14,7 @@ from typing import Any
 
 from processes import Child, notes
 from training import NOTES, RUN, Settings, feed, prepare, train
-from trials import Kind, Outcome, compare, last_words, some
+from trials import Kind, Outcome, compare, last_lines, trial_numbers
 
 from hookline import Hook
 from hookline.checkpoint.files import read
@@ -29,12 +29,12 @@ class Damage(Kind):
     """Trials of this kind."""
 
     def trials(self, share: float) -> list[int]:
-        """So many that about 500 checkpoints are damaged."""
-        return some(32, share)
+        """Return as many trials as damage about 500 checkpoints."""
+        return trial_numbers(32, share)
 
-    def try_it(self, number: int, folder: Path) -> Outcome:
-        """Every fifth trains on to the end from one damaged folder, the others only look where a run begins,
-        many times.
+    def run_trial(self, number: int, folder: Path) -> Outcome:
+        """Train to the end from one damaged folder in every fifth trial; otherwise only check, many times,
+        where a run begins.
         """
         rng = random.Random(f"damage {self.seed} {number}")
         settings = Settings(
@@ -43,16 +43,16 @@ class Damage(Kind):
         before = Child(folder / "before", settings)
         if before.wait() != 0 or not newest_first(folder / "before" / RUN):
             return Outcome(
-                number, wrong=f"the run to be damaged could not be made: {last_words(before.said)}"
+                number, wrong=f"the run to be damaged could not be made: {last_lines(before.said)}"
             )
         return (
             self.look(number, rng, folder)
             if number % 5
-            else self.go_on(number, rng, folder, settings.numbers)
+            else self.train_on(number, rng, folder, settings.numbers)
         )
 
-    def go_on(self, number: int, rng: random.Random, folder: Path, settings: Settings) -> Outcome:
-        """One damaged folder, trained on to the end."""
+    def train_on(self, number: int, rng: random.Random, folder: Path, settings: Settings) -> Outcome:
+        """Train to the end from one damaged folder."""
         place = folder / "before"
         done, expected = damage(rng, place / RUN)
         (place / NOTES).unlink()  # what was announced before is damaged now
@@ -70,13 +70,13 @@ class Damage(Kind):
         return outcome
 
     def look(self, number: int, rng: random.Random, folder: Path) -> Outcome:
-        """Many damaged folders, one after the other; where does a run begin?"""
+        """Damage many folders, one after the other, and check where a run begins."""
         outcome = Outcome(number, counts=AT_ONCE, resumed=AT_ONCE, exact=AT_ONCE, note="looked at")
         child = Child(folder / "looked", Settings(), body=lambda: self.look_at_many(rng, folder))
         child.wait()
         found = folder / "found.json"
         if not found.exists():
-            return Outcome(number, counts=AT_ONCE, wrong=f"it never ended; it said: {last_words(child.said)}")
+            return Outcome(number, counts=AT_ONCE, wrong=f"it never ended; it said: {last_lines(child.said)}")
         for problem in json.loads(found.read_text()):
             outcome.wrong = f"{outcome.wrong}; {problem['wrong']}".removeprefix("; ")
             outcome.silent += problem["silent"]
@@ -84,7 +84,7 @@ class Damage(Kind):
         return outcome
 
     def look_at_many(self, rng: random.Random, folder: Path) -> None:
-        """In a child: damage, begin, stop as soon as it has begun."""
+        """Damage a folder in a child, begin a run, and stop it as soon as it has begun."""
         problems = []
         for index in range(AT_ONCE):
             place = folder / f"look-{index}"
@@ -100,7 +100,7 @@ class Damage(Kind):
                 if differs(place, where, folder / "before"):
                     problems.append({"silent": 1, "wrong": f"took {where.name} without a word after: {done}"})
             elif where != expected:
-                wrong = f"began at {where}, not at {expected.name}, after: {done}; said: {last_words(said)}"
+                wrong = f"began at {where}, not at {expected.name}, after: {done}; said: {last_lines(said)}"
                 problems.append({"silent": 0, "wrong": wrong})
             elif missing := unsaid(said, must_be_said):
                 problems.append({"silent": 0, "wrong": missing})
@@ -115,7 +115,7 @@ Done = list[tuple[Path, str, str]]
 
 
 def newest_first(run_dir: Path) -> list[Path]:
-    """The checkpoints of a run that nothing has happened to, by their numbers in it."""
+    """Return the intact checkpoints of a run by their position, the newest first."""
     manifests = {
         path.parent: json.loads(path.read_text())
         for path in run_dir.rglob("manifest.json")
@@ -185,11 +185,11 @@ class Look(Hook):
     where: Path | None = None
 
     def on_checkpoint_load(self, path: Path) -> None:
-        """At a checkpoint."""
+        """Record the checkpoint."""
         self.where = Path(path)
 
     def on_fit_start(self) -> None:
-        """Or at none."""
+        """Stop the run: by now it has loaded a checkpoint, or there is none."""
         raise Enough
 
 
@@ -201,12 +201,12 @@ class Listen(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One more line."""
+        """Keep one more line."""
         self.lines.append(record.getMessage())
 
 
 def begin(place: Path) -> tuple[Path | None, str]:
-    """Where a run with `resume="auto"` begins, and what it says about it."""
+    """Return where a run with `resume="auto"` begins, and what it logs about it."""
     prepare(place)
     look, listen = Look(), Listen()
     logger = logging.getLogger("hookline")
@@ -221,7 +221,7 @@ def begin(place: Path) -> tuple[Path | None, str]:
 
 
 def differs(place: Path, taken: Path, before: Path) -> bool:
-    """Whether what was read is other than what had been saved: a flipped blank in the manifest's layout
+    """Return whether the contents differ from what was saved: a flipped blank in the manifest's layout
     changes nothing.
     """
     return _bytes_of(read(taken)) != _bytes_of(read(before / taken.relative_to(place)))
@@ -234,17 +234,19 @@ def _bytes_of(contents: Any) -> str:
 
 
 def in_the_way(done: Done, expected: Path) -> Done:
-    """The damaged ones that a resume meets on its way to the one expected; a swapped manifest may have put
+    """Return the damaged checkpoints that a resume reads before the expected one; a swapped manifest may sort
     one behind it.
     """
     return [each for each in done if each[2] != "swapped" or _number(each[0]) > _number(expected)]
 
 
 def unsaid(said: str, done: Done) -> str:
-    """Empty if every damaged file was named together with its checkpoint."""
+    """Return an empty string if every damaged file was named together with its checkpoint, else what is
+    missing.
+    """
     for path, file, way in done:
         # with another one's manifest it is the other files that look wrong
         named = "" if (file, way) == ("manifest.json", "swapped") else file
         if not any(" skips " in line and path.name in line and named in line for line in said.splitlines()):
-            return f"{path.name}/{file} was {way}, and nobody said so; said: {last_words(said)}"
+            return f"{path.name}/{file} was {way}, and it was not reported; said: {last_lines(said)}"
     return ""

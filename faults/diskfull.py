@@ -18,7 +18,7 @@ from typing import Any
 from damage import newest_first
 from processes import Child
 from training import RUN, train
-from trials import Kind, Outcome, compare, draw, last_words, some
+from trials import Kind, Outcome, compare, draw, last_lines, trial_numbers
 
 from hookline import Hook
 from hookline.checkpoint.files import verify
@@ -31,17 +31,17 @@ class DiskFull(Kind):
     """Trials of this kind."""
 
     def trials(self, share: float) -> list[int]:
-        """As many as asked for."""
-        return some(20, share)
+        """Return the numbers of the trials."""
+        return trial_numbers(20, share)
 
-    def try_it(self, number: int, folder: Path) -> Outcome:
-        """A run whose disk is full from some step on: it stops, or continues without checkpoints, as it was
-        told.
+    def run_trial(self, number: int, folder: Path) -> Outcome:
+        """Fill the disk from some step on: the run must stop, or continue without checkpoints, as its option
+        says.
         """
         rng = random.Random(f"disk full {self.seed} {number}")
-        goes_on = number % 2 == 1
+        continues = number % 2 == 1
         settings = dataclasses.replace(
-            draw(rng), logger=False, workers=0, on_save_error="warn" if goes_on else "raise"
+            draw(rng), logger=False, workers=0, on_save_error="warn" if continues else "raise"
         )
         expected = self.references.digest(settings)
         with small_disk(folder / "disk") as disk:
@@ -51,13 +51,14 @@ class DiskFull(Kind):
             )
             code = first.wait()
             outcome = Outcome(
-                number, note=("a small disk" if disk else "limited files") + (", goes on" if goes_on else "")
+                number,
+                note=("a small disk" if disk else "limited files") + (", goes on" if continues else ""),
             )
-            outcome.wrong = self.judge(first, code, goes_on, folder / "disk" / RUN)
+            outcome.wrong = self.judge(first, code, continues, folder / "disk" / RUN)
             (folder / "disk" / "ballast").unlink(missing_ok=True)
             if outcome.wrong:
                 return outcome
-            if goes_on:
+            if continues:
                 del expected["kept checkpoints"]  # fewer than with room for all of them
                 return compare(outcome, first, expected)
             last = Child(
@@ -66,12 +67,14 @@ class DiskFull(Kind):
             last.wait()
             return compare(outcome, last, expected)
 
-    def judge(self, child: Child, code: int, goes_on: bool, run_dir: Path) -> str:
-        """Empty if the process ended as told, named path and cause, and left only whole checkpoints."""
-        if (code == 0) != goes_on:
-            return f"exit code {code}; said: {last_words(child.said)}"
+    def judge(self, child: Child, code: int, continues: bool, run_dir: Path) -> str:
+        """Return an empty string if the process ended as its option says, named path and cause, and left only
+        complete checkpoints.
+        """
+        if (code == 0) != continues:
+            return f"exit code {code}; said: {last_lines(child.said)}"
         if not any(cause in child.said for cause in CAUSES) or str(run_dir) not in child.said:
-            return f"neither path nor cause was named; said: {last_words(child.said)}"
+            return f"neither path nor cause was named; said: {last_lines(child.said)}"
         for path in newest_first(run_dir):
             verify(path)
         return "" if newest_first(run_dir) else "no checkpoint is left"
@@ -84,7 +87,7 @@ class FillUp(Hook):
         self.disk, self.at, self.room = disk, rng.randint(5, 8), rng.randrange(12_000)
 
     def on_step_end(self, step: int) -> None:
-        """Before the save of that step."""
+        """Take the room away before the save of that step."""
         if step == self.at:
             free = os.statvfs(self.disk)
             with (
@@ -102,7 +105,7 @@ class LimitFiles(Hook):
         disk.mkdir(exist_ok=True)
 
     def on_step_end(self, step: int) -> None:
-        """Before the save of that step."""
+        """Take the room away before the save of that step."""
         if step == self.at:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (self.room, resource.RLIM_INFINITY))
@@ -110,7 +113,7 @@ class LimitFiles(Hook):
 
 @contextlib.contextmanager
 def small_disk(place: Path) -> Iterator[bool]:
-    """A small file system of its own there, if this machine allows it: True."""
+    """Mount a small file system there; return False if this machine does not allow it."""
     place.mkdir()
     mount: Any = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(place)]
     try:

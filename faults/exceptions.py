@@ -15,7 +15,7 @@ from processes import Child
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ConstantLR
 from training import Settings
-from trials import Kind, Outcome, last_words
+from trials import Kind, Outcome, last_lines
 
 from hookline import SKIP_STEP, DataModule, Hook, Module, Trainer
 from hookline.engine.events import EVENT_ROWS, Event
@@ -23,11 +23,11 @@ from hookline.engine.events import EVENT_ROWS, Event
 POSITIONS = ("first", "middle", "last", "module", "datamodule")
 ERRORS = (ValueError, KeyboardInterrupt, StopIteration, SystemExit)
 AFTER_THE_END = ("teardown", "strategy_teardown")
-"""What fails there fails after everybody was told how the run ended, so there is no on_exception any more."""
+"""What fails in these fails after the run's end was reported, so on_exception is not emitted any more."""
 
 
 def places() -> list[tuple[Event, str]]:
-    """Every event with everyone who can fail in it."""
+    """Return every event with each object that can fail in it."""
     found = []
     for event in EVENT_ROWS:
         found += [(event, each) for each in POSITIONS[:3] if "H" in event.receivers]
@@ -40,11 +40,11 @@ class Exceptions(Kind):
     """Trials of this kind."""
 
     def trials(self, share: float) -> list[int]:
-        """Every place, or every n-th."""
+        """Return every place, or every n-th."""
         return list(range(0, len(places()), max(1, round(1 / share))))
 
-    def try_it(self, number: int, folder: Path) -> Outcome:
-        """One run that fails at one event in one place."""
+    def run_trial(self, number: int, folder: Path) -> Outcome:
+        """Let one run fail at one event in one place."""
         event, position = places()[number]
         child = Child(
             folder,
@@ -55,7 +55,7 @@ class Exceptions(Kind):
         answer = folder / "answer.json"
         if not answer.exists():
             return Outcome(
-                number, wrong=f"{event.name}, {position}: exit code {code}; said: {last_words(child.said)}"
+                number, wrong=f"{event.name}, {position}: exit code {code}; said: {last_lines(child.said)}"
             )
         wrong = json.loads(answer.read_text())
         wrong = wrong and f"{event.name}, {position}: {wrong}"
@@ -66,23 +66,23 @@ class Exceptions(Kind):
 
 
 class Counts:
-    """How often someone was set up, told of a failure, and torn down."""
+    """How often setup, on_exception and teardown were called on an object."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.heard = {"setup": 0, "on_exception": 0, "teardown": 0}
+        self.calls = {"setup": 0, "on_exception": 0, "teardown": 0}
 
     def setup(self) -> None:
-        """It begins."""
-        self.heard["setup"] += 1
+        """Count the set-up."""
+        self.calls["setup"] += 1
 
     def on_exception(self) -> None:
-        """It has failed."""
-        self.heard["on_exception"] += 1
+        """Count the failure."""
+        self.calls["on_exception"] += 1
 
     def teardown(self) -> None:
-        """It is over."""
-        self.heard["teardown"] += 1
+        """Count the teardown."""
+        self.calls["teardown"] += 1
 
 
 class Counting(Counts, Hook):
@@ -97,18 +97,18 @@ class Net(Counts, Module):
         self.layer = nn.Linear(3, 1)
 
     def training_step(self, batch: Tensor) -> Tensor:
-        """A loss."""
+        """Return a loss."""
         loss: Tensor = self.layer(batch).square().mean()
         return loss
 
     validation_step = test_step = predict_step = training_step
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int = 0) -> Any:
-        """It stays where it is."""
+        """Return the batch as it is."""
         return batch
 
     def configure_optimizers(self) -> Any:
-        """With a schedule, so that it is stepped."""
+        """Return an optimizer with a schedule, so that the schedule is stepped."""
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         return [optimizer], [ConstantLR(optimizer)]
 
@@ -117,7 +117,7 @@ class Loaders:
     """A few batches for everyone."""
 
     def train_dataloader(self) -> Any:
-        """The same for all."""
+        """Return the same batches for every stage."""
         return [torch.ones(2, 3)] * 4
 
     val_dataloader = test_dataloader = predict_dataloader = train_dataloader
@@ -138,12 +138,12 @@ class Ask(Hook):
         self.path = path
 
     def on_step_end(self, trainer: Any, step: int) -> None:
-        """A checkpoint."""
+        """Request a checkpoint."""
         if step == 1:
             trainer.save_checkpoint(self.path)
 
     def on_before_optimizer_step(self, batch_idx: int) -> Any:
-        """One update is left out."""
+        """Skip one update."""
         return SKIP_STEP if batch_idx == 2 else None
 
 
@@ -151,7 +151,7 @@ class Preempt(Hook):
     """A signal in the middle of a validation."""
 
     def on_validation_batch_start(self) -> None:
-        """As a scheduler would send it."""
+        """Send a signal, as a scheduler would."""
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -159,7 +159,7 @@ class Preempt(Hook):
 
 
 def fail(event: Event, position: str, error: type[BaseException], folder: Path) -> None:
-    """In a child: run into the error, and write down what was not as promised."""
+    """Run into the error in a child, and record every broken promise."""
     planned = error(f"{event.name} in {position}")
     before = RuntimeError("what failed first")
     alone = position == "module" and event.name.endswith("_dataloader")
@@ -190,20 +190,19 @@ def fail(event: Event, position: str, error: type[BaseException], folder: Path) 
     first = before if event.name == "on_exception" else planned
     if raised is not first:
         wrong.append(f"{raised!r} was raised, not {first!r}")
-    told = 0 if event.name in AFTER_THE_END else 1
-    for name, each in people.items():
-        if each.heard["on_exception"] != told:
-            wrong.append(f"{name} heard on_exception {each.heard['on_exception']} times, not {told}")
-        if each.heard["teardown"] != min(1, each.heard["setup"]):
-            wrong.append(
-                f"{name} was set up {each.heard['setup']} times and torn down {each.heard['teardown']} times"
-            )
+    reports = 0 if event.name in AFTER_THE_END else 1
+    for name, participant in people.items():
+        if participant.calls["on_exception"] != reports:
+            wrong.append(f"{name} got on_exception {participant.calls['on_exception']} times, not {reports}")
+        begun, ended = participant.calls["setup"], participant.calls["teardown"]
+        if ended != min(1, begun):
+            wrong.append(f"{name} was set up {begun} times and torn down {ended} times")
     (folder / "answer.json").write_text(json.dumps("; ".join(wrong)))
 
 
 def failing(kind: type[Any], event: Event, error: BaseException | None) -> Any:
-    """An instance whose method for this event raises, after it has done what it would have done; or a plain
-    one.
+    """Return an instance whose method for this event does its work and then raises; or an instance that does
+    not fail.
     """
     if error is None:
         return kind()
@@ -219,11 +218,11 @@ def failing(kind: type[Any], event: Event, error: BaseException | None) -> Any:
             usual(self)
         raise error
 
-    return type(f"Failing{kind.__name__}", (kind,), {name: raises, "__doc__": "Fails when it is told to."})()
+    return type(f"Failing{kind.__name__}", (kind,), {name: raises, "__doc__": "Fails at the chosen event."})()
 
 
 def run(event: Event, module: Any, data: Any, hooks: list[Any], folder: Path) -> BaseException | None:
-    """The verb that the event belongs to; what it raised."""
+    """Run the stage that the event belongs to; return the error that it raised."""
     options: Any = {
         "logger": False,
         "enable_progress_bar": False,

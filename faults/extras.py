@@ -12,7 +12,7 @@ from pathlib import Path
 from kills import AIMS, wait_for
 from processes import Child
 from training import RUN, Settings, train
-from trials import Kind, Outcome, compare, draw, last_words, some
+from trials import Kind, Outcome, compare, draw, last_lines, trial_numbers
 
 from hookline import CheckpointError, Hook
 from hookline.checkpoint.files import extra_names, read_manifest, verify
@@ -26,7 +26,7 @@ class Exports(Hook):
     """
 
     def on_checkpoint_save(self, path: Path, step: int) -> None:
-        """A checkpoint is complete."""
+        """Write files beside those of the complete checkpoint."""
         (path / "hf" / "deeper").mkdir(parents=True)
         for name in NAMES:
             (path / "hf" / name).write_text(f"of step {step}")
@@ -38,13 +38,11 @@ class Extras(Kind):
     """Trials of this kind."""
 
     def trials(self, share: float) -> list[int]:
-        """As many as asked for."""
-        return some(40, share)
+        """Return the numbers of the trials."""
+        return trial_numbers(40, share)
 
-    def try_it(self, number: int, folder: Path) -> Outcome:
-        """One run with such a hook, killed once or several times, then started again until it gets to its
-        end.
-        """
+    def run_trial(self, number: int, folder: Path) -> Outcome:
+        """Kill one run with such a hook once or several times, then start it again until it ends."""
         rng = random.Random(f"extras {self.seed} {number}")
         settings = draw(rng)
         expected = self.references.digest(settings)
@@ -68,7 +66,7 @@ class Extras(Kind):
         outcome.wrong = (
             outcome.wrong
             or left_wrong(folder / RUN)
-            or (f"a checkpoint was passed over: {last_words(last.said)}" if " skips " in last.said else "")
+            or (f"a checkpoint was passed over: {last_lines(last.said)}" if " skips " in last.said else "")
         )
         return outcome
 
@@ -78,8 +76,8 @@ def _start(folder: Path, settings: Settings) -> Child:
 
 
 def left_wrong(run_dir: Path) -> str:
-    """Empty if every checkpoint is whole, has the files of its own step and no other, and nothing else was
-    left behind.
+    """Return an empty string if every checkpoint is complete, has the files of its own step only, and no
+    other file is left.
     """
     folders = [
         each

@@ -38,7 +38,7 @@ class Calls:
         self._real_write = os.write
 
     def install(self) -> None:
-        """For the rest of the process."""
+        """Replace the functions for the rest of the process."""
         for name in BY_PATH:
             setattr(os, name, self._by_path(name, getattr(os, name)))
         for name in BY_NUMBER:
@@ -46,8 +46,8 @@ class Calls:
         builtins.open = io.open = self._open(io.open)
         writer.exchange = self._exchange(writer.exchange)
 
-    def heard(self, name: str, path: str, half: Callable[[], Any] | None = None) -> None:
-        """A call is about to be made."""
+    def on_call(self, name: str, path: str, half: Callable[[], Any] | None = None) -> None:
+        """Record a call that is about to be made, and end the process at the chosen one."""
         if not path.startswith(self.folder):
             return
         with self._lock:
@@ -68,18 +68,18 @@ class Calls:
                 shown = (
                     arguments[0] if name in ("rename", "replace", "link", "symlink") and arguments else path
                 )
-                self.heard(name, _whole_path(shown, folder))
+                self.on_call(name, _whole_path(shown, folder))
             return real(path, *arguments, **named)
 
         return called
 
     def _exchange(self, real: Callable[..., bool]) -> Callable[..., bool]:
-        """A new checkpoint takes the place of an old one in one call, which is not one of Python's own
+        """Record that a new checkpoint replaces an old one in one call, which is not one of Python's own
         functions.
         """
 
         def called(aside: Path, path: Path) -> bool:
-            self.heard("exchange", os.path.abspath(path))
+            self.on_call("exchange", os.path.abspath(path))
             return real(aside, path)
 
         return called
@@ -88,18 +88,18 @@ class Calls:
         def called(number: Any, *arguments: Any) -> Any:
             handle = number if isinstance(number, int) else number.fileno()
             half = functools.partial(real, handle, _half(arguments[0])) if name == "write" else None
-            self.heard(name, _path_of(handle), half)
+            self.on_call(name, _path_of(handle), half)
             return real(number, *arguments)
 
         return called
 
     def _open(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Files opened for writing by Python get a raw file that tells of its writes."""
+        """Give files that Python opens for writing a raw file that records its writes."""
         calls = self
 
         class Raw(io.FileIO):
             def write(self, data: Any, /) -> int | None:  # type: ignore[override]
-                calls.heard("write", _path_of(self.fileno()), functools.partial(super().write, _half(data)))
+                calls.on_call("write", _path_of(self.fileno()), functools.partial(super().write, _half(data)))
                 return super().write(data)
 
         def called(
@@ -115,7 +115,7 @@ class Calls:
             if not set(mode) & set("wax+"):
                 return real(file, mode, buffering, encoding, errors, newline, closefd, opener)
             if not isinstance(file, int):
-                calls.heard("open", _whole_path(file, None))
+                calls.on_call("open", _whole_path(file, None))
             raw = Raw(file, mode.replace("b", "").replace("t", ""), closefd, opener)
             if buffering == 0:
                 return raw
@@ -142,15 +142,15 @@ def _path_of(handle: int) -> str:
 
 
 def read_log(path: Path) -> list[Call]:
-    """The calls that a process has written down."""
+    """Return the calls that a process has recorded."""
     return [
         (name, where) for name, _, where in (line.partition("\t") for line in path.read_text().splitlines())
     ]
 
 
 def wrong_order(calls: list[Call]) -> str:
-    """Empty if in every save the flushes come before the rename, and the rename, flushed too, before anything
-    is removed.
+    """Return an empty string if in every save the flushes come before the rename, and the rename, flushed
+    too, before anything is removed.
 
     SIGKILL cannot show a missing flush, because the system's own buffers outlive the process. Only the order
     of calls can.

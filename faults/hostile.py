@@ -1,4 +1,4 @@
-"""Mutations of a checkpoint that keep its checksums right: whoever wrote it knows the format,
+"""Mutations of a checkpoint that keep its checksums right: their author knows the format,
 and means harm.
 """
 
@@ -28,7 +28,7 @@ TRAVERSAL = (
 
 
 def odd_values(rng: random.Random) -> list[Any]:
-    """What a value may be replaced with."""
+    """Return what a value may be replaced with."""
     return [
         None,
         True,
@@ -78,7 +78,7 @@ def odd_values(rng: random.Random) -> list[Any]:
 
 
 def nested(levels: int) -> Any:
-    """A list in a list in a list."""
+    """Return a list in a list in a list."""
     value: Any = []
     for _ in range(levels):
         value = [value]
@@ -113,7 +113,7 @@ def _in_state(rng: random.Random, checkpoint: Path) -> str:
 
 
 def _in_text(rng: random.Random, checkpoint: Path) -> str:
-    """What JSON as Python writes it cannot have."""
+    """Change the text to JSON that Python's writer never produces."""
     file = rng.choice(("manifest.json", "state.json"))
     text = (checkpoint / file).read_text()
     changes: dict[str, Callable[[], str]] = {
@@ -140,7 +140,7 @@ def _in_text(rng: random.Random, checkpoint: Path) -> str:
 
 
 def _in_header(rng: random.Random, checkpoint: Path) -> str:
-    """The head of a file of tensors: its length, or what it says."""
+    """Change the header of a file of tensors: its length, or its contents."""
     name = rng.choice(("model.safetensors", "state.safetensors"))
     data = bytearray((checkpoint / name).read_bytes())
     length = int.from_bytes(data[:8], "little")
@@ -186,7 +186,7 @@ def _change(rng: random.Random, value: Any) -> str:
 
 
 def dump(value: Any) -> str:
-    """JSON, however deep: Python's own writer gives up at the depth of its stack."""
+    """Return JSON of any depth: Python's own writer fails at the depth of its stack."""
     pieces: list[str] = []
     stack: list[Any] = [value]
     while stack:
@@ -229,7 +229,7 @@ def write_state(checkpoint: Path, text: str, grown: int = 0) -> None:
 
 
 def list_file(checkpoint: Path, name: str, data: bytes) -> dict[str, Any]:
-    """The manifest of a checkpoint, with the size and sum of these bytes."""
+    """Return the manifest of a checkpoint with the size and the checksum of these bytes."""
     manifest: dict[str, Any] = json.loads((checkpoint / "manifest.json").read_text())
     manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     return manifest

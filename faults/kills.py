@@ -11,7 +11,7 @@ from pathlib import Path
 
 from processes import Child
 from training import Settings
-from trials import Kind, Outcome, draw, go_on, some
+from trials import Kind, Outcome, draw, resume_and_compare, trial_numbers
 
 AIMS = ("clock", "clock", "set-up", "steps", "validation", "save")
 
@@ -20,15 +20,15 @@ class Kills(Kind):
     """Trials of this kind."""
 
     def trials(self, share: float) -> list[int]:
-        """As many as asked for."""
-        return some(200, share)
+        """Return the numbers of the trials."""
+        return trial_numbers(200, share)
 
     def settings(self, rng: random.Random) -> Settings:
         """Draw the settings of a trial."""
         return draw(rng)
 
-    def try_it(self, number: int, folder: Path) -> Outcome:
-        """One run, killed once or several times."""
+    def run_trial(self, number: int, folder: Path) -> Outcome:
+        """Kill one run once or several times."""
         rng = random.Random(f"kills {self.seed} {number}")
         settings = self.settings(rng)
         expected = self.references.digest(settings)
@@ -42,15 +42,15 @@ class Kills(Kind):
             kills -= 1
             if child.wait() == 0 or kills == 0:
                 break
-        return go_on(Outcome(number, note=killed), child, settings, expected, fresh)
+        return resume_and_compare(Outcome(number, note=killed), child, settings, expected, fresh)
 
 
 class CompiledKills(Kills):
     """The same, of runs whose training step is compiled."""
 
     def trials(self, share: float) -> list[int]:
-        """Fewer, because every start compiles."""
-        return some(20, share)
+        """Return fewer numbers, because every start compiles."""
+        return trial_numbers(20, share)
 
     def settings(self, rng: random.Random) -> Settings:
         """Draw the settings of a trial; without a C++ compiler, torch.compile only traces."""
@@ -59,7 +59,7 @@ class CompiledKills(Kills):
 
 
 def wait_for(child: Child, rng: random.Random, aim: str, seconds: float, fresh: bool = False) -> None:
-    """Until a random moment: by the clock, or a little after the n-th time that the run gets into a phase."""
+    """Wait until a random moment: by the clock, or shortly after the n-th start of a phase."""
     if aim == "clock" and fresh:
         while child.phase[0] == "starting" and not child.is_over():
             time.sleep(0.01)

@@ -19,7 +19,7 @@ from damage import Listen, newest_first
 from hostile import mutate
 from processes import Child
 from training import RUN, Settings, prepare, train
-from trials import Kind, Outcome, last_words, some
+from trials import Kind, Outcome, last_lines, trial_numbers
 
 from hookline import Hook, HooklineError, NonFiniteLoss
 from hookline.cli import main
@@ -35,31 +35,33 @@ class Manifests(Kind):
     """Trials of this kind."""
 
     def trials(self, share: float) -> list[int]:
-        """So many that about 350 checkpoints are mutated."""
-        return some(35, share)
+        """Return as many trials as mutate about 350 checkpoints."""
+        return trial_numbers(35, share)
 
-    def try_it(self, number: int, folder: Path) -> Outcome:
-        """A run, then many copies of it of which one checkpoint is made hostile."""
+    def run_trial(self, number: int, folder: Path) -> Outcome:
+        """Train once, then make one checkpoint of many copies of the run hostile."""
         rng = random.Random(f"manifests {self.seed} {number}")
         settings = Settings(rng.choice(("32", "bf16-mixed")), accumulate=rng.choice((1, 5)), stop_at=STOP_AT)
         before = Child(folder / "before", settings)
         if before.wait() != 0 or not newest_first(folder / "before" / RUN):
             return Outcome(
-                number, wrong=f"the run to be changed could not be made: {last_words(before.said)}"
+                number, wrong=f"the run to be changed could not be made: {last_lines(before.said)}"
             )
         child = Child(folder / "tried", settings, body=lambda: try_many(rng, folder, settings))
         child.wait(AT_ONCE * LONGEST)
         found = folder / "found.json"
         if not found.exists():
-            return Outcome(number, counts=AT_ONCE, wrong=f"it never ended; it said: {last_words(child.said)}")
-        told = json.loads(found.read_text())
-        wrong = "; ".join(told["wrong"])
-        fine = AT_ONCE - len(told["wrong"])
-        return Outcome(number, counts=AT_ONCE, resumed=fine, exact=fine, wrong=wrong, note=told["note"])
+            return Outcome(number, counts=AT_ONCE, wrong=f"it never ended; it said: {last_lines(child.said)}")
+        found_there = json.loads(found.read_text())
+        wrong = "; ".join(found_there["wrong"])
+        fine = AT_ONCE - len(found_there["wrong"])
+        return Outcome(
+            number, counts=AT_ONCE, resumed=fine, exact=fine, wrong=wrong, note=found_there["note"]
+        )
 
 
 def try_many(rng: random.Random, folder: Path, settings: Settings) -> None:
-    """In a child: change, resume, see what comes of it."""
+    """Change a checkpoint in a child, resume, and record the result."""
     wrong, ways = [], {"taken": 0, "passed over": 0, "refused": 0}
     for index in range(AT_ONCE):
         place = folder / f"try-{index}"
@@ -79,17 +81,17 @@ def try_many(rng: random.Random, folder: Path, settings: Settings) -> None:
 
 
 class Where(Hook):
-    """Remembers where the run went on."""
+    """Records the checkpoint from which the run continued."""
 
     path: Path | None = None
 
     def on_checkpoint_load(self, path: Path) -> None:
-        """At a checkpoint."""
+        """Record the checkpoint."""
         self.path = Path(path)
 
 
 def resume(place: Path, settings: Settings, hostile: Path) -> str:
-    """What became of a run that is resumed: 'taken', 'passed over', 'refused', or what went wrong."""
+    """Return the result of a resume: 'taken', 'passed over', 'refused', or what went wrong."""
     prepare(place)
     where, listen = Where(), Listen()
     logging.getLogger("hookline").addHandler(listen)
@@ -118,7 +120,9 @@ def resume(place: Path, settings: Settings, hostile: Path) -> str:
 
 
 def look(checkpoint: Path) -> str:
-    """Empty if the command line says something about the checkpoint, and nothing that moves a cursor."""
+    """Return an empty string if the command line describes the checkpoint without characters that move a
+    cursor.
+    """
     import io
 
     for command in ("show", "verify"):
@@ -134,13 +138,13 @@ def look(checkpoint: Path) -> str:
 
 
 def is_clean(text: str) -> bool:
-    """Whether it has no control characters but line ends."""
+    """Return whether a text has no control characters except line ends."""
     return all(each.isprintable() for each in text.split("\n"))
 
 
 @contextlib.contextmanager
 def limited() -> Iterator[None]:
-    """What takes too long is an error: a hostile checkpoint must not keep a job busy."""
+    """Raise an error in code that takes too long: a hostile checkpoint must not keep a job busy."""
 
     def too_long(number: int, frame: Any) -> None:
         raise TimeoutError(f"it was not over after {LONGEST} s")

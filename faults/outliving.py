@@ -16,7 +16,7 @@ from pathlib import Path
 from kills import AIMS, wait_for
 from processes import LONGEST, Child
 from training import Settings, train
-from trials import Kind, Outcome, draw, go_on, last_words, some
+from trials import Kind, Outcome, draw, last_lines, resume_and_compare, trial_numbers
 
 from hookline import Hook
 
@@ -28,17 +28,15 @@ class Outliving(Kind):
     """Trials of this kind."""
 
     def trials(self, share: float) -> list[int]:
-        """As many as asked for."""
-        return some(30, share)
+        """Return the numbers of the trials."""
+        return trial_numbers(30, share)
 
-    def try_it(self, number: int, folder: Path) -> Outcome:
-        """A run that ends in some way while a process that it has started does not; then it is started again
-        at once.
-        """
+    def run_trial(self, number: int, folder: Path) -> Outcome:
+        """End a run while a process that it started continues; then start the run again at once."""
         rng = random.Random(f"workers {self.seed} {number}")
         who, ending = rng.choice(OUTLIVING), rng.choice(ENDINGS)
         if who == "torchdata" and importlib.util.find_spec("torchdata") is None:
-            who = "worker"  # it is not among what everybody has
+            who = "worker"  # not every run has one
         settings = dataclasses.replace(draw(rng), workers=rng.choice((1, 2)), persistent=True, loader="torch")
         expected = self.references.digest(settings)
         begun = dataclasses.replace(settings, loader=who) if who == "torchdata" else settings
@@ -57,19 +55,19 @@ class Outliving(Kind):
                 outcome.wrong = wait_alone(again)
                 outcome.resumed = outcome.exact = int(again.result is not None)
                 outcome.wrong = outcome.wrong or (
-                    "" if outcome.resumed else f"it never ended; it said: {last_words(again.said)}"
+                    "" if outcome.resumed else f"it never ended; it said: {last_lines(again.said)}"
                 )
                 end_group(again)
             else:
-                outcome.note += "" if is_left(child) else ", nobody was left"
-                go_on(outcome, child, settings, expected)
+                outcome.note += "" if is_left(child) else ", no process was left"
+                resume_and_compare(outcome, child, settings, expected)
         finally:
             end_group(child)
         return outcome
 
 
 def start(folder: Path, settings: Settings, forks: bool, fails_at: int) -> Child:
-    """A run with a hook that forks, or fails."""
+    """Start a run with a hook that forks, or fails."""
     return Child(folder, settings, body=lambda: train(folder, settings, hooks=(Fault(forks, fails_at),)))
 
 
@@ -80,13 +78,13 @@ class Fault(Hook):
         self.forks, self.fails_at = forks, fails_at
 
     def on_train_start(self) -> None:
-        """As a user's own hook may."""
+        """Fork, as a user's own hook may."""
         if self.forks and os.fork() == 0:
             time.sleep(LONGEST)
             os._exit(0)
 
     def on_step_end(self, step: int) -> None:
-        """Once."""
+        """Fail at the chosen step."""
         if step == self.fails_at:
             raise RuntimeError("a step has failed on purpose")
 
@@ -98,14 +96,14 @@ def wait_alone(child: Child) -> str:
         if time.monotonic() > until:
             return (
                 f"it did not end in {LONGEST:g} s, in phase {child.phase[0]}; it said: "
-                f"{last_words(child.said)}"
+                f"{last_lines(child.said)}"
             )
         time.sleep(0.002)
     return ""
 
 
 def is_left(child: Child) -> bool:
-    """Whether a process of its group is still there."""
+    """Return whether a process of the child's group is still running."""
     try:
         os.killpg(child.pid, 0)
     except ProcessLookupError:
@@ -114,6 +112,6 @@ def is_left(child: Child) -> bool:
 
 
 def end_group(child: Child) -> None:
-    """End whoever is left, and the run too if it hangs."""
+    """End the processes that are left, and the run too if it hangs."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)

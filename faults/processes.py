@@ -38,7 +38,7 @@ class Child:
         self.output = folder / OUTPUT
         with self.output.open("ab") as output:
             if fresh:
-                # a session of its own and nobody waits for it by another way: its id is all that is needed
+                # it has a session of its own, and only `wait` waits for it: its id is all that is needed
                 command = [sys.executable, str(Path(__file__).with_name("training.py")), str(folder)]
                 self.pid = subprocess.Popen(
                     [*command, json.dumps(dataclasses.asdict(settings))],
@@ -54,7 +54,7 @@ class Child:
 
     @property
     def phase(self) -> tuple[str, int]:
-        """Where the training says it is, and how many phases it has been through."""
+        """Return the phase that the training has announced, and how many phases it has entered."""
         place, count = (self.folder / PHASE).read_bytes()[:2]
         return PHASES[place], count
 
@@ -66,7 +66,7 @@ class Child:
             os.killpg(self.pid, number) if group else os.kill(self.pid, number)
 
     def is_over(self) -> bool:
-        """Whether it has ended; then `code` is its exit code, negative if a signal ended it."""
+        """Return whether it has ended; then `code` is its exit code, negative if a signal ended it."""
         if self.code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -74,7 +74,7 @@ class Child:
         return self.code is not None
 
     def wait(self, seconds: float = LONGEST) -> int:
-        """Its exit code; workers that it has left behind are ended too."""
+        """Wait for the end and return the exit code; end workers that are left."""
         until = time.monotonic() + seconds
         while not self.is_over():
             if time.monotonic() > until:
@@ -89,19 +89,19 @@ class Child:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """What the training ended with, if it got there."""
+        """Return the result of the training, or None if it did not reach its end."""
         path = self.folder / RESULT
         found: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
         return found
 
     @property
     def said(self) -> str:
-        """What it and the processes before it in this folder have printed."""
+        """Return what it and earlier processes in this folder have printed."""
         return self.output.read_text(errors="replace")
 
 
 def become_child(output: int, body: Callable[[], Any]) -> None:
-    """In the forked process: be like a program of one's own, and end as Python would, without the parent's
+    """Behave as a program of its own in the forked process, and exit as Python would, without the parent's
     clean-up.
     """
     code = 1
@@ -127,14 +127,14 @@ def become_child(output: int, body: Callable[[], Any]) -> None:
 
 
 def notes(folder: Path) -> list[list[str]]:
-    """What the runs in a folder have announced, in order: `saved STEP NAME`, `resumed STEP NAME`."""
+    """Return what the runs in a folder have announced, in order: `saved STEP NAME`, `resumed STEP NAME`."""
     path = folder / NOTES
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def lost_steps(folder: Path) -> str:
-    """Empty if every resume began at the newest checkpoint that had been announced by then, else the first
-    that did not.
+    """Return an empty string if every resume began at the newest checkpoint announced before it, else the
+    first that did not.
     """
     newest = 0
     for kind, step, name in notes(folder):

@@ -18,7 +18,7 @@ from pathlib import Path
 from kills import AIMS, wait_for
 from processes import Child, Hung, lost_steps
 from training import RUN, Settings, prepare, train
-from trials import ACCUMULATIONS, SAVES, Kind, Outcome, References, last_words, some
+from trials import ACCUMULATIONS, SAVES, Kind, Outcome, References, last_lines, trial_numbers
 
 RANKS = 2
 STRATEGIES = ("ddp", "fsdp")
@@ -30,11 +30,11 @@ class Ranks(Kind):
     """Trials of this kind."""
 
     def trials(self, share: float) -> list[int]:
-        """A few: each is four processes that talk to each other."""
-        return some(20, share)
+        """Return few trials: each is four processes that communicate."""
+        return trial_numbers(20, share)
 
-    def try_it(self, number: int, folder: Path) -> Outcome:
-        """One run of two ranks, one of which is killed, once or twice."""
+    def run_trial(self, number: int, folder: Path) -> Outcome:
+        """Kill one of two ranks, once or twice."""
         rng = random.Random(f"ranks {self.seed} {number}")
         settings = Settings(
             "32",
@@ -88,23 +88,25 @@ class Job:
         while not any(each.is_over() for each in self.ranks):
             time.sleep(0.01)
         hung = ""
-        for rank, each in enumerate(self.ranks):
-            if each.phase[0] == "starting":  # it has not found the others yet, so only a launcher can tell it
-                each.kill(signal.SIGTERM)
+        for rank, process in enumerate(self.ranks):
+            if (
+                process.phase[0] == "starting"
+            ):  # it has not found the others yet, so only a launcher can tell it
+                process.kill(signal.SIGTERM)
             try:
-                each.wait(seconds)
+                process.wait(seconds)
             except Hung as error:
-                hung = f"rank {rank} was left alone and hung: {error}; it said: {last_words(each.said)}"
+                hung = f"rank {rank} was left alone and hung: {error}; it said: {last_lines(process.said)}"
         return hung
 
     def digests(self) -> list[dict[str, str]] | None:
-        """What every rank ended with, if all got there."""
+        """Return the result of every rank, if all reached their end."""
         results = [each.result for each in self.ranks]
         return [each["digest"] for each in results if each is not None] if all(results) else None
 
 
 def reference(references: References, settings: Settings) -> tuple[list[dict[str, str]], float]:
-    """What a run that nothing happens to ends with on every rank, and how long it takes."""
+    """Return the result of an undisturbed run on every rank, and its seconds."""
     numbers = dataclasses.replace(settings.numbers, strategy=settings.strategy)
     path = references.folder / f"ranks-{numbers.strategy}-{numbers.accumulate}-{numbers.validate_every}.json"
     if not path.exists():
@@ -115,7 +117,7 @@ def reference(references: References, settings: Settings) -> tuple[list[dict[str
             found = job.digests()
             if found is None:
                 raise RuntimeError(
-                    f"the run that nothing happens to did not end: {last_words(job.ranks[0].said)}"
+                    f"the run that nothing happens to did not end: {last_lines(job.ranks[0].said)}"
                 )
             done = Path(aside) / "done"
             done.write_text(json.dumps([found, time.monotonic() - started]))
@@ -126,13 +128,13 @@ def reference(references: References, settings: Settings) -> tuple[list[dict[str
 
 
 def judge(outcome: Outcome, last: Job, expected: list[dict[str, str]]) -> Outcome:
-    """The run that was started for the last time must get to its end, on every rank as if nothing had
-    happened.
+    """Check that the last start of the run reaches its end, on every rank with the result of an undisturbed
+    run.
     """
     hung = last.wait(60.0)
     found = last.digests()
     if hung or found is None:
-        outcome.wrong = hung or f"it never ended; it said: {last_words(last.ranks[0].said)}"
+        outcome.wrong = hung or f"it never ended; it said: {last_lines(last.ranks[0].said)}"
         return outcome
     outcome.resumed = 1
     differing = [

@@ -20,7 +20,7 @@ import torch
 from processes import Child
 from torch.utils.data import DataLoader
 from training import RESULT, RUN, Net, Noisy, Settings, feed
-from trials import Kind, Outcome, draw, last_words
+from trials import Kind, Outcome, draw, last_lines
 
 from hookline import Hook, Trainer, load_weights
 from hookline.control.client import ask
@@ -45,7 +45,7 @@ class Plan:
     averages: bool
 
     def hooks(self) -> list[Hook]:
-        """The hooks that keep checkpoints, and the one that ends the run."""
+        """Return the hooks that keep checkpoints, and the one that ends the run."""
         keep = {
             "steps": lambda: ModelCheckpoint(every_n_train_steps=self.every),
             "epochs": lambda: ModelCheckpoint(every_n_epochs=2, save_on_train_epoch_end=True),
@@ -55,7 +55,7 @@ class Plan:
         return [keep, *([WeightAveraging(decay=0.9, swap_at_end=True)] if self.averages else [])]
 
     def limits(self) -> dict[str, Any]:
-        """Of the trainer."""
+        """Return the limits of the trainer."""
         if self.ending == "max_steps":
             return {"max_epochs": -1, "max_steps": self.at}
         if self.ending in ("max_time", "control"):
@@ -75,7 +75,7 @@ class Ends(Hook):
         self.thread: threading.Thread | None = None
 
     def on_checkpoint_load(self, trainer: Trainer) -> None:
-        """Everything is in place."""
+        """Record the restored state."""
         self.loaded = digest(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, step: int) -> None:
@@ -95,7 +95,7 @@ class Ends(Hook):
             self.thread.start()
 
     def on_train_end(self, trainer: Trainer) -> None:
-        """Before anything is swapped into the module for those who use it afterwards."""
+        """Record the weights before other weights are swapped into the module."""
         self.trained = digest(trainer)
 
     def _ask(self, run_dir: Path) -> None:
@@ -103,7 +103,7 @@ class Ends(Hook):
 
 
 def digest(trainer: Trainer) -> dict[str, str]:
-    """A sha256 each of what must be the same, so that a difference has a name."""
+    """Return one sha256 for each part that must be the same, so that a difference has a name."""
     state, found = trainer.state, {}
     parts = {
         "module": trainer.module.state_dict(),
@@ -165,7 +165,7 @@ def train(folder: Path, settings: Settings, plan: Plan, again: bool = False) -> 
 
 
 def has_saved(folder: Path) -> bool:
-    """Whether a run has any checkpoint: one that is over before its first has none, and nothing to resume."""
+    """Return whether a run has a checkpoint: one that ends before its first has nothing to resume."""
     return any((folder / RUN / "checkpoints").glob("*/manifest.json"))
 
 
@@ -173,11 +173,11 @@ class Restarts(Kind):
     """Trials of this kind."""
 
     def trials(self, share: float) -> list[int]:
-        """Every ending at least once."""
+        """Return every ending at least once."""
         return list(range(max(len(ENDINGS), round(140 * share))))
 
-    def try_it(self, number: int, folder: Path) -> Outcome:
-        """One run to one ending, then the same program again."""
+    def run_trial(self, number: int, folder: Path) -> Outcome:
+        """Run to one ending, then start the same program again."""
         rng = random.Random(f"restarts {self.seed} {number}")
         settings = draw(rng)
         updates = EPOCHS * math.ceil(math.ceil(SAMPLES / 3) / settings.accumulate)
@@ -192,7 +192,7 @@ class Restarts(Kind):
         first = Child(folder, settings, body=lambda: train(folder, settings, plan))
         code, left = first.wait(), first.result
         if code != CODES.get(plan.ending, 0) or left is None:
-            outcome.wrong = f"exit code {code} ({plan}, {settings}); said: {last_words(first.said)}"
+            outcome.wrong = f"exit code {code} ({plan}, {settings}); said: {last_lines(first.said)}"
             return outcome
         if not has_saved(folder):
             outcome.resumed = outcome.exact = 1
@@ -202,7 +202,7 @@ class Restarts(Kind):
         code, found = second.wait(), second.result
         if code != 0 or found is None:
             outcome.wrong = (
-                f"started again, exit code {code} ({plan}, {settings}); said: {last_words(second.said)}"
+                f"started again, exit code {code} ({plan}, {settings}); said: {last_lines(second.said)}"
             )
             return outcome
         outcome.resumed = 1
@@ -212,7 +212,7 @@ class Restarts(Kind):
 
 
 def _judge(plan: Plan, left: dict[str, Any], found: dict[str, Any]) -> str:
-    """What is not as promised: empty if all is."""
+    """Return every broken promise as text; an empty string if there is none."""
     is_over = plan.ending not in CODES
     # a run that a signal ended continues with the trained weights, before averages are swapped in
     expected, restored = (left["left"], found["left"]) if is_over else (left["trained"], found["loaded"])

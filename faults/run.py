@@ -25,7 +25,7 @@ from outliving import Outliving
 from ranks import Ranks
 from restarts import Restarts
 from signals import Signals
-from trials import Kind, Outcome, References, carry_out, table, warm_up
+from trials import Kind, Outcome, References, run_trials, table, warm_up
 from twojobs import TwoJobs
 
 USUAL = 10.0
@@ -75,28 +75,28 @@ def main() -> int:
             )
             if chosen.trial is not None:
                 trials = [chosen.trial]
-            outcomes, seconds = carry_out(kind, trials)
+            outcomes, seconds = run_trials(kind, trials)
             rows.append((name, outcomes, seconds))
             report(name, outcomes, chosen.seed)
     print(f"\ntorch {torch.__version__}, Python {sys.version.split()[0]}, {sys.platform}\n{table(rows)}")
     if chosen.json:
-        told = {name: [dataclasses.asdict(each) for each in outcomes] for name, outcomes, _ in rows}
-        chosen.json.write_text(json.dumps(told))
+        written = {name: [dataclasses.asdict(each) for each in outcomes] for name, outcomes, _ in rows}
+        chosen.json.write_text(json.dumps(written))
     return int(any(each.wrong for _, outcomes, _ in rows for each in outcomes))
 
 
 def report(name: str, outcomes: list[Outcome], seed: int) -> None:
-    """Where the faults fell, and each failure with the command that repeats it."""
+    """Print where the faults occurred, and each failure with the command that repeats it."""
     where = collections.Counter(each.note for each in outcomes if each.note)
     print(
         f"{name}: "
         + (", ".join(f"{number} {what}" for what, number in where.most_common()) or f"{len(outcomes)} trials")
     )
-    for each in outcomes:
-        if each.wrong:
+    for outcome in outcomes:
+        if outcome.wrong:
             print(
-                f"  FAILED: {each.wrong}\n    python3 dev.py faults --kind {name} --seed {seed} --trial "
-                f"{each.number}"
+                f"  FAILED: {outcome.wrong}\n    python3 dev.py faults --kind {name} --seed {seed} --trial "
+                f"{outcome.number}"
             )
     sys.stdout.flush()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kills import wait_for
 from processes import Child
-from trials import Kind, Outcome, draw, go_on, last_words, some
+from trials import Kind, Outcome, draw, last_lines, resume_and_compare, trial_numbers
 
 CODES = {signal.SIGTERM: 143, signal.SIGUSR1: 138, signal.SIGINT: 130}
 AIMS = ("steps", "steps", "validation", "save", "set-up", "clock")
@@ -23,11 +23,11 @@ class Signals(Kind):
     """Trials of this kind."""
 
     def trials(self, share: float) -> list[int]:
-        """As many as asked for."""
-        return some(120, share)
+        """Return the numbers of the trials."""
+        return trial_numbers(120, share)
 
-    def try_it(self, number: int, folder: Path) -> Outcome:
-        """A run that gets a signal, or two in a row, or one for the whole group, then is started again."""
+    def run_trial(self, number: int, folder: Path) -> Outcome:
+        """Send a signal to a run, or two in a row, or one to its whole group, then start the run again."""
         rng = random.Random(f"signals {self.seed} {number}")
         settings = draw(rng)
         expected = self.references.digest(settings)
@@ -48,13 +48,13 @@ class Signals(Kind):
         ):
             outcome.wrong = (
                 f"exit code {code} after {kind.name} in phase {phase} (group {group}, twice {twice}, "
-                f"{settings}), not {CODES[kind]}; said: {last_words(child.said)}"
+                f"{settings}), not {CODES[kind]}; said: {last_lines(child.said)}"
             )
         elif time.monotonic() - started > AT_ONCE:
             outcome.wrong = (
                 f"it took {time.monotonic() - started:.1f} s to end after {kind.name} in phase {phase}"
             )
         wrong = outcome.wrong
-        go_on(outcome, child, settings, expected)
+        resume_and_compare(outcome, child, settings, expected)
         outcome.wrong = "; ".join(filter(None, (wrong, outcome.wrong)))
         return outcome

@@ -65,7 +65,7 @@ class Settings:
 
     @property
     def numbers(self) -> Settings:
-        """Those that the numbers depend on; the others must change nothing.
+        """Return the settings that the numbers depend on; the others must change nothing.
 
         Without workers a dataset draws its random numbers from the main stream, with any number of them from
         one of its own.
@@ -128,17 +128,17 @@ class Net(Module):
         )
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The loss, logged by the epoch as well."""
+        """Return the loss; log it by epoch as well."""
         loss = mse_loss(self.layers(batch[1]).float(), batch[2])
         self.log("train/error", loss, on_step=False, on_epoch=True)
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         return mse_loss(self.layers(batch[1]).float(), batch[2])
 
     def configure_optimizers(self) -> Any:
-        """Both kinds of state: moments and a schedule."""
+        """Return both kinds of state: moments and a schedule."""
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.02)
         return {
             "optimizer": optimizer,
@@ -155,31 +155,29 @@ class Record(Hook):
         self.seen: list[Any] = []
 
     def on_train_batch_start(self, batch: Any, step: int) -> None:
-        """Who is used now."""
+        """Record the samples of this batch."""
         self.seen.append([step, batch[0].tolist()])
 
     def on_train_batch_end(self, loss: float) -> None:
-        """The loss to its last bit."""
+        """Record the loss to its last bit."""
         self.seen.append(float(loss).hex())
 
     def on_validation_end(self, metrics: Any, sanity_checking: bool) -> None:
-        """What the validation found."""
+        """Record the results of the validation."""
         if not sanity_checking:
             self.seen.append(["validated", float(metrics["val/loss"]).hex()])
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it."""
+        """Return everything recorded so far."""
         return {"seen": list(self.seen)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from that."""
         self.seen = list(state["seen"])
 
 
 class Witness(Hook):
-    """Tells whoever watches, through files that outlive the process, where the run is and what it has
-    announced.
-    """
+    """Writes where the run is and what it has announced, to files that outlive the process."""
 
     def __init__(self, folder: Path, stop_at: int = 0) -> None:
         self.stop_at = stop_at
@@ -188,50 +186,50 @@ class Witness(Hook):
         self.notes = os.open(folder / NOTES, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def enter(self, phase: str) -> None:
-        """The second byte counts, so that the third save can be told from the first."""
+        """Write the phase. The second byte counts, so that the third save differs from the first."""
         self.place[0], self.place[1] = PHASES.index(phase), (self.place[1] + 1) % 256
 
     def note(self, *words: object) -> None:
-        """One line, written at once."""
+        """Append one line and flush it."""
         os.write(self.notes, (" ".join(map(str, words)) + "\n").encode())
 
     def setup(self) -> None:
-        """The trainer is in charge from here on, of signals too."""
+        """Enter set-up: from here on the trainer handles signals."""
         self.enter("set-up")
 
     def on_checkpoint_load(self, path: Path, step: int) -> None:
-        """The run continues from here."""
+        """Announce the checkpoint from which the run continues."""
         self.note("resumed", step, Path(path).name)
 
     def on_train_batch_start(self) -> None:
-        """In the training."""
+        """Enter the training."""
         self.enter("steps")
 
     def on_validation_start(self) -> None:
-        """In a validation."""
+        """Enter a validation."""
         self.enter("validation")
 
     def on_save_checkpoint(self) -> None:
-        """A save begins; with `save="async"` it continues in the background."""
+        """Enter a save; with `save="async"` it continues in the background."""
         self.enter("save")
 
     def on_checkpoint_save(self, step: int, path: Path) -> None:
-        """From here on it may not be lost."""
+        """Announce the checkpoint: from here on it may not be lost."""
         self.note("saved", step, Path(path).name)
         self.enter("steps")
 
     def on_step_end(self, step: int) -> None:
-        """The end of a process whose time is over: nothing is flushed, closed or told."""
+        """End the process at its last step without flushing or closing anything."""
         if step == self.stop_at:
             os._exit(0)
 
     def on_train_end(self) -> None:
-        """The run ends as meant."""
+        """Announce the end."""
         self.enter("ending")
 
 
 def prepare(folder: Path) -> Path:
-    """The files that a run and whoever watches it share."""
+    """Create the files through which a run reports to its observer; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / PHASE).write_bytes(bytes(2))
     (folder / RESULT).unlink(missing_ok=True)
@@ -282,7 +280,7 @@ def train(
 
 
 def make_loader(settings: Settings) -> Any:
-    """The training data."""
+    """Return the training data."""
     if settings.loader == "iterable":
         return Stream(35, 3)
     if settings.loader == "memory":
@@ -304,7 +302,7 @@ def make_loader(settings: Settings) -> Any:
 
 
 def digest(trainer: Trainer, record: Record) -> dict[str, str]:
-    """One sha256 for each thing that must be the same, so that a difference has a name."""
+    """Return one sha256 for each part that must be the same, so that a difference has a name."""
     hooks = {
         name: trainer.hooks[name].state_dict()
         for name in trainer.hooks.list_hooks()
@@ -346,14 +344,14 @@ def feed(into: Any, value: Any) -> None:
             feed(into, value[key])
     elif isinstance(value, list | tuple):
         into.update(f"[{len(value)}".encode())
-        for each in value:
-            feed(into, each)
+        for item in value:
+            feed(into, item)
     else:
         into.update((float(value).hex() if isinstance(value, float) else repr(value)).encode())
 
 
 def main() -> int:
-    """One process of the training, for trials that are not forked."""
+    """Run one process of the training, for trials that are not forked."""
     folder, settings = Path(sys.argv[1]), Settings(**json.loads(sys.argv[2]))
     try:
         train(folder, settings)

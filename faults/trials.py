@@ -48,20 +48,20 @@ class Kind(abc.ABC):
 
     @abc.abstractmethod
     def trials(self, share: float) -> list[int]:
-        """The numbers of the trials; `share` is the part of the usual number that is wanted."""
+        """Return the numbers of the trials; `share` is the part of the usual number that is requested."""
 
     @abc.abstractmethod
-    def try_it(self, number: int, folder: Path) -> Outcome:
-        """One trial, in an empty folder."""
+    def run_trial(self, number: int, folder: Path) -> Outcome:
+        """Run one trial in an empty folder."""
 
 
-def some(usual: int, share: float) -> list[int]:
-    """So many trials, at least one."""
+def trial_numbers(usual: int, share: float) -> list[int]:
+    """Return the numbers of this share of the usual trials, at least one."""
     return list(range(max(1, round(usual * share))))
 
 
 def draw(rng: random.Random) -> Settings:
-    """Settings of a trial."""
+    """Return random settings for a trial."""
     settings = Settings(
         rng.choice(PRECISIONS),
         rng.choice(ACCUMULATIONS),
@@ -79,11 +79,11 @@ class References:
         self.folder = folder
 
     def digest(self, settings: Settings) -> dict[str, str]:
-        """Of the uninterrupted run."""
+        """Return the digest of the uninterrupted run."""
         return self._made(settings)[0]
 
     def seconds(self, settings: Settings) -> float:
-        """How long it took."""
+        """Return how long it took."""
         return self._made(settings)[1]
 
     def _made(self, settings: Settings) -> tuple[dict[str, str], float]:
@@ -113,7 +113,7 @@ class References:
         return found
 
 
-def go_on(
+def resume_and_compare(
     outcome: Outcome, before: Child, settings: Settings, expected: dict[str, str], fresh: bool = False
 ) -> Outcome:
     """Start the run again after what has happened to it, and judge its end. One that was over already must
@@ -134,7 +134,7 @@ def compare(outcome: Outcome, child: Child, expected: dict[str, str]) -> Outcome
     """Judge the run that went to its end."""
     result = child.result
     if result is None:
-        outcome.wrong = f"it never ended (exit code {child.code}); it said: {last_words(child.said)}"
+        outcome.wrong = f"it never ended (exit code {child.code}); it said: {last_lines(child.said)}"
         return outcome
     outcome.resumed = 1
     differing = [name for name, value in expected.items() if result["digest"].get(name) != value]
@@ -147,15 +147,13 @@ def compare(outcome: Outcome, child: Child, expected: dict[str, str]) -> Outcome
     return outcome
 
 
-def last_words(said: str) -> str:
-    """The end of what a process printed."""
+def last_lines(said: str) -> str:
+    """Return the end of what a process printed."""
     return " | ".join(line for line in said.strip().splitlines()[-4:] if line.strip()) or "nothing"
 
 
 def warm_up() -> None:
-    """One training here, so that everything torch loads when it is first used is there before lanes are
-    forked.
-    """
+    """Train once in this process, so that torch has loaded everything before processes are forked."""
     torch.set_num_threads(1)  # a forked process cannot take a pool of threads with it
     silence = logging.NullHandler()
     logging.getLogger("hookline").addHandler(silence)
@@ -164,9 +162,9 @@ def warm_up() -> None:
     logging.getLogger("hookline").removeHandler(silence)
 
 
-def carry_out(kind: Kind, trials: list[int]) -> tuple[list[Outcome], float]:
-    """All trials of a kind, two at a time, in lanes forked from this process, which has torch already; and
-    the seconds.
+def run_trials(kind: Kind, trials: list[int]) -> tuple[list[Outcome], float]:
+    """Run all trials of a kind, two at a time, in processes forked from this one; return the outcomes and the
+    seconds.
     """
     started = time.monotonic()
     with concurrent.futures.ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as lanes:
@@ -175,10 +173,10 @@ def carry_out(kind: Kind, trials: list[int]) -> tuple[list[Outcome], float]:
 
 
 def _guarded(kind: Kind, number: int) -> Outcome:
-    """A trial that itself fails is a failure, not the end of all of them."""
+    """Run a trial; an error of the trial itself is a failed outcome, and the other trials continue."""
     with tempfile.TemporaryDirectory(prefix="hookline-faults-") as folder:
         try:
-            return kind.try_it(number, Path(folder))
+            return kind.run_trial(number, Path(folder))
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             return Outcome(
@@ -187,7 +185,7 @@ def _guarded(kind: Kind, number: int) -> Outcome:
 
 
 def table(rows: Iterable[tuple[str, list[Outcome], float]]) -> str:
-    """Kind, trials, resumed, bit-exact, lost, silent, failed, seconds."""
+    """Return a table: kind, trials, resumed, bit-exact, lost, silent, failed, seconds."""
     lines = [
         f"{'kind':<14}{'trials':>8}{'resumed':>9}{'bit-exact':>11}{'lost':>6}{'silent':>8}{'failed':>8}{'seconds':>9}"
     ]

@@ -12,7 +12,7 @@ from pathlib import Path
 from kills import AIMS, wait_for
 from processes import LONGEST, Child, Hung
 from training import RUN, Settings, prepare, train
-from trials import Kind, Outcome, compare, draw, go_on, last_words, some
+from trials import Kind, Outcome, compare, draw, last_lines, resume_and_compare, trial_numbers
 
 from hookline.run import lock
 
@@ -23,10 +23,10 @@ class TwoJobs(Kind):
     """Trials of this kind."""
 
     def trials(self, share: float) -> list[int]:
-        """As many as asked for."""
-        return some(40, share)
+        """Return the numbers of the trials."""
+        return trial_numbers(40, share)
 
-    def try_it(self, number: int, folder: Path) -> Outcome:
+    def run_trial(self, number: int, folder: Path) -> Outcome:
         """Start a job, start a second one in its directory at some moment, and perhaps kill the first; then
         start once more.
         """
@@ -44,18 +44,20 @@ class TwoJobs(Kind):
             time.sleep(rng.uniform(0.0, self.references.seconds(settings)))
             jobs[0].kill(signal.SIGKILL, group=rng.random() < 0.5)
         try:
-            for each in jobs:
-                each.wait()
+            for job in jobs:
+                job.wait()
         except Hung as hung:
-            return Outcome(number, wrong=f"{way}: {hung}; it said: {last_words(jobs[1].said)}")
+            return Outcome(number, wrong=f"{way}: {hung}; it said: {last_lines(jobs[1].said)}")
         outcome = judge(Outcome(number, note=way), jobs, expected)
         if outcome.wrong:
             return outcome
-        return go_on(outcome, next(each for each in jobs if each.result is not None), settings, expected)
+        return resume_and_compare(
+            outcome, next(each for each in jobs if each.result is not None), settings, expected
+        )
 
 
 def start(folder: Path, number: int, settings: Settings, patience: float) -> Child:
-    """One of the jobs, with files of its own about it, in the directory that they have in common."""
+    """Start one of the jobs, with its own files, in the run directory that both share."""
     own = prepare(folder / f"job-{number}")
 
     def body() -> None:
@@ -66,30 +68,30 @@ def start(folder: Path, number: int, settings: Settings, patience: float) -> Chi
 
 
 def judge(outcome: Outcome, jobs: list[Child], expected: dict[str, str]) -> Outcome:
-    """At least one has come to its end as if it had been alone; whoever has not was killed, or was told about
-    the other.
+    """Check that at least one job ended as if alone, and that the other was killed or named the first one in
+    its error.
     """
     ended = [each for each in jobs if each.result is not None]
     if not ended:
         outcome.wrong = (
-            f"neither came to its end; they said: {last_words(jobs[0].said)} / {last_words(jobs[1].said)}"
+            f"neither came to its end; they said: {last_lines(jobs[0].said)} / {last_lines(jobs[1].said)}"
         )
         return outcome
-    for each, other in ((jobs[0], jobs[1]), (jobs[1], jobs[0])):
-        if each.result is None and each.code != -signal.SIGKILL and not is_refusal(each, other):
+    for job, other in ((jobs[0], jobs[1]), (jobs[1], jobs[0])):
+        if job.result is None and job.code != -signal.SIGKILL and not is_refusal(job, other):
             outcome.wrong = (
-                f"it ended with exit code {each.code} and did not name the other job; "
-                f"it said: {last_words(each.said)}"
+                f"it ended with exit code {job.code} and did not name the other job; "
+                f"it said: {last_lines(job.said)}"
             )
     # the second of two that came to their end found a run that was over, and has counted and measured nothing
     differs = () if len(ended) == 1 else ("counters", "metrics")
     counted = {name: each for name, each in expected.items() if name not in differs}
-    for each in ended:
+    for job in ended:
         if not outcome.wrong:
-            compare(outcome, each, counted)
+            compare(outcome, job, counted)
     return outcome
 
 
 def is_refusal(child: Child, other: Child) -> bool:
-    """Whether a job has ended by an error that names the other one."""
+    """Return whether a job has ended by an error that names the other one."""
     return child.code == 1 and "is in use: process" in child.said and f"process {other.pid} on " in child.said

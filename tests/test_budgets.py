@@ -159,7 +159,7 @@ class Counts(Hook):
         pass
 
 
-def test_a_step_nobody_listens_to_costs_few_calls() -> None:
+def test_a_step_without_listeners_costs_few_calls() -> None:
     assert without_hooks() - per_step(bare) <= CALLS_PER_STEP
     # counted by itself too: what is saved inside torch must not hide what is spent here
     assert 0 < without_hooks(is_ours) <= CALLS_PER_STEP
@@ -280,7 +280,7 @@ def test_the_way_from_fit_to_the_training_step_is_short() -> None:
     assert len(ways) == 2
 
 
-def test_an_event_nobody_hears_is_an_empty_slot() -> None:
+def test_an_event_without_listeners_is_an_empty_slot() -> None:
     heard: dict[str, bool] = {}
 
     class Looks(Net):

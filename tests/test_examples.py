@@ -79,7 +79,7 @@ def test_the_validation_loss_falls_below_what_letter_frequencies_give(output: st
     assert loss < 0.95 * entropy  # 800 steps get below half of it
 
 
-def test_a_sample_is_written_that_goes_on_from_the_prompt(output: str) -> None:
+def test_a_sample_is_written_that_continues_from_the_prompt(output: str) -> None:
     sample = re.search(r"--- what it writes now ---\n(.*)\n---\n", output, re.DOTALL)
     assert sample is not None
     assert sample[1].startswith("The ")

@@ -999,7 +999,7 @@ def test_a_weighted_extra_loss_of_a_hook_is_trained_on() -> None:
     torch.testing.assert_close(net.layer.weight, twin.layer.weight - 0.1 * 0.5 * before)
 
 
-def test_a_learning_rate_that_a_hook_changed_is_where_the_scheduler_goes_on() -> None:
+def test_a_learning_rate_that_a_hook_changed_is_where_the_scheduler_continues() -> None:
     class Scheduled(Net):
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(self.parameters(), lr=1.0)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from hookline.run import options
-from hookline.run import options as arguments
 from hookline.run.options import DECLARATIONS, GROUPS, Parts, documentation
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,7 +66,7 @@ class _Bare(ast.NodeTransformer):
 
 def types_of(cls: type) -> dict[str, str]:
     """Return the types of the arguments that a class declares, as text."""
-    module = ast.parse(inspect.getsource(options if cls in GROUPS else arguments))
+    module = ast.parse(inspect.getsource(options))
     aliases = {
         each.targets[0].id: each.value
         for each in module.body

@@ -28,7 +28,7 @@ def turned(methods: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[str]]
 
 def systems() -> dict[str, Names]:
     """Return every system whose hooks run in Hookline."""
-    found = {name: EVENTS.find(name) for name in framework.METHODS}
+    found = {name: EVENTS.find(name) for name in framework.FRAMEWORK_METHODS}
     return {
         "Lightning": {event: [method] for event, method in lightning.MAPPING.items()},
         "model_training_framework": turned(
@@ -36,8 +36,8 @@ def systems() -> dict[str, Names]:
         ),
         "KempnerForge": turned((name, [row.event]) for name, row in kempnerforge.ROWS.items()),
         "trainers": turned((name, [row.event]) for name, row in trainers.DOCUMENTED.items()),
-        "transformers": turned(callbacks.METHODS.items()),
-        "Keras": turned((name, method.events) for name, method in keras.METHODS.items()),
+        "transformers": turned(callbacks.TRANSFORMERS_METHODS.items()),
+        "Keras": turned((name, [row.event for row in found]) for name, found in keras.KERAS_METHODS.items()),
     }
 
 

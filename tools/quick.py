@@ -75,7 +75,9 @@ def changed(revision: str) -> list[str]:
 
 
 def module_name(path: PurePosixPath) -> str | None:
-    """`src/hookline/training/step.py` -> `hookline.training.step`, `tests/tiny.py` -> `tiny`."""
+    """Return the name of a module: `src/hookline/training/step.py` -> `hookline.training.step`,
+    `tests/tiny.py` -> `tiny`.
+    """
     for folder in ("src", "tests"):
         if path.suffix == ".py" and path.is_relative_to(folder):
             parts = path.relative_to(folder).with_suffix("").parts
@@ -210,7 +212,7 @@ class Limited:
         items[:] = [item for item in items if not self.unchanged(item.nodeid)]
 
     def unchanged(self, test: str) -> bool:
-        """Whether this is a structure test with the parameter of another module or name."""
+        """Return whether this is a structure test with the parameter of another module or name."""
         name, bracket, parameter = test.partition("[")
         return bool(bracket) and name.startswith(STRUCTURE) and parameter[:-1] not in self.modules
 

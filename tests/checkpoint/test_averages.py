@@ -131,7 +131,7 @@ def test_evaluating_a_checkpoint_without_the_hook_gives_its_score_too() -> None:
     assert float(with_hook.validate(Net(), batches(2), checkpoint=BEST)["val/loss"]) == best_score()
 
 
-def test_training_goes_on_from_the_trained_weights() -> None:
+def test_training_continues_from_the_trained_weights() -> None:
     whole, _ = trained()
     raw = {name: each.clone() for name, each in whole.module.state_dict().items()}  # type: ignore[union-attr]
     again = quiet(

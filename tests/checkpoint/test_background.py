@@ -1,4 +1,4 @@
-"""Saving while the training goes on: what is written is what was there when it was asked for."""
+"""Saving while the training continues: what is written is what was there when it was asked for."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     return Gate(monkeypatch)
 
 
-def test_training_that_goes_on_does_not_change_what_is_written(tmp_path: Path, gate: Gate) -> None:
+def test_training_that_continues_does_not_change_what_is_written(tmp_path: Path, gate: Gate) -> None:
     weight, facts, told = torch.ones(1000), {"seen": [1]}, list[Any]()
     saver = BackgroundSaver()
     saver.start(

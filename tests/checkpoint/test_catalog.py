@@ -110,7 +110,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[datetime.datetime]:
 
 
 def began_at(run_dir: Path, **options: Any) -> str:
-    """The checkpoint that a run goes on from."""
+    """The checkpoint that a run continues from."""
 
     class Notes(Hook):
         path = ""

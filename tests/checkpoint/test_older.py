@@ -14,7 +14,7 @@ from hookline.checkpoint.files import verify
 OLDER = Path(__file__).with_name("older")
 
 
-def test_an_older_checkpoint_is_whole_and_its_run_goes_on_to_the_same_end(tmp_path: Path) -> None:
+def test_an_older_checkpoint_is_whole_and_its_run_continues_to_the_same_end(tmp_path: Path) -> None:
     verify(OLDER)
     whole, resumed = run(tmp_path / "whole"), run(tmp_path / "resumed", resume=OLDER)
     assert resumed.state.batches_seen == 12 and resumed.state.samples_seen == 48

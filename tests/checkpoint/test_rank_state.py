@@ -102,7 +102,7 @@ def logged(*losses: float) -> dict[str, Any]:
     return log.state_dict()
 
 
-def test_one_process_goes_on_with_the_means_of_all_ranks() -> None:
+def test_one_process_continues_with_the_means_of_all_ranks() -> None:
     log = MetricLog()
     log.mode = "train"
     log.load_state_dict(add_logs([logged(1.0, 2.0), logged(6.0)]))
@@ -117,7 +117,7 @@ def test_other_ranks_begin_with_nothing_logged_so_that_nothing_counts_twice() ->
     assert {name: value for name, value in log.finish("train").items() if value is not None} == {}
 
 
-def test_an_open_window_goes_on_with_the_mean_of_the_ranks_gradients() -> None:
+def test_an_open_window_continues_with_the_mean_of_the_ranks_gradients() -> None:
     one: dict[str, Any] = {
         "batches": 2,
         "count": 2,

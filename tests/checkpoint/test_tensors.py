@@ -123,7 +123,7 @@ def test_names_may_be_anything(tmp_path: Path, name: str) -> None:
         assert {key: float(each) for key, each in restored[part].items()} == {name: 1.0, f"{name}'": 0.0}
 
 
-def test_the_state_of_lbfgs_and_of_schedulers_goes_on(tmp_path: Path) -> None:
+def test_the_state_of_lbfgs_and_of_schedulers_continues(tmp_path: Path) -> None:
     def made() -> tuple[nn.Parameter, torch.optim.LBFGS, Any]:
         weight = nn.Parameter(torch.tensor([3.0, -2.0]))
         optimizer = torch.optim.LBFGS([weight], lr=0.1, history_size=3)

@@ -32,7 +32,7 @@ def test_a_trace_is_written_into_the_runs_directory() -> None:
 
 
 @pytest.mark.usefixtures("in_traced_project")
-def test_the_last_line_of_a_failed_run_is_the_command_that_goes_on(
+def test_the_last_line_of_a_failed_run_is_the_command_that_continues(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     lines = said(

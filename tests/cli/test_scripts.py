@@ -9,7 +9,7 @@ from cli.programs import hookline_run, python
 
 import hookline
 from hookline.cli import SYSTEMS
-from hookline.interop.import_lines import LIGHTNING, PACKAGES
+from hookline.interop.import_lines import LIGHTNING_TRAINERS, STAND_IN_PACKAGES
 
 ABOUT = """
 import os, sys
@@ -100,4 +100,4 @@ def test_without_lightning_one_sentence_says_what_to_do(folder: Path) -> None:
 
 
 def test_the_command_knows_the_systems_that_can_be_replaced() -> None:
-    assert sorted(SYSTEMS) == sorted([*PACKAGES, *LIGHTNING])
+    assert sorted(SYSTEMS) == sorted([*STAND_IN_PACKAGES, *LIGHTNING_TRAINERS])

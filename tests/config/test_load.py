@@ -396,7 +396,7 @@ def test_a_misspelt_loss_is_refused_when_the_hook_is_made(project: Path, monitor
 
 
 @pytest.mark.parametrize("monitor", ["val_loss", "val-loss"])
-def test_a_metric_that_nobody_logs_is_refused_before_the_first_step(project: Path, monitor: str) -> None:
+def test_a_metric_that_is_never_logged_is_refused_before_the_first_step(project: Path, monitor: str) -> None:
     trainer, parts = trainer_of(
         project, f'{BASIC}[hooks.stop]\nclass_path = "{STOP}"\nmonitor = "{monitor}"\n'
     )

@@ -1,4 +1,4 @@
-"""What somebody who can write a configuration file, and nothing else, tries: every one of these is refused and leaves no trace."""
+"""What an attacker who can only write a configuration file may try: every one of these is refused and leaves no trace."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_a_run_that_fails_before_it_begins_leaves_no_directory() -> None:
     assert list(Path().iterdir()) == []
 
 
-def test_until_somebody_asks_one_thread_sleeps_without_a_timeout() -> None:
+def test_until_a_client_connects_one_thread_sleeps_without_a_timeout() -> None:
     def where() -> list[str]:
         threads = [each for each in threading.enumerate() if each.name.startswith("hookline control")]
         frames = sys._current_frames()
@@ -115,7 +115,7 @@ def test_a_second_job_in_a_directory_leaves_the_first_ones_socket_alone(
 @pytest.mark.parametrize(
     "what", ["everybody can write there", "something else has the name", "no sockets here"]
 )
-def test_where_no_socket_can_be_made_a_run_goes_on_with_one_quiet_line(
+def test_where_no_socket_can_be_made_a_run_continues_with_one_quiet_line(
     what: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("run").mkdir()

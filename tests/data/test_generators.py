@@ -41,7 +41,7 @@ def test_a_generator_of_the_loaders_own_is_taken_up(
     check(make, tmp_path, (3, 5), max_epochs=2, limit_train_batches=limit)
 
 
-def test_a_generator_of_the_datasets_own_goes_on(tmp_path: Path) -> None:
+def test_a_generator_of_the_datasets_own_continues(tmp_path: Path) -> None:
     class Own(Samples):
         def __init__(self) -> None:
             super().__init__()

@@ -59,7 +59,7 @@ def test_it_tells_whose_batch_it_is_before_handing_it_out() -> None:
 
 
 @pytest.mark.parametrize("position", range(7))
-def test_a_state_is_plain_data_from_which_another_process_goes_on(position: int) -> None:
+def test_a_state_is_plain_data_from_which_another_process_continues(position: int) -> None:
     first = mixed()
     batches = first.open(0)
     drawn = "".join(next(batches) for _ in range(position))

@@ -181,7 +181,7 @@ def test_an_epoch_that_is_ended_early_leaves_no_thread_and_no_worker_behind() ->
     assert trainer.metrics["train/dl_web/samples_seen"] == 8
 
 
-def test_the_copy_to_the_device_is_made_ahead_unless_somebody_wants_the_batch_before() -> None:
+def test_the_copy_to_the_device_is_made_ahead_unless_a_hook_wants_the_batch_before() -> None:
     from tiny import Net, batches, quiet
 
     from hookline import Hook

@@ -100,7 +100,7 @@ class Wandering(Sampler[int]):
 
 
 class OwnRandom(Wandering):
-    """Has generators of its own, which go on from epoch to epoch."""
+    """Has generators of its own, which continue from epoch to epoch."""
 
     def __init__(self) -> None:
         self.python, self.numpy, self.legacy = (
@@ -118,7 +118,7 @@ class OwnRandom(Wandering):
 
 @pytest.mark.parametrize("sampler", [Wandering, OwnRandom])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_sampler_that_draws_as_it_goes_goes_on(
+def test_a_sampler_that_draws_as_it_goes_continues(
     sampler: type[Sampler[int]], workers: int, tmp_path: Path
 ) -> None:
     def make(workers: int) -> Any:
@@ -167,7 +167,7 @@ def test_a_batch_that_is_read_at_once_is_keyed_too(tmp_path: Path) -> None:
 
 
 class Stateful(IterableDataset[Any]):
-    """Says where it is; after a state was loaded the next pass goes on from there, and from a finished one yields nothing."""
+    """Says where it is; after a state was loaded the next pass continues from there, and from a finished one yields nothing."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -188,7 +188,7 @@ class Stateful(IterableDataset[Any]):
 
 
 class StatefulLoader:
-    """The same as a loader, which goes on after `load_state_dict` as torchdata's does."""
+    """The same as a loader, which continues after `load_state_dict` as torchdata's does."""
 
     def __init__(self) -> None:
         self.data = Stateful()

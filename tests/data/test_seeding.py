@@ -75,7 +75,7 @@ def test_without_a_seed_the_random_streams_are_left_alone() -> None:
     assert torch.equal(first, weights(None))
 
 
-def test_a_stream_of_ones_own_goes_on_from_block_to_block_and_leaves_the_main_ones_alone() -> None:
+def test_a_stream_of_ones_own_continues_from_block_to_block_and_leaves_the_main_ones_alone() -> None:
     def drawn(between: int) -> tuple[list[Any], list[Any]]:
         seed_everything(5)
         stream, inside, outside = OwnStream(9), [], []

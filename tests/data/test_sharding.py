@@ -105,7 +105,7 @@ def samples_of(seen: Seen, batches: slice = slice(None)) -> list[int]:
 
 @pytest.mark.parametrize("size", [1, 2, 4, 5, 12])
 @pytest.mark.parametrize("mixed", [False, True])
-def test_with_batches_of_another_size_a_resumed_epoch_goes_on_with_the_next_sample(
+def test_with_batches_of_another_size_a_resumed_epoch_continues_with_the_next_sample(
     size: int, mixed: bool, tmp_path: Path
 ) -> None:
     def make(size: int) -> Any:

@@ -88,7 +88,7 @@ def test_workers_end_with_the_loader() -> None:
 
 
 def test_a_signal_to_the_whole_group_leaves_the_workers_to_the_main_process(tmp_path: Path) -> None:
-    """The main process notes the signal and goes on; its workers serve it to the end, and then end with it."""
+    """The main process notes the signal and continues; its workers serve it to the end, and then end with it."""
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(f"""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cli.programs import hookline_run
 
-from hookline.interop.import_lines import PACKAGES, STAND_INS
+from hookline.interop.import_lines import STAND_IN_PACKAGES, STAND_INS
 
 LINES = {
     "from trainers import get_trainer": "get_trainer.__module__",
@@ -37,7 +37,7 @@ def test_every_import_line_gives_hooklines_objects_and_one_line_says_so(folder: 
     homes = done.stdout.split()
     assert len(homes) == len(LINES) and all(home.startswith("hookline.interop.") for home in homes)
     assert done.stderr.splitlines() == [
-        f"hookline: replaced {name} with {STAND_INS[name]}" for name in PACKAGES
+        f"hookline: replaced {name} with {STAND_INS[name]}" for name in STAND_IN_PACKAGES
     ]
 
 

@@ -233,7 +233,7 @@ def test_the_histogram_example_logs_norms_that_a_subclass_takes_during_backward(
     names = run_block(GRAD_HISTOGRAM, TrainingHook=TrainingHook, StepContext=StepContext, wandb=wandb)
     example: Any = names["GradHistogramHook"]
 
-    in_trainer(example())  # nobody has filled it
+    in_trainer(example())  # it is empty
     assert logged == []
 
     class Filled(example):  # type: ignore[misc]

@@ -381,7 +381,7 @@ def test_a_second_trainer_in_the_same_directory_starts_a_new_run_unless_ckpt_pat
     assert trainer.global_step == 8 and trainer.state.resumed
 
 
-def test_a_run_goes_on_from_ckpt_path() -> None:
+def test_a_run_continues_from_ckpt_path() -> None:
     first = quiet(enable_checkpointing=True, run_dir="run")
     first.fit(Small(), batches(2))
     second = quiet(max_epochs=2, run_dir="run", enable_checkpointing=True)

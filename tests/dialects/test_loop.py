@@ -1,4 +1,4 @@
-"""`hookline.Line`: hooks in a loop that somebody wrote by hand."""
+"""`hookline.Line`: hooks in a loop that is written by hand."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_a_line_can_be_used_again() -> None:
     assert heard.seen == ["setup", "teardown"] * 2
 
 
-def test_a_line_inside_itself_is_refused_and_its_run_goes_on() -> None:
+def test_a_line_inside_itself_is_refused_and_its_run_continues() -> None:
     net, sgd = net_and_sgd()
     line = Line(net, sgd, hooks=[heard := recorder(["on_exception", "on_step_end", "teardown"])])
     with line:
@@ -275,7 +275,7 @@ def test_a_loss_without_a_graph_is_refused() -> None:
 # ---- cost -------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_that_nobody_listens_to_costs_few_calls() -> None:
+def test_a_step_without_listeners_costs_few_calls() -> None:
     def is_ours(frame: FrameType) -> bool:
         return frame.f_code.co_filename.startswith((SOURCE, "<hookline"))
 

@@ -21,7 +21,7 @@ def test_the_base_says_that_a_strategy_must_place_the_module() -> None:
         Strategy(CPU).place(Net())
 
 
-def test_alone_there_is_nobody_to_agree_with() -> None:
+def test_a_single_process_needs_no_agreement() -> None:
     strategy = Strategy(CPU)
     assert (strategy.rank, strategy.local_rank, strategy.world_size) == (0, 0, 1)
     assert strategy.reduce(3.0) == 3.0

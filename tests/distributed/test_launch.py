@@ -19,7 +19,7 @@ SRUN = {
 }
 
 
-def test_a_process_that_nobody_launched_is_alone() -> None:
+def test_a_process_without_a_launcher_is_alone() -> None:
     assert find_rank({}) == RankInfo()
     assert find_rank({}).alone
 

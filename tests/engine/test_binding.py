@@ -185,7 +185,7 @@ def test_star_star_kwargs_receives_the_other_cheap_facts():
     assert kwargs["trainer"] is trainer
 
 
-def test_star_star_kwargs_alone_makes_nobody_pay_for_costly_facts():
+def test_star_star_kwargs_alone_does_not_compute_costly_facts():
     trainer = told("step_end", lambda **kwargs: None)
     assert not trainer.plan.wanted & {"loss", "grad_norm", "ctx", "tokens_seen"}
 

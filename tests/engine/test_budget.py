@@ -304,7 +304,7 @@ def test_a_hook_that_fails_and_is_passed_over_is_held_to_its_budget_too(caplog):
     assert "over its budget" in caplog.text
 
 
-def test_a_hook_that_leaves_in_the_call_that_is_too_dear_has_just_gone(caplog):
+def test_a_hook_that_removes_itself_in_a_call_that_is_too_expensive_is_only_removed(caplog):
     class Leaves(Hook):
         budget, over_budget = "1 ms", "disable"
 

@@ -85,7 +85,7 @@ def test_the_log_has_the_table_with_the_hooks_that_the_module_brought():
     assert slow["share"] == pytest.approx(slow["total"] / cost["seconds"])
 
 
-def test_only_the_dearest_rows_are_shown_and_the_rest_is_summed_up():
+def test_only_the_most_expensive_rows_are_shown_and_the_rest_is_summed_up():
     rows = [Cost(f"hook_{n}", "on_step_end", 10, 1 / (n + 1), 0.1, 0.01) for n in range(SHOWN + 3)]
     text = cost_table(rows, 100.0)
     assert f"hook_{SHOWN - 1}" in text and f"hook_{SHOWN} " not in text
@@ -147,7 +147,7 @@ def test_what_hooks_do_inside_another_ones_call_is_summed_up_once(capsys):
     assert float(re.search(r"of training, ([\d.]+)%", capsys.readouterr().err)[1]) <= 100
 
 
-def test_a_hook_that_is_switched_off_and_on_goes_on_where_it_was():
+def test_a_hook_that_is_switched_off_and_on_continues_where_it_was():
     heard = []
     trainer = quiet()
     trainer.on("step_end", once=True, name="first")(lambda step: heard.append(step))

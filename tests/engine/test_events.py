@@ -299,7 +299,7 @@ def test_forgetting_what_was_never_declared_is_an_error_that_says_so():
         EVENTS.forget("on_nothing")
 
 
-def test_a_trainer_goes_on_after_an_event_it_knew_was_forgotten(declare):
+def test_a_trainer_continues_after_an_event_it_knew_was_forgotten(declare):
     declare("on_reward")
     trainer = quiet()
     trainer.on("reward")(lambda: None).remove()

@@ -257,7 +257,7 @@ def test_rich_renders_the_same_listeners():
         assert line.strip("│├└─ ") in shown
 
 
-def test_rich_shows_the_whole_lifecycle_where_nobody_listens_yet():
+def test_rich_shows_the_whole_lifecycle_without_listeners():
     explanation = hookline.explain()
     assert [line.strip("│├└─ ") for line in rendered(explanation).splitlines()] == [
         line.strip("│├└─ ") for line in str(explanation).splitlines()

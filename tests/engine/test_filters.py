@@ -75,7 +75,7 @@ def test_an_epoch_counts_once_it_is_over():
     assert heard("train_epoch_start", epochs=5, data=1, note=lambda s: s.epoch, every="2 epochs") == [2, 4]
 
 
-def test_counts_go_on_over_epochs():
+def test_counts_continue_over_epochs():
     assert heard(data=3, epochs=2, every="2 steps") == [2, 4, 6]
     assert heard(data=3, epochs=2, every=4) == [4]
 

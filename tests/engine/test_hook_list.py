@@ -174,7 +174,7 @@ def test_a_with_block_that_fails_removes_the_hook_too():
 # ---- what hooks cost ---------------------------------------------------------------------------------------------
 
 
-def test_cost_tells_calls_and_time_per_hook_and_event_the_dearest_first():
+def test_cost_has_calls_and_time_per_hook_and_event_the_most_expensive_first():
     trainer = quiet(hooks=[Note([], "it")])
     trainer.on("train_batch_end", name="slow")(lambda: sum(range(20_000)))
     trainer.fit(Net(), batches(3))

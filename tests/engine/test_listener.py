@@ -784,7 +784,7 @@ def test_a_failing_module_is_named_as_well():
     assert "raised by module Wrong in on_train_end" in caught.value.__notes__[0]
 
 
-def test_warn_reports_every_time_and_goes_on(caplog):
+def test_warn_reports_every_time_and_continues(caplog):
     hook = Failing("warn")
     trainer = quiet(hooks=[hook])
     trainer.fit(Net(), batches(3))
@@ -912,7 +912,7 @@ def test_a_return_annotation_says_whether_a_function_steers():
         True
     ] * 5
     assert [steering(each) for each in (watches, watches_as_text, functools.partial(watches))] == [False] * 3
-    assert not steering(lambda step: SKIP_BATCH)  # it says nothing, and nobody reads its code
+    assert not steering(lambda step: SKIP_BATCH)  # it has no annotation, and its code is not read
 
 
 @pytest.mark.parametrize(

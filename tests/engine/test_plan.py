@@ -510,7 +510,7 @@ def test_the_norm_of_a_run_that_clips_is_the_one_clipping_computed(norms):
     assert got[0] == got[1] > 1e-3
 
 
-def test_tokens_are_counted_only_if_somebody_asks():
+def test_tokens_are_counted_only_on_request():
     trainer = quiet()
     trainer.fit(Net(), batches(2))
     assert trainer.state.tokens_seen == 0
@@ -541,7 +541,7 @@ def test_the_wanted_facts_are_those_of_the_listeners_and_their_filters():
     assert not trainer.plan.wanted
 
 
-def test_an_event_nobody_listens_to_costs_a_no_op_again_after_its_last_listener_left():
+def test_an_event_costs_a_no_op_again_after_its_last_listener_was_removed():
     trainer = quiet()
     assert trainer.plan.on_step_end is noop
     handle = trainer.on("step_end")(lambda: None)

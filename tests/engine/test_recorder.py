@@ -161,7 +161,7 @@ def test_a_recorder_leaves_when_the_run_fails():
     assert "training_step" not in recorder.events()
 
 
-def test_recorders_may_be_nested_and_the_outer_one_goes_on_afterwards():
+def test_recorders_may_be_nested_and_the_outer_one_continues_afterwards():
     trainer = quiet(hooks=[Watch()])
     with Recorder(trainer, events=["train_start"]) as outer:
         with Recorder(trainer, events=["train_start"]) as inner:

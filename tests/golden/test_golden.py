@@ -105,7 +105,7 @@ def test_a_golden_run_is_resumed_from_its_best_checkpoint_which_was_saved_right_
 
 
 @pytest.mark.parametrize("version", versions())
-def test_a_golden_loop_by_hand_goes_on_to_the_same_end(version: str) -> None:
+def test_a_golden_loop_by_hand_continues_to_the_same_end(version: str) -> None:
     wanted = expected(version, "by-hand")
     line, _, loaded = by_hand("run", resume=checkpoint(copied(version, "by-hand").parent))
     assert not differences(wanted["restored"], loaded)

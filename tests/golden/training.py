@@ -279,7 +279,7 @@ def fsdp(run_dir: str, resume: Any = None, cut: bool = False) -> Made:
 
 
 def by_hand(run_dir: str, resume: Any = None, cut: bool = False) -> Any:
-    """A loop that somebody wrote, saved by `Line.save_checkpoint` at the end of its first epoch."""
+    """A loop that is written by hand, saved by `Line.save_checkpoint` at the end of its first epoch."""
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
     net, record = Net(), Record()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.25, momentum=0.5)
@@ -313,7 +313,7 @@ def logged(run_dir: str, resume: Any = None, cut: bool = False) -> Made:
 
 
 class Eventful(Hook):
-    """Logs text, a histogram and a NaN, skips an update, and lets somebody ask for something from outside."""
+    """Logs text, a histogram and a NaN, skips an update, and is asked for something from outside."""
 
     def on_before_optimizer_step(self, batches_seen: int) -> Any:
         return SKIP_STEP if batches_seen == 4 else None

@@ -85,7 +85,7 @@ def test_an_early_stop_says_why_and_a_failure_says_what(capsys: pytest.CaptureFi
     assert "fit ended by RuntimeError at epoch 0, batch 0, step 0: broken" in capsys.readouterr().out
 
 
-def test_a_resumed_run_says_where_it_goes_on(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+def test_a_resumed_run_says_where_it_continues(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     first = quiet()
     first.on("train_epoch_end")(lambda trainer: trainer.save_checkpoint(tmp_path / "one"))
     first.fit(Net(), batches(3))

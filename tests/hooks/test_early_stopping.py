@@ -217,7 +217,7 @@ class SaveAt(Hook):
         self.path = path
 
 
-def test_a_resumed_run_goes_on_counting() -> None:
+def test_a_resumed_run_continues_counting() -> None:
     saver = SaveAt(2)
     quiet(max_epochs=3, hooks=[EarlyStopping("val/score", patience=2), saver]).fit(
         Scripted(1.0, 2.0, 0.5, 3.0), batches(2), batches(1)

@@ -305,7 +305,7 @@ def test_the_history_is_bounded_and_covers_the_whole_run() -> None:
     assert len({b - a for a, b in zip(steps, steps[1:], strict=False)}) == 1
 
 
-def test_the_history_goes_on_after_a_resume() -> None:
+def test_the_history_continues_after_a_resume() -> None:
     class Saves(Hook):
         def on_step_end(self, trainer: Trainer, step: int) -> None:
             if step == 4:

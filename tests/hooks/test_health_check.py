@@ -1,4 +1,4 @@
-"""HealthCheck: a slow rank and a silent one are named; one process has nobody to ask."""
+"""HealthCheck: a slow rank and a silent one are named; one process has no other rank to ask."""
 
 from __future__ import annotations
 

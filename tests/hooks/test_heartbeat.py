@@ -99,7 +99,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     assert all(json.loads(text)["stage"] == "fit" for text in read)
 
 
-def test_a_file_that_cannot_be_written_is_reported_once_and_the_run_goes_on(
+def test_a_file_that_cannot_be_written_is_reported_once_and_the_run_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "taken").write_text("a file where a folder is needed")

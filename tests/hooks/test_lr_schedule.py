@@ -168,7 +168,7 @@ class Save(Hook):
             self.path = path
 
 
-def test_a_resumed_run_goes_on_in_its_course() -> None:
+def test_a_resumed_run_continues_in_its_course() -> None:
     saver, seen = Save(), Rates()
     whole = rates("cosine", saver, warmup=2)
     trainer = quiet(max_epochs=2, hooks=[LRSchedule("cosine", warmup=2), seen])

@@ -65,7 +65,7 @@ def test_names_that_a_phase_does_not_give_keep_their_weight() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 3, 4, 5, 11])
-def test_after_a_resume_the_phases_go_on(cut: int, tmp_path: Path) -> None:
+def test_after_a_resume_the_phases_continue(cut: int, tmp_path: Path) -> None:
     phases = {0: ONLY_WEB, 4: {"web": 1, "code": 3}, "9": ONLY_CODE}
     whole = fit(phases, folder=tmp_path)
     assert fit(phases, resume=tmp_path / f"after-{cut}") == whole[cut:]

@@ -142,7 +142,7 @@ def test_an_update_that_spoils_the_weights_is_seen() -> None:
         quiet(hooks=[NaNGuard(check="parameters")]).fit(Deep(-1, lr=math.inf), batches(2))
 
 
-def test_at_a_terminal_it_breaks_into_the_debugger_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_a_terminal_it_breaks_into_the_debugger_and_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
     def debugger() -> None:

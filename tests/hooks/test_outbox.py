@@ -43,7 +43,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> str:
     return record.getMessage()
 
 
-def test_a_service_that_is_down_is_reported_once_and_the_run_goes_on(
+def test_a_service_that_is_down_is_reported_once_and_the_run_continues(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     trainer = quiet(max_epochs=3, hooks=[Webhook(nobody_at(PATH), notify_on=["epoch_end"])])

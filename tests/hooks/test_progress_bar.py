@@ -172,7 +172,7 @@ def test_time_spent_in_validation_does_not_slow_the_training_rate(monkeypatch: p
     assert bar.rest == "4.0 it/s"
 
 
-def test_a_resumed_epoch_goes_on_where_it_was(log: io.StringIO, tmp_path: Path) -> None:
+def test_a_resumed_epoch_continues_where_it_was(log: io.StringIO, tmp_path: Path) -> None:
     saver = quiet(run_dir=tmp_path, max_steps=2)
     saver.on("train_batch_end", every=2)(lambda trainer: trainer.save_checkpoint(tmp_path / "half"))
     saver.fit(Net(), batches(5))

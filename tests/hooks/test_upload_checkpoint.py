@@ -95,7 +95,7 @@ def test_the_manifest_comes_last(odd: type[Odd]) -> None:
     assert order[3] == ["s2", "manifest.json"] and order[7] == ["s4", "manifest.json"]
 
 
-def test_training_goes_on_while_it_uploads_and_the_end_waits(odd: type[Odd]) -> None:
+def test_training_continues_while_it_uploads_and_the_end_waits(odd: type[Odd]) -> None:
     odd.gate.clear()
     seen: list[Any] = []
     hook = UploadCheckpoint("odd://bucket")
@@ -156,7 +156,7 @@ def test_a_failure_is_tried_again(odd: type[Odd], caplog: pytest.LogCaptureFixtu
     assert hook.failed == []
 
 
-def test_what_cannot_be_uploaded_is_reported_and_the_run_goes_on(
+def test_what_cannot_be_uploaded_is_reported_and_the_run_continues(
     odd: type[Odd], caplog: pytest.LogCaptureFixture
 ) -> None:
     hook = UploadCheckpoint("odd://user:secret@host/bucket", attempts=1)

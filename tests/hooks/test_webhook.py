@@ -1,4 +1,4 @@
-"""Webhook: messages that arrive, failures that do not matter, and an address that nobody sees."""
+"""Webhook: messages that arrive, failures that do not matter, and an address that stays secret."""
 
 from __future__ import annotations
 

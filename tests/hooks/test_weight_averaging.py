@@ -151,7 +151,7 @@ def test_a_failing_validation_gives_the_weights_back() -> None:
     assert same(weights(net), follow.trained[-1])
 
 
-def test_a_resumed_run_goes_on_averaging() -> None:
+def test_a_resumed_run_continues_averaging() -> None:
     whole, saver = WeightAveraging("ema", 0.8), SavesFirstEpoch()
     net = Net()
     again = copy.deepcopy(net)

@@ -14,7 +14,7 @@ from tiny import Net, quiet
 
 import hookline
 from hookline import Hook
-from hookline.interop.hosted.host import ACCELERATE, HOSTS, LIGHTNING, RAW_LOOP, TRANSFORMERS
+from hookline.interop.hosted.host import ACCELERATE_HOST, HOSTS, LIGHTNING_HOST, RAW_LOOP, TRANSFORMERS_HOST
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -128,9 +128,9 @@ def test_lightning_tells_of_its_sanity_check_as_hookline_does() -> None:
 @pytest.mark.parametrize(
     ("host", "make"),
     [
-        (LIGHTNING, hookline.hosts.lightning),
-        (TRANSFORMERS, hookline.hosts.transformers),
-        (ACCELERATE, partial(hookline.hosts.accelerate, Accelerator(cpu=True), torch.nn.Linear(1, 1))),
+        (LIGHTNING_HOST, hookline.hosts.lightning),
+        (TRANSFORMERS_HOST, hookline.hosts.transformers),
+        (ACCELERATE_HOST, partial(hookline.hosts.accelerate, Accelerator(cpu=True), torch.nn.Linear(1, 1))),
     ],
     ids=["lightning", "transformers", "accelerate"],
 )

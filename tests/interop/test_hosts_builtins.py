@@ -267,7 +267,7 @@ class Counts(Hook):
         self.steps = list(state["steps"])
 
 
-def test_hooks_go_on_from_lightning_s_own_checkpoint(tmp_path: Path) -> None:
+def test_hooks_continue_from_lightning_s_own_checkpoint(tmp_path: Path) -> None:
     first, second = Counts(), Counts()
     trainer = lightning_trainer([hookline.hosts.lightning([first])], max_epochs=1)
     trainer.fit(LightningNet(), loader(DATA))
@@ -279,7 +279,7 @@ def test_hooks_go_on_from_lightning_s_own_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_transformers", [False, True])
-def test_hooks_go_on_from_transformers_own_checkpoint(tmp_path: Path, by_transformers: bool) -> None:
+def test_hooks_continue_from_transformers_own_checkpoint(tmp_path: Path, by_transformers: bool) -> None:
     saved: list[Any] = []
 
     class Hears(Hook):
@@ -447,7 +447,7 @@ def test_the_same_hooks_can_hear_another_run(host: str) -> None:
         else:
             trainer = transformers_trainer([callback], "out", num_train_epochs=1)
             trainer.train()
-            trainer.evaluate()  # outside of a run: nobody is told
+            trainer.evaluate()  # outside of a run: no hook is called
     assert hook.seen == [5, 5, 5, 5]
 
 

@@ -145,7 +145,7 @@ def test_a_hook_that_fails_before_an_update_fails_the_run(tmp_path: Path) -> Non
     )
 
 
-def test_transformers_goes_on_in_the_middle_of_an_epoch_with_everything_it_had(
+def test_transformers_continues_in_the_middle_of_an_epoch_with_everything_it_had(
     tmp_path: Path, caplog: Any
 ) -> None:
     whole, monitor = Facts(), GradientMonitor(log_frequency=1)

@@ -139,7 +139,7 @@ def names(folder: Path) -> list[str]:
     return sorted(each.name for each in folder.iterdir() if each.name != "last")
 
 
-def test_the_checkpoints_are_hooklines_and_a_run_goes_on_from_them() -> None:
+def test_the_checkpoints_are_hooklines_and_a_run_continues_from_them() -> None:
     def callback() -> Any:
         return ModelCheckpoint(monitor="score", save_top_k=1, save_last=True)
 
@@ -161,7 +161,7 @@ def test_the_checkpoints_are_hooklines_and_a_run_goes_on_from_them() -> None:
     assert best.global_step == 20  # three epochs after the second one
 
 
-def test_a_run_goes_on_from_a_link_to_the_newest_one() -> None:
+def test_a_run_continues_from_a_link_to_the_newest_one() -> None:
     callback = ModelCheckpoint(save_last="link", dirpath="kept")
     quiet(hooks=[callback], max_epochs=2).fit(Net(), batches(2))
     assert Path(callback.last_model_path).is_symlink()

@@ -296,7 +296,7 @@ class Tuned(pl.LightningModule):
         return torch.optim.SGD([each for each in self.parameters() if each.requires_grad], lr=0.1)
 
 
-def test_a_resumed_finetuning_goes_on_as_if_it_had_not_been_interrupted() -> None:
+def test_a_resumed_finetuning_continues_as_if_it_had_not_been_interrupted() -> None:
     def run(epochs: int, resume: str | None = None) -> Any:
         torch.manual_seed(0)
         module = Tuned()

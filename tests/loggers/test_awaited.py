@@ -182,7 +182,7 @@ def test_values_come_as_they_were_logged_and_stay_that_way() -> None:
     assert given[4] == {"path": Path("x"), "net": {"sizes": [1, 2]}}
 
 
-def test_a_wrong_value_is_raised_where_it_was_logged_and_switches_nobody_off() -> None:
+def test_a_wrong_value_is_raised_where_it_was_logged_and_switches_no_logger_off() -> None:
     class Picky(Rows):
         def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
             raise BadValue("no text here")
@@ -296,7 +296,7 @@ def test_the_next_run_waits_for_it_again_or_leaves_it_off_while_it_hangs(hung: C
     [OSError("disk full"), SystemExit(1), KeyboardInterrupt()],
     ids=lambda error: type(error).__name__,
 )
-def test_a_logger_that_fails_is_named_once_and_the_run_goes_on(
+def test_a_logger_that_fails_is_named_once_and_the_run_continues(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Fails(Rows):

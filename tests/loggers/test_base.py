@@ -60,7 +60,7 @@ def test_no_public_method_of_a_logger_is_forgotten_by_the_group() -> None:
     assert public == set(dict(CALLS))
 
 
-def test_a_group_is_true_only_if_somebody_is_in_it() -> None:
+def test_a_group_is_true_only_if_it_has_a_member() -> None:
     assert Loggers([Logger()]) and not Loggers()
 
 
@@ -151,7 +151,7 @@ def test_a_logger_that_fails_is_reported_once_and_neither_the_run_nor_the_others
 
 
 class Counts(Logger):
-    """Its position is how many rows it has had; remembers what it was told when a run went on."""
+    """Its position is how many rows it has had; remembers what it was told when a run continued."""
 
     queued = False
 
@@ -189,7 +189,7 @@ def test_a_logger_of_ones_own_gets_its_position_back_whoever_came_or_went() -> N
     first.told.clear()
     quiet(logger=first, run_dir="mine").fit(Net(), batches(1))
     quiet(logger=first, run_dir="mine").validate(Net(), batches(1), checkpoint=path)
-    assert not first.told  # neither a new run nor an evaluation goes on from anywhere
+    assert not first.told  # neither a new run nor an evaluation continues from anywhere
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_logger_that_cannot_tell_its_position_spoils_no_checkpoint(
     assert good.told == [(2, 2, 0, "step-2")]
 
 
-def test_a_logger_that_fails_when_a_run_goes_on_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_logger_that_fails_when_a_run_continues_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
     class Bad(Counts):
         def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
             raise BadValue("odd")
@@ -240,7 +240,7 @@ def test_ctrl_c_in_a_logger_is_still_ctrl_c() -> None:
         Loggers([Interrupted()]).add_text("a", "b")
 
 
-def test_a_wrong_image_is_the_callers_mistake_and_switches_nobody_off(
+def test_a_wrong_image_is_the_callers_mistake_and_switches_no_logger_off(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     group = Loggers([JSONLines(tmp_path / "log.jsonl")])

@@ -65,7 +65,7 @@ def test_every_kind_of_record_is_taken_and_numbers_come_back_exactly(tmp_path: P
     assert {row["name"]: row["value"] for row in table(tmp_path / "hparams.csv")}["net/width"] == "8"
 
 
-def test_the_table_is_whole_whenever_somebody_looks() -> None:
+def test_the_table_is_complete_whenever_it_is_read() -> None:
     seen: list[tuple[int, int]] = []
 
     class Looks(Hook):
@@ -98,7 +98,7 @@ def test_a_table_that_cannot_be_replaced_is_still_the_old_one(
     assert (tmp_path / "metrics.csv").read_bytes() == before
 
 
-def test_a_run_that_goes_on_continues_the_table(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_the_table(tmp_path: Path) -> None:
     for step, names in enumerate((["a"], ["a"], ["b"], ["a", "c"])):
         logger = CSV()
         logger.open(lambda: tmp_path)

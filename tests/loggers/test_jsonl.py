@@ -286,7 +286,7 @@ def torn() -> Any:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_wrong_value_is_the_callers_mistake_and_the_log_goes_on(mistake: str) -> None:
+def test_a_wrong_value_is_the_callers_mistake_and_the_log_continues(mistake: str) -> None:
     class Errs(Hook):
         def on_step_end(self, logger: Any, step: int) -> None:
             if step == 2:

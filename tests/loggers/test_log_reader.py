@@ -1,4 +1,4 @@
-"""Reading a log: what still holds, each record once, whichever checkpoints a run went on from."""
+"""Reading a log: what still holds, each record once, whichever checkpoints a run continued from."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_every_kind_of_record_is_taken(tmp_path: Path, caplog: pytest.LogCapture
     )
 
 
-def test_the_same_directory_goes_on_with_the_same_run_and_another_begins_its_own(tmp_path: Path) -> None:
+def test_the_same_directory_continues_with_the_same_run_and_another_begins_its_own(tmp_path: Path) -> None:
     logger, ids = MLflow(), []
     for folder, lr in (("a", 0.1), ("a", 0.2), ("b", 0.1)):
         (tmp_path / folder).mkdir(exist_ok=True)

@@ -155,7 +155,7 @@ def test_large_tensors_cannot_fill_the_memory(slow: Keeps, monkeypatch: pytest.M
     [RuntimeError("no network"), SystemExit(1), ValueError("odd")],
     ids=lambda error: type(error).__name__,
 )
-def test_a_failing_logger_is_reported_once_and_switched_off_and_the_run_goes_on(
+def test_a_failing_logger_is_reported_once_and_switched_off_and_the_run_continues(
     slow: Keeps, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
     slow.error = error

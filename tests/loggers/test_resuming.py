@@ -1,4 +1,4 @@
-"""A run that was cut and goes on has the log of a run that was never cut: every row, none twice."""
+"""A run that was cut and continues has the log of a run that was never cut: every row, none twice."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def whole() -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("save", [{}, {"save": "async"}], ids=["sync", "async"])
-def test_a_run_that_failed_and_goes_on_from_an_older_checkpoint(
+def test_a_run_that_failed_and_continues_from_an_older_checkpoint(
     whole: list[Any], save: dict[str, Any]
 ) -> None:
     cut("mine", 9, Saves(3, 6, 8), **save)
@@ -128,7 +128,7 @@ def test_what_a_preempted_run_says_at_its_end_is_superseded(whole: list[Any]) ->
     )  # that mean, what the hooks had cost, where the time went, how it ended
 
 
-def test_a_run_that_goes_on_elsewhere_marks_nothing_there(whole: list[Any]) -> None:
+def test_a_run_that_continues_elsewhere_marks_nothing_there(whole: list[Any]) -> None:
     cut("mine", 9, Saves(3))
     before = rows("mine")
     fit("other", Saves(), resume=checkpoint(3))
@@ -148,7 +148,7 @@ def test_a_finished_run_that_is_started_again_keeps_its_log(whole: list[Any]) ->
 def test_a_run_that_begins_anew_in_a_directory_of_another_is_a_course_of_its_own(whole: list[Any]) -> None:
     fit("mine", max_epochs=4)
     trainer("mine", logger=True).validate(Net(), batches(1))  # has its rows beside those of the training
-    fit("mine", resume="auto")  # there is no checkpoint to go on from
+    fit("mine", resume="auto")  # there is no checkpoint to continue from
     assert rows("mine") == whole
     (mark,) = resumes("mine")
     assert mark["step"] == 0 and "checkpoint" not in mark

@@ -118,7 +118,7 @@ def test_a_second_run_in_the_same_directory_is_seen_after_the_first() -> None:
     assert "val/loss" in read(Path("mine/tensorboard")).Tags()["scalars"]
 
 
-def test_a_run_that_goes_on_hides_what_came_after_its_checkpoint() -> None:
+def test_a_run_that_continues_hides_what_came_after_its_checkpoint() -> None:
     class Cuts(Hook):
         def on_step_end(self, trainer: Any, step: int) -> None:
             if step == 2:

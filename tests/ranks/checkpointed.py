@@ -106,7 +106,7 @@ def train(
     make: type[Net] = Net,
     **options: Any,
 ) -> tuple[Trainer, Record]:
-    """Train it, from wherever it is told to go on."""
+    """Train it, from wherever it is told to continue."""
     torch.manual_seed(3)
     net, record = make(), Record()
     usual: dict[str, Any] = {

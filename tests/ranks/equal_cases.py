@@ -35,7 +35,7 @@ class Norms(Hook):
 
 
 class NormsOnZero(Norms):
-    """On one rank only: nobody else may have to wait for it."""
+    """On one rank only: no other rank may have to wait for it."""
 
     ranks = "zero"
 

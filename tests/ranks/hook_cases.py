@@ -206,4 +206,4 @@ def main() -> None:
     start_cases.main()
     report(
         "validate on one", lambda: fit(DDP(), mine(DATA), val=mine(DATA[:3]), hooks=[Validates(0)])
-    )  # nobody can go on after it
+    )  # no rank can continue after it

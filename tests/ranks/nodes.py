@@ -79,7 +79,7 @@ class Node:
             self.job.wait()
 
     def unplug(self) -> None:
-        """Pull the cable: whoever is at the other end gets no answer any more, not even that nobody is there."""
+        """Pull the cable: the other end gets no answer any more, not even a refused connection."""
         _ip("-n", self.name, "link", "set", self.link, "down")
 
     def plug(self) -> None:

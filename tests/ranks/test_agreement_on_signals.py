@@ -97,7 +97,7 @@ run("when the last batch is over", Killed(signal.SIGTERM, {1}, batch=19))
 run("in a validation", KilledInValidation(signal.SIGTERM, {1}), val=batches(1000), val_check_interval=3, run_dir=f"{FOLDER}/cut")
 run("resumed", None, val=batches(4), data=10, val_check_interval=3, run_dir=f"{FOLDER}/cut", resume="auto")
 run("twice", KilledTwice(signal.SIGTERM, {0, 1}))
-run("stuck", Stuck(signal.SIGTERM, {1}), grace_period=1)  # nobody can go on after it
+run("stuck", Stuck(signal.SIGTERM, {1}), grace_period=1)  # no rank can continue after it
 '''
 
 

@@ -150,7 +150,7 @@ def trained(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def single(folder: Path, trained: Any) -> dict[str, Any]:
-    """One process goes on from the FSDP checkpoint of two, saves what it begins with, and trains to the end; another starts anew."""
+    """One process continues from the FSDP checkpoint of two, saves what it begins with, and trains to the end; another starts anew."""
 
     class Start(Hook):
         def on_train_start(self, trainer: Any) -> None:
@@ -266,7 +266,7 @@ def test_one_process_reads_the_shards_of_two_as_whole_tensors(
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("source", ["single", "other"])
-def test_two_ranks_go_on_from_one_process_and_from_another_strategy(
+def test_two_ranks_continue_from_one_process_and_from_another_strategy(
     trained: Any, read_again: Any, strategy: str, source: str
 ) -> None:
     came_from = "fsdp" if source == "single" or strategy == "ddp" else "ddp"
@@ -275,13 +275,13 @@ def test_two_ranks_go_on_from_one_process_and_from_another_strategy(
             assert rank[strategy][source][part] == trained[0][came_from]["cut"][part]
 
 
-def test_one_process_goes_on_with_the_samples_that_two_ranks_had_left(trained: Any, single: Any) -> None:
-    # the record of one process goes on from rank zero's
+def test_one_process_continues_with_the_samples_that_two_ranks_had_left(trained: Any, single: Any) -> None:
+    # the record of one process continues from rank zero's
     assert sorted([*single["samples"], *trained[1]["fsdp"]["cut samples"]]) == sorted([*range(48)] * 2)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_two_ranks_go_on_with_the_samples_that_one_process_had_left(
+def test_two_ranks_continue_with_the_samples_that_one_process_had_left(
     single: Any, read_again: Any, strategy: str
 ) -> None:
     before, after = single["one"], [rank[strategy]["one samples"] for rank in read_again]

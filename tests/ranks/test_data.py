@@ -1,4 +1,4 @@
-"""Data over ranks: every sample once, in one order for all of them, whatever loader the user brought; nobody waits in vain."""
+"""Data over ranks: every sample once, in one order for all of them, whatever loader the user brought; no rank waits in vain."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_a_mixture_draws_from_each_loader_as_it_should_and_counts_over_ranks(ran
 
 
 @pytest.mark.parametrize("run", ["cut", "own parts", "mixed"])
-def test_a_resumed_run_goes_on_exactly(run: str, ranks: tuple[int, Told]) -> None:
+def test_a_resumed_run_continues_exactly(run: str, ranks: tuple[int, Told]) -> None:
     _, told = ranks
     for whole, rest in zip(told[run], told[f"{run}, resumed"], strict=True):
         done = len(whole["turns"]) - len(rest["turns"])

@@ -1,4 +1,4 @@
-"""Hooks that come, go, fail or ask on one rank only: nobody waits for ever, and the ranks' weights stay the same."""
+"""Hooks that come, go, fail or ask on one rank only: no rank waits for ever, and the ranks' weights stay the same."""
 
 from __future__ import annotations
 
@@ -27,16 +27,14 @@ def same(cases: list[Any], step: int = 8) -> list[list[Any]]:
 
 
 @both
-def test_a_hook_that_comes_on_one_rank_keeps_nobody_waiting_and_soon_gets_what_it_asks_for(
-    found: Found, name: str
-) -> None:
+def test_a_hook_added_on_one_rank_makes_no_rank_wait_and_soon_gets_its_facts(found: Found, name: str) -> None:
     _, (seen,) = same(found[f"{name}: comes"])
     assert [step for step, _, _ in seen] == [*range(2, 9)]
     assert all(math.isfinite(value) for each in seen[3:] for value in each)
 
 
 @both
-def test_a_hook_that_is_switched_off_on_one_rank_goes_on_on_the_other(found: Found, name: str) -> None:
+def test_a_hook_that_is_switched_off_on_one_rank_continues_on_the_other(found: Found, name: str) -> None:
     (zero,), (one,) = same(found[f"{name}: goes"])
     assert [step for step, _, _ in zero] == [*range(1, 9)] and [step for step, _, _ in one] == [1]
 
@@ -73,7 +71,9 @@ def test_a_guard_looks_at_shards_of_which_some_are_empty(found: Found) -> None:
     same(found["guard"])
 
 
-def test_a_norm_of_shards_that_nobody_asked_for_is_an_error_that_says_how_to_ask(found: Found) -> None:
+def test_a_norm_of_shards_that_was_not_requested_is_an_error_that_says_how_to_request_it(
+    found: Found,
+) -> None:
     for each in found["reads"]:
         assert each["error"] == "HooklineError" and "def on_step_end(self, grad_norm)" in each["text"]
 

@@ -1,4 +1,4 @@
-"""Metrics over ranks: everyone sees the same values, and they are those of one process that trains on all of the data."""
+"""Metrics over ranks: all ranks see the same values, and they are those of one process that trains on all of the data."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_hook_of_rank_zero_gets_the_loss_of_all_ranks(told: Told, alone: dict[
     assert told[1]["listened"]["losses"] == []
 
 
-def test_a_value_that_only_rank_zero_logs_reaches_all_and_makes_nobody_wait(told: Told) -> None:
+def test_a_value_that_only_rank_zero_logs_reaches_all_and_makes_no_rank_wait(told: Told) -> None:
     assert [2, {"only_zero": 7.0}] in told[0]["listened"]["rows"]
     assert all(each["listened"]["newest"]["only_zero"] == 7.0 for each in told)
 

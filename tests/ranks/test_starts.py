@@ -46,7 +46,7 @@ def test_a_preparation_that_fails_is_told_to_the_ranks_that_wait_for_it(from_hoo
     assert from_hook_cases["after it"] == [
         6,
         6,
-    ]  # nobody was left waiting for an answer, so the next run can begin
+    ]  # no rank was left waiting for an answer, so the next run can begin
 
 
 def test_ranks_wait_for_each_other_as_long_as_the_strategy_says(from_hook_cases: Found) -> None:

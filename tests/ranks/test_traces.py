@@ -22,7 +22,7 @@ from tiny import Net, batches, quiet
 from hookline import Hook
 
 class Dear(Hook):
-    """Needs all ranks every time, and is too dear on one of them: had that one alone switched it off, the other would hang."""
+    """Needs all ranks every time, and is too expensive on one of them: had that one alone switched it off, the other would hang."""
     budget, over_budget = "2 ms", "disable"
     heard = 0
     def on_train_batch_end(self, rank):
@@ -71,7 +71,7 @@ def test_together_they_lie_on_one_clock(job: tuple[Outcome, Path]) -> None:
     )
 
 
-def test_a_hook_that_is_too_dear_on_one_rank_is_switched_off_on_all_at_the_same_batch(
+def test_a_hook_that_is_too_expensive_on_one_rank_is_switched_off_on_all_at_the_same_batch(
     job: tuple[Outcome, Path],
 ) -> None:
     outcome, _ = job

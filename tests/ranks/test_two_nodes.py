@@ -1,4 +1,4 @@
-"""Two machines, each with its own torchrun: one of them is lost, the other ends and says so, and the job goes on from its save."""
+"""Two machines, each with its own torchrun: one of them is lost, the other ends and says so, and the job continues from its save."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ print("RESULT", json.dumps([s.rank, s.local_rank, s.world_size, slowly.began, s.
 """
 
 
-def test_a_machine_that_is_gone_is_named_and_the_job_goes_on_from_its_newest_checkpoint(
+def test_a_machine_that_is_gone_is_named_and_the_job_continues_from_its_newest_checkpoint(
     tmp_path: Path,
 ) -> None:
     script = write(SCRIPT, tmp_path)

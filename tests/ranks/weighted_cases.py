@@ -208,7 +208,7 @@ WEIGHTED: dict[str, Any] = {"accumulate_by": "samples", "accumulate_grad_batches
 
 
 def dealt(strategy: Any, name: str) -> list[Any]:
-    """One loader for all ranks, whose last turn does not have enough for everybody. It leaves a checkpoint inside a window."""
+    """One loader for all ranks, whose last turn does not have enough for all ranks. It leaves a checkpoint inside a window."""
     many, a = fit(
         strategy, DataLoader(samples(), 3), Tuples, hooks=[SaveAt(1)], run_dir=f"{name}-{WORLD}", **WEIGHTED
     )

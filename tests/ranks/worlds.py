@@ -168,7 +168,7 @@ def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 
 
 def report(name: str, case: Callable[[], Any]) -> None:
-    """Run a case and print what it returns, or how it failed; the other cases go on."""
+    """Run a case and print what it returns, or how it failed; the other cases continue."""
     try:
         found = case()
     except Exception as error:

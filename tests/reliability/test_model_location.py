@@ -401,7 +401,7 @@ def test_restore_best_leaves_the_best_weights_in_the_module_and_the_last_ones_on
     longer = {"max_epochs": 4, "scores": (2, 1, 3, 4)}
     _, resumed, _ = train(ModelCheckpoint("val/score"), averaged=averaged, resume="auto", **longer)
     _, whole, _ = train(ModelCheckpoint("val/score"), averaged=averaged, run_dir="whole", **longer)
-    assert same(weights(resumed), weights(whole))  # it goes on from the last weights
+    assert same(weights(resumed), weights(whole))  # it continues from the last weights
 
 
 def test_restore_best_without_a_best_one_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""A signal ends a run in good order: the batch is finished, everything is saved, and the resumed run is the run that went on."""
+"""A signal ends a run in good order: the batch is finished, everything is saved, and the resumed run is the run that continued."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("event", "at"), PLACES)
-def test_a_run_that_a_signal_has_ended_goes_on_bit_for_bit(tmp_path: Path, event: str, at: int) -> None:
+def test_a_run_that_a_signal_has_ended_continues_bit_for_bit(tmp_path: Path, event: str, at: int) -> None:
     whole, expected, heard = train(tmp_path / "whole")
     with pytest.raises(Preempted) as ended:
         train(tmp_path / "cut", Kill(event, at))

@@ -1,4 +1,4 @@
-"""What a run leaves behind: skips and failures in its log, and last words that say what failed, what was saved and how to go on."""
+"""What a run leaves behind: skips and failures in its log, and last words that say what failed, what was saved and how to continue."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ class Interrupted(Hook):
 
 @pytest.fixture
 def interruptible():
-    """Ctrl-C as Python has it by itself: the tests may run where somebody has switched it off."""
+    """Ctrl-C as Python has it by itself: the tests may run where it is switched off."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

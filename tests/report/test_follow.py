@@ -1,4 +1,4 @@
-"""A run that is followed while it goes on shows the same as one that is read at its end."""
+"""A run that is followed while it continues shows the same as one that is read at its end."""
 
 from __future__ import annotations
 

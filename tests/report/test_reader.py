@@ -183,7 +183,7 @@ def test_odd_records_are_passed_over() -> None:
         {"type": "metrics", "time": 10**400, "metrics": {}},
     ]
     path = written("run", *odd)
-    with (path / "log.jsonl").open("a") as log:  # steps and epochs that nobody can count to
+    with (path / "log.jsonl").open("a") as log:  # steps and epochs that are too large
         log.writelines(
             f'{{"type": "{kind}", "step": 1{"0" * 400}, "epoch": 1{"0" * 400}, "metrics": {{"loss": 1}}}}\n'
             for kind in ("metrics", "skip")

@@ -213,7 +213,7 @@ def test_a_run_lasted_as_long_as_its_jobs_and_pauses_are_told_apart() -> None:
     assert (about["took"], about["pauses"]) == ("2 min", "")
 
 
-def test_a_finished_run_that_goes_on_is_not_called_finished() -> None:
+def test_a_finished_run_that_continues_is_not_called_finished() -> None:
     path = written(
         "run",
         {"type": "hyperparams", "time": time.time(), "params": {}},

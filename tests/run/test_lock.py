@@ -264,7 +264,7 @@ def test_a_checkpoint_that_is_saved_after_the_run_is_refused_if_another_job_is_t
 
 
 @pytest.mark.usefixtures("impatient")
-def test_the_newest_of_many_runs_is_locked_before_it_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_newest_of_many_runs_is_locked_before_it_continues(caplog: pytest.LogCaptureFixture) -> None:
     trainer = quiet(hooks=[ModelCheckpoint()])
     trainer.fit(Net(), batches())
     run_dir = trainer.run_dir
@@ -361,7 +361,7 @@ def test_one_that_has_given_none_for_long_is_taken_over_at_once_by_the_clock_of_
 
 @pytest.mark.usefixtures("brisk")
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"token": 3}', "\0" * 100, '{"token": "x"}'])
-def test_a_file_that_says_nothing_keeps_nobody_out(text: str) -> None:
+def test_a_lock_file_without_a_process_keeps_no_run_out(text: str) -> None:
     Path("run").mkdir()
     LOCK.write_text(text)
     assert fit().global_step == 4

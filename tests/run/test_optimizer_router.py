@@ -203,7 +203,7 @@ def test_a_loader_that_comes_late_trains_all_optimizers() -> None:
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_a_resumed_run_goes_on_exactly(accumulate: int, tmp_path: Any) -> None:
+def test_a_resumed_run_continues_exactly(accumulate: int, tmp_path: Any) -> None:
     class Saves(Hook):
         def on_train_batch_end(self, trainer: Any, batches_seen: int) -> None:
             if batches_seen == 4:

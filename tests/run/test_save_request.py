@@ -27,7 +27,7 @@ def draw() -> tuple[float, ...]:
     )
 
 
-def test_random_streams_go_on_where_they_were(tmp_path: Path) -> None:
+def test_random_streams_continue_where_they_were(tmp_path: Path) -> None:
     random.gauss(0, 1)  # a Gaussian pair half used up is part of the state
     np.random.randn()
     write({"rng": rng_state()}, tmp_path / "c")

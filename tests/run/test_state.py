@@ -85,7 +85,7 @@ def test_every_fact_known_everywhere_is_a_key_too(fact: str) -> None:
     assert trainer.state[fact] is expected or trainer.state[fact] == expected
 
 
-def test_tokens_are_counted_only_if_somebody_asks() -> None:
+def test_tokens_are_counted_only_on_request() -> None:
     silent = quiet()
     silent.fit(Net(), batches(2))
     asked = quiet()

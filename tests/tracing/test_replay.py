@@ -90,7 +90,7 @@ def test_a_hook_hears_in_the_replay_just_what_it_heard_in_the_run():
     assert sum(row.calls for row in done.cost) == len(again.notes)
 
 
-def test_a_hook_that_was_not_there_hears_events_that_nobody_heard():
+def test_a_hook_that_was_not_there_gets_events_that_had_no_listener():
     record()
     heard = []
     replay("trace.json", on("after_backward")(lambda batch_idx: heard.append(batch_idx)))
@@ -132,7 +132,7 @@ def test_what_was_not_recorded_is_an_error_before_the_first_event():
     assert hook.heard == 0
 
 
-def test_costly_facts_are_there_if_somebody_had_asked_for_them():
+def test_costly_facts_are_there_if_a_hook_had_requested_them():
     got = {"run": [], "replay": []}
 
     class Norms(Hook):
@@ -179,7 +179,7 @@ def test_the_state_and_the_context_have_what_was_recorded_and_name_what_was_not(
     assert "stop at epoch 0, batch 0, step 1: seen enough" in done.asked
 
 
-def test_signals_are_noted_and_the_run_goes_on():
+def test_signals_are_noted_and_the_run_continues():
     record()
     done = replay(
         "trace.json", on("train_batch_start")(lambda batch_idx: SKIP_BATCH if batch_idx == 2 else None)

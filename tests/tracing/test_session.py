@@ -1,4 +1,4 @@
-"""A trace can be started and stopped in the middle of a run, goes on after a resume, and never replaces what is none."""
+"""A trace can be started and stopped in the middle of a run, continues after a resume, and never replaces what is none."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_it_covers_what_happens_between_start_and_stop():
     assert plan["partial"] is True and any(row["event"] == "on_step_end" for row in plan["rows"])
 
 
-def test_started_again_it_goes_on_in_the_same_file():
+def test_started_again_it_continues_in_the_same_file():
     trainer = quiet(run_dir="run")
 
     @trainer.on("train_batch_end")
@@ -67,7 +67,7 @@ def test_it_cannot_be_started_twice_or_without_a_run():
     trainer.tracing.stop()  # nothing to stop, nothing happens
 
 
-def test_a_resumed_run_goes_on_in_the_trace_of_the_killed_one():
+def test_a_resumed_run_continues_in_the_trace_of_the_killed_one():
     saves = SavesFirstEpoch()
     quiet(hooks=[saves], trace=True, run_dir="run", max_epochs=2).fit(Net(), batches(2))
     path = Path("run/trace.json")
@@ -78,7 +78,7 @@ def test_a_resumed_run_goes_on_in_the_trace_of_the_killed_one():
     assert [each["args"]["step"] for each in named(records, "on_step_end")] == [1, 2, 3, 4, 3, 4, 5, 6]
 
 
-def test_a_fresh_run_replaces_an_older_trace_and_a_test_goes_on_in_it():
+def test_a_fresh_run_replaces_an_older_trace_and_a_test_continues_in_it():
     for _ in range(2):
         trainer = quiet(trace="trace.json")
         net = Net()

@@ -74,7 +74,7 @@ def test_a_viewer_finds_every_record_inside_another_one_or_beside_it():
     assert len(times) > 200
 
 
-def test_events_that_nobody_hears_are_there_too_and_leave_no_slot_behind():
+def test_events_without_listeners_are_there_too_and_leave_no_slot_behind():
     trainer = quiet(trace="trace.json")
     trainer.fit(Net(), batches(2))
     assert len(named(load("trace.json"), "on_after_backward")) == 2

@@ -203,7 +203,7 @@ def test_what_a_hook_does_to_the_weights_at_the_end_is_saved_and_not_done_twice(
     )
 
 
-def test_averages_that_are_swapped_in_at_the_end_are_there_again_and_training_goes_on_from_the_trained_weights(
+def test_averages_that_are_swapped_in_at_the_end_are_there_again_and_training_continues_from_the_trained_weights(
     tmp_path: Path,
 ) -> None:
     first = train(tmp_path, WeightAveraging(decay=0.5, swap_at_end=True))
@@ -223,7 +223,7 @@ def test_averages_that_are_swapped_in_at_the_end_are_there_again_and_training_go
     assert same(looks.weights, raw)
 
 
-def test_raising_the_limits_goes_on_from_the_last_state_as_if_it_had_never_ended(tmp_path: Path) -> None:
+def test_raising_the_limits_continues_from_the_last_state_as_if_it_had_never_ended(tmp_path: Path) -> None:
     train(tmp_path / "cut")
     longer = train(tmp_path / "cut", seed=2, max_epochs=2)
     whole = train(tmp_path / "whole", max_epochs=2)
@@ -242,7 +242,7 @@ def test_a_resumed_run_that_saves_nothing_itself_has_its_last_state_on_disk_too(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_leaves_the_state_that_the_run_goes_on_from_alone(tmp_path: Path, number: int) -> None:
+def test_a_signal_leaves_the_state_that_the_run_continues_from_alone(tmp_path: Path, number: int) -> None:
     class Kills(Hook):
         def on_step_end(self, step: int) -> None:
             if step == 6:
@@ -444,7 +444,7 @@ def test_the_interval_is_an_option(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [3, 8, 11, 16])
-def test_a_run_that_is_killed_goes_on_from_the_newest_write(tmp_path: Path, step: int) -> None:
+def test_a_run_that_is_killed_continues_from_the_newest_write(tmp_path: Path, step: int) -> None:
     class Dies(Hook):
         """Copies what a kill at this moment leaves."""
 
@@ -534,7 +534,7 @@ FAILURES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("where", FAILURES)
-def test_a_failed_run_leaves_its_newest_state_and_goes_on_from_it(tmp_path: Path, where: str) -> None:
+def test_a_failed_run_leaves_its_newest_state_and_continues_from_it(tmp_path: Path, where: str) -> None:
     how = dict(FAILURES[where])
     step, hooks, module = how.pop("at", 5), how.pop("hooks", list)(), how.pop("module", Momentum)
     torch.manual_seed(1)

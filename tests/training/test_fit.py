@@ -274,7 +274,7 @@ def test_max_epochs_ends_a_run_that_has_steps_left() -> None:
     assert len(diary(max_steps=100, max_epochs=2).batches) == 8
 
 
-def test_a_run_without_an_epoch_limit_goes_on_until_it_is_stopped() -> None:
+def test_a_run_without_an_epoch_limit_continues_until_it_is_stopped() -> None:
     @on("step_end", when=lambda step: step == 21)
     def enough(trainer: Any) -> None:
         trainer.stop("enough")

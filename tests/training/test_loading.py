@@ -215,7 +215,7 @@ def test_num_training_batches_is_that_of_one_epoch() -> None:
     assert trainer.num_training_batches == 3
 
 
-def test_an_empty_validation_loader_is_said_and_the_training_goes_on(
+def test_an_empty_validation_loader_is_said_and_the_training_continues(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     trainer = quiet()

@@ -39,7 +39,7 @@ def test_a_hook_added_inside_an_event_gets_setup_at_once_no_start_and_the_next_e
     assert got.index(("first", 1)) < got.index(("late", "setup")) < got.index(("second", 1))
 
 
-def test_adding_skips_nobody_and_calls_nobody_twice():
+def test_adding_a_hook_skips_no_other_and_calls_none_twice():
     got = during(lambda trainer, got: trainer.add_hook(Note(got, "late")))
     assert batches_of(got)[3:6] == [("first", 1), ("second", 1), ("third", 1)]
     assert batches_of(got)[6:10] == [("first", 2), ("second", 2), ("third", 2), ("late", 2)]

@@ -55,7 +55,7 @@ def saved(run_dir: Path) -> list[str]:
     return sorted(each.name for each in (run_dir / "checkpoints").iterdir())
 
 
-def test_auto_begins_afresh_then_goes_on_from_the_newest(
+def test_auto_begins_afresh_then_continues_from_the_newest(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, whole = train(tmp_path / "whole")
@@ -111,7 +111,7 @@ def test_the_newest_is_the_one_saved_last_not_the_one_with_the_highest_step(tmp_
 
 
 @pytest.mark.parametrize("options", [{}, {"max_epochs": None, "max_steps": 6}])
-def test_a_finished_run_is_not_trained_again_unless_it_may_go_on(
+def test_a_finished_run_is_not_trained_again_unless_it_may_continue(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
 ) -> None:
     train(tmp_path, every=5, **options)  # the newest checkpoint is older than the end
@@ -135,7 +135,9 @@ def test_a_run_that_was_stopped_early_is_finished(tmp_path: Path, caplog: pytest
     assert again.global_step <= trainer.global_step
 
 
-def test_a_new_run_in_an_old_directory_does_not_go_on_from_the_old_ones_checkpoints(tmp_path: Path) -> None:
+def test_a_new_run_in_an_old_directory_does_not_continue_from_the_old_ones_checkpoints(
+    tmp_path: Path,
+) -> None:
     train(tmp_path)
     fail_at(tmp_path, 1, resume=None)  # begun afresh, and dead before its first checkpoint
     _, anew = train(tmp_path, seed=7)
@@ -143,7 +145,7 @@ def test_a_new_run_in_an_old_directory_does_not_go_on_from_the_old_ones_checkpoi
     assert torch.equal(anew.layer.weight, expected.layer.weight)
 
 
-def test_without_a_run_dir_the_newest_run_goes_on_in_its_own_directory(tmp_path: Path) -> None:
+def test_without_a_run_dir_the_newest_run_continues_in_its_own_directory(tmp_path: Path) -> None:
     for step in (3, 5):
         with pytest.raises(RuntimeError, match="killed"):
             quiet(
@@ -212,7 +214,7 @@ def test_other_optimizers_or_another_model_are_refused_by_name(tmp_path: Path) -
         quiet(run_dir=tmp_path).fit(other, batches(4), resume="auto")
 
 
-def test_what_is_asked_for_before_a_save_error_stays_and_the_run_goes_on_if_told_to(
+def test_what_is_requested_before_a_save_error_stays_and_the_run_continues_if_the_option_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class AsksForTheImpossible(Hook):

@@ -45,7 +45,7 @@ def terminated(
     def cut(batches_seen: int) -> None:
         if batches_seen == at:
             if resume is not None:
-                torch.rand(3)  # what is drawn before a resumed run goes on is no part of it
+                torch.rand(3)  # what is drawn before a resumed run continues is no part of it
             os.kill(os.getpid(), signal.SIGTERM)
 
     trainer.on(event)(cut)
@@ -277,7 +277,7 @@ def test_the_best_of_a_trainer_that_has_trained_is_not_that_of_another_run(tmp_p
     assert torch.equal(net.layer.weight, trained)
 
 
-def test_a_finished_run_taken_up_by_a_path_and_killed_goes_on(tmp_path: Path) -> None:
+def test_a_finished_run_taken_up_by_a_path_and_killed_continues(tmp_path: Path) -> None:
     def train(resume: Any, fail_at: int = -1) -> Any:
         trainer = quiet(
             run_dir=tmp_path, max_epochs=3, hooks=[ModelCheckpoint(every_n_train_steps=2, save_top_k=-1)]

@@ -1,4 +1,4 @@
-"""Hooks ask for checkpoints, the loop writes them at its save points, and a resumed run is the run that went on."""
+"""Hooks ask for checkpoints, the loop writes them at its save points, and a resumed run is the run that continued."""
 
 from __future__ import annotations
 
@@ -387,7 +387,7 @@ def test_a_finished_run_trains_nothing_and_says_so(tmp_path: Path, caplog: pytes
     assert torch.equal(again.module.layer.weight, trainer.module.layer.weight)
 
 
-def test_a_finished_run_goes_on_with_more_epochs(tmp_path: Path) -> None:
+def test_a_finished_run_continues_with_more_epochs(tmp_path: Path) -> None:
     trainer = quiet(max_epochs=1)
     trainer.fit(Net(), batches())
     trainer.save_checkpoint(tmp_path / "c")

@@ -62,7 +62,7 @@ def test_everyone_is_told_on_the_main_thread_when_it_is_durable_with_the_saved_s
     assert not [each for each in threading.enumerate() if each.name == "hookline save"]
 
 
-def test_training_goes_on_while_one_is_written_and_waits_before_the_next(
+def test_training_continues_while_one_is_written_and_waits_before_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_write = threading.Event()
@@ -81,7 +81,7 @@ def test_training_goes_on_while_one_is_written_and_waits_before_the_next(
             if step == 3:
                 assert not (
                     tmp_path / "checkpoints" / "epoch=0-step=2"
-                ).exists()  # asked for at 2, and training goes on
+                ).exists()  # asked for at 2, and training continues
                 may_write.set()
 
     saved = Saved()

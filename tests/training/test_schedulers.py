@@ -194,7 +194,7 @@ def test_a_plateau_scheduler_without_a_metric_to_watch_is_refused() -> None:
         quiet().fit(Plateau(None), batches(), batches(1))
 
 
-def test_a_metric_that_nobody_logged_is_an_error_with_the_nearest_name() -> None:
+def test_a_metric_that_was_not_logged_is_an_error_with_the_nearest_name() -> None:
     with pytest.raises(
         OptionError, match=r"monitors 'val_loss', which was not logged. Did you mean 'val/loss'"
     ):

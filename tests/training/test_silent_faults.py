@@ -43,7 +43,7 @@ def test_a_run_that_became_nan_is_not_saved_by_a_hook_that_saves_on_failure() ->
     assert not Path("failed").exists()
 
 
-def test_a_run_saved_when_it_failed_goes_on_with_the_next_batch() -> None:
+def test_a_run_saved_when_it_failed_continues_with_the_next_batch() -> None:
     def run(*hooks: Hook, resume: str | None = None) -> tuple[Net, Any]:
         torch.manual_seed(0)
         net, trainer = Net(), quiet(max_epochs=3, hooks=hooks)
@@ -85,7 +85,7 @@ def order_of(trainer: Any) -> list[float]:
 
 @pytest.mark.parametrize("seed", [None, 7])
 @pytest.mark.parametrize("save_at", [6, 9])
-def test_a_shuffled_loader_goes_on_in_the_same_order(seed: int | None, save_at: int) -> None:
+def test_a_shuffled_loader_continues_in_the_same_order(seed: int | None, save_at: int) -> None:
     whole = quiet(max_epochs=3, seed=1)
     expected = order_of(whole)
 
@@ -207,7 +207,7 @@ def test_a_manual_step_that_returns_nothing_is_watched_and_its_numbers_are_logge
     assert quiet().fit(Manual(), batches(3))["train/extra"] == 2.0
 
 
-def test_a_removed_hook_is_torn_down_only_when_nobody_calls_it_any_more() -> None:
+def test_a_removed_hook_is_torn_down_only_when_it_is_not_called_any_more() -> None:
     calls: list[str] = []
 
     class File(Hook):

@@ -14,7 +14,7 @@ TICK = 0.05
 
 
 class Clock:
-    """Stands still, and goes on by a tick at every look of the watchdog while something hangs."""
+    """Stands still, and continues by a tick at every look of the watchdog while something hangs."""
 
     def __init__(self) -> None:
         self.now = self.end = 0.0

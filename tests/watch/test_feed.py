@@ -1,4 +1,4 @@
-"""What a live page is fed with: only while somebody looks, and whatever becomes of the run's files."""
+"""What a live page is fed with: only while a page is open, and whatever happens to the run's files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def until(condition: object, seconds: float = 60.0) -> None:
     assert condition()  # type: ignore[operator]
 
 
-def test_nothing_is_read_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_read_while_no_page_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "EVERY", 0.01)
     feed = Counted(written("run", metrics(1, loss=1.0)))
     thread = threading.Thread(target=feed.keep_fresh, daemon=True)

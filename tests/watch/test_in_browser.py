@@ -78,7 +78,7 @@ def test_the_job_says_how_far_it_is_in_the_words_of_the_report(live: Opened) -> 
     assert re.search(r"training step [\d,]+, .*(epoch|batch)", line), line
 
 
-def test_what_somebody_looks_at_stays_in_view(live: Opened) -> None:
+def test_what_a_reader_looks_at_stays_in_view(live: Opened) -> None:
     page = live.page
     page.locator(".plot").first.focus()
     wait_until(page, "view.charts[0].plot && view.charts[0].plot.data[0].length > 5")
@@ -154,7 +154,7 @@ def test_a_hook_is_attached_and_its_name_is_text_whatever_is_in_it(
     assert "<b>bold</b>" not in hooks(run)
 
 
-def test_what_is_typed_and_answered_stays_when_somebody_else_attaches_a_hook(
+def test_what_is_typed_and_answered_stays_when_another_user_attaches_a_hook(
     live: Opened, run: Path, tmp_path: Path
 ) -> None:
     page = live.page

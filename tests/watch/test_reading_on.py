@@ -1,4 +1,4 @@
-"""Somebody reads the live page while it goes on: what they read, scroll, open and select stays theirs."""
+"""The live page is read while the run continues: what the reader scrolls, opens and selects stays."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def call(number: int) -> dict[str, Any]:
 
 @pytest.fixture
 def going_on(browser: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A page on a phone, and a way to let the run go on by a step."""
+    """A page on a phone, and a way to let the run continue by a step."""
     monkeypatch.setattr(feed_module, "EVERY", 0.05)
     path = written(
         "run",
@@ -75,7 +75,7 @@ def going_on(browser: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         made.page.close()
 
 
-def test_a_reader_keeps_place_focus_scroll_and_selection_while_the_run_goes_on(
+def test_a_reader_keeps_place_focus_scroll_and_selection_while_the_run_continues(
     going_on: tuple[Any, Callable[[], None]],
 ) -> None:
     page, go_on = going_on
@@ -113,7 +113,7 @@ def test_a_reader_keeps_place_focus_scroll_and_selection_while_the_run_goes_on(
         ).startswith(said)
 
 
-def test_a_page_that_stands_still_says_so_until_it_goes_on(
+def test_a_page_that_stands_still_says_so_until_it_continues(
     going_on: tuple[Any, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page, go_on = going_on

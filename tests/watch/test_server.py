@@ -32,7 +32,7 @@ def visitor(watch: Watch) -> Visitor:
     return made
 
 
-def test_the_printed_address_lets_one_browser_in_and_nobody_after_it(watch: Watch) -> None:
+def test_the_printed_address_lets_one_browser_in_and_no_other_after_it(watch: Watch) -> None:
     first, second = Visitor(watch), Visitor(watch)
     url = watch.url.partition(str(watch.port))[2]
     answer = first.come_in()
@@ -44,7 +44,7 @@ def test_the_printed_address_lets_one_browser_in_and_nobody_after_it(watch: Watc
     assert first.get(url).status == second.get(url).status == second.get(room).status == 403
 
 
-def test_the_cookie_is_for_a_place_that_nobody_else_on_this_machine_can_guess(watch: Watch) -> None:
+def test_the_cookie_is_for_a_path_that_no_other_user_of_this_machine_can_guess(watch: Watch) -> None:
     room = Visitor(watch).come_in().getheader("Location") or ""
     assert len(room) > 20 and room not in watch.url
     other = Watch(watch.run_dir)
@@ -171,7 +171,7 @@ def test_a_mistake_of_hooklines_own_is_answered_in_words(
     assert answer.status == 500 and b"ZeroDivisionError" in answer.read()
 
 
-def test_the_page_may_talk_to_its_own_server_only_and_nobody_may_frame_or_keep_it(visitor: Visitor) -> None:
+def test_the_page_may_talk_to_its_own_server_only_and_cannot_be_framed_or_stored(visitor: Visitor) -> None:
     answer = visitor.page()
     page = answer.read().decode()
     assert "; connect-src 'self'" in page and "default-src 'none'" in page

@@ -28,7 +28,7 @@ def run(chosen: argparse.Namespace) -> int:
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd() if chosen.m else os.path.dirname(os.path.realpath(chosen.script))
     import_lines.stand_in(chosen.replace)
-    if any(name in import_lines.LIGHTNING for name in chosen.replace):
+    if any(name in import_lines.LIGHTNING_TRAINERS for name in chosen.replace):
         try:
             import_lines.replace_lightning_trainer()
         except HooklineError as error:
@@ -100,7 +100,7 @@ def _execute(code: CodeType | SyntaxError, main: ModuleType) -> int:
 
 def _explain_nothing() -> None:
     """Print why nothing was replaced, if the program has imported a package that can be."""
-    known = [*import_lines.PACKAGES, *import_lines.LIGHTNING]
+    known = [*import_lines.STAND_IN_PACKAGES, *import_lines.LIGHTNING_TRAINERS]
     used = [name for name in known if name in sys.modules]
     if used and not import_lines.replaced and os.environ.get("RANK", "0") == "0":
         print(

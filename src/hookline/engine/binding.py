@@ -104,7 +104,7 @@ def bind_by_name(
         elif fact is not None:
             arguments.request(fact, parameter)
         elif parameter.default is parameter.empty:
-            raise HookError(_unknown_fact(parameter.name, event, table, where))
+            raise HookError(unknown_fact(parameter.name, event, table, where))
         else:
             arguments.leave_out(parameter)
     return arguments.binding()
@@ -142,7 +142,7 @@ def bind_by_position(
         elif (fact := table.fact(parameter.name, event)) is not None:
             arguments.request(fact, parameter)
         elif parameter.default is parameter.empty:
-            raise HookError(_unknown_fact(parameter.name, event, table, where))
+            raise HookError(unknown_fact(parameter.name, event, table, where))
         else:
             arguments.leave_out(parameter)
     return arguments.binding()
@@ -304,7 +304,8 @@ def _with_overridden(
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def _unknown_fact(name: str, event: Event, table: EventTable, where: str) -> str:
+def unknown_fact(name: str, event: Event, table: EventTable, where: str) -> str:
+    """Return the text of the error for a parameter that is not a fact of the event."""
     facts = table.facts_at(event)
     names = [n for fact in facts for n in (fact.name, *fact.spellings)]
     own = ", ".join(event.facts) or "none of its own"

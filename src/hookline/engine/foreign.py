@@ -4,7 +4,7 @@ without an import.
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -112,31 +112,30 @@ FILE_READER = "hookline.interop.lightning.checkpoint_file:read_file"
 
 def read_file(path: Any, rank: int, world_size: int) -> dict[str, Any]:
     """Return the contents of a checkpoint in another package's format, for one rank."""
-    module, _, reader = FILE_READER.partition(":")
-    return getattr(importlib.import_module(module), reader)(path, rank, world_size)  # type: ignore[no-any-return]
+    return pkgutil.resolve_name(FILE_READER)(path, rank, world_size)  # type: ignore[no-any-return]
 
 
 def adopt(hook: Any) -> Any:
     """Return the adapter of another package's hook; any other object unchanged."""
-    make = _adapter_of(hook, KINDS)
+    make = _adapter_for(type(hook), KINDS)
     return hook if make is None else make(hook)
 
 
 def adopt_steps(module: Any) -> Any:
     """Return the steps and hooks of another package's module; None for any other."""
-    make = _adapter_of(module, MODULES)
+    make = _adapter_for(type(module), MODULES)
     return None if make is None else make(module)
 
 
 def adopt_data(given: Any) -> Any:
     """Return the adapter of another package's data module; any other object unchanged."""
-    make = _adapter_of(given, DATA)
+    make = _adapter_for(type(given), DATA)
     return given if make is None else make(given)
 
 
 def adopt_logger(given: Any) -> Any:
     """Return the adapter of another package's logger; any other object unchanged."""
-    make = _adapter_of(given, LOGGERS)
+    make = _adapter_for(type(given), LOGGERS)
     return given if make is None else make(given)
 
 
@@ -160,15 +159,10 @@ def is_data_class(cls: type) -> bool:
     return _adapter_for(cls, DATA) is not None
 
 
-def _adapter_of(given: Any, kinds: tuple[Kind, ...]) -> Callable[[Any], Any] | None:
-    return _adapter_for(type(given), kinds)
-
-
 def _adapter_for(kind_of: type, kinds: tuple[Kind, ...]) -> Callable[[Any], Any] | None:
     for cls in kind_of.__mro__:
         package = cls.__module__.partition(".")[0]
         for kind in kinds:
             if cls.__name__ == kind.base and package in kind.packages:
-                module, _, adapter = kind.adapter.partition(":")
-                return getattr(importlib.import_module(module), adapter)  # type: ignore[no-any-return]
+                return pkgutil.resolve_name(kind.adapter)  # type: ignore[no-any-return]
     return None

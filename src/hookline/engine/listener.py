@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import FunctionType, MappingProxyType, MemberDescriptorType, MethodType, NoneType
 from typing import Any, TypeVar
 
-from hookline.engine.binding import Binding, Caller, bind_by_name, bind_by_position
+from hookline.engine.binding import Binding, Caller, bind_by_name
 from hookline.engine.cost import Account, Allowance
 from hookline.engine.events import NOTHING, RECEIVERS, SIGNAL, Event, EventTable
 from hookline.engine.filters import Filter, When, _When, filters_of
@@ -241,12 +241,11 @@ def make_listener(
     name: str,
     owner: Any,
     filters: list[Filter] | None = None,
-    by_position: bool = False,
+    bind: Callable[..., Binding] = bind_by_name,
 ) -> Listener:
     """Bind one function to one event, including the predicates of its filters."""
     where = _where(owner, function)
     _refuse_never_run(function, event, where)
-    bind = bind_by_position if by_position else bind_by_name
     below = overridden(owner, function)
     inner = undecorated(owner, function)
     if inner is not None and all(table.fact(name, event) is not None for name in _required(inner)):
@@ -297,14 +296,17 @@ def undecorated(owner: Any, function: Callable[..., Any]) -> Callable[..., Any] 
 
 
 def find_listeners(owner: Any, receiver: str, name: str, table: EventTable) -> list[Listener]:
-    """Return the listeners of an object's event methods.
+    """Return the listeners of an object's event methods; the rows of its class, if it has any, bind them.
 
     Refuse two spellings of one event, and a method that looks like an event but would never be called.
     """
     found: dict[str, Listener] = {}
     spelled: dict[str, str] = {}
+    rows = getattr(owner, "__hookline_rows__", {})
     for method, events in event_methods(owner, receiver, table):
         function = getattr(owner, method)
+        has_row = method in rows and not hasattr(function, "__hookline_on__")
+        bind = rows[method].bind if has_row else bind_by_name
         for event in events:
             if event.name in found and spelled[event.name] != method:
                 raise HookError(
@@ -313,7 +315,7 @@ def find_listeners(owner: Any, receiver: str, name: str, table: EventTable) -> l
                 )
             spelled[event.name] = method
             found[event.name] = made = make_listener(
-                function, event, table, receiver=receiver, name=name, owner=owner
+                function, event, table, receiver=receiver, name=name, owner=owner, bind=bind
             )
             made.declares_steering = _declares_steering(owner, event, table)
     return list(found.values())
@@ -323,11 +325,12 @@ def event_methods(
     owner: Any, receiver: str, table: EventTable, check: bool = True
 ) -> Iterator[tuple[str, list[Event]]]:
     """Yield the name of each overridden event method, with the events that it listens to."""
+    rows = getattr(owner, "__hookline_rows__", {})  # of another system: by method, its event and binder
     for member in _members(owner):
         function, method = _plain_member(member.value), member.name
         if getattr(function, "__hookline_no_event__", False):
             continue
-        event = table.find(method, receiver)
+        event = table[rows[method].event] if method in rows else table.find(method, receiver)
         if not member.is_method(owner):
             if check and event is not None and (event.action or method.startswith("on_")):
                 _refuse_value(owner, member)
@@ -551,8 +554,7 @@ def _required(function: Any) -> list[str]:
 
 
 _EVENT_LIKE = re.compile(r"(?:before|after)_\w+|\w+_(?:start|begin|end)")
-"""Names that say when: `train_batch_end`. A name that says what, such as `save_checkpoint`, may be a helper.
-"""
+"""Names that say when: `train_batch_end`. One that says what, such as `save_checkpoint`, may be a helper."""
 
 
 def _is_used(owner: Any, method: str, function: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookline.interop.hosted.host import ACCELERATE
+from hookline.interop.hosted.host import ACCELERATE_HOST
 from hookline.interop.loop import Line
 from hookline.loggers import Logger
 
@@ -34,7 +34,7 @@ class AcceleratedLine(Line):
         self._norm: Tensor | None = None
         """The norm of gradients that were unscaled for hooks and are about to be clipped."""
         super().__init__(
-            module, optimizers, logger=tracked if logger is None else logger, host=ACCELERATE, **options
+            module, optimizers, logger=tracked if logger is None else logger, host=ACCELERATE_HOST, **options
         )
 
     def attach(self, module: nn.Module, optimizers: Any = (), schedulers: Any = ()) -> None:

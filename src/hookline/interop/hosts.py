@@ -17,9 +17,9 @@ def lightning(hooks: Iterable[Any], **options: Any) -> Any:
 
     options: logger, run_dir, config, accounting, log_every_n_steps and on_save_error, as of `hookline.Line`.
     """
-    from hookline.interop.lightning.host import make_callback
+    from hookline.interop.lightning.host import lightning_callback
 
-    return make_callback(hooks, options)
+    return lightning_callback(hooks, options)
 
 
 def transformers(hooks: Iterable[Any], **options: Any) -> Any:
@@ -29,9 +29,9 @@ def transformers(hooks: Iterable[Any], **options: Any) -> Any:
     hooks down. options: logger, run_dir, config, accounting, count_tokens and on_save_error, as of
     `hookline.Line`.
     """
-    from hookline.interop.transformers.host import make_callback
+    from hookline.interop.transformers.host import transformers_callback
 
-    return make_callback(hooks, options)
+    return transformers_callback(hooks, options)
 
 
 def accelerate(

@@ -32,8 +32,8 @@ STAND_INS = {
     "kempnerforge.training.hooks": "hookline.interop.kempnerforge",
 }
 """Modules of other systems, and the module of Hookline that has their names."""
-PACKAGES = tuple(name for name in STAND_INS if "." not in name)
-LIGHTNING = {
+STAND_IN_PACKAGES = tuple(name for name in STAND_INS if "." not in name)
+LIGHTNING_TRAINERS = {
     "lightning": "lightning.pytorch.trainer.trainer",
     "pytorch_lightning": "pytorch_lightning.trainer.trainer",
 }
@@ -43,7 +43,7 @@ replaced: list[str] = []
 """What this process has replaced so far."""
 
 
-def _report(what: str, by: str) -> None:
+def _report_replaced(what: str, by: str) -> None:
     replaced.append(what)
     if os.environ.get("RANK", "0") == "0":  # once, not on every rank
         print(f"hookline: replaced {what} with {by}", file=sys.stderr, flush=True)
@@ -57,8 +57,8 @@ def stand_in(requested: Iterable[str] = ()) -> None:
     even if they are.
     """
     # the last finder is asked for what no other finder has found, the first one for everything
-    sys.meta_path.append(StandInFinder(PACKAGES))
-    if chosen := [name for name in requested if name in PACKAGES]:
+    sys.meta_path.append(StandInFinder(STAND_IN_PACKAGES))
+    if chosen := [name for name in requested if name in STAND_IN_PACKAGES]:
         sys.meta_path.insert(0, StandInFinder(chosen))
 
 
@@ -108,8 +108,8 @@ class StandInLoader(Loader):
         """Import the module of Hookline, so that its errors appear here."""
         hooklines = pkgutil.resolve_name(STAND_INS[module.__name__])
         module.__doc__ = hooklines.__doc__
-        if module.__name__ in PACKAGES:
-            _report(module.__name__, hooklines.__name__)
+        if module.__name__ in STAND_IN_PACKAGES:
+            _report_replaced(module.__name__, hooklines.__name__)
 
 
 # ---- one class of Lightning --------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def replace_lightning_trainer() -> None:
     """
     if any(isinstance(finder, TrainerFinder) for finder in sys.meta_path):
         return
-    if not any(name in sys.modules or importlib.util.find_spec(name) for name in LIGHTNING):
+    if not any(name in sys.modules or importlib.util.find_spec(name) for name in LIGHTNING_TRAINERS):
         raise HooklineError(
             "Lightning is not installed: run `pip install lightning`, or change the import line of the "
             "program to `from hookline.interop.lightning import Trainer`."
@@ -130,7 +130,7 @@ def replace_lightning_trainer() -> None:
     # first, because it must not be imported in the middle of an import of Lightning
     trainer = pkgutil.resolve_name("hookline.interop.lightning:Trainer")
     sys.meta_path.insert(0, TrainerFinder(trainer))
-    for package, home in LIGHTNING.items():
+    for package, home in LIGHTNING_TRAINERS.items():
         if home not in sys.modules:
             continue
         original = sys.modules[home].__dict__["Trainer"]
@@ -144,7 +144,7 @@ def replace_lightning_trainer() -> None:
                     f"{name} is Lightning's Trainer already: import hookline.interop.run_as_lightning "
                     f"before {package}."
                 )
-        _report_trainer(package, trainer)
+        _report_trainer(package)
 
 
 def _type_as(original: type, trainer: type) -> None:
@@ -153,9 +153,9 @@ def _type_as(original: type, trainer: type) -> None:
     ours.update({name: hint for name, hint in theirs.items() if name in ours})
 
 
-def _report_trainer(package: str, trainer: type) -> None:
+def _report_trainer(package: str) -> None:
     public = "lightning.pytorch" if package == "lightning" else package
-    _report(f"{public}.Trainer", "hookline.interop.lightning.Trainer")
+    _report_replaced(f"{public}.Trainer", "hookline.interop.lightning.Trainer")
 
 
 class TrainerFinder:
@@ -168,7 +168,7 @@ class TrainerFinder:
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return what the other finders return, with a further step after the module's own code."""
-        if fullname not in LIGHTNING.values():
+        if fullname not in LIGHTNING_TRAINERS.values():
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
         spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
@@ -180,7 +180,7 @@ class TrainerFinder:
             own(module)
             _type_as(vars(module)["Trainer"], self.trainer)
             vars(module)["Trainer"] = self.trainer
-            _report_trainer(fullname.partition(".")[0], self.trainer)
+            _report_trainer(fullname.partition(".")[0])
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

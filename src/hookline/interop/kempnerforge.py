@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from hookline.engine.events import EVENTS
+from hookline.engine.hook import Hook
 from hookline.engine.listener import event_methods
 from hookline.hooks.console_log import perplexity_of
-from hookline.interop.adapter import DialectHook, Row
+from hookline.interop.adapter import Row
 from hookline.run.context import StepContext
 from hookline.util.errors import HookError
 
@@ -44,13 +45,13 @@ ROWS: Mapping[str, Row] = {
 }
 
 
-class TrainingHook(DialectHook):
+class TrainingHook(Hook):
     """Override what you need. Other events of Hookline may be overridden too: a trainer calls them, a runner
     rejects them.
     """
 
     __hookline_base__: ClassVar[bool] = True
-    __hookline_rows__ = ROWS
+    __hookline_rows__: ClassVar[Mapping[str, Row]] = ROWS
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> Any:
         """Once, after set-up and before the loop; `config` is what was passed as `Trainer(config=...)`.
@@ -73,52 +74,40 @@ class TrainingHook(DialectHook):
 
 
 class HookRunner:
-    """Calls hooks in the order of a list, from your own training script. Without hooks a call is one
-    branch.
-    """
+    """Calls hooks in the order of a list, from your own training script."""
 
     def __init__(self, hooks: Iterable[TrainingHook] | None = None) -> None:
         self.hooks: list[TrainingHook] = hooks if isinstance(hooks, list) else list(hooks or ())
         for hook in self.hooks:
-            _check(hook)
+            _refuse_unusable(hook)
 
     def on_train_begin(self, config: Any) -> None:
         """Call the hooks once, before the loop."""
-        if not self.hooks:
-            return
         for hook in self.hooks:
             hook.on_train_begin(config)
 
     def on_step_end(self, ctx: StepContext) -> None:
         """Call the hooks after every optimizer update."""
-        if not self.hooks:
-            return
         for hook in self.hooks:
             hook.on_step_end(ctx)
 
     def on_eval_end(self, metrics: dict[str, float], step: int) -> None:
         """Call the hooks after every evaluation."""
-        if not self.hooks:
-            return
         for hook in self.hooks:
             hook.on_eval_end(metrics, step)
 
     def on_checkpoint_save(self, step: int, path: str) -> None:
         """Call the hooks after a checkpoint was written."""
-        if not self.hooks:
-            return
         for hook in self.hooks:
             hook.on_checkpoint_save(step, path)
 
     def on_train_end(self, step: int, tokens_seen: int) -> None:
         """Call the hooks once, after the loop."""
-        if not self.hooks:
-            return
         for hook in self.hooks:
             hook.on_train_end(step, tokens_seen)
 
 
-def _check(hook: Any) -> None:
+def _refuse_unusable(hook: Any) -> None:
     """Reject a hook that the runner could not call, or would call with wrong arguments."""
     if not isinstance(hook, TrainingHook):
         made = f"{hook.__name__}()" if inspect.isclass(hook) else "a class derived from TrainingHook"
@@ -126,7 +115,7 @@ def _check(hook: Any) -> None:
             f"HookRunner takes instances of TrainingHook, not {hook!r}. Pass {made}; pass hooks of another "
             "kind to hookline.Trainer(hooks=[...])."
         )
-    for method, _ in event_methods(hook, "H", EVENTS, check=True):
+    for method, _ in event_methods(hook, "H", EVENTS):
         if method not in ROWS:
             raise HookError(
                 f"{type(hook).__name__}.{method} would never be called: HookRunner calls {', '.join(ROWS)}. "

@@ -7,17 +7,16 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from hookline.engine.binding import Binding, Caller
+from hookline.engine.binding import Binding
 from hookline.engine.events import EventTable
 from hookline.engine.listener import Listener, refuse_misspelled
 from hookline.engine.source_text import attributes_read
-from hookline.interop.adapter import AdoptedCallback
+from hookline.interop.adapter import AdoptedCallback, Row
 from hookline.util.errors import HookError
 
 # ---- What `self.model` is in a Hookline run, and metrics under Keras' names
@@ -46,7 +45,7 @@ class ModelView:
 
     def get_weights(self) -> list[Any]:
         """Return copies of all weights and buffers, as arrays."""
-        return [_array(each.detach().cpu()) for each in self._state.module.state_dict().values()]
+        return [_array(tensor.detach().cpu()) for tensor in self._state.module.state_dict().values()]
 
     def set_weights(self, weights: list[Any]) -> None:
         """Copy such arrays into the weights and buffers."""
@@ -146,36 +145,80 @@ def test_logs(metrics: Mapping[str, float], prefix: str) -> dict[str, Any]:
     return {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
-    """A method of Keras: its events here, the argument before `logs`, and the source of the logs."""
-
-    events: tuple[str, ...]
-    first: str = ""
-    """'epoch', 'batch_idx' or nothing."""
-    logs: str = ""
-    """'epoch', 'test', 'end', 'batch' or nothing, which gives an empty dictionary."""
-    older: str = ""
-    """Its earlier name, which the method calls itself."""
+# ---- The methods of Keras: their events, and the logs that they get
 
 
-METHODS: Mapping[str, Method] = {
-    "on_train_begin": Method(("on_train_start",)),
-    "on_train_end": Method(("on_train_end",), logs="end"),
-    "on_epoch_begin": Method(("on_train_epoch_start",), "epoch"),
-    "on_epoch_end": Method(("on_train_epoch_end",), "epoch", "epoch"),
-    "on_train_batch_begin": Method(("on_train_batch_start",), "batch_idx", older="on_batch_begin"),
-    "on_train_batch_end": Method(("on_train_batch_end",), "batch_idx", "batch", older="on_batch_end"),
-    "on_test_begin": Method(("on_validation_start", "on_test_start")),
-    "on_test_end": Method(("on_validation_end", "on_test_end"), logs="test"),
-    "on_test_batch_begin": Method(("on_validation_batch_start", "on_test_batch_start"), "batch_idx"),
-    "on_test_batch_end": Method(("on_validation_batch_end", "on_test_batch_end"), "batch_idx", "batch"),
-    "on_predict_begin": Method(("on_predict_start",)),
-    "on_predict_end": Method(("on_predict_end",)),
-    "on_predict_batch_begin": Method(("on_predict_batch_start",), "batch_idx"),
-    "on_predict_batch_end": Method(("on_predict_batch_end",), "batch_idx"),
+Logs = Callable[[Any], dict[str, Any]]
+
+
+def _shared(name: str, make: Logs) -> Logs:
+    """Return a function that gives all Keras callbacks of one event the same dictionary: some write into it
+    for later ones.
+    """
+    key = f"keras {name}"
+
+    def logs(s: Any) -> dict[str, Any]:
+        now = (s.stage, s.epoch, s.batches_seen)
+        known = s.cache.get(key)
+        if known is None or known[0] != now:
+            known = s.cache[key] = (now, make(s))
+        found: dict[str, Any] = known[1]
+        return found
+
+    return logs
+
+
+def _nonfinite_loss(s: Any) -> dict[str, float]:
+    """Return the loss of the newest batch if it is NaN or infinite: in Keras it makes the epoch's loss so."""
+    loss = s.loss
+    return {} if loss is None or math.isfinite(loss) else {"loss": loss}
+
+
+def _no_logs(s: Any) -> dict[str, Any]:
+    return {}
+
+
+def _newest_logs(s: Any) -> dict[str, Any]:
+    return {**epoch_logs(s.metrics), **_nonfinite_loss(s)}
+
+
+_batch_logs = _shared("batch", lambda s: dict(s.batch_metrics))
+_epoch_logs, _end_logs = _shared("epoch", _newest_logs), _shared("end", _newest_logs)
+_test_logs = _shared("test", lambda s: test_logs(s.metrics, "test/" if s.stage == "test" else "val/"))
+
+
+def _keras_rows(*events: str, first: tuple[str, ...] = (), logs: Logs = _no_logs) -> tuple[Row, ...]:
+    """Return the rows of a method that gets `first` and the logs. Keras has no sanity check."""
+    return tuple(
+        Row(event, (*first, "state"), {"state": logs}, not event.startswith("on_validation"))
+        for event in events
+    )
+
+
+_EPOCH, _BATCH_INDEX = ("epoch",), ("batch_idx",)
+KERAS_METHODS: Mapping[str, tuple[Row, ...]] = {
+    "on_train_begin": _keras_rows("on_train_start"),
+    "on_train_end": _keras_rows("on_train_end", logs=_end_logs),
+    "on_epoch_begin": _keras_rows("on_train_epoch_start", first=_EPOCH),
+    "on_epoch_end": _keras_rows("on_train_epoch_end", first=_EPOCH, logs=_epoch_logs),
+    "on_train_batch_begin": _keras_rows("on_train_batch_start", first=_BATCH_INDEX),
+    "on_train_batch_end": _keras_rows("on_train_batch_end", first=_BATCH_INDEX, logs=_batch_logs),
+    "on_test_begin": _keras_rows("on_validation_start", "on_test_start"),
+    "on_test_end": _keras_rows("on_validation_end", "on_test_end", logs=_test_logs),
+    "on_test_batch_begin": _keras_rows(
+        "on_validation_batch_start", "on_test_batch_start", first=_BATCH_INDEX
+    ),
+    "on_test_batch_end": _keras_rows(
+        "on_validation_batch_end", "on_test_batch_end", first=_BATCH_INDEX, logs=_batch_logs
+    ),
+    "on_predict_begin": _keras_rows("on_predict_start"),
+    "on_predict_end": _keras_rows("on_predict_end"),
+    "on_predict_batch_begin": _keras_rows("on_predict_batch_start", first=_BATCH_INDEX),
+    "on_predict_batch_end": _keras_rows("on_predict_batch_end", first=_BATCH_INDEX),
 }
 """Their method -> our events. A validation inside a fit is a test in Keras."""
+OLDER_NAMES = {"on_train_batch_begin": "on_batch_begin", "on_train_batch_end": "on_batch_end"}
+"""Earlier names of methods, which the methods call themselves."""
 
 
 class KerasCallback(AdoptedCallback):
@@ -187,9 +230,7 @@ class KerasCallback(AdoptedCallback):
 
     def __init__(self, original: Any) -> None:
         super().__init__(original, ("keras",), "Callback")
-        refuse_misspelled(
-            original, {name: 2 for method, row in METHODS.items() for name in (method, row.older) if name}
-        )
+        refuse_misspelled(original, dict.fromkeys((*KERAS_METHODS, *OLDER_NAMES.values()), 2))
         self.view = ModelView()
         who = type(original).__name__
         if (
@@ -220,33 +261,21 @@ class KerasCallback(AdoptedCallback):
         who = type(self.original).__name__
         return HookError(
             f"{who} cannot run in Hookline: {where} needs self.model.{attribute}, which only a Keras model "
-            f"has. {INSTEAD.get(who, '')}".rstrip()
+            f"has. {ALTERNATIVES.get(who, '')}".rstrip()
         )
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
         """Return one listener for each event of an overridden method, and one that first sets the parameters
         when training starts.
         """
-        started = table["on_train_start"]
-        found = [
-            Listener("H", name, self, started, self.original.set_params, Binding(self._set_params, ()), [])
-        ]
-        for method, row in METHODS.items():
-            if self.overrides(method) or (row.older and self.overrides(row.older)):
+        started = Binding(self._set_params, ())
+        found = [self.listener(name, table["on_train_start"], self.original.set_params, started)]
+        for method, rows in KERAS_METHODS.items():
+            if self.overrides(method) or self.overrides(OLDER_NAMES.get(method, method)):
                 function = getattr(self.original, method)
-                for event in row.events:
-                    facts = ("metrics",) if row.logs and "metrics" in table[event].facts else ()
-                    found.append(
-                        Listener(
-                            "H",
-                            name,
-                            self,
-                            table[event],
-                            function,
-                            Binding(_caller(function, row), facts),
-                            [],
-                        )
-                    )
+                for row in rows:
+                    binding = row.bind_in_order(function, table)
+                    found.append(self.listener(name, table[row.event], function, binding))
         return found
 
     def begin_run(self, state: Any) -> None:
@@ -265,62 +294,9 @@ class KerasCallback(AdoptedCallback):
         )
 
 
-def _caller(function: Callable[..., Any], row: Method) -> Caller:
-    """Return a caller that ignores the returned value, which has no meaning in Keras."""
-    logs = _LOGS[row.logs]
-
-    def call(s: Any) -> None:
-        function(logs(s))
-
-    def call_for_epoch(s: Any) -> None:
-        function(s.epoch, logs(s))
-
-    def call_for_batch(s: Any) -> None:
-        function(s.batch_idx, logs(s))
-
-    made: Caller = {"": call, "epoch": call_for_epoch, "batch_idx": call_for_batch}[row.first]
-
-    def call_unless_sanity_check(s: Any) -> None:
-        if not s.sanity_checking:
-            made(s)
-
-    return call_unless_sanity_check if "on_validation" in row.events[0] else made  # Keras has no sanity check
-
-
-def _shared(name: str, make: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    """Return a function that gives all Keras callbacks of one event the same dictionary: some write into it
-    for later ones.
-    """
-    key = f"keras {name}"
-
-    def logs(s: Any) -> dict[str, Any]:
-        now = (s.stage, s.epoch, s.batches_seen)
-        known = s.cache.get(key)
-        if known is None or known[0] != now:
-            known = s.cache[key] = (now, make(s))
-        found: dict[str, Any] = known[1]
-        return found
-
-    return logs
-
-
-def _nonfinite_loss(s: Any) -> dict[str, float]:
-    """Return the loss of the newest batch if it is NaN or infinite: in Keras it makes the epoch's loss so."""
-    loss = s.loss
-    return {} if loss is None or math.isfinite(loss) else {"loss": loss}
-
-
-_LOGS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
-    "": lambda s: {},
-    "batch": _shared("batch", lambda s: dict(s.batch_metrics)),
-    "epoch": _shared("epoch", lambda s: {**epoch_logs(s.metrics), **_nonfinite_loss(s)}),
-    "end": _shared("end", lambda s: {**epoch_logs(s.metrics), **_nonfinite_loss(s)}),
-    "test": _shared("test", lambda s: test_logs(s.metrics, "test/" if s.stage == "test" else "val/")),
-}
-
 BY_ANOTHER_NAME = {"SwapEMAWeights": "optimizer.use_ema"}
 """Attributes that Keras' own callbacks use in a way that their source does not show."""
-INSTEAD = {
+ALTERNATIVES = {
     "ModelCheckpoint": "Use hookline.hooks.ModelCheckpoint.",
     "BackupAndRestore": "Use Trainer.fit(resume='auto') with hookline.hooks.ModelCheckpoint.",
     "TensorBoard": "Use hookline.loggers.TensorBoard.",

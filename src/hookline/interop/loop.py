@@ -13,11 +13,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookline.data.sources import length_of
-from hookline.interop.hosted.checkpoints import load
+from hookline.interop.hosted.checkpoints import load_hosted
 from hookline.interop.hosted.host import RAW_LOOP, Host
 from hookline.interop.hosted.run import HostedRun
 from hookline.run.optimizers import bare
-from hookline.training.participants import attach_failures, raise_first
+from hookline.training.participants import raise_first
 from hookline.util.errors import END_EPOCH, HooklineError, LossError, StopTraining
 
 log = logging.getLogger("hookline")
@@ -74,7 +74,7 @@ class Line(HostedRun):
             self.start_fit()
             self.start_training()
         except BaseException as error:
-            self._fail_and_tear_down(error)
+            self.fail(error)
             raise
         return self
 
@@ -84,20 +84,16 @@ class Line(HostedRun):
         if isinstance(error, StopTraining):  # the loop may raise it, as a hook may
             self.stop(error.reason)
         elif error is not None:
-            self._fail_and_tear_down(error)
+            self.fail(error)
             return False
         try:
             self.end_training()
             self.end_fit()
         except BaseException as failure:
-            self._fail_and_tear_down(failure)
+            self.fail(failure)
             raise
         raise_first(self.tear_down())
         return True
-
-    def _fail_and_tear_down(self, error: BaseException) -> None:
-        self.fail(error)
-        attach_failures(error, self.tear_down())
 
     # ---- epochs, batches, validation -----------------------------------------------------------------------
 
@@ -223,4 +219,4 @@ class Line(HostedRun):
         counters.
         """
         self.must_run()
-        load(self, path)
+        load_hosted(self, path)

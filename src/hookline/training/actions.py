@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from hookline.engine.binding import Caller, publishing
+from hookline.engine.binding import Caller, bind_by_position, publishing
 from hookline.engine.events import Event
 from hookline.engine.listener import Listener, make_listener, overrides
 from hookline.engine.plan import Trace, noop
@@ -98,7 +98,7 @@ def _install(run: Run, event: Event) -> None:
             receiver=receiver,
             name=type(owner).__name__,
             owner=owner,
-            by_position=True,
+            bind=bind_by_position,
         )
     )
     around = (

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hookline.engine.binding import publishing
+from hookline.engine.binding import bind_by_position, publishing
 from hookline.engine.listener import make_listener
 from hookline.engine.plan import noop
 from hookline.run.optimizers import bare
@@ -121,7 +121,7 @@ class CompiledStep:
             receiver=doer.receiver,
             name=doer.name,
             owner=doer.owner,
-            by_position=True,
+            bind=bind_by_position,
         ).binding
         call = bound.call if bound.source is None else bound.source.published(doer)
         plan.act("training_step", [doer], lambda trace: trace(doer, call))

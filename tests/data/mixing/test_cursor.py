@@ -129,7 +129,7 @@ def test_a_loader_can_be_taken_out_and_the_others_keep_their_indices() -> None:
     assert [next(cursor) for _ in range(3)] == [0, 1, 2]
 
 
-def test_a_sequence_goes_on_with_what_is_left_of_its_round_after_a_change() -> None:
+def test_a_sequence_continues_with_what_is_left_of_its_round_after_a_change() -> None:
     cursor = MixtureCursor(Mixture("sequential", window=2), {"a": 3, "b": 2})
     draw(cursor, 1)
     cursor.revise(lengths={"a": 3, "b": 2, "c": 1})

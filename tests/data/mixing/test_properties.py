@@ -197,7 +197,7 @@ class Story:
 
 @unhurried
 @given(st.data())
-def test_a_cursor_saved_at_any_batch_goes_on_as_if_it_had_not_stopped(data: st.DataObject) -> None:
+def test_a_cursor_saved_at_any_batch_continues_as_if_it_had_not_stopped(data: st.DataObject) -> None:
     mixture, lengths = data.draw(fitting())
     changes = {step: data.draw(fitting()) for step in data.draw(st.sets(st.integers(0, 60), max_size=3))}
     everything: Lengths = {

@@ -16,7 +16,7 @@ import hookline
 from hookline import Hook, Line, every
 
 
-def test_hooks_go_on_where_they_were_with_the_loop_s_own_checkpoint(tmp_path: Path) -> None:
+def test_hooks_continue_where_they_were_with_the_loop_s_own_checkpoint(tmp_path: Path) -> None:
     first, (net, sgd) = Counts(), net_and_sgd()
     line = Line(net, sgd, hooks=[first])
     train(line, net, sgd, batches(5))

@@ -1,19 +1,21 @@
-"""A run that another loop drives: its module, its place among ranks, its end."""
+"""A run that another loop drives: its module, its place among ranks, its end, its rows."""
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from dialects.looped import net_and_sgd, recorder, train
+from dialects.looped import Counts, net_and_sgd, recorder, train
 from tiny import batches
 from torch import nn
 
 import hookline
 from hookline import Hook, Line
+from hookline.hooks import GradientMonitor, JSONLog, LRMonitor, ModelCheckpoint
 
 
 def test_the_module_is_the_user_s_own_whatever_runs_it() -> None:
@@ -140,3 +142,60 @@ def test_a_loop_that_has_nothing_left_to_train_says_so(caplog: pytest.LogCapture
                 pass
             line.state.counts.epochs_seen = 1
     assert "Nothing is left to train: 1 epochs are done" in caplog.text
+
+
+# ---- rows and records ------------------------------------------------------------------------------------------
+
+
+def test_model_checkpoint_keeps_the_best(tmp_path: Path) -> None:
+    net, sgd = net_and_sgd()
+    hook = ModelCheckpoint(monitor="val/loss", save_top_k=1)
+    line = Line(net, sgd, hooks=[hook], run_dir=tmp_path)
+    train(line, net, sgd, batches(3), epochs=3, val=batches(1))
+    assert Path(hook.best_model_path).is_dir()
+    best = nn.Linear(4, 2)
+    hookline.load_weights(best, hook.best_model_path)
+    assert torch.equal(best.weight, net.weight)  # it got better every time
+
+
+def test_rows_go_to_loggers_and_hooks_may_edit_them(tmp_path: Path) -> None:
+    class Adds(Hook):
+        def on_train_metrics(self, metrics: Any) -> None:
+            if "train/loss" in metrics:  # what hooks log at on_step_end is a row of its own
+                metrics["twice"] = 2 * metrics["train/loss"]
+
+    net, sgd = net_and_sgd()
+    line = Line(
+        net,
+        sgd,
+        hooks=[Adds(), LRMonitor(), GradientMonitor(log_frequency=1), JSONLog()],
+        logger=True,
+        run_dir=tmp_path,
+        log_every_n_steps=1,
+    )
+    train(line, net, sgd, batches(2), val=batches(1))
+    rows = [json.loads(each) for each in next(tmp_path.glob("*.jsonl")).read_text().splitlines()]
+    seen = {key for row in rows for key in (row.get("metrics") or row)}
+    assert {"train/loss", "twice", "lr", "lr-SGD", "grad_norm", "val/loss"} <= seen
+    assert list((tmp_path / "logs").glob("*.jsonl"))
+
+
+def test_a_line_s_log_says_what_each_row_is_over(tmp_path: Path) -> None:
+    net, sgd = net_and_sgd()
+    line = Line(net, sgd, logger=True, run_dir=tmp_path, log_every_n_steps=1)
+    train(line, net, sgd, batches(2), val=batches(1))
+    rows = [json.loads(each) for each in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [row["over"] for row in rows if row["type"] == "metrics"] == [
+        "step",
+        "step",
+        "evaluation",
+        "epoch",
+    ]
+
+
+def test_what_hooks_cost_is_accounted_for() -> None:
+    net, sgd = net_and_sgd()
+    line = Line(net, sgd, hooks=[Counts()])
+    train(line, net, sgd, batches(6))
+    assert [(row.hook, row.event, row.calls) for row in line.cost()] == [("counts", "on_step_end", 2)]
+    assert "counts" in str(line.explain())

@@ -35,7 +35,7 @@ def test_a_second_trainer_in_the_same_folder_trains_its_own_model(caplog: pytest
     assert again.global_step == 2 and torch.equal(again._net.weight, second._net.weight)
 
 
-def test_a_job_that_slurm_has_started_again_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_slurm_has_started_again_continues_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     make(GenericTrainerConfig()).fit([batches(4)], max_epochs=1)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     trainer = make(GenericTrainerConfig())
@@ -47,7 +47,9 @@ def test_a_job_that_slurm_has_started_again_goes_on_where_it_was(monkeypatch: py
         assert not anew.state.resumed and anew.global_step == 4
 
 
-def test_a_preempted_run_that_was_told_to_goes_on_where_it_was_and_a_finished_one_trains_nothing() -> None:
+def test_a_preempted_run_with_automatic_resume_continues_where_it_was_and_a_finished_one_trains_nothing() -> (
+    None
+):
     class Preempts(TrainerHooks):
         def on_train_batch_end(
             self,

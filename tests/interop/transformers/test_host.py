@@ -10,6 +10,7 @@ import torch
 import transformers
 from interop.hosted import VAL, InOrder, TransformersNet, samples, transformers_trainer
 from safetensors.torch import load_file
+from torch.nn import functional as F
 
 import hookline
 from hookline import Hook, HookError
@@ -145,7 +146,7 @@ def test_several_datasets_are_one_validation(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_saved_between_two_datasets_are_those_of_the_training(tmp_path: Path) -> None:
-    """In the first round nobody knows which dataset is the last: transformers saves while the averaged weights are in place."""
+    """In the first round it is not known which dataset is the last: transformers saves while the averaged weights are in place."""
     plain: dict[str, Any] = {}
 
     class Saves(transformers.TrainerCallback):
@@ -209,3 +210,81 @@ def test_what_is_logged_at_the_very_end_goes_to_a_logger_of_one_s_own(tmp_path: 
         trainer_of(callback, tmp_path, logging_steps=1).train()
     header, *rows = (tmp_path / "metrics.csv").read_text().splitlines()
     assert rows[-1].split(",")[header.split(",").index("score")] == "2.0"
+
+
+# ---- losses and batches that are observed in the model's own calls --------------------------------------------------
+
+
+class Another(InOrder):
+    """Computes its loss from the outputs; the model's own is not used."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **given: Any) -> Any:
+        outputs = model(**inputs)
+        loss = 10 * F.mse_loss(outputs["logits"], inputs["labels"])
+        return (loss, outputs) if return_outputs else loss
+
+
+class More(InOrder):
+    """Adds something to the model's loss."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **given: Any) -> Any:
+        outputs = model(**inputs)
+        loss = outputs["loss"] + 5 * outputs["logits"].pow(2).mean()
+        return (loss, outputs) if return_outputs else loss
+
+
+class Losses(Hook):
+    def on_step_end(self, loss: float) -> None: ...
+
+
+class Replaces(Hook):
+    def on_before_backward(self, loss: Any) -> Any:
+        return loss * 0.0
+
+
+@pytest.mark.parametrize("hook", [Losses, Replaces])
+def test_a_loss_that_is_not_the_model_s_own_is_said_at_the_first_batch(hook: Any, tmp_path: Path) -> None:
+    callback = hookline.hosts.transformers([hook()])
+    with pytest.raises(HookError, match="TransformersNet returned one that was not differentiated"), callback:
+        trainer_of(callback, tmp_path, Another).train()
+    assert callback.line.global_step == 1
+
+
+def test_hooks_that_do_not_ask_for_such_a_loss_are_served_and_told_no_other(tmp_path: Path) -> None:
+    callback = hookline.hosts.transformers([Story()])
+    with callback:
+        trainer_of(callback, tmp_path, Another).train()
+    assert callback.line.global_step == 5 and "train/loss" not in callback.line.metrics
+
+
+def test_a_loss_that_has_more_in_it_than_the_model_s_own_is_warned_of_once(
+    tmp_path: Path, caplog: Any
+) -> None:
+    for kind, count in ((InOrder, 0), (More, 1)):
+        callback = hookline.hosts.transformers([Losses()])
+        with callback:
+            trainer_of(
+                callback, tmp_path, kind, logging_steps=2, gradient_accumulation_steps=2, num_train_epochs=2
+            ).train()
+        assert caplog.text.count("Hooks see a loss of") == count
+
+
+def test_a_batch_that_calls_the_model_several_times_is_one_batch_of_the_validation(tmp_path: Path) -> None:
+    class Generates(InOrder):
+        def prediction_step(self, model: Any, inputs: Any, *given: Any, **options: Any) -> Any:
+            with torch.no_grad():
+                for _ in range(3):
+                    model(x=inputs["x"], labels=inputs["labels"] * 0)
+            return super().prediction_step(model, inputs, *given, **options)
+
+    story = Story()
+    callback = hookline.hosts.transformers([story])
+    with callback:
+        trainer_of(callback, tmp_path, Generates, eval_strategy="epoch").train()
+    assert [each for each in story.told if isinstance(each, str | tuple)][1:-1] == [
+        "val",
+        ("on", 0, 0),
+        "off",
+        ("on", 0, 1),
+        "off",
+    ]

@@ -1,4 +1,4 @@
-"""What one rank wants is done by all, at the same batch, soon after; and nobody hangs when ranks want different things."""
+"""What one rank wants is done by all, at the same batch, soon after; and no rank hangs when ranks want different things."""
 
 from __future__ import annotations
 

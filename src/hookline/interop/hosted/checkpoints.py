@@ -40,7 +40,7 @@ class KeptRun(EmittingRun, Protocol):
         ...
 
 
-PARTS = ("module", "optimizers", "schedulers", "counters", "hooks", "filters", "metrics", "log")
+HOSTED_PARTS = ("module", "optimizers", "schedulers", "counters", "hooks", "filters", "metrics", "log")
 """The parts of a hosted run's checkpoint."""
 
 
@@ -68,7 +68,7 @@ def restore_state(view: KeptRun, kept: dict[str, Any]) -> None:
         restore_hook(entry, kept, s)
 
 
-def save(view: KeptRun, request: SaveRequest, ranks: Ranks) -> None:
+def save_hosted(view: KeptRun, request: SaveRequest, ranks: Ranks) -> None:
     """Write one checkpoint on rank 0, and report its success or failure on all ranks."""
     s = view.state
     if bad := find_nonfinite(s.optimizers):
@@ -100,12 +100,12 @@ def contents_of(view: KeptRun) -> dict[str, Any]:
     }
 
 
-def load(view: KeptRun, path: str | Path) -> None:
+def load_hosted(view: KeptRun, path: str | Path) -> None:
     """Load a checkpoint into module, optimizers, schedulers and hooks."""
     s, contents = view.state, files.read(path)
     begin_loading(view, contents)
     if "log" in contents:
-        check_parts(contents, PARTS, path)
+        check_parts(contents, HOSTED_PARTS, path)
     if "log" not in contents or len(contents["optimizers"]) != len(s.optimizers):
         raise CheckpointError(
             f"{shown(path)} is not a checkpoint of a Line with {len(s.optimizers)} optimizers. To load its "
@@ -126,49 +126,52 @@ def load(view: KeptRun, path: str | Path) -> None:
 
 
 log = logging.getLogger("hookline")
-LARGEST = 1_000_000
+MOST_ELEMENTS = 1_000_000
 """The most tensor elements that the state of one hook may have: more do not belong into a text file."""
 
 
-def as_json(kept: dict[str, Any]) -> dict[str, Any]:
+def state_as_json(kept: dict[str, Any]) -> dict[str, Any]:
     """Return the state as JSON values. A hook whose state has no JSON form is left out, with a warning."""
     hooks = {}
     for name, state in kept["hooks"].items():
         try:
-            hooks[name] = _text(state, f"the state of hook {name!r}")
+            hooks[name] = _pack_as_json(state, f"the state of hook {name!r}")
         except CheckpointError as error:
             log.warning(
                 "%s It is not in this host's checkpoints; hookline.hooks.ModelCheckpoint saves it.", error
             )
-    rest = _text({key: value for key, value in kept.items() if key != "hooks"}, "the line")
+    rest = _pack_as_json({key: value for key, value in kept.items() if key != "hooks"}, "the line")
     return {"hooks": hooks, "rest": rest}
 
 
-def from_json(kept: dict[str, Any]) -> dict[str, Any]:
-    """Return the state from what `as_json` returned."""
-    return {**_value(kept["rest"]), "hooks": {name: _value(each) for name, each in kept["hooks"].items()}}
+def state_from_json(kept: dict[str, Any]) -> dict[str, Any]:
+    """Return the state from what `state_as_json` returned."""
+    return {
+        **_unpack_json(kept["rest"]),
+        "hooks": {name: _unpack_json(each) for name, each in kept["hooks"].items()},
+    }
 
 
-def _text(value: Any, where: str) -> dict[str, Any]:
+def _pack_as_json(value: Any, where: str) -> dict[str, Any]:
     tensors = TensorStore()
     structure = pack(value, tensors, where)
     numbers = sum(each.numel() for each in tensors.values())
-    if numbers > LARGEST:
-        raise CheckpointError(f"{where} has {numbers:,} numbers in tensors, more than {LARGEST:,}.")
-    return {"structure": structure, "tensors": {name: _bytes(each) for name, each in tensors.items()}}
+    if numbers > MOST_ELEMENTS:
+        raise CheckpointError(f"{where} has {numbers:,} numbers in tensors, more than {MOST_ELEMENTS:,}.")
+    return {"structure": structure, "tensors": {name: _encode_tensor(each) for name, each in tensors.items()}}
 
 
-def _value(text: dict[str, Any]) -> Any:
-    return unpack(text["structure"], {name: _tensor(*each) for name, each in text["tensors"].items()})
+def _unpack_json(text: dict[str, Any]) -> Any:
+    return unpack(text["structure"], {name: _decode_tensor(*each) for name, each in text["tensors"].items()})
 
 
-def _bytes(tensor: Tensor) -> tuple[str, list[int], str]:
+def _encode_tensor(tensor: Tensor) -> tuple[str, list[int], str]:
     plain = tensor.detach().cpu().contiguous()
     content = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
     return str(plain.dtype).removeprefix("torch."), list(plain.shape), base64.b64encode(content).decode()
 
 
-def _tensor(dtype: str, shape: list[int], content: str) -> Tensor:
+def _decode_tensor(dtype: str, shape: list[int], content: str) -> Tensor:
     kind = getattr(torch, dtype)
     if not content:
         return torch.empty(shape, dtype=kind)

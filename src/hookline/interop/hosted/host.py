@@ -17,12 +17,12 @@ TRAINERS = ("trainer", "state.trainer")
 """Expressions by which hooks refer to the trainer."""
 ABSENT_BRANCHES = ("sanity", "test", "predict")
 """The branches of the lifecycle that a host need not have: a hook may listen to their events."""
-ABSENT = ("on_validation_abandoned", "on_load_checkpoint", "on_checkpoint_load")
+ABSENT_EVENTS = ("on_validation_abandoned", "on_load_checkpoint", "on_checkpoint_load")
 """Further events that need not happen in a host."""
 UNKNOWN = "only hookline.Trainer emits it"
 
 
-def _is_ours(cls: type) -> bool:
+def _is_hookline_base(cls: type) -> bool:
     return "__hookline_base__" in vars(cls)
 
 
@@ -47,7 +47,7 @@ class Host:
         """Return why a hook cannot listen to this event here; an empty string if it can."""
         if event.inside == "own":
             return "custom events are fired by `Trainer.emit`, which this loop does not have"
-        is_absent = event.inside.split()[0] in ABSENT_BRANCHES or event.name in ABSENT
+        is_absent = event.inside.split()[0] in ABSENT_BRANCHES or event.name in ABSENT_EVENTS
         return "" if event.name in self.offers or is_absent else self.lacks.get(event.name, UNKNOWN)
 
 
@@ -83,9 +83,12 @@ class HostedHooks(HookList):
                     f"{who} has no effect in {self.host.name}: {self.host.useless[cls.__name__]}."
                 )
         for listener in listeners:
-            self._refuse(who, listener)
+            if reason := self.host.why_lacking(listener.event):
+                raise HookError(
+                    f"{who} listens to {listener.event.name}, which {self.host.name} cannot emit: {reason}."
+                )
         for attribute, where in (
-            attributes_read(TRAINERS, entry.hook, _is_ours) if isinstance(entry.hook, Hook) else ()
+            attributes_read(TRAINERS, entry.hook, _is_hookline_base) if isinstance(entry.hook, Hook) else ()
         ):
             if attribute not in self._offered:
                 raise HookError(
@@ -94,19 +97,17 @@ class HostedHooks(HookList):
                 )
         return listeners
 
-    def _refuse(self, who: str, listener: Listener) -> None:
-        if reason := self.host.why_lacking(listener.event):
-            raise HookError(
-                f"{who} listens to {listener.event.name}, which {self.host.name} cannot emit: {reason}."
-            )
-
 
 # ---- The events of each host
 
 
+_FETCHES = ("on_before_batch_fetch", "on_after_batch_fetch")
+_TRANSFERS = ("on_before_batch_transfer", "on_after_batch_transfer")
 _MOVED = "the batch is moved to the device by the host itself, and hooks cannot change it"
-_FETCHED = "the host fetches its batches itself and does not report it"
-_FETCHING = ("on_before_batch_fetch", "on_after_batch_fetch")
+_IN_HOST = {
+    **dict.fromkeys(_FETCHES, "the host fetches its batches itself and does not report it"),
+    **dict.fromkeys(_TRANSFERS, _MOVED),
+}
 _SIGNALS = "it acts when hookline.Trainer has ended a run on a signal and saved it; here signals are {}"
 _BY_THE_LINE = {
     "on_train_metrics": "a row of the values that hooks logged is about to be written",
@@ -148,16 +149,15 @@ RAW_LOOP = Host(
         **_BY_THE_LINE,
     },
     lacks={
-        **dict.fromkeys(_FETCHING, "the loop fetches its batches itself; put the code there"),
-        "on_before_batch_transfer": "the loop moves its batches itself; change the batch where the loop "
-        "makes it",
-        "on_after_batch_transfer": "the loop moves its batches itself; change the batch where the loop "
-        "makes it",
+        **dict.fromkeys(_FETCHES, "the loop fetches its batches itself; put the code there"),
+        **dict.fromkeys(
+            _TRANSFERS, "the loop moves its batches itself; change the batch where the loop makes it"
+        ),
     },
     useless={"SlurmRequeue": _SIGNALS.format("handled by the loop")},
 )
 
-ACCELERATE = Host(
+ACCELERATE_HOST = Host(
     "a loop on Accelerate",
     offers={
         **RAW_LOOP.offers,
@@ -165,11 +165,11 @@ ACCELERATE = Host(
         "on_after_backward": "line.backward, through accelerator.backward",
         "on_gradient_clip": "line.clip_gradients, through accelerator.clip_grad_norm_",
     },
-    lacks={**RAW_LOOP.lacks, "on_before_batch_transfer": _MOVED, "on_after_batch_transfer": _MOVED},
+    lacks={**RAW_LOOP.lacks, **dict.fromkeys(_TRANSFERS, _MOVED)},
     useless=RAW_LOOP.useless,
 )
 
-LIGHTNING = Host(
+LIGHTNING_HOST = Host(
     "Lightning's Trainer",
     offers={
         **{
@@ -219,16 +219,14 @@ LIGHTNING = Host(
         **_BY_THE_LINE,
     },
     lacks={
-        **dict.fromkeys(_FETCHING, _FETCHED),
-        "on_before_batch_transfer": _MOVED,
-        "on_after_batch_transfer": _MOVED,
+        **_IN_HOST,
         "on_gradient_clip": "Lightning clips without a callback; on_before_optimizer_step has the gradients "
         "before it",
     },
     useless={"SlurmRequeue": _SIGNALS.format("Lightning's, which requeues by itself (SLURMEnvironment)")},
 )
 
-TRANSFORMERS = Host(
+TRANSFORMERS_HOST = Host(
     "transformers' Trainer",
     offers={
         "setup": "on_train_begin",
@@ -260,12 +258,7 @@ TRANSFORMERS = Host(
         "on_train_metrics": "on_log",
         "on_checkpoint_save": "on_save, and checkpoints that hooks request",
     },
-    lacks={
-        **dict.fromkeys(_FETCHING, _FETCHED),
-        "on_before_batch_transfer": _MOVED,
-        "on_after_batch_transfer": _MOVED,
-        "on_gradient_clip": "transformers clips without a callback",
-    },
+    lacks={**_IN_HOST, "on_gradient_clip": "transformers clips without a callback"},
     useless={
         "SlurmRequeue": _SIGNALS.format("not handled"),
         "LRSchedule": "a scheduler of transformers' own always writes the learning rate; choose it by "
@@ -273,5 +266,10 @@ TRANSFORMERS = Host(
     },
 )
 
-HOSTS = {"raw loop": RAW_LOOP, "accelerate": ACCELERATE, "lightning": LIGHTNING, "transformers": TRANSFORMERS}
+HOSTS = {
+    "raw loop": RAW_LOOP,
+    "accelerate": ACCELERATE_HOST,
+    "lightning": LIGHTNING_HOST,
+    "transformers": TRANSFORMERS_HOST,
+}
 """By the name of the function of `hookline.hosts` that makes each."""

@@ -18,13 +18,13 @@ from hookline.distributed.comm import Ranks
 from hookline.distributed.process_group import control_group, known_rank
 from hookline.engine.events import EVENTS
 from hookline.engine.plan import Plan, noop
-from hookline.interop.hosted.batch import OUTSIDE, HostedBatch, Pass
-from hookline.interop.hosted.checkpoints import restore_state
+from hookline.interop.hosted.batch import OUTSIDE, HostedBatch, Pass, Updates
+from hookline.interop.hosted.checkpoints import hosted_state, restore_state, save_hosted
 from hookline.interop.hosted.host import Host, HostedHooks
 from hookline.interop.hosted.rank_sync import AT_VALIDATION, BETWEEN_EPOCHS, HostedRankSync
-from hookline.interop.hosted.recording import HostedRows, Recording
-from hookline.interop.hosted.updates import Updates
+from hookline.interop.hosted.view import HostView
 from hookline.loggers import JSONLines, Logger, Loggers, make_loggers
+from hookline.metrics.accumulator import Accumulator
 from hookline.metrics.metric_log import MetricLog
 from hookline.run.directory import RunDirectory
 from hookline.run.optimizers import bare
@@ -33,6 +33,7 @@ from hookline.run.parts import Participants, Progress, Resume
 from hookline.run.reduction import Rows
 from hookline.run.rows import MetricRows
 from hookline.run.state import State
+from hookline.run.view import View
 from hookline.training import run_events
 from hookline.training.participants import LateHooks, attach_failures, tear_down, teardown_removed
 from hookline.training.pass_events import VALIDATION, Names
@@ -63,25 +64,57 @@ def has_uneven_batches(model: Any) -> bool:
 def own_optimizers(given: Any) -> list[Any]:
     """Return the optimizers without their wrappers; anything else is rejected."""
     try:
-        found = [bare(each) for each in listed(given)]
+        found = [bare(optimizer) for optimizer in list_steppables(given)]
     except TypeError:
         found = [given]
-    for each in found:
-        if isinstance(each, type) or not hasattr(each, "register_step_post_hook"):
-            what = each.__name__ + ", a class" if isinstance(each, type) else type(each).__name__
+    for optimizer in found:
+        if isinstance(optimizer, type) or not hasattr(optimizer, "register_step_post_hook"):
+            is_class = isinstance(optimizer, type)
+            what = optimizer.__name__ + ", a class" if is_class else type(optimizer).__name__
             raise OptionError(f"hooks need a torch.optim.Optimizer or a list of them, not {what}.")
     return found
 
 
-def listed(given: Any) -> list[Any]:
+def list_steppables(given: Any) -> list[Any]:
     """Return one optimizer or scheduler, or several, as a list."""
     if hasattr(given, "step"):
         return [given]
     return [each for each in given if each is not None] if given is not None else []
 
 
-class HostedRun(Recording):
+class HostedRows(MetricRows):
+    """The rows of one process of a hosted run."""
+
+    def __init__(self, plan: Plan, state: State, holds: bool) -> None:
+        """holds: whether rows wait until the host logs."""
+        super().__init__(plan, state)
+        self.holds = holds
+        self.over_ranks: Rows | None = None
+        """Reduces the results of a pass over all ranks, if there are several."""
+
+    def write(
+        self, values: dict[str, Any], over: str = "step", step: int | None = None, epoch: int | None = None
+    ) -> None:
+        """Let listeners edit a row, then send it to the loggers; or keep it for the host's next row."""
+        if self.holds:
+            self.state.log.pending.update(values)
+        else:
+            super().write(values, over, step, epoch)
+
+    def finish(
+        self, mode: str, more: Mapping[str, Accumulator], pending: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the results of a pass, over all ranks if there are several."""
+        if self.over_ranks is None:
+            return super().finish(mode, more, pending)
+        return self.over_ranks.finish(mode, more, pending)
+
+
+class HostedRun(HostView):
     """The plan, the state and the hooks of one run; hooks see it as `trainer`."""
+
+    is_running = False
+    rank_sync: HostedRankSync | None = None
 
     def __init__(
         self,
@@ -131,8 +164,6 @@ class HostedRun(Recording):
         self.batch = HostedBatch(self, self.updates, count_tokens or elements_of_ids, holds_rows)
         self.host_logs = host_logs
         self.ranks = Ranks()
-        self.rank_sync: HostedRankSync | None = None
-        self.is_running = False
         self.current_pass: Pass | None = None
         self.save_requests = []
         self._directory = RunDirectory(self.options)
@@ -155,7 +186,7 @@ class HostedRun(Recording):
             )
         s.setup.module = own_module(module)
         s.setup.optimizers = own_optimizers(optimizers)
-        s.setup.schedulers = listed(schedulers)
+        s.setup.schedulers = list_steppables(schedulers)
         if self.updates.is_observing:  # in a run: observe the new ones instead
             self.updates.unwatch()
             self.updates.watch(s.setup.optimizers)
@@ -227,7 +258,7 @@ class HostedRun(Recording):
         self.end_epoch()
         run_events.end_as(self, "stopped" if self.state.ending.should_stop else "completed")
         run_events.end_training(self)
-        self.write_pending()
+        self.rows.write_pending()
         self.sync_point()
         self.updates.unwatch()
 
@@ -246,7 +277,7 @@ class HostedRun(Recording):
         self.save_requests.clear()
 
     def fail(self, error: BaseException) -> None:
-        """Emit on_exception. Further failures become notes of the error."""
+        """Emit on_exception and tear the hooks down. Further failures become notes of the error."""
         self.abandon()
         run_events.mark_failed(self, error)
         self.rank_sync, self.updates.signal_filters = None, ()  # the other ranks may not have failed
@@ -255,7 +286,7 @@ class HostedRun(Recording):
             self.save_due(Ranks())
         except BaseException as failure:
             failures.append(failure)
-        attach_failures(error, failures)
+        attach_failures(error, [*failures, *self.tear_down()])
 
     def tear_down(self) -> list[BaseException]:
         """Tear down every hook whose set-up began, once, whatever happened; return their failures."""
@@ -359,7 +390,7 @@ class HostedRun(Recording):
         pending = run_events.end_epoch(self, results, is_complete)
         if self.batch.holds_rows:
             results.pop("train/loss", None)
-        self.write_row({**results, **self.rows.reduce(pending, "epoch")}, "epoch")
+        self.rows.write({**results, **self.rows.reduce(pending, "epoch")}, "epoch")
         self.sync_point()
 
     # ---- validation ----------------------------------------------------------------------------------------
@@ -384,7 +415,7 @@ class HostedRun(Recording):
         results = current.end()
         if not self.state.sanity_checking:
             known = current.host_metrics if self.host_logs else {}
-            self.write_row(
+            self.rows.write(
                 {key: value for key, value in results.raw().items() if key not in known}, "evaluation"
             )
             self.sync_point(AT_VALIDATION)
@@ -393,3 +424,56 @@ class HostedRun(Recording):
         """Raise an error outside of a run."""
         if not self.is_running:
             raise HooklineError("The line is not in a run: put the loop into `with line:`.")
+
+    # ---- state, checkpoints and rows -----------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the hooks and the progress of the run, for a checkpoint."""
+        return hosted_state(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned: at once in a run, else when the run begins, after the hooks'
+        setup.
+        """
+        if self.is_running:
+            restore_state(self, state)
+        else:
+            self._saved_state = state
+
+    def save_checkpoint(
+        self, path: str | Path | None = None, reason: str = "manual", monitor: dict[str, Any] | None = None
+    ) -> None:
+        """Request a checkpoint: written at the next save point of the run, or at once outside of a run."""
+        super().save_checkpoint(path, reason, monitor)
+        if not self.is_running:
+            self.save_due()
+
+    def update_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Take over the host's metrics. A known value keeps its object, because monitors recognize old values
+        by identity.
+        """
+        newest = self.state.log.newest
+        for name, value in metrics.items():
+            if name not in newest or newest[name] != float(value):
+                newest[name] = value
+
+    @property
+    def should_stop(self) -> bool:
+        """Return whether the loop is to end: as requested, or with several ranks as they have agreed."""
+        return self.state.should_stop if self.rank_sync is None else self.rank_sync.stop
+
+    @should_stop.setter
+    def should_stop(self, stop: bool) -> None:
+        View.should_stop.fset(self, stop)  # type: ignore[attr-defined]
+
+    def sync_point(self, point: int = BETWEEN_EPOCHS) -> None:
+        """Wait for all ranks between batches, then write the checkpoints that any of them requested."""
+        if self.rank_sync is not None:
+            self.rank_sync.sync_point(point)
+        self.save_due()
+
+    def save_due(self, ranks: Ranks | None = None) -> None:
+        """Write the checkpoints that were requested, and agreed on by all ranks."""
+        source = self.save_requests if self.rank_sync is None else self.rank_sync.agreed
+        while source:
+            save_hosted(self, source.pop(0), ranks or self.ranks)

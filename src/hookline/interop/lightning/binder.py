@@ -11,7 +11,7 @@ from typing import Any
 
 from hookline.engine.binding import IF_SEVERAL, Binding, Source
 from hookline.engine.events import EventTable
-from hookline.interop.adapter import Reader, Row
+from hookline.interop.adapter import FactConverter, Row
 from hookline.interop.lightning.checkpoint_file import LIGHTNING
 from hookline.util.errors import HookError, closest
 
@@ -34,7 +34,7 @@ def bind(
     names = row.arguments[: accepted(function, row.arguments, method)]
     # Lightning leaves these out with one loader, and a default of the user's stays
     may_be_left_out = {each for each in row.if_several if not _requires(function, each)}
-    reads: Mapping[str, Reader] = row.reads
+    reads: Mapping[str, FactConverter] = row.reads
     values: list[Any] = [view.moment]
     expressions: list[str] = []
     facts: list[str] = []

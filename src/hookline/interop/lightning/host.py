@@ -7,19 +7,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hookline.interop.hosted.batch import Pass
-from hookline.interop.hosted.host import LIGHTNING
+from hookline.interop.hosted.host import LIGHTNING_HOST
 from hookline.interop.hosted.run import HostedRun
 from hookline.loggers import Logger
 from hookline.run.optimizers import bare
-from hookline.training.participants import attach_failures, raise_first
+from hookline.training.participants import raise_first
 from hookline.training.pass_events import PREDICTION, TEST, VALIDATION, PassEvents, SanityCheck
 from hookline.training.run_events import end_as
 from hookline.util.errors import END_EPOCH, HookError
 
 
-def make_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
+def lightning_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
     """Return the callback; hooks that Lightning cannot serve are rejected now."""
-    kind = type("HooklineCallback", (HostCallback, _base()), {"__doc__": HostCallback.__doc__})
+    kind = type("HooklineCallback", (CallbackInLightning, _base()), {"__doc__": CallbackInLightning.__doc__})
     return kind(hooks, options)
 
 
@@ -34,7 +34,7 @@ def _base() -> Any:
     return Callback
 
 
-class HostCallback:
+class CallbackInLightning:
     """Hookline's hooks as one Lightning callback. `line` is the object that hooks see as `trainer`; its
     `outer` is Lightning's.
     """
@@ -43,7 +43,7 @@ class HostCallback:
         super().__init__()
         own = "logger" not in options
         self.line = HostedRun(
-            LIGHTNING,
+            LIGHTNING_HOST,
             hooks=hooks,
             announces_steps=False,
             host_logs=own,
@@ -146,7 +146,6 @@ class HostCallback:
         """Emit on_exception and tear the hooks down, because Lightning does not after a failure."""
         if self.line.is_running:
             self.line.fail(exception)
-            attach_failures(exception, self.line.tear_down())
 
     # ---- training ------------------------------------------------------------------------------------------
 
@@ -171,7 +170,7 @@ class HostCallback:
             raise StopIteration
         if signal is not None:
             raise HookError(
-                f"A hook returned {signal!r} from on_train_batch_start. {LIGHTNING.name} cannot skip a "
+                f"A hook returned {signal!r} from on_train_batch_start. {LIGHTNING_HOST.name} cannot skip a "
                 "batch; it can end the epoch, by END_EPOCH."
             )
 
@@ -189,8 +188,8 @@ class HostCallback:
             whole = whole / self._scaler._scale  # the public get_scale() would synchronize the device
         if self.line.before_backward(whole) is not whole:
             raise HookError(
-                f"A hook returned another loss from on_before_backward, but {LIGHTNING.name} does not allow "
-                f"it to be replaced."
+                f"A hook returned another loss from on_before_backward, but {LIGHTNING_HOST.name} does not "
+                "allow it to be replaced."
             )
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
@@ -304,7 +303,7 @@ class LightningLoggers(Logger):
 
     queued = False
 
-    def __init__(self, callback: HostCallback) -> None:
+    def __init__(self, callback: CallbackInLightning) -> None:
         self._callback = callback
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:

@@ -19,8 +19,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hookline.checkpoint.weights import read_checkpoint
 from hookline.engine.foreign import RunAware
+from hookline.engine.hook import Hook
 from hookline.engine.listener import overrides
-from hookline.interop.adapter import DialectHook, Row, adapt_methods
+from hookline.interop.adapter import Row
 from hookline.interop.lightning.checkpoint_file import WRAPPED
 from hookline.interop.lightning.checkpoint_path import refuse_start
 from hookline.interop.lightning.hparams import (
@@ -51,6 +52,7 @@ class LightningModule(HyperParameters, ModuleTools):
     """A module written for Lightning. Its hooks get Lightning's arguments by position, or facts by name."""
 
     __hookline_base__: ClassVar[bool] = True
+    __hookline_rows__: ClassVar[Mapping[str, Row]] = {**MODULE_ROWS, **OF_2019}
     __hookline_trainer__: ClassVar[str] = NAMED_TRAINER
     steers: ClassVar[tuple[str, ...]] = ("on_train_batch_start",)
     """Lightning ends an epoch if this method of a module returns -1."""
@@ -59,7 +61,6 @@ class LightningModule(HyperParameters, ModuleTools):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        adapt_methods(cls, {**MODULE_ROWS, **OF_2019})
         wrap_loaders(cls)
         wrap_configure_callbacks(cls)
         wrap_steps(cls)
@@ -251,6 +252,7 @@ class LightningDataModule(HyperParameters, DataModule):
     """The data of a run, as Lightning has it."""
 
     __hookline_base__: ClassVar[bool] = True
+    __hookline_rows__: ClassVar[Mapping[str, Row]] = DATA_ROWS
     trainer: Any = None
     """The trainer that runs it."""
 
@@ -259,7 +261,6 @@ class LightningDataModule(HyperParameters, DataModule):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        adapt_methods(cls, DATA_ROWS)
         wrap_loaders(cls)
 
     @property
@@ -325,7 +326,7 @@ def _loaders_of(datasets: Any, kind: str, sizes: dict[str, Any]) -> Any:
     return DataLoader(datasets, shuffle=shuffle, pin_memory=torch.cuda.is_available(), **sizes)
 
 
-class Callback(RunAware, DialectHook):
+class Callback(RunAware, Hook):
     """A hook whose methods begin with `trainer, pl_module`. Returned values steer as the lifecycle says.
 
     Request further facts of Hookline by naming them: `def on_train_batch_end(self, trainer, pl_module,
@@ -333,7 +334,7 @@ class Callback(RunAware, DialectHook):
     """
 
     __hookline_base__: ClassVar[bool] = True
-    __hookline_rows__ = CALLBACK_ROWS
+    __hookline_rows__: ClassVar[Mapping[str, Row]] = CALLBACK_ROWS
     __hookline_trainer__: ClassVar[str] = NAMED_TRAINER
 
     def begin_run(self, state: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.interop.adapter import Reader, Row
+from hookline.interop.adapter import FactConverter, Row
 from hookline.interop.lightning.binder import entries_of
 from hookline.util.errors import HookError
 
@@ -63,7 +63,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 Hookline's events.
 """
 
-_READS: dict[str, dict[str, Reader]] = {
+_READS: dict[str, dict[str, FactConverter]] = {
     "on_train_batch_end": {"outputs": train_outputs},
     "on_save_checkpoint": {"checkpoint": entries_of},
     "on_load_checkpoint": {"checkpoint": entries_of},

@@ -1,37 +1,36 @@
 """Model Training Framework: its hooks, its configuration and its trainer's names, run by Hookline's loop.
 
-Their objects in our loop: `hooks` and `builtin` have the hook classes, `settings`, `loaders` and `refusals`
-the configuration, `trainer` the `GenericTrainer`.
+Their objects in our loop: `hooks` has the hook classes, `settings` the configuration, `loaders` the mixture
+of several loaders, `trainer` the `GenericTrainer`.
 
 >>> from hookline.interop.model_training_framework import GenericTrainer, HooksConfig, TrainerHooks
 """
 
 from __future__ import annotations
 
-from hookline.interop.model_training_framework.builtin import (
+from hookline.interop.model_training_framework.hooks import (
     EarlyStoppingHook,
     GradientMonitorHook,
-    HooksConfig,
+    HookManager,
     LoggingHook,
     LRMonitorHook,
     ModelCheckpointHook,
+    TrainerHooks,
 )
-from hookline.interop.model_training_framework.hooks import HookManager, TrainerHooks
-from hookline.interop.model_training_framework.loaders import (
+from hookline.interop.model_training_framework.settings import (
+    CheckpointConfig,
     EpochLengthPolicy,
+    FaultToleranceConfig,
+    GenericTrainerConfig,
+    HooksConfig,
+    LoggingConfig,
     MultiDataLoaderConfig,
+    PerformanceConfig,
+    PreemptionConfig,
     SamplingStrategy,
     ValAggregation,
     ValidationConfig,
     ValidationFrequency,
-)
-from hookline.interop.model_training_framework.settings import (
-    CheckpointConfig,
-    FaultToleranceConfig,
-    GenericTrainerConfig,
-    LoggingConfig,
-    PerformanceConfig,
-    PreemptionConfig,
 )
 from hookline.interop.model_training_framework.trainer import GenericTrainer
 

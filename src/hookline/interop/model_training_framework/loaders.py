@@ -5,92 +5,21 @@ run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from hookline.data.mixing import Mixture
-from hookline.interop.model_training_framework.refusals import Settings, replaced
+from hookline.interop.model_training_framework.settings import (
+    EpochLengthPolicy,
+    MultiDataLoaderConfig,
+    SamplingStrategy,
+    ValAggregation,
+    ValidationConfig,
+)
 from hookline.util.errors import OptionError, closest
 
 
-class SamplingStrategy(Enum):
-    """How the loader of the next batch is chosen."""
-
-    SEQUENTIAL = "sequential"
-    ROUND_ROBIN = "round_robin"
-    WEIGHTED = "weighted"
-    ALTERNATING = "alternating"
-
-
-class EpochLengthPolicy(Enum):
-    """How many batches an epoch has."""
-
-    SUM_OF_LENGTHS = "sum_of_lengths"
-    MAX_OF_LENGTHS = "max_of_lengths"
-    MIN_OF_LENGTHS = "min_of_lengths"
-    FIXED_NUM_STEPS = "fixed_num_steps"
-
-
-class ValidationFrequency(Enum):
-    """When to validate."""
-
-    PER_EPOCH = "per_epoch"
-    EVERY_N_STEPS = "every_n_steps"
-
-
-class ValAggregation(Enum):
-    """How `val/loss` is computed from several validation loaders."""
-
-    MICRO_AVG_WEIGHTED_BY_SAMPLES = "micro_avg_weighted_by_samples"
-    MACRO_AVG_EQUAL_LOADERS = "macro_avg_equal_loaders"
-    PRIMARY_METRIC_PER_LOADER = "primary_metric_per_loader"
-    CUSTOM = "custom"
-
-
-@dataclass
-class MultiDataLoaderConfig(Settings):
-    """How batches are drawn from several loaders; lists follow the loaders' order."""
-
-    sampling_strategy: SamplingStrategy = SamplingStrategy.ROUND_ROBIN
-    dataloader_weights: list[float] | None = None
-    """For WEIGHTED: each loader's share of the batches."""
-    alternating_pattern: list[int] | None = None
-    """For ALTERNATING: loader indices, repeated."""
-    dataloader_names: list[str] = field(default_factory=list)
-    """By default dl0, dl1, ..."""
-    epoch_length_policy: EpochLengthPolicy = EpochLengthPolicy.SUM_OF_LENGTHS
-    steps_per_epoch: int | None = None
-    """For FIXED_NUM_STEPS: batches."""
-    cycle_short_loaders: bool | None = None
-    """Whether an exhausted loader starts again. None: yes if the epoch is not the sum of their lengths, or
-    weights are given.
-    """
-    burst_size: int = 1
-    choice_rng_seed: int | None = None
-    """Has no effect so far: WEIGHTED is exact, nothing is random."""
-    prefetch_cap_total_batches: int | None = replaced("fetching ahead is DataLoader(prefetch_factor=...)")
-
-
-@dataclass
-class ValidationConfig(Settings):
-    """When to validate, and how the results of several loaders are combined."""
-
-    frequency: ValidationFrequency = ValidationFrequency.PER_EPOCH
-    every_n_steps: int | None = None
-    """For EVERY_N_STEPS: optimizer updates."""
-    aggregation: ValAggregation = ValAggregation.MICRO_AVG_WEIGHTED_BY_SAMPLES
-    aggregation_fn: Callable[[dict[str, dict[str, float]]], Mapping[str, float]] | None = None
-    """From {loader: {metric: value}} to {metric: value}."""
-    validation_weights: list[float] | None = None
-    """Weights of the loaders in a mean over them, in their order."""
-    per_loader_metrics: bool | None = replaced("results per loader, val/dl_NAME/..., are always there")
-    global_metrics: bool | None = replaced("the results overall, val/..., are always there")
-    early_stopping_source: str = "both"
-    """'hook' ignores the trainer's own early_stopping_patience, 'legacy' ignores the hook."""
-
-
-def named(loaders: Any, names: Sequence[str], what: str) -> dict[str, Any]:
+def loaders_by_name(loaders: Any, names: Sequence[str], what: str) -> dict[str, Any]:
     """Return loaders by name, from a list as the framework takes it, a dictionary, or a single loader."""
     if isinstance(loaders, Mapping):
         if names and list(names) != list(loaders):
@@ -113,7 +42,7 @@ def named(loaders: Any, names: Sequence[str], what: str) -> dict[str, Any]:
     return dict(zip(names or [f"dl{index}" for index in range(len(members))], members, strict=True))
 
 
-def mixture_of(
+def configured_mixture(
     config: MultiDataLoaderConfig,
     names: Sequence[str],
     loss_weights: Sequence[float] | None = None,
@@ -121,13 +50,13 @@ def mixture_of(
 ) -> Mixture:
     """Return the settings as a `Mixture`, which rejects contradictions."""
     return Mixture(
-        **settings_of(config, names),
-        loss_weights=_by_name(loss_weights, names, "loss_weights_per_loader"),
-        optimizers=_by_name(optimizers, names, "per_loader_optimizer_id"),
+        **mixing_settings(config, names),
+        loss_weights=_per_loader(loss_weights, names, "loss_weights_per_loader"),
+        optimizers=_per_loader(optimizers, names, "per_loader_optimizer_id"),
     )
 
 
-def settings_of(config: MultiDataLoaderConfig, names: Sequence[str]) -> dict[str, Any]:
+def mixing_settings(config: MultiDataLoaderConfig, names: Sequence[str]) -> dict[str, Any]:
     """Return the settings that decide which batch is next, under Hookline's names."""
     strategy = _member(SamplingStrategy, config.sampling_strategy, "sampling_strategy")
     policy = _member(EpochLengthPolicy, config.epoch_length_policy, "epoch_length_policy")
@@ -140,8 +69,8 @@ def settings_of(config: MultiDataLoaderConfig, names: Sequence[str]) -> dict[str
     cycle = config.cycle_short_loaders
     return {
         "order": strategy.value,
-        "weights": _by_name(config.dataloader_weights, names, "dataloader_weights"),
-        "pattern": [_number(names, each) for each in config.alternating_pattern or ()],
+        "weights": _per_loader(config.dataloader_weights, names, "dataloader_weights"),
+        "pattern": [_loader_at(names, each) for each in config.alternating_pattern or ()],
         "burst": config.burst_size,
         "epoch_length": config.steps_per_epoch if fixed else policy.value.partition("_")[0],
         "when_exhausted": None if cycle is None else "cycle" if cycle else "end",
@@ -149,7 +78,7 @@ def settings_of(config: MultiDataLoaderConfig, names: Sequence[str]) -> dict[str
     }
 
 
-def _number(names: Sequence[str], index: int) -> str:
+def _loader_at(names: Sequence[str], index: int) -> str:
     if not isinstance(index, int) or not 0 <= index < len(names):
         raise OptionError(
             f"alternating_pattern has {index!r}; loaders are numbered from 0 to {len(names) - 1}."
@@ -157,7 +86,7 @@ def _number(names: Sequence[str], index: int) -> str:
     return names[index]
 
 
-def _by_name(values: Sequence[Any] | None, names: Sequence[str], what: str) -> dict[str, Any]:
+def _per_loader(values: Sequence[Any] | None, names: Sequence[str], what: str) -> dict[str, Any]:
     if values is None:
         return {}
     if len(values) != len(names):
@@ -196,7 +125,7 @@ def aggregation_of(config: ValidationConfig, names: Sequence[str]) -> Any:
     if config.aggregation_fn is not None:
         return config.aggregation_fn
     if config.validation_weights is not None:
-        return _weighted(_by_name(config.validation_weights, names, "validation_weights"))
+        return _weighted(_per_loader(config.validation_weights, names, "validation_weights"))
     return how.value.partition("_")[0]
 
 
@@ -230,13 +159,13 @@ class LoaderManager:
         """Set weights, by the loaders' order or by name; return the position in the epoch from which they
         hold.
         """
-        given = dict(weights) if isinstance(weights, Mapping) else _by_name(weights, self.names, "weights")
+        given = dict(weights) if isinstance(weights, Mapping) else _per_loader(weights, self.names, "weights")
         return int(self._trainer.loaders.set_weights(given))
 
     def rebuild_schedule(self) -> int:
         """Apply the changes of `trainer.multi_loader_config`."""
         return int(
             self._trainer.loaders.rebuild_schedule(
-                **settings_of(self._trainer.multi_loader_config, self.names)
+                **mixing_settings(self._trainer.multi_loader_config, self.names)
             )
         )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import signal
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
+from hookline.config.classes import Part
 from hookline.config.hooks import HooksConfig as Switches
 from hookline.engine.checks import check_choice
 from hookline.engine.filters import When
@@ -20,27 +23,61 @@ from hookline.hooks.gradient_monitor import GradientMonitor
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 from hookline.hooks.profiler import Profiler
 from hookline.hooks.slurm_requeue import SlurmRequeue
-from hookline.interop.model_training_framework.builtin import (
+from hookline.interop.model_training_framework.hooks import (
     EarlyStoppingHook,
     GradientMonitorHook,
-    HooksConfig,
     LoggingHook,
+    LRMonitorHook,
+    ModelCheckpointHook,
 )
-from hookline.interop.model_training_framework.loaders import (
-    MultiDataLoaderConfig,
-    ValidationConfig,
-    ValidationFrequency,
-)
-from hookline.interop.model_training_framework.refusals import Settings, refuse_replaced, replaced
 from hookline.loggers import CSV, Console, Logger, TensorBoard, WandB
 from hookline.util.errors import OptionError, closest
+
+# ---- Keys that do not exist, or that Hookline replaces, are rejected with the right ones; none is ignored
+
+
+class FrameworkSettings:
+    """The base of the configuration's data classes: an unknown key is an error with the nearest right one."""
+
+    __slots__ = ()
+
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        """Check the keys before the data class does."""
+        known = [each.name for each in fields(cls)]  # type: ignore[arg-type]
+        for key in given:
+            if key not in known:
+                raise OptionError(
+                    f"{cls.__name__} has no {key!r}.{closest(key, known)} It has: {', '.join(known)}."
+                )
+        return super().__new__(cls)
+
+
+def refused_key(instead: str) -> Any:
+    """Return a field that must keep its default; the error for any other value names the alternative."""
+    return field(default=None, metadata={"instead": instead})
+
+
+def refuse_replaced(config: Any, where: str = "") -> None:
+    """Reject a value of such a field anywhere in the configuration."""
+    for declared in fields(config):
+        value, key = getattr(config, declared.name), f"{where}{declared.name}"
+        if is_dataclass(value):
+            refuse_replaced(value, f"{key}.")
+        elif value is not None and "instead" in declared.metadata:
+            raise OptionError(
+                f"{key}={value!r} is not taken here: {declared.metadata['instead']}.", option=key, value=value
+            )
+
+
+# ---- The framework's classes
+
 
 _OF_THE_LOADER = "it is an argument of your DataLoader"
 _ALWAYS = "a checkpoint always holds everything that an exact resume needs"
 
 
 @dataclass
-class PerformanceConfig(Settings):
+class PerformanceConfig(FrameworkSettings):
     """How an update is computed."""
 
     gradient_accumulation_steps: int = 1
@@ -50,14 +87,14 @@ class PerformanceConfig(Settings):
     """Mixed precision on a GPU; no effect on a CPU."""
     clip_grad_norm: float | None = 1.0
     """The largest total norm of the gradients; None: no clipping."""
-    dataloader_num_workers: int | None = replaced(_OF_THE_LOADER)
-    pin_memory: bool | None = replaced(_OF_THE_LOADER)
-    persistent_workers: bool | None = replaced(_OF_THE_LOADER)
-    prefetch_factor: int | None = replaced(_OF_THE_LOADER)
+    dataloader_num_workers: int | None = refused_key(_OF_THE_LOADER)
+    pin_memory: bool | None = refused_key(_OF_THE_LOADER)
+    persistent_workers: bool | None = refused_key(_OF_THE_LOADER)
+    prefetch_factor: int | None = refused_key(_OF_THE_LOADER)
 
 
 @dataclass
-class CheckpointConfig(Settings):
+class CheckpointConfig(FrameworkSettings):
     """When to save, what to keep and where."""
 
     root_dir: str | Path = "checkpoints"
@@ -73,13 +110,13 @@ class CheckpointConfig(Settings):
     monitor_mode: str = "min"
     save_best: bool = True
     """False: monitor_metric keeps nothing."""
-    save_rng: bool | None = replaced(_ALWAYS)
-    save_optimizer: bool | None = replaced(_ALWAYS)
-    save_scheduler: bool | None = replaced(_ALWAYS)
+    save_rng: bool | None = refused_key(_ALWAYS)
+    save_optimizer: bool | None = refused_key(_ALWAYS)
+    save_scheduler: bool | None = refused_key(_ALWAYS)
 
 
 @dataclass
-class PreemptionConfig(Settings):
+class PreemptionConfig(FrameworkSettings):
     """What happens when the job is preempted."""
 
     signal: int = getattr(signal, "SIGUSR1", signal.SIGTERM)
@@ -92,12 +129,14 @@ class PreemptionConfig(Settings):
     a job that SLURM has restarted, if requeue_job is set. False: never. There is no symlink: the checkpoint
     is found by its manifest.
     """
-    cleanup_on_exit: bool | None = replaced("files of a killed process are removed when the run starts again")
-    backup_checkpoints: bool | None = replaced("UploadCheckpoint copies checkpoints to another location")
+    cleanup_on_exit: bool | None = refused_key(
+        "files of a killed process are removed when the run starts again"
+    )
+    backup_checkpoints: bool | None = refused_key("UploadCheckpoint copies checkpoints to another location")
 
 
 @dataclass
-class LoggingConfig(Settings):
+class LoggingConfig(FrameworkSettings):
     """Where metrics are written, and how often."""
 
     logger_type: str = "console"
@@ -126,42 +165,142 @@ class LoggingConfig(Settings):
     """Adds the gradient monitor, if it is not among the hooks already."""
     log_system_metrics: bool = False
     """Memory and utilization of CPU and GPU."""
-    csv_log_dir: str | None = replaced("metrics.csv is in the run's directory")
-    console_log_format: str | None = replaced(
+    csv_log_dir: str | None = refused_key("metrics.csv is in the run's directory")
+    console_log_format: str | None = refused_key(
         "a Logger of your own prints as you like: GenericTrainer(..., logger=[...])"
     )
-    log_per_loader_metrics: bool | None = replaced(
+    log_per_loader_metrics: bool | None = refused_key(
         "they are always there; a hook at on_train_metrics may take them out"
     )
-    log_global_metrics: bool | None = replaced(
+    log_global_metrics: bool | None = refused_key(
         "they are always there; a hook at on_train_metrics may take them out"
     )
-    log_loader_proportions: bool | None = replaced("they are always there, as train/dl_NAME/proportion")
-    all_reduce_metrics: bool | None = replaced(
+    log_loader_proportions: bool | None = refused_key("they are always there, as train/dl_NAME/proportion")
+    all_reduce_metrics: bool | None = refused_key(
         "metrics that decisions depend on are always reduced over ranks"
     )
-    log_images_every_n_steps: int | None = replaced("a hook logs images when it wants: @every('500 steps')")
-    log_model_parameters: bool | None = replaced(
+    log_images_every_n_steps: int | None = refused_key(
+        "a hook logs images when it wants: @every('500 steps')"
+    )
+    log_model_parameters: bool | None = refused_key(
         "a hook can: trainer.logger.add_histogram(name, weights, step)"
     )
 
 
 @dataclass
-class FaultToleranceConfig(Settings):
+class FaultToleranceConfig(FrameworkSettings):
     """Kept for its name: a resume is always exact."""
 
-    save_sampler_state: bool | None = replaced(_ALWAYS)
-    save_dataset_state: bool | None = replaced(_ALWAYS)
-    verify_deterministic_resume: bool | None = replaced(
+    save_sampler_state: bool | None = refused_key(_ALWAYS)
+    save_dataset_state: bool | None = refused_key(_ALWAYS)
+    verify_deterministic_resume: bool | None = refused_key(
         "a resume is exact, and says so if the loader has changed"
     )
-    checkpoint_timeout_sec: float | None = replaced(
+    checkpoint_timeout_sec: float | None = refused_key(
         "preemption.max_checkpoint_sec is the limit after a signal"
     )
 
 
+class SamplingStrategy(Enum):
+    """How the loader of the next batch is chosen."""
+
+    SEQUENTIAL = "sequential"
+    ROUND_ROBIN = "round_robin"
+    WEIGHTED = "weighted"
+    ALTERNATING = "alternating"
+
+
+class EpochLengthPolicy(Enum):
+    """How many batches an epoch has."""
+
+    SUM_OF_LENGTHS = "sum_of_lengths"
+    MAX_OF_LENGTHS = "max_of_lengths"
+    MIN_OF_LENGTHS = "min_of_lengths"
+    FIXED_NUM_STEPS = "fixed_num_steps"
+
+
+class ValidationFrequency(Enum):
+    """When to validate."""
+
+    PER_EPOCH = "per_epoch"
+    EVERY_N_STEPS = "every_n_steps"
+
+
+class ValAggregation(Enum):
+    """How `val/loss` is computed from several validation loaders."""
+
+    MICRO_AVG_WEIGHTED_BY_SAMPLES = "micro_avg_weighted_by_samples"
+    MACRO_AVG_EQUAL_LOADERS = "macro_avg_equal_loaders"
+    PRIMARY_METRIC_PER_LOADER = "primary_metric_per_loader"
+    CUSTOM = "custom"
+
+
 @dataclass
-class GenericTrainerConfig(Settings):
+class MultiDataLoaderConfig(FrameworkSettings):
+    """How batches are drawn from several loaders; lists follow the loaders' order."""
+
+    sampling_strategy: SamplingStrategy = SamplingStrategy.ROUND_ROBIN
+    dataloader_weights: list[float] | None = None
+    """For WEIGHTED: each loader's share of the batches."""
+    alternating_pattern: list[int] | None = None
+    """For ALTERNATING: loader indices, repeated."""
+    dataloader_names: list[str] = field(default_factory=list)
+    """By default dl0, dl1, ..."""
+    epoch_length_policy: EpochLengthPolicy = EpochLengthPolicy.SUM_OF_LENGTHS
+    steps_per_epoch: int | None = None
+    """For FIXED_NUM_STEPS: batches."""
+    cycle_short_loaders: bool | None = None
+    """Whether an exhausted loader starts again. None: yes if the epoch is not the sum of their lengths, or
+    weights are given.
+    """
+    burst_size: int = 1
+    choice_rng_seed: int | None = None
+    """Has no effect so far: WEIGHTED is exact, nothing is random."""
+    prefetch_cap_total_batches: int | None = refused_key("fetching ahead is DataLoader(prefetch_factor=...)")
+
+
+@dataclass
+class ValidationConfig(FrameworkSettings):
+    """When to validate, and how the results of several loaders are combined."""
+
+    frequency: ValidationFrequency = ValidationFrequency.PER_EPOCH
+    every_n_steps: int | None = None
+    """For EVERY_N_STEPS: optimizer updates."""
+    aggregation: ValAggregation = ValAggregation.MICRO_AVG_WEIGHTED_BY_SAMPLES
+    aggregation_fn: Callable[[dict[str, dict[str, float]]], Mapping[str, float]] | None = None
+    """From {loader: {metric: value}} to {metric: value}."""
+    validation_weights: list[float] | None = None
+    """Weights of the loaders in a mean over them, in their order."""
+    per_loader_metrics: bool | None = refused_key("results per loader, val/dl_NAME/..., are always there")
+    global_metrics: bool | None = refused_key("the results overall, val/..., are always there")
+    early_stopping_source: str = "both"
+    """'hook' ignores the trainer's own early_stopping_patience, 'legacy' ignores the hook."""
+
+
+FRAMEWORK_CLASSES = {
+    f"{base.__module__}.{base.__name__}": f"{cls.__module__}.{cls.__name__}"
+    for cls in (LoggingHook, GradientMonitorHook, ModelCheckpointHook, EarlyStoppingHook, LRMonitorHook)
+    for base in cls.__bases__
+}
+"""Hookline's class behind a switch -> the class of this dialect, with its own defaults."""
+
+
+class HooksConfig(FrameworkSettings, Switches):
+    """Hookline's `HooksConfig`, whose built-in hooks have the defaults of the Model Training Framework."""
+
+    __slots__ = ()
+
+    def parts(self, key: str = "hooks") -> list[tuple[str, Part]]:
+        """Return the hooks by name, in order, not yet created."""
+        found = super().parts(key)
+        for _, part in found:
+            if part.key != f"{key}.hook_classes":  # classes that the user names stay as they are
+                part.class_path = FRAMEWORK_CLASSES[part.class_path]
+        return found
+
+
+@dataclass
+class GenericTrainerConfig(FrameworkSettings):
     """The configuration of a `GenericTrainer`. You may add attributes of your own, for your hooks to read."""
 
     experiment_name: str = "experiment"
@@ -194,9 +333,9 @@ class GenericTrainerConfig(Settings):
     """Profile a few steps, into the run's directory."""
     dry_run: bool = False
     """Run one batch of everything, to see whether it works."""
-    ddp: None = replaced("start the script with torchrun and pass GenericTrainer(..., strategy=...)")
-    warm_start: None = replaced("hookline.load_weights(model, path) before the trainer is made")
-    experiment_config: None = replaced("the HParams hook writes a run's settings to its log")
+    ddp: None = refused_key("start the script with torchrun and pass GenericTrainer(..., strategy=...)")
+    warm_start: None = refused_key("hookline.load_weights(model, path) before the trainer is made")
+    experiment_config: None = refused_key("the HParams hook writes a run's settings to its log")
 
     @property
     def debug(self) -> bool:
@@ -212,11 +351,11 @@ class GenericTrainerConfig(Settings):
 
 
 log = logging.getLogger("hookline")
-LOGGERS = ("console", "wandb", "tensorboard", "csv", "composite")
+LOGGER_KINDS = ("console", "wandb", "tensorboard", "csv", "composite")
 SOURCES = ("both", "hook", "legacy")
 
 
-def checked(config: Any) -> GenericTrainerConfig:
+def complete_config(config: Any) -> GenericTrainerConfig:
     """Return the whole configuration; a HooksConfig alone gets the defaults of everything else."""
     if isinstance(config, Switches):
         config = GenericTrainerConfig(hooks=config)
@@ -229,7 +368,7 @@ def checked(config: Any) -> GenericTrainerConfig:
     return config
 
 
-def options_of(config: GenericTrainerConfig) -> dict[str, Any]:
+def trainer_options(config: GenericTrainerConfig) -> dict[str, Any]:
     """Return the trainer's options."""
     performance, validation = config.performance, config.validation
     options: dict[str, Any] = {
@@ -273,15 +412,15 @@ def loggers_of(config: LoggingConfig, experiment: str) -> list[Logger]:
         raise OptionError("logging: composite_loggers has no effect without logger_type='composite'.")
     kinds = [*kinds, *(kind for kind in ("wandb", "tensorboard", "csv") if getattr(config, f"use_{kind}"))]
     for kind in kinds:
-        if kind not in LOGGERS or kind == "composite":
+        if kind not in LOGGER_KINDS or kind == "composite":
             raise OptionError(
-                f"logging: there is no logger {kind!r}.{closest(str(kind), LOGGERS)} "
-                f"There are: {', '.join(LOGGERS)}."
+                f"logging: there is no logger {kind!r}.{closest(str(kind), LOGGER_KINDS)} "
+                f"There are: {', '.join(LOGGER_KINDS)}."
             )
-    return [_logger(kind, config, experiment) for kind in dict.fromkeys(kinds)]
+    return [_make_logger(kind, config, experiment) for kind in dict.fromkeys(kinds)]
 
 
-def _logger(kind: str, config: LoggingConfig, experiment: str) -> Logger:
+def _make_logger(kind: str, config: LoggingConfig, experiment: str) -> Logger:
     if kind == "wandb":
         return WandB(
             config.wandb_project or experiment,
@@ -308,15 +447,15 @@ def hooks_of(config: GenericTrainerConfig) -> list[Any]:
     hooks = config.hooks.build()
     if source == "legacy":
         hooks = [each for each in hooks if not isinstance(each, EarlyStopping)]
-    for each in hooks:
-        if isinstance(each, LoggingHook):
-            each.log_level = config.logging.console_log_level
-            each.check()
+    for hook in hooks:
+        if isinstance(hook, LoggingHook):
+            hook.log_level = config.logging.console_log_level
+            hook.check()
     if config.logging.log_gradients and not any(isinstance(each, GradientMonitor) for each in hooks):
         hooks.append(GradientMonitorHook())
     if config.early_stopping_patience is not None and source != "hook":
         hooks.append(
-            _named(
+            _with_name(
                 "early_stopping_patience",
                 EarlyStoppingHook(
                     metric_name(config.early_stopping_metric),
@@ -405,7 +544,7 @@ def _requeued_after(number: int) -> str:
     return known[number]
 
 
-def _named(name: str, hook: Any) -> Any:
+def _with_name(name: str, hook: Any) -> Any:
     hook.name = name
     return hook
 

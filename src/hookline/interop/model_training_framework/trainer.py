@@ -21,12 +21,17 @@ from hookline.engine.plan import noop
 from hookline.interop.model_training_framework.hooks import HookManager
 from hookline.interop.model_training_framework.loaders import (
     LoaderManager,
-    MultiDataLoaderConfig,
     aggregation_of,
-    mixture_of,
-    named,
+    configured_mixture,
+    loaders_by_name,
 )
-from hookline.interop.model_training_framework.settings import PreemptionConfig, checked, hooks_of, options_of
+from hookline.interop.model_training_framework.settings import (
+    MultiDataLoaderConfig,
+    PreemptionConfig,
+    complete_config,
+    hooks_of,
+    trainer_options,
+)
 from hookline.metrics.metric_log import Metrics
 from hookline.run.module import Module, PlainSteps
 from hookline.run.options import OLD_NAMES
@@ -121,7 +126,7 @@ class GenericTrainer(Trainer):
         """config: a GenericTrainerConfig, or a HooksConfig alone. options: of `hookline.Trainer`; they
         override the config's.
         """
-        config = checked(config)
+        config = complete_config(config)
         if not isinstance(model, nn.Module) or isinstance(model, Module):
             raise OptionError(
                 f"GenericTrainer takes a plain nn.Module and step functions, not {type(model).__name__}; "
@@ -132,14 +137,15 @@ class GenericTrainer(Trainer):
                 "fabric: Hookline runs on torch.distributed itself. Leave it out and pass strategy= instead."
             )
         self._optimizers = _several(optimizers, "optimizers")
-        for each in self._optimizers:
-            if not isinstance(each, Optimizer):
+        for optimizer in self._optimizers:
+            if not isinstance(optimizer, Optimizer):
                 raise OptionError(
-                    f"optimizers: {type(each).__name__} is not a torch.optim.Optimizer; pass a list of them."
+                    f"optimizers: {type(optimizer).__name__} is not a torch.optim.Optimizer; pass a list of "
+                    "them."
                 )
         self._schedulers = [] if schedulers is None else _several(schedulers, "schedulers")
         more = options.pop("hooks", ())
-        settings = options_of(config)
+        settings = trainer_options(config)
         if options.keys() & OLD_NAMES.keys():
             del settings["checkpoint"]
         super().__init__(config=config, **{**settings, **options})
@@ -187,11 +193,11 @@ class GenericTrainer(Trainer):
         newest checkpoint of this experiment.
         """
         config = self.config
-        train = named(train_loaders, config.train_loader_config.dataloader_names, "train_loaders")
+        train = loaders_by_name(train_loaders, config.train_loader_config.dataloader_names, "train_loaders")
         val = (
             None
             if val_loaders is None
-            else named(val_loaders, config.val_loader_config.dataloader_names, "val_loaders")
+            else loaders_by_name(val_loaders, config.val_loader_config.dataloader_names, "val_loaders")
         )
         if self._train_step is None:
             raise OptionError("fit() needs a step: call trainer.set_training_step(function) before.")
@@ -207,7 +213,7 @@ class GenericTrainer(Trainer):
         if val is not None:
             self.options.val_aggregation = aggregation_of(config.validation, list(val))
         weights, trained = config.loss_weights_per_loader, config.per_loader_optimizer_id
-        mixture = mixture_of(config.train_loader_config, list(train), weights, trained)
+        mixture = configured_mixture(config.train_loader_config, list(train), weights, trained)
         given = mixture if len(train) > 1 or mixture != Mixture() else None
         start = "auto" if resume_from_checkpoint == "latest" else resume_from_checkpoint
         is_automatic = (

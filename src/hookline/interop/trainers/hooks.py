@@ -6,19 +6,20 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, ClassVar
 
 from hookline.engine.events import EVENTS
+from hookline.engine.hook import Hook
 from hookline.engine.hook_list import Handle, HookList
 from hookline.engine.plan import Plan
 from hookline.hooks.console_log import ConsoleLog
 from hookline.hooks.json_log import JSONLog
 from hookline.hooks.model_checkpoint import ModelCheckpoint
-from hookline.interop.adapter import DialectHook, Reader, Row
+from hookline.interop.adapter import FactConverter, Row
 from hookline.run.state import State
 from hookline.util.errors import HookError, closest
 
 # ---- The state dictionary that hooks of `trainers` get
 
 
-KEYS = (
+STATE_KEYS = (
     "model",
     "optimizer",
     "device",
@@ -59,10 +60,10 @@ class StateDict(MutableMapping[str, Any]):
         del self.live[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*KEYS, *self.live.extras])
+        return iter([*STATE_KEYS, *self.live.extras])
 
     def __len__(self) -> int:
-        return len(KEYS) + len(self.live.extras)
+        return len(STATE_KEYS) + len(self.live.extras)
 
     def copy(self) -> dict[str, Any]:
         """Return the current values as a dictionary."""
@@ -74,7 +75,7 @@ class StateDict(MutableMapping[str, Any]):
 
 LEDGER = "_ledger"
 """The name of the trainer's own hook, which lists of hooks leave out."""
-READS: Mapping[str, Reader] = {"state": StateDict, "epoch": from_one}
+READS: Mapping[str, FactConverter] = {"state": StateDict, "epoch": from_one}
 DOCUMENTED: Mapping[str, Row] = {
     "on_train_begin": Row("on_train_start", ("state",), READS),
     "on_epoch_begin": Row("on_train_epoch_start", ("epoch", "state"), READS),
@@ -91,11 +92,11 @@ OTHERS = {
 }
 
 
-class TrainingHook(DialectHook):
+class TrainingHook(Hook):
     """A hook with a name. Override what you need; every other event of Hookline may be overridden too."""
 
     __hookline_base__: ClassVar[bool] = True
-    __hookline_rows__ = {**OTHERS, **DOCUMENTED}
+    __hookline_rows__: ClassVar[Mapping[str, Row]] = {**OTHERS, **DOCUMENTED}
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> Any:
         """Training starts. Called with state."""

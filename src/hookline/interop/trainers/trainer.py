@@ -71,20 +71,20 @@ def default_loss(outputs: Any, targets: Any) -> Tensor:
         if targets.is_floating_point() and outputs.shape == targets.shape:
             return mse_loss(outputs, targets)
     raise OptionError(
-        f"The model returns {_shape(outputs)} and no loss, and the targets are {_shape(targets)}, so no "
-        "loss function can be chosen. Return {'loss': ...} from the model, or pass "
-        "loss=torch.nn.functional.cross_entropy (or another function of outputs and targets) to "
-        "get_trainer."
+        f"The model returns {_describe_shape(outputs)} and no loss, and the targets are "
+        f"{_describe_shape(targets)}, so no loss function can be chosen. "
+        "Return {'loss': ...} from the model, or pass loss=torch.nn.functional.cross_entropy (or another "
+        "function of outputs and targets) to get_trainer."
     )
 
 
-def _shape(value: Any) -> str:
+def _describe_shape(value: Any) -> str:
     return (
         f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{type(value).__name__}"
     )
 
 
-RENAMED = {
+OPTION_NAMES = {
     "num_epochs": "max_epochs",
     "output_dir": "run_dir",
     "clip_grad_norm": "gradient_clip_val",
@@ -92,8 +92,8 @@ RENAMED = {
     "validate_every_n_epochs": "check_val_every_n_epoch",
 }
 """The options of `trainers`, and Hookline's names for them."""
-SET_HERE = {*RENAMED.values(), "device", "strategy", "callbacks"}
-KNOWN = (*RENAMED, "val_dataloader", "loss", *(name for name in ARGUMENTS if name not in SET_HERE))
+SET_HERE = {*OPTION_NAMES.values(), "device", "strategy", "callbacks"}
+KNOWN = (*OPTION_NAMES, "val_dataloader", "loss", *(name for name in ARGUMENTS if name not in SET_HERE))
 """The options of a trainer here: its own, and those of `hookline.Trainer` that it does not set itself."""
 
 
@@ -118,14 +118,14 @@ class BaseTrainer:
         """loss: a function of outputs and targets, for a model that does not return its loss. output_dir:
         where a run writes.
         """
-        _check(self, model, options)
+        _refuse_arguments(self, model, options)
         self.model, self.dataloader, self.optimizer, self.val_dataloader = (
             model,
             dataloader,
             optimizer,
             val_dataloader,
         )
-        settings = {RENAMED.get(name, name): value for name, value in options.items()}
+        settings = {OPTION_NAMES.get(name, name): value for name, value in options.items()}
         quiet = {"logger": "run_dir" in settings, "enable_progress_bar": False, "num_sanity_val_steps": 0}
         if not settings.keys() & OLD_NAMES.keys():
             quiet["checkpoint"] = False  # `add_checkpointing` saves
@@ -269,7 +269,7 @@ class _Ledger(Hook):
             self.losses.append(metrics["train/loss"])
 
 
-def _check(trainer: BaseTrainer, model: Any, options: dict[str, Any]) -> None:
+def _refuse_arguments(trainer: BaseTrainer, model: Any, options: dict[str, Any]) -> None:
     who = type(trainer).__name__
     if isinstance(model, Module):
         raise OptionError(

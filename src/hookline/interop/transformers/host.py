@@ -16,25 +16,24 @@ from torch import Tensor
 
 from hookline.data.sources import length_of
 from hookline.engine.plan import noop
-from hookline.interop.hosted.checkpoints import as_json, from_json
-from hookline.interop.hosted.host import TRANSFORMERS
+from hookline.interop.hosted.checkpoints import state_as_json, state_from_json
+from hookline.interop.hosted.host import TRANSFORMERS_HOST
 from hookline.interop.hosted.run import HostedRun
-from hookline.interop.transformers.forward_observer import ForwardObserver, ObservedLoss, loss_in, with_loss
 from hookline.metrics.metric_log import Metrics
 from hookline.run.optimizers import total_norm
 from hookline.run.rows import edit_row
 from hookline.run.save_request import Saved
-from hookline.training.participants import attach_failures, raise_first
+from hookline.training.participants import raise_first
 from hookline.training.run_events import report_saved
 from hookline.util.errors import HookError
 
 log = logging.getLogger("hookline")
-NAME = "HooklineCallback"
-OWN = {"loss": "train/loss", "learning_rate": "lr"}
+CALLBACK_NAME = "HooklineCallback"
+HOOKLINE_NAMES = {"loss": "train/loss", "learning_rate": "lr"}
 """Names under which transformers logs, and Hookline's names."""
 
 
-def make_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
+def transformers_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
     """Return the callback; hooks that transformers cannot serve are rejected now."""
     from transformers.trainer_callback import ExportableState, TrainerCallback  # type: ignore[import-not-found,unused-ignore]
 
@@ -46,20 +45,20 @@ def make_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
         return made[0] if made else object.__new__(cls)
 
     kind = type(
-        NAME,
-        (HostCallback, TrainerCallback, ExportableState),
-        {"__new__": the_one, "__doc__": HostCallback.__doc__},
+        CALLBACK_NAME,
+        (CallbackInTransformers, TrainerCallback, ExportableState),
+        {"__new__": the_one, "__doc__": CallbackInTransformers.__doc__},
     )
     made.append(kind())
     made[0].open(
         HostedRun(
-            TRANSFORMERS, hooks=hooks, announces_steps=False, host_logs=True, holds_rows=True, **options
+            TRANSFORMERS_HOST, hooks=hooks, announces_steps=False, host_logs=True, holds_rows=True, **options
         )
     )
     return made[0]
 
 
-class HostCallback:
+class CallbackInTransformers:
     """Hookline's hooks as one TrainerCallback. `line` is the object that hooks see as `trainer`.
 
     `with callback: trainer.train()` also emits on_exception, which transformers does not report to callbacks.
@@ -92,15 +91,15 @@ class HostCallback:
     @property
     def kept(self) -> dict[str, Any]:
         """Return the hooks' state as JSON values."""
-        return as_json(self.line.state_dict())
+        return state_as_json(self.line.state_dict())
 
     @kept.setter
     def kept(self, kept: dict[str, Any]) -> None:
-        self.line.load_state_dict(from_json(kept))
+        self.line.load_state_dict(state_from_json(kept))
 
     # ---- from set-up to teardown ---------------------------------------------------------------------------
 
-    def __enter__(self) -> HostCallback:
+    def __enter__(self) -> CallbackInTransformers:
         self._inside_with = True
         return self
 
@@ -109,9 +108,8 @@ class HostCallback:
     ) -> None:
         self._inside_with = False
         if error is not None and self.line.is_running:
-            self.line.fail(error)
             self._release()
-            attach_failures(error, self.line.tear_down())
+            self.line.fail(error)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Start the run."""
@@ -119,7 +117,7 @@ class HostCallback:
         if line.is_running:  # the previous run failed without a report
             self._release()
             line.tear_down()
-        if isinstance(state.stateful_callbacks.get(NAME), list):
+        if isinstance(state.stateful_callbacks.get(CALLBACK_NAME), list):
             raise HookError(
                 "There are several callbacks of hookline.hosts.transformers, but a checkpoint of "
                 "transformers stores only one: pass all hooks to one callback."
@@ -149,7 +147,7 @@ class HostCallback:
         s = self.line.state
         self.line.start_new()
         s.counts.continue_at(state.global_step, int((state.epoch or 0) + 1e-6), resumed=state.global_step > 0)
-        found = state.stateful_callbacks.get(NAME) if s.resumed else None
+        found = state.stateful_callbacks.get(CALLBACK_NAME) if s.resumed else None
         if found is not None:
             self.kept = found["attributes"]["kept"]
 
@@ -224,8 +222,8 @@ class HostCallback:
             self._batch_of_epoch += 1
             if (signal := self.line.start_batch(batch)) is not None:
                 raise HookError(
-                    f"A hook returned {signal!r} from on_train_batch_start, but {TRANSFORMERS.name} cannot "
-                    "skip a batch; trainer.stop() ends the run after it."
+                    f"A hook returned {signal!r} from on_train_batch_start, but {TRANSFORMERS_HOST.name} "
+                    "cannot skip a batch; trainer.stop() ends the run after it."
                 )
 
     def _share_of_window(self) -> int:
@@ -428,8 +426,134 @@ def _dataset_in(metrics: Mapping[str, float]) -> str:
 
 def _as_ours(values: Mapping[str, float]) -> dict[str, float]:
     """Return transformers' metrics under Hookline's names, without run times."""
-    ours = {OWN[key]: value for key, value in values.items() if key in OWN}
+    ours = {HOOKLINE_NAMES[key]: value for key, value in values.items() if key in HOOKLINE_NAMES}
     measured = [
         key for key in values if key.startswith("eval_") and not key.endswith(("_runtime", "_per_second"))
     ]
     return ours | {"val/" + key.removeprefix("eval_"): values[key] for key in measured}
+
+
+# ---- The calls of the model, because callbacks receive neither batches nor losses ------------------------
+
+
+class ForwardObserver:
+    """Observes a model from `listen` to `release`. A copy of the model is not observed, because it is not
+    trained.
+    """
+
+    def __init__(self, listener: CallbackInTransformers | None = None) -> None:
+        self.listener = listener
+        self._handles: list[Any] = []
+
+    def listen(self, module: Any) -> None:
+        """Register hooks on the model."""
+        self._handles = [
+            module.register_forward_pre_hook(self.called, with_kwargs=True),
+            module.register_forward_hook(self.returned, with_kwargs=True),
+            module.register_state_dict_pre_hook(self.read),
+        ]
+
+    def release(self) -> None:
+        """Remove the hooks from the model."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
+
+    def __deepcopy__(self, memo: Any) -> ForwardObserver:
+        return ForwardObserver()
+
+    def __reduce__(self) -> Any:
+        return ForwardObserver, ()
+
+    def called(self, module: Any, args: Any, kwargs: Any) -> None:
+        """Report a call before the forward."""
+        if self.listener is not None:
+            begins = self.listener.forward_begins if module.training else self.listener.evaluation_begins
+            begins(kwargs or args)
+
+    def read(self, *given: Any) -> None:
+        """Report a read of the state dict before it happens."""
+        if self.listener is not None:
+            self.listener.weights_are_read()
+
+    def returned(self, module: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
+        """Report the outputs after the forward."""
+        if self.listener is None:
+            return None
+        return (
+            self.listener.forward_ends(outputs) if module.training else self.listener.evaluation_ends(outputs)
+        )
+
+
+def loss_in(outputs: Any) -> Tensor | None:
+    """Return the loss among a model's outputs, or None."""
+    if isinstance(outputs, dict):
+        found = outputs.get("loss")
+    else:
+        found = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
+    return found if isinstance(found, Tensor) and found.numel() == 1 else None
+
+
+def with_loss(outputs: Any, loss: Tensor) -> Any:
+    """Return the same outputs with another loss."""
+    if isinstance(outputs, dict):
+        outputs["loss"] = loss
+        return outputs
+    return type(outputs)([loss, *outputs[1:]]) if isinstance(outputs, tuple | list) else loss
+
+
+class ObservedLoss:
+    """The losses of one run, as the model returned them: does transformers train on what hooks see?"""
+
+    def __init__(self, line: HostedRun) -> None:
+        self.line = line
+        self.awaits_backward = False
+        """Whether hooks have received the loss of this batch, and it is not differentiated yet."""
+        self.is_replaced = False
+        """Whether transformers differentiates another value than the one that the model returns."""
+        self._is_compared = False
+        self._sum: Any = 0.0
+        """The sum of the losses of `_steps` steps, until transformers first logs its own."""
+        self._steps = 0
+
+    def is_requested(self) -> bool:
+        """Return whether a hook requests the loss or a value that depends on it."""
+        plan = self.line.plan
+        return plan.on_before_backward is not noop or bool(plan.wanted & {"loss", "grad_norm"})
+
+    def refuse(self, why: str) -> None:
+        """Raise an error if a hook requests the loss, which callbacks cannot see."""
+        if self.is_requested():
+            raise HookError(f"A hook requests the loss, but {type(self.line.module).__name__} {why}.")
+
+    def end_batch(self) -> None:
+        """Check that the loss of this batch was differentiated."""
+        if self.awaits_backward:
+            self.awaits_backward, self.is_replaced = False, True
+            self.refuse(
+                "returned one that was not differentiated (a custom compute_loss of the Trainer uses another)"
+            )
+            self.line.batch.forget_loss()
+
+    def end_step(self) -> None:
+        """Add the mean loss of an update."""
+        if not self._is_compared and (loss := self.line.state.mean_of_window()) is not None:
+            self._sum, self._steps = self._sum + loss, self._steps + 1
+
+    def compare(self, loss: float) -> None:
+        """Compare once with the loss that transformers logs, which has just synchronized the device
+        itself.
+        """
+        if self._is_compared:
+            return
+        self._is_compared = True
+        if not self._steps or self.line.state.world_size > 1 or not self.is_requested():
+            return  # what transformers logs is the mean over all ranks
+        mean = float(self._sum) / self._steps
+        if math.isfinite(mean) and abs(mean - loss) > 0.01 * max(abs(mean), abs(loss)) + 0.001:
+            log.warning(
+                "Hooks see a loss of %.4g, but transformers trains on %.4g, because a custom compute_loss of "
+                "the Trainer changes the loss that the model returns.",
+                mean,
+                loss,
+            )
