@@ -25,7 +25,6 @@ assert trainer.status == "completed" and trainer.global_step == 2
 UNUSED = (
     "hookline.training.ranks.rank_sync",
     "hookline.training.ranks.preflight",
-    "hookline.training.counted_step",
     "hookline.training.ranks.failure_monitor",
     "hookline.training.predict",
     "hookline.training.ranks.step",

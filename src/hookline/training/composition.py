@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from hookline.run.run import Run
-from hookline.training.accumulation import AccumulatedStep, CheckedStep
+from hookline.training.accumulation import AccumulatedStep, CheckedCountedStep, CheckedStep, CountedStep
 from hookline.training.backward import Backward, Factor
 from hookline.training.manual import ManualStep
 from hookline.training.step import TrainStep
@@ -54,8 +54,6 @@ def _choose_class(run: Run) -> type[TrainStep]:
     if run.traits.is_manual:
         return ManualStep
     if run.data.totals is not None:
-        from hookline.training.counted_step import CheckedCountedStep, CountedStep
-
         return CheckedCountedStep if run.traits.skips_nonfinite else CountedStep
     if run.traits.skips_nonfinite:
         return CheckedStep

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hookline.run.run import Run
-from hookline.training.accumulation import CheckedStep
+from hookline.training.accumulation import CheckedStep, CountedBatch, CountedStep
 from hookline.training.backward import Backward
-from hookline.training.batch_events import set_loss
-from hookline.training.counted_step import CountedBatch, CountedStep
 from hookline.training.manual import ManualStep
 from hookline.training.ranks.rank_sync import RankSync
 from hookline.training.update import Update
@@ -50,16 +48,10 @@ class RankStep(RankTrainStep, CountedStep):
             self.sync.begin_batch(self.is_last)
         return signal
 
-    def skip(self, signal: Signal) -> Signal | None:
-        """Skip this batch, but take part in the collectives of the other ranks."""
-        if signal is END_EPOCH:
-            return signal
-        self.window.batches += 1
-        self.totals.end(self.state)
+    def end_skipped(self) -> None:
+        """Take part in the collectives of the other ranks, for a batch that is left out."""
+        super().end_skipped()
         self.sync.skip_batch(self.is_last)
-        if self.is_last:
-            self.close_window()
-        return None
 
     def clear_gradients(self) -> None:
         """Clear the gradients once per window, before this rank or another adds to them."""
@@ -90,8 +82,3 @@ class CheckedRankStep(RankStep, CheckedStep):
 
 class RankManualStep(RankTrainStep, ManualStep):
     """Manual optimization: the strategy averages gradients at every backward pass."""
-
-    def start(self, batches_left: int | None = None) -> Signal | None:
-        """Clear the loss of the last batch and start this one."""
-        set_loss(self.state, None)
-        return super().start(batches_left)
