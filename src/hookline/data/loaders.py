@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from hookline.data.generators import put_back, states_of
 from hookline.data.prefetch import ahead
 from hookline.data.readers import ListReader, Reader, Saved, reader_for
-from hookline.data.seeding import key_of
+from hookline.data.seeding import key_of, put_back, states_of
 from hookline.data.sharding import (
     OwnSource,
     RankSharding,

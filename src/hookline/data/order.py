@@ -20,9 +20,8 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from hookline.data.fingerprint import StateCheck
-from hookline.data.generators import Found, put_back, states_of
 from hookline.data.rng_exchange import OwnStream
-from hookline.data.seeding import key_of
+from hookline.data.seeding import Found, key_of, put_back, states_of
 from hookline.data.sharding import END, ShardedSampler, ShardPlan
 from hookline.data.sources import has_state
 from hookline.data.workers import Keyed

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 
 from hookline.data.fetch import ArrowRows, direct_batches, reads_directly, rows_of
 from hookline.data.fingerprint import StateCheck
-from hookline.data.generators import Found, find_generators, put_back, states_of
 from hookline.data.order import Order
 from hookline.data.rng_exchange import OwnStream
+from hookline.data.seeding import Found, find_generators, put_back, states_of
 from hookline.data.sharding import END, ShardPlan
 from hookline.data.sources import (
     has_state,

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler
 
-from hookline.data.generators import Found, states_of
+from hookline.data.seeding import Found, states_of
 from hookline.data.sources import is_of_samples, keeps_its_ways, length_of, shards_itself
 from hookline.distributed.comm import Ranks
 from hookline.util.errors import OptionError

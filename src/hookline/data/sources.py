@@ -17,7 +17,7 @@ from torch.utils.data import (
     default_convert,
 )
 
-from hookline.data.generators import KINDS, Found, Value, find_generators
+from hookline.data.seeding import KINDS, Found, Value, find_generators
 
 # ---- webdataset, Hugging Face datasets, MosaicML streaming and torchdata -----------------------------------
 

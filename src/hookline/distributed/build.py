@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hookline.distributed.base import Strategy
+from hookline.distributed.base import SingleDevice, Strategy
 from hookline.distributed.launch import find_rank, pick_device
-from hookline.distributed.single import SingleDevice
 from hookline.util.errors import OptionError, closest
 
 STRATEGIES = ("auto", "single", "ddp", "fsdp", "accelerate")

@@ -19,14 +19,14 @@ from hookline.run.run import Run
 from hookline.run.state import State, detached
 from hookline.training.actions import install_action
 from hookline.training.batch_events import set_loss
-from hookline.training.graph_splits import (
-    _dynamo,
-    _has_step_hooks,
-    _why_eager,
+from hookline.training.compile import (
     check_compilable,
-    describe,
+    describe_graphs,
     find_splits,
+    has_step_hooks,
+    import_dynamo,
     torch_arguments,
+    why_eager,
 )
 from hookline.util.errors import OptionError
 
@@ -248,7 +248,9 @@ class CompiledStep:
 
     def text(self) -> str:
         """Return a description of the graphs of the step, and of what splits them."""
-        return describe(self.splits, [(update.name, update.clips, update.refusal) for update in self.updates])
+        return describe_graphs(
+            self.splits, [(update.name, update.clips, update.refusal) for update in self.updates]
+        )
 
 
 class CompiledUpdate:
@@ -259,7 +261,7 @@ class CompiledUpdate:
         self.name = type(bare(optimizer)).__name__
         self.clips = False
         self.refusal = (
-            f"{type(run.steps).__name__} overrides optimizer_step" if is_overridden else _why_eager(optimizer)
+            f"{type(run.steps).__name__} overrides optimizer_step" if is_overridden else why_eager(optimizer)
         )
         """The reason why this optimizer runs without a graph; empty: it has one."""
         self._state, self._clip = run.state, run.steps.clip_gradients
@@ -275,7 +277,7 @@ class CompiledUpdate:
         optimizer = self.optimizer
         if self.refusal:
             _step_eagerly(s)
-        elif _has_step_hooks(optimizer):
+        elif has_step_hooks(optimizer):
             self._with_hooks(optimizer)
         else:
             self._update(optimizer)
@@ -401,7 +403,7 @@ def _set_torch_options(one_shape: bool) -> Callable[[], None]:
     graph per shape, because a graph for several shapes depends on which shape came first, and then resume is
     not bit-exact. `torch.compile(dynamic=False)` means the same, and sets these options again in every call.
     """
-    dynamo: Any = _dynamo().config
+    dynamo: Any = import_dynamo().config
     compiler: Any = torch.compiler.config
     static = {"automatic_dynamic_shapes": False, "assume_static_by_default": True} if one_shape else {}
     options = {"trace_autograd_ops": True, "skip_nnmodule_hook_guards": False, **static}
@@ -432,18 +434,18 @@ def _restore_none() -> None:
 
 @functools.cache
 def _interned_none() -> Any:
-    return getattr(_dynamo().variables.constant, "CONSTANT_VARIABLE_NONE", None)
+    return getattr(import_dynamo().variables.constant, "CONSTANT_VARIABLE_NONE", None)
 
 
 @functools.cache
 def _refusals() -> tuple[type[Exception], ...]:
     """Return the exceptions that torch raises while it compiles, before anything runs."""
-    exc = _dynamo().exc
+    exc = import_dynamo().exc
     return exc.TorchDynamoException, exc.FailOnRecompileLimitHit
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, _dynamo().exc.FailOnRecompileLimitHit):
+    if isinstance(error, import_dynamo().exc.FailOnRecompileLimitHit):
         return (
             "it was compiled too often, because shapes or numbers change from batch to batch "
             "(the environment variable TORCH_LOGS=recompiles shows which)"

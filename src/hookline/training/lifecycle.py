@@ -32,7 +32,7 @@ from hookline.run.run import Run, ending
 from hookline.run.save_request import COUNTERS, SaveRequest, make_save_request
 from hookline.training import run_events
 from hookline.training.actions import install_actions, install_closure
-from hookline.training.compile import compile_model, compile_step, explain_graphs
+from hookline.training.compile import compile_model, compiles_step, explain_graphs
 from hookline.training.evaluate import evaluate
 from hookline.training.final_checkpoint import keeps_failed_state, save_final_state
 from hookline.training.fit import close_failed_epoch, fit
@@ -252,12 +252,15 @@ def set_up_strategy(run: Run) -> None:
     check_optimizers(run)
     choose_optimizers(run)
     if not run.strategy.ranks.alone and not run.traits.is_manual:
-        from hookline.training.ranks.gradient_sync import RankGradientSync
+        from hookline.training.ranks.step import RankGradientSync
 
         run.gradient_sync = RankGradientSync(run)
     s.setup.schedulers = [schedule.scheduler for schedule in run.schedules]
     install_closure(run)
-    compile_step(run)
+    if compiles_step(run.options.compile):
+        from hookline.training.compiled_step import CompiledStep
+
+        run.traits.compiled = CompiledStep(run)
     run.manual.optimizers = [ManualOptimizer(run, each, index) for index, each in enumerate(s.optimizers)]
     run.watch.optimizers = s.optimizers
     run.identity.settings = settings_of(run)

@@ -12,9 +12,9 @@ from hookline.data.sharding import RankSharding
 from hookline.engine.listener import overrides
 from hookline.run.module import PlainSteps
 from hookline.run.run import Run
+from hookline.training.batch_totals import make_totals
 from hookline.training.evaluate import check_aggregation
 from hookline.training.restore import restoring
-from hookline.training.weighting import make_totals
 from hookline.util.errors import OptionError
 
 if TYPE_CHECKING:

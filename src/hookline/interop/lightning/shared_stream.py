@@ -16,10 +16,9 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
-from hookline.data.generators import find_generators, put_back, states_of
 from hookline.data.loaders import Loader, set_epoch
 from hookline.data.readers import Reader, Saved, StateReader, read_again
-from hookline.data.seeding import rng_state, set_rng_state
+from hookline.data.seeding import find_generators, put_back, rng_state, set_rng_state, states_of
 from hookline.data.sharding import END
 from hookline.data.sources import has_state
 from hookline.data.workers import WorkerStart, end_workers, signals_held

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hookline.distributed.comm import STARTS, Ranks, describe_ended_ranks, listed
-from hookline.distributed.rendezvous import wait_until
+from hookline.distributed.process_group import wait_until
 from hookline.run.run import Run
 from hookline.util.errors import HookError, HooklineError, OptionError
 from hookline.util.urls import shown
