@@ -145,4 +145,4 @@ def test_explain_names_the_listener_that_splits_the_step_before_it_runs() -> Non
         "graph 2: backward" in shown and SPLIT + "hook 'looks_at_loss' listens to on_before_backward" in shown
     )
     assert "test_compile.py" in shown  # where the listener is written
-    assert trainer.explain(Net(), verb="test").graphs == ""
+    assert trainer.explain(Net(), stage="test").graphs == ""

@@ -50,11 +50,9 @@ class Rows(Protocol):
 
     def read(self, index: Sequence[int]) -> list[Tensor] | None:
         """Return the rows as one tensor per column; None if torch's DataLoader may return others."""
-        ...
 
     def columns(self) -> Columns | None:
         """Return its columns; None if they cannot be read here."""
-        ...
 
 
 class Batches(Protocol):
@@ -62,7 +60,6 @@ class Batches(Protocol):
 
     def read(self, index: Sequence[int]) -> Any:
         """Return the batch of these indices; None if torch's DataLoader may return another one."""
-        ...
 
 
 def rows_of(loader: Any) -> Batches | None:
@@ -175,10 +172,10 @@ class ConcatRows:
         ends = self.dataset.cumulative_sizes
         positions: dict[int, list[int]] = {}
         rows: dict[int, list[int]] = {}
-        for position, each in enumerate(index):
-            part = bisect.bisect_right(ends, each)
+        for position, row in enumerate(index):
+            part = bisect.bisect_right(ends, row)
             positions.setdefault(part, []).append(position)
-            rows.setdefault(part, []).append(each - ends[part - 1] if part else each)
+            rows.setdefault(part, []).append(row - ends[part - 1] if part else row)
         read = [self.parts[part].read(wanted) for part, wanted in rows.items()]
         if len(read) == 1:
             return read[0]

@@ -28,9 +28,9 @@ def is_sharded(tensor: Any) -> bool:
 def over_shards(vector: Tensor, tensors: Sequence[Any], order: float = 2.0) -> Tensor:
     """Turn norms of local parts into norms of whole tensors, with one all-reduce per kind of sharding."""
     alike: dict[Any, list[int]] = {}
-    for index, each in enumerate(tensors):
-        if is_sharded(each):
-            alike.setdefault((each.device_mesh, each.placements), []).append(index)
+    for index, tensor in enumerate(tensors):
+        if is_sharded(tensor):
+            alike.setdefault((tensor.device_mesh, tensor.placements), []).append(index)
     for (mesh, placements), where in alike.items():
         highest = math.isinf(order)
         # a maximum over ranks may lose a NaN, but not an infinity
@@ -115,8 +115,8 @@ def scale(grads: Sequence[Tensor], factor: float | Tensor) -> None:
     """Multiply the local parts in place."""
     here = [held(each) for each in grads if each.numel()]
     if isinstance(factor, Tensor) and any(each.device != factor.device for each in here):
-        for each in here:
-            each.mul_(factor.to(each.device))
+        for tensor in here:
+            tensor.mul_(factor.to(tensor.device))
     else:
         torch._foreach_mul_(here, factor)  # pyright: ignore[reportPrivateImportUsage]
 
@@ -129,6 +129,6 @@ def agree_on_overflow(found: dict[Any, Tensor], parameters: Sequence[Any]) -> bo
         for dim, place in enumerate(placements):
             if place.is_shard():
                 torch.distributed.all_reduce(seen, torch.distributed.ReduceOp.MAX, group=mesh.get_group(dim))
-    for each in found.values():
-        held(each).fill_(1.0 if seen.item() else 0.0)
+    for flag in found.values():
+        held(flag).fill_(1.0 if seen.item() else 0.0)
     return bool(seen.item())

@@ -196,8 +196,8 @@ class Several:
     def __call__(self, name: str, value: Any) -> tuple[str, ...]:
         """Return the names, or raise."""
         names = members(name, value, f"these: {', '.join(self.allowed)}")
-        for each in names:
-            check_choice(name, each, self.allowed)
+        for member in names:
+            check_choice(name, member, self.allowed)
         return names
 
 

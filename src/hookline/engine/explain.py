@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hookline.engine.events import BRANCHES, EVENTS, EVERY_VERB, RECEIVERS, Event
+from hookline.engine.events import BRANCHES, EVENTS, EVERY_STAGE, RECEIVERS, Event
 from hookline.engine.foreign import Adapter
 from hookline.engine.listener import Listener, plain_function
 from hookline.engine.plan import Plan
@@ -46,13 +46,13 @@ class Explanation:
 
     def __init__(
         self,
-        verb: str,
+        stage: str,
         root: Node,
         mixture: str = "",
         graphs: str = "",
         loaders: Mapping[str, str] | None = None,
     ) -> None:
-        self.verb = verb
+        self.stage = stage
         self.root = root
         self.mixture = mixture
         """A description of the mixture of training loaders; empty if there is none or it is not known yet."""
@@ -106,41 +106,41 @@ class Explanation:
         return tree
 
 
-def explain(trainer: Any = None, module: Any = None, *, verb: str = "fit", **options: Any) -> Explanation:
+def explain(trainer: Any = None, module: Any = None, *, stage: str = "fit", **options: Any) -> Explanation:
     """Return the lifecycle of a run of this trainer; without a trainer, of any run. `print` it."""
     if trainer is None:
-        return explain_plan(Plan(EVENTS), verb)
-    explanation: Explanation = trainer.explain(module, verb=verb, **options)
+        return explain_plan(Plan(EVENTS), stage)
+    explanation: Explanation = trainer.explain(module, stage=stage, **options)
     return explanation
 
 
 def explain_plan(
     plan: Plan,
-    verb: str = "fit",
+    stage: str = "fit",
     mixture: str = "",
     graphs: str = "",
     loaders: Mapping[str, str] | None = None,
 ) -> Explanation:
     """Return the lifecycle tree of one stage."""
-    if verb not in EVERY_VERB:
+    if stage not in EVERY_STAGE:
         raise HookError(
-            f"{verb!r} is not a stage.{closest(verb, EVERY_VERB)} Stages: {', '.join(EVERY_VERB)}."
+            f"{stage!r} is not a stage.{closest(stage, EVERY_STAGE)} Stages: {', '.join(EVERY_STAGE)}."
         )
-    root = Node(f"trainer.{verb}()")
-    for event in plan.table.in_order(verb):
+    root = Node(f"trainer.{stage}()")
+    for event in plan.table.in_order(stage):
         listeners = plan.listeners(event.name)
         positions = _registration_order(listeners)
         described = [_describe(each, positions.get(each, "")) for each in listeners]
-        _branch(root, _path(event, verb)).children.append(Moment(event, described))
-    return Explanation(verb, root, mixture, graphs, loaders)
+        _branch(root, _path(event, stage)).children.append(Moment(event, described))
+    return Explanation(stage, root, mixture, graphs, loaders)
 
 
-def explain_rows(rows: list[dict[str, Any]], verb: str) -> Explanation:
+def explain_rows(rows: list[dict[str, Any]], stage: str) -> Explanation:
     """Return the tree of a recorded plan.
 
     rows: as `Explanation.data()` returns them; each may have a `note`.
     """
-    root = Node(f"trainer.{verb}()")
+    root = Node(f"trainer.{stage}()")
     for row in rows:
         name = row["event"]
         event = (
@@ -148,13 +148,13 @@ def explain_rows(rows: list[dict[str, Any]], verb: str) -> Explanation:
         )
         branch = _branch(root, [each for each in row["branch"].split("/") if each])
         branch.children.append(Moment(event, row["listeners"], row.get("note", "")))
-    return Explanation(verb, root)
+    return Explanation(stage, root)
 
 
-def _path(event: Event, verb: str) -> list[str]:
-    inside = _BATCH_OF.get(verb, "batch") if event.inside == "batch" else event.inside
+def _path(event: Event, stage: str) -> list[str]:
+    inside = _BATCH_OF.get(stage, "batch") if event.inside == "batch" else event.inside
     path = BRANCHES[inside].split("/")[1:]
-    if verb == "validate" and path[:1] == ["each epoch"]:
+    if stage == "validate" and path[:1] == ["each epoch"]:
         path = ["validation", *path[2:]]
     return [] if inside == "end" else path
 
@@ -173,9 +173,9 @@ def _branch(root: Node, path: list[str]) -> Node:
 def _registration_order(listeners: Sequence[Listener]) -> dict[Listener, str]:
     """Return the position by registration of each hook that shares its `order` with other hooks."""
     peers: dict[int, list[Listener]] = {}
-    for each in listeners:
-        if each.receiver == "H":
-            peers.setdefault(each.order, []).append(each)
+    for listener in listeners:
+        if listener.receiver == "H":
+            peers.setdefault(listener.order, []).append(listener)
     return {
         listener: f", number {number} of {len(group)} by registration"
         for group in peers.values()

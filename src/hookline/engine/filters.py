@@ -38,19 +38,15 @@ class Filter(Protocol):
 
     def ready(self, s: Any) -> bool:
         """Return whether to call the listener now."""
-        ...
 
     def begin(self, s: Any) -> None:
         """Start a run, or continue one after a resume."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return the count so far."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the count."""
-        ...
 
 
 def parse_interval(interval: int | str, what: str, from_zero: bool = False) -> tuple[float, str]:

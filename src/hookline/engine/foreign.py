@@ -24,7 +24,6 @@ class Adapter(Protocol):
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
         """Return one listener for each event of the original's class; raise if one cannot be supported."""
-        ...
 
 
 @runtime_checkable
@@ -33,11 +32,9 @@ class HookAdapter(Adapter, Protocol):
 
     def begin_run(self, state: Any) -> None:
         """Prepare for a run, before `setup`."""
-        ...
 
     def before_optimizers(self) -> None:
         """Prepare for a resume, before the optimizers are restored."""
-        ...
 
 
 class RunAware:
@@ -53,7 +50,6 @@ class KeyedState(Protocol):
 
     def find_state(self, states: dict[str, Any], name: str) -> Any:
         """Return its state among those of all hooks in a checkpoint, or None."""
-        ...
 
 
 class DataLike(Protocol):

@@ -35,9 +35,9 @@ class Entry:
 
     def begin_budget(self) -> None:
         """Start the hook's budget; earlier costs do not count."""
-        for each in self.listeners:
-            if each.allowance is not None:
-                each.allowance.begin()
+        for listener in self.listeners:
+            if listener.allowance is not None:
+                listener.allowance.begin()
 
     @property
     def spent(self) -> int:
@@ -100,11 +100,9 @@ class HookObserver(Protocol):
 
     def on_hook_added(self, entry: Entry) -> None:
         """Set up a hook that was added."""
-        ...
 
     def on_hook_removed(self, entry: Entry) -> None:
         """Tear down a hook that was removed."""
-        ...
 
 
 class NumberedNames:

@@ -94,8 +94,8 @@ class Listener:
         self.account.clear()
         if self.allowance is not None:
             self.allowance.begin()
-        for each in self.filters:
-            each.begin(s)
+        for filter_ in self.filters:
+            filter_.begin(s)
 
     @property
     def is_plain(self) -> bool:

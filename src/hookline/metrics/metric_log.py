@@ -374,8 +374,8 @@ class MetricLog:
             parts = {known_as.get(name, name): each.part() for name, each in sums.items()}
             done = self.store_reduced(pool(parts | dict.fromkeys(objects, OBJECT)))
             done |= _computed_by_all(done, objects, pool)
-        for name, each in objects.items():
-            each.reset()  # after all are computed: one object may have been logged under two names
+        for name, metric in objects.items():
+            metric.reset()  # after all are computed: one object may have been logged under two names
             del self._objects[mode, name]
         for name, key in self._keys[mode].items():
             if key.epoch_name in done and key.epoch is not None:

@@ -45,12 +45,12 @@ def state_tensors(optimizer: Any) -> list[Tensor]:
             if value.is_floating_point() or value.is_complex():
                 found.append(value.detach())
         elif isinstance(value, dict):
-            for name, each in value.items():
+            for name, part in value.items():
                 if name != "step":
-                    collect(each)
+                    collect(part)
         elif isinstance(value, list | tuple | deque):
-            for each in value:
-                collect(each)
+            for part in value:
+                collect(part)
 
     for state in optimizer.state.values():
         collect(state)

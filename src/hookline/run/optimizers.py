@@ -168,8 +168,8 @@ def _owner(given: Any, optimizers: list[Optimizer], module: str) -> int:
     owner = getattr(scheduler, "optimizer", None) if isinstance(scheduler, LRScheduler) else None
     if owner is None:
         return 0
-    for index, each in enumerate(optimizers):
-        if each is owner or bare(each) is bare(owner):
+    for index, optimizer in enumerate(optimizers):
+        if optimizer is owner or bare(optimizer) is bare(owner):
             return index
     raise OptionError(
         f"{module}.configure_optimizers: {type(scheduler).__name__} is attached with an optimizer that "

@@ -19,11 +19,9 @@ class CheckpointFormat(Protocol):
 
     def prepare(self, contents: dict[str, Any]) -> None:
         """Complete the contents, before listeners of on_save_checkpoint edit them."""
-        ...
 
     def write(self, contents: dict[str, Any], path: Path | str) -> None:
         """Write the edited contents. All ranks call it, if there are several."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,15 +32,12 @@ class Clock(Protocol):
 
     def now(self) -> Any:
         """Return this moment."""
-        ...
 
     def is_known(self, moment: Any) -> bool:
         """Return whether the moment can be read without waiting."""
-        ...
 
     def seconds(self, first: Any, second: Any) -> float:
         """Return the seconds between two moments."""
-        ...
 
 
 class HostClock:
@@ -202,7 +199,6 @@ class Timed(Protocol):
     @property
     def state(self) -> State:
         """The live facts."""
-        ...
 
 
 R = TypeVar("R", bound=Timed)

@@ -237,8 +237,8 @@ class CompiledStep:
                 loss, [each for each in parameters if each.requires_grad], allow_unused=True
             )
             gradients: list[Tensor | None] = list(found)
-            for index, each in enumerate(parameters):
-                if not each.requires_grad:
+            for index, parameter in enumerate(parameters):
+                if not parameter.requires_grad:
                     gradients.insert(index, None)
             return detached(returned), gradients
 

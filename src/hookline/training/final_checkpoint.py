@@ -213,8 +213,8 @@ def fingerprint(run: Run) -> list[int] | None:
     tensors += [held(each) for optimizer in run.state.optimizers for each in state_tensors(optimizer)]
     sums = []
     try:
-        for each in tensors:
-            plain = torch.view_as_real(each) if each.is_complex() else each
+        for tensor in tensors:
+            plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
             if plain.numel() and plain.device.type != "meta":
                 sums.append(plain.view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64))
     except (RuntimeError, NotImplementedError, TypeError):

@@ -111,14 +111,14 @@ def module_settings(module: nn.Module) -> Settings:
     Layers that differ only by their number share one entry: `layers.*.drop.p`.
     """
     found: dict[str, list[Any]] = {}
-    for path, each in module.named_modules():
+    for path, submodule in module.named_modules():
         is_layer = any(
             kind.__module__.startswith("torch.nn.modules.")
-            for kind in type(each).__mro__
+            for kind in type(submodule).__mro__
             if not kind.__module__.endswith((".module", ".container"))
         )
         place = re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
-        for name, value in vars(each).items():
+        for name, value in vars(submodule).items():
             if name.startswith("_") or name in ("training", "inplace"):
                 continue
             is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -129,13 +129,13 @@ def put_folder(fs: Any, folder: Path, target: str) -> None:
             if not is_ours(old[len(target.rstrip("/")) + 1 :]):
                 fs.rm_file(old)  # before the manifest goes, so that a second attempt gets here again
         fs.rm_file(below(target, MANIFEST))  # from here to the end, the folder is not a checkpoint
-    for each, remote in targets.items():
-        if each == manifest:
+    for file, remote in targets.items():
+        if file == manifest:
             _remove_unlisted(fs, target, {one.name for one in files})
         fs.makedirs(remote.rpartition("/")[0], exist_ok=True)
-        fs.put_file(str(each), remote)
-        if fs.size(remote) != each.stat().st_size:
-            raise OSError(f"{each.name} was not copied completely")
+        fs.put_file(str(file), remote)
+        if fs.size(remote) != file.stat().st_size:
+            raise OSError(f"{file.name} was not copied completely")
 
 
 def _remove_unlisted(fs: Any, target: str, names: set[str]) -> None:

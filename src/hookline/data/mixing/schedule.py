@@ -130,8 +130,8 @@ def take_turns(turns: Sequence[Burst], left: Mapping[int, int | None]) -> Iterat
         a_round = _per_round(live)
         rounds = min(rest[index] // each for index, each in a_round.items())
         yield from itertools.chain.from_iterable(itertools.repeat(live, rounds))
-        for index, each in a_round.items():
-            rest[index] -= rounds * each
+        for index, batches in a_round.items():
+            rest[index] -= rounds * batches
         for index, run in live:  # the round in which a loader ends
             if batches := min(run, rest[index]):
                 rest[index] -= batches

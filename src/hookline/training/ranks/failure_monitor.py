@@ -46,9 +46,9 @@ PAUSE, LONG_PAUSE = 0.005, 0.1
 class NestedValidation:
     """Make validate() inside a hook start on all ranks, or fail if another rank does not call it."""
 
-    def __init__(self, run: Run, store: Any, messages: Any) -> None:
+    def __init__(self, monitor: RankMonitor, store: Any, messages: Any) -> None:
         """Take two connections to the store: `store` for the main thread, `messages` for the other."""
-        self.run = run
+        self.monitor, self.run = monitor, monitor.run
         self.count = 0
         """How often the hooks of this rank have called validate()."""
         self._store, self._messages = store, messages
@@ -58,15 +58,13 @@ class NestedValidation:
 
     def begin(self) -> None:
         """Wait until all ranks have called validate(), or one answers that it will not."""
-        monitor = self.run.failure_monitor
-        assert monitor is not None
         self.count += 1
         key, began, asked = f"nested/{self.count}", time.monotonic(), False
         self._store.add(key, 1)
         while self._store.add(key, 0) < self.run.strategy.world_size:
-            monitor.raise_failure()
+            self.monitor.raise_failure()
             if not asked and time.monotonic() - began > ASK_AFTER:
-                monitor.ask_for_validate(self.count, self.run.boundary.polls)
+                self.monitor.ask_for_validate(self.count, self.run.boundary.polls)
                 asked = True
             if asked and self._store.check([f"{key}/past"]):
                 other = self._store.get(f"{key}/past").decode()
@@ -174,9 +172,9 @@ class LivenessRing:
         for connection in self._incoming:
             with contextlib.suppress(OSError):
                 connection.sendall(GOODBYE)
-        for each in (*self._incoming, self._outgoing, self._server, self._wake_reader, self._wake_writer):
-            if each is not None:
-                each.close()
+        for endpoint in (*self._incoming, self._outgoing, self._server, self._wake_reader, self._wake_writer):
+            if endpoint is not None:
+                endpoint.close()
 
 
 def own_address() -> str:
@@ -259,7 +257,7 @@ class RankMonitor:
         # one connection for each thread
         self._store, self._messages = ranks.store(self._name), ranks.store(self._name)
         self._liveness = LivenessRing(ranks.rank, ranks.world_size, self._store)
-        self.nested = NestedValidation(run, self._store, self._messages)
+        self.nested = NestedValidation(self, self._store, self._messages)
         run.failure_monitor = self
         for watch in (self._watch_next, self._watch_messages):
             thread = threading.Thread(

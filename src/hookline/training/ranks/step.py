@@ -26,8 +26,7 @@ class RankTrainStep(CountedBatch):
 
     def decide(self, signal: Signal | None) -> Signal | None:
         """Return the signal that all ranks agree on."""
-        agreed: Signal | None = self.rank_sync.on_batch(signal)
-        return agreed
+        return self.rank_sync.on_batch(signal)
 
     def write_row(self, row: dict[str, Any]) -> None:
         """Send a row of metrics over all ranks to listeners and loggers."""
@@ -40,7 +39,7 @@ class RankStep(RankTrainStep, CountedStep):
 
     def __init__(self, run: Run, backward: Backward, update: Update) -> None:
         super().__init__(run, backward, update)
-        assert run.gradient_sync is not None
+        assert isinstance(run.gradient_sync, RankGradientSync)
         self.sync = run.gradient_sync
         self.loss_filters = (*self.loss_filters, lambda loss: self.sync.agree_on(loss, self.is_last))
 
@@ -63,7 +62,7 @@ class RankStep(RankTrainStep, CountedStep):
     def count_losses(self) -> float:
         """Return the total weight of the window's batches that had a loss, as a mean over ranks."""
         self.totals.ask_for_loss(self.state)
-        return float(self.sync.count_losses())
+        return self.sync.count_losses()
 
     def skip_update(self, reason: str) -> None:
         """Emit on_step_skipped, unless this rank has skipped every batch of the window."""
@@ -76,7 +75,7 @@ class RankStep(RankTrainStep, CountedStep):
 
     def is_true_on_all_ranks(self, flag: bool) -> bool:
         """Return whether the flag is set on every rank; each rank has checked its shard of the gradients."""
-        return bool(self.sync.everywhere(flag))
+        return self.sync.everywhere(flag)
 
 
 class CheckedRankStep(RankStep, CheckedStep):
