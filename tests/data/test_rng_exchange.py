@@ -140,11 +140,11 @@ def test_memory_that_is_not_laid_out_as_assumed_fails_its_check(monkeypatch: pyt
     """The memory of each stream is looked at in a wrong place: no check may pass, and none may write to it."""
     np.random.seed(0)
     np.random.randn()  # numpy's stream holds a number that is not zero
-    memory, before = rng_exchange._memory, plain(rng_state())
+    memory, before = rng_exchange._memory_at, plain(rng_state())
     places = {name: getattr(rng_exchange, name)() for name in ("_engine_offset", "_gauss_offset")}
     for name, place in places.items():
         monkeypatch.setattr(rng_exchange, name, lambda place=place: place + 4)
-    monkeypatch.setattr(rng_exchange, "_memory", lambda address, size: memory(address, size).toreadonly())
+    monkeypatch.setattr(rng_exchange, "_memory_at", lambda address, size: memory(address, size).toreadonly())
     with monkeypatch.context() as patch:
         patch.setattr(
             rng_exchange, "_words", lambda generator: memory(id(generator) + object.__basicsize__ + 4, 2500)

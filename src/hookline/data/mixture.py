@@ -11,7 +11,7 @@ import torch
 
 from hookline.data.batch import batch_size, count_tokens
 from hookline.data.loaders import Loader, make_loaders
-from hookline.data.mixing import Mixture, MixtureCursor, check, describe, proportions
+from hookline.data.mixing import Mixture, MixtureCursor, check_mixture, describe_mixture, proportions
 from hookline.data.readers import ListReader
 from hookline.util.errors import CheckpointError, HooklineError, OptionError, closest
 
@@ -251,7 +251,7 @@ class MixedLoader:
 
     def check_weights(self, weights: Mapping[str, float]) -> None:
         """Raise as `set_weights` would, without a change: for hooks that know their weights in advance."""
-        check(self._with_weights(weights), self.names, self.cursor.latest[1])
+        check_mixture(self._with_weights(weights), self.names, self.cursor.latest[1])
 
     def _with_weights(self, weights: Mapping[str, float]) -> Mixture:
         mixture = self.cursor.latest[0]
@@ -368,7 +368,7 @@ class MixedLoader:
 
     def __str__(self) -> str:
         mixture, lengths = self.cursor.latest
-        return describe(mixture, lengths, self.cursor.epoch)
+        return describe_mixture(mixture, lengths, self.cursor.epoch)
 
 
 def _without(name: str, table: Mapping[str, T]) -> dict[str, T]:

@@ -90,7 +90,7 @@ class PythonWords:
     def __init__(self, key: int, live: Memory) -> None:
         self._main, self._live, own = main_random(), live, random.Random(key)
         self._own_words, self._main_words = (
-            memoryview(bytearray(_words(own))),
+            memoryview(bytearray(_words_of(own))),
             memoryview(bytearray(MT_BYTES)),
         )
         self._own_gauss: Any = None
@@ -142,17 +142,17 @@ def _checked_words(main: random.Random) -> Memory | None:
         not _has_words(each) for each in (moved, main)
     ):
         return None
-    return _words(main)
+    return _words_of(main)
 
 
 def _has_words(generator: random.Random) -> bool:
     *words, position = generator.getstate()[1]
-    return _words(generator).tobytes() == struct.pack(f"i{MT_WORDS}I", position, *words)
+    return _words_of(generator).tobytes() == struct.pack(f"i{MT_WORDS}I", position, *words)
 
 
-def _words(generator: random.Random) -> Memory:
+def _words_of(generator: random.Random) -> Memory:
     """Return the position and the words, which are the first fields of CPython's object."""
-    return _memory(id(generator) + object.__basicsize__, MT_BYTES)
+    return _memory_at(id(generator) + object.__basicsize__, MT_BYTES)
 
 
 # ---- NumPy -------------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def _checked_gauss(main: np.random.RandomState) -> Memory | None:
     offset = _gauss_offset()
     if offset is None:
         return None
-    memory, state = _memory(id(main) + offset, 16), _gauss_of(main)
+    memory, state = _memory_at(id(main) + offset, 16), _gauss_of(main)
     return memory if struct.unpack("i4xd", memory) == state else None
 
 
@@ -244,11 +244,11 @@ def _gauss_offset() -> int | None:
     offsets = set()
     for value in (1.2345678e-77, -8.7654321e88):
         scratch.set_state({**state, "has_gauss": 1, "gauss": value})
-        offsets.add(_memory(id(scratch), size).tobytes().find(struct.pack("i4xd", 1, value)))
+        offsets.add(_memory_at(id(scratch), size).tobytes().find(struct.pack("i4xd", 1, value)))
     offset = offsets.pop()
     if offsets or offset < 0:
         return None
-    memory = _memory(id(scratch) + offset, 16)
+    memory = _memory_at(id(scratch) + offset, 16)
     scratch.set_state({**state, "has_gauss": 0, "gauss": 0.0})
     is_cleared = struct.unpack("i4xd", memory) == (0, 0.0)
     memory[:] = struct.pack("i4xd", 1, 0.25)
@@ -318,7 +318,7 @@ def _checked_engine(main: Any) -> Memory | None:
     if offset is None:
         return None
     address: int = getattr(main, "_cdata")  # noqa: B009  # its stubs do not know it
-    memory = _memory(address + offset, TORCH_BYTES)
+    memory = _memory_at(address + offset, TORCH_BYTES)
     return memory if _is_engine(memory, main) else None
 
 
@@ -329,20 +329,20 @@ def _engine_offset() -> int | None:
     address: int | None = getattr(scratch, "_cdata", None)
     if address is None:
         return None
-    offset = _memory(address, TORCH_HEAD).tobytes().find(struct.pack("Q", seed))
+    offset = _memory_at(address, TORCH_HEAD).tobytes().find(struct.pack("Q", seed))
     if offset < 0:
         return None
-    memory = _memory(address + offset, TORCH_BYTES)
+    memory = _memory_at(address + offset, TORCH_BYTES)
     is_known, before = _is_engine(memory, scratch), memory.tobytes()
     # the first normal draw stores the second number of the pair, which the second draw uses
-    for change in (_draw, _draw_normal, _draw_normal, _set_float):
+    for change in (_draw_uniform, _draw_normal, _draw_normal, _set_float):
         change(scratch)
         is_known = is_known and _is_engine(memory, scratch) and memory.tobytes() != before
         before = memory.tobytes()
     return offset if is_known else None
 
 
-def _draw(generator: torch.Generator) -> None:
+def _draw_uniform(generator: torch.Generator) -> None:
     torch.rand(3, generator=generator, device="cpu")
 
 
@@ -368,5 +368,5 @@ def _is_engine(memory: Memory, generator: torch.Generator) -> bool:
     )
 
 
-def _memory(address: int, size: int) -> Memory:
+def _memory_at(address: int, size: int) -> Memory:
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")

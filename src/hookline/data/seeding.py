@@ -117,9 +117,9 @@ def isolated_rng() -> Iterator[None]:
 # ---- the generators of a loader ----------------------------------------------------------------------------
 
 
-KINDS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+GENERATOR_KINDS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
-Found = dict[str, Any]
+Generators = dict[str, Any]
 """Generators by location, such as "sampler.generator"."""
 
 
@@ -131,24 +131,24 @@ class Value:
     name: str
 
 
-def find_generators(**owners: Any) -> Found:
+def find_generators(**owners: Any) -> Generators:
     """Return the generators that are attributes of the owners, each once."""
-    found: Found = {}
+    found: Generators = {}
     seen: set[int] = set()
     for owner, value in owners.items():
         for name, attribute in getattr(value, "__dict__", {}).items():
-            if isinstance(attribute, KINDS) and id(attribute) not in seen:
+            if isinstance(attribute, GENERATOR_KINDS) and id(attribute) not in seen:
                 seen.add(id(attribute))
                 found[f"{owner}.{name}"] = attribute
     return found
 
 
-def states_of(generators: Found) -> dict[str, Any]:
+def states_of(generators: Generators) -> dict[str, Any]:
     """Return the states of generators as plain data and tensors."""
-    return {name: _state(each) for name, each in generators.items()}
+    return {name: _state_of(each) for name, each in generators.items()}
 
 
-def put_back(generators: Found, states: dict[str, Any]) -> None:
+def put_back(generators: Generators, states: dict[str, Any]) -> None:
     """Restore the states of generators; skip generators without a saved state."""
     for name, generator in generators.items():
         if name not in states:
@@ -165,7 +165,7 @@ def put_back(generators: Found, states: dict[str, Any]) -> None:
             generator.bit_generator.state = states[name]
 
 
-def _state(generator: Any) -> Any:
+def _state_of(generator: Any) -> Any:
     if isinstance(generator, Value):
         return generator.owner[generator.name]
     if isinstance(generator, torch.Generator):

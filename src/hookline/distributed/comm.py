@@ -230,7 +230,7 @@ def gloo_group(timeout: float, members: list[int] | None = None) -> Any:
     return dist.new_group(members, backend="gloo", timeout=datetime.timedelta(seconds=timeout))
 
 
-def listed(ranks: Sequence[int]) -> str:
+def format_ranks(ranks: Sequence[int]) -> str:
     """Return the ranks as text: `rank 3`, `ranks 0, 2`."""
     few = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"rank {few}" if len(ranks) == 1 else f"ranks {few}"

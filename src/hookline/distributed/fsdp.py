@@ -12,7 +12,7 @@ from torch import distributed as dist
 from torch import nn
 
 from hookline.distributed.base import StepModule, keep_step_module, step_module_of
-from hookline.distributed.comm import listed
+from hookline.distributed.comm import format_ranks
 from hookline.distributed.process_group import MultiRankStrategy
 from hookline.engine.checks import refused
 from hookline.util.errors import OptionError, closest
@@ -141,7 +141,7 @@ class FSDP(MultiRankStrategy):
         root = StepModule(module) if getattr(module, "automatic_optimization", True) else module
         fully_shard(root, **options)
         if is_meta:
-            materialize(module, self.device)
+            materialize_module(module, self.device)
         return root
 
     def _mesh(self) -> Any:
@@ -160,7 +160,7 @@ class FSDP(MultiRankStrategy):
     def units_of(self, module: nn.Module) -> list[nn.Module]:
         """Return the layers that are gathered one at a time, outermost first."""
         if self.wrap is not None:
-            return chosen("wrap", self.wrap, module)
+            return choose_modules("wrap", self.wrap, module)
         lists = [each for each in module.modules() if isinstance(each, nn.ModuleList)]
         return list(
             dict.fromkeys(item for each in lists for item in each if any(True for _ in item.parameters()))
@@ -176,7 +176,9 @@ class FSDP(MultiRankStrategy):
         for layer in (
             self.units_of(module)
             if option is True
-            else chosen("activation_checkpointing", _choices("activation_checkpointing", option), module)
+            else choose_modules(
+                "activation_checkpointing", _choices("activation_checkpointing", option), module
+            )
         ):
             checkpoint(layer)
 
@@ -244,7 +246,8 @@ def _check_mesh(mesh: Any, world_size: int, device: str) -> None:
     )
     if missing or len(ranks) != world_size:
         raise OptionError(
-            f"FSDP: mesh={mesh!r} covers {listed(ranks)} of {world_size} ranks, and must cover all: {right}.",
+            f"FSDP: mesh={mesh!r} covers {format_ranks(ranks)} of {world_size} ranks, and must cover all: "
+            f"{right}.",
             option="mesh",
             value=mesh,
         )
@@ -301,7 +304,7 @@ def _broadcast_weights(module: nn.Module) -> None:
         dist.broadcast(tensor.detach(), 0)
 
 
-def materialize(module: nn.Module, device: torch.device) -> None:
+def materialize_module(module: nn.Module, device: torch.device) -> None:
     """Allocate a model that was made on the meta device, and initialize its layers."""
     module.to_empty(device=device)
     for name, part in module.named_modules():
@@ -331,7 +334,7 @@ def _choices(option: str, given: Any) -> list[Any]:
     return choices
 
 
-def chosen(option: str, choices: Sequence[Any], module: nn.Module) -> list[nn.Module]:
+def choose_modules(option: str, choices: Sequence[Any], module: nn.Module) -> list[nn.Module]:
     """Return the submodules that match a choice, outermost first. Raise for a choice that matches none."""
     named = [(name, each) for name, each in module.named_modules() if name]
     found: dict[int, nn.Module] = {}

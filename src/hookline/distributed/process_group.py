@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from hookline.distributed.base import Strategy
-from hookline.distributed.comm import LONGEST_PAUSE, PAUSE, Ranks, gloo_group, listed
+from hookline.distributed.comm import LONGEST_PAUSE, PAUSE, Ranks, format_ranks, gloo_group
 from hookline.distributed.launch import RankInfo, find_rank, pick_device, set_torchrun_environment
 from hookline.engine.checks import refused
 from hookline.util.errors import OptionError
@@ -238,9 +238,11 @@ def wait_until(
     while not is_done():
         waited = time.monotonic() - began
         if waited > seconds:
-            raise dist.DistStoreError(f"{what} in time ({seconds:g} s): {listed(missing())} did not.")
+            raise dist.DistStoreError(f"{what} in time ({seconds:g} s): {format_ranks(missing())} did not.")
         if waited > reminder:
-            log.warning("%s after %.0f s: this rank still waits for %s.", what, waited, listed(missing()))
+            log.warning(
+                "%s after %.0f s: this rank still waits for %s.", what, waited, format_ranks(missing())
+            )
             reminder *= 2
         time.sleep(pause)
         pause = min(1.5 * pause, LONGEST_PAUSE)

@@ -94,8 +94,8 @@ def bind_by_name(
         requested = {table.fact(each.name, event) for each in own} - {None}
         return [each for each in theirs if table.fact(each.name, event) not in requested]
 
-    arguments = _Arguments(event, table, function)
-    for parameter in _with_overridden(_parameters(function, where), iter(overridden), remaining, where):
+    arguments = _CallArguments(event, table, function)
+    for parameter in _with_overridden(_read_signature(function, where), iter(overridden), remaining, where):
         fact = table.fact(parameter.name, event)
         if parameter.kind is parameter.VAR_POSITIONAL:
             arguments.positional_rest()
@@ -127,9 +127,9 @@ def bind_by_position(
     def remaining(own: list[inspect.Parameter], theirs: list[inspect.Parameter]) -> list[inspect.Parameter]:
         return theirs[sum(each.kind is not each.KEYWORD_ONLY for each in own) :]
 
-    arguments = _Arguments(event, table, function)
+    arguments = _CallArguments(event, table, function)
     positional = [table.fact(name, event) for name in event.facts]
-    for parameter in _with_overridden(_parameters(function, where), iter(overridden), remaining, where):
+    for parameter in _with_overridden(_read_signature(function, where), iter(overridden), remaining, where):
         if parameter.kind is parameter.VAR_POSITIONAL:
             arguments.rest_of_step()
         elif parameter.kind is parameter.VAR_KEYWORD:
@@ -164,7 +164,7 @@ IF_SEVERAL = "*(({},) if s.several_loaders else ())"
 """The text of an argument that is passed only if the pass has several loaders."""
 
 
-class _Arguments:
+class _CallArguments:
     """The arguments of one call, collected as source text."""
 
     def __init__(self, event: Event, table: EventTable, function: Callable[..., Any]) -> None:
@@ -253,7 +253,7 @@ def factory(source: str) -> Callable[..., Any]:
     return space["make"]  # type: ignore[no-any-return]
 
 
-def _parameters(function: Callable[..., Any], where: str) -> Sequence[inspect.Parameter]:
+def _read_signature(function: Callable[..., Any], where: str) -> Sequence[inspect.Parameter]:
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
@@ -287,7 +287,7 @@ def _with_overridden(
     if below is None:
         return own
     named = [each for each in own if each.kind not in _VARIABLE]
-    theirs = _with_overridden(_parameters(below, where), overridden, remaining, where)
+    theirs = _with_overridden(_read_signature(below, where), overridden, remaining, where)
     left = remaining(named, [each for each in theirs if each.kind not in _VARIABLE])
     if takes_names and (named or not takes_positions):
         # passed by name, they reach the right parameter whatever is passed before them

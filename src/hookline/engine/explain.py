@@ -77,7 +77,7 @@ class Explanation:
     def text(self, everything: bool = False) -> str:
         """Return the tree as plain text."""
         more = [line for title, text in self._sections() for line in ("", title, text)]
-        return "\n".join([self.root.title, *_draw(self.root, "", everything), *more])
+        return "\n".join([self.root.title, *_draw_tree(self.root, "", everything), *more])
 
     def _sections(self) -> list[tuple[str, str]]:
         """Return the titles and texts of the sections below the tree."""
@@ -100,7 +100,7 @@ class Explanation:
         from rich.tree import Tree
 
         tree = Tree(Text(self.root.title, "bold"))
-        _grow(tree, self.root, Text, everything=not _has_listeners(self.root))
+        _fill_rich_tree(tree, self.root, Text, everything=not _has_listeners(self.root))
         for title, text in self._sections():
             tree.add(Text(title, "italic")).add(Text(text))
         return tree
@@ -130,8 +130,8 @@ def explain_plan(
     for event in plan.table.in_order(stage):
         listeners = plan.listeners(event.name)
         positions = _registration_order(listeners)
-        described = [_describe(each, positions.get(each, "")) for each in listeners]
-        _branch(root, _path(event, stage)).children.append(Moment(event, described))
+        described = [_listener_row(each, positions.get(each, "")) for each in listeners]
+        _branch(root, _branch_titles(event, stage)).children.append(Moment(event, described))
     return Explanation(stage, root, mixture, graphs, loaders)
 
 
@@ -151,7 +151,7 @@ def explain_rows(rows: list[dict[str, Any]], stage: str) -> Explanation:
     return Explanation(stage, root)
 
 
-def _path(event: Event, stage: str) -> list[str]:
+def _branch_titles(event: Event, stage: str) -> list[str]:
     inside = _BATCH_OF.get(stage, "batch") if event.inside == "batch" else event.inside
     path = BRANCHES[inside].split("/")[1:]
     if stage == "validate" and path[:1] == ["each epoch"]:
@@ -184,7 +184,7 @@ def _registration_order(listeners: Sequence[Listener]) -> dict[Listener, str]:
     }
 
 
-def _describe(listener: Listener, position: str) -> dict[str, Any]:
+def _listener_row(listener: Listener, position: str) -> dict[str, Any]:
     function = plain_function(listener.function)
     return {
         "receiver": RECEIVERS[listener.receiver],
@@ -195,11 +195,11 @@ def _describe(listener: Listener, position: str) -> dict[str, Any]:
         "asks": list(listener.binding.facts),
         "when": ", ".join(each.text for each in listener.filters) or "always",
         "on_error": listener.on_error,
-        "why": _why(listener, position),
+        "why": _order_reason(listener, position),
     }
 
 
-def _why(listener: Listener, position: str) -> str:
+def _order_reason(listener: Listener, position: str) -> str:
     event = listener.event
     if event.action:
         return "runs the action" if listener.receiver != "S" else "wraps the action"
@@ -230,7 +230,7 @@ def _has_listeners(node: Node | Moment) -> bool:
     )
 
 
-def _line(listener: dict[str, Any]) -> str:
+def _format_listener(listener: dict[str, Any]) -> str:
     inside = os.path.commonpath([os.getcwd(), os.path.abspath(listener["origin"])]) == os.getcwd()
     origin = os.path.relpath(listener["origin"]) if inside else os.path.basename(listener["origin"])
     receiver = listener["receiver"].removesuffix("s")
@@ -249,7 +249,7 @@ def _line(listener: dict[str, Any]) -> str:
     return " · ".join([*parts, listener["why"], *([listener["happened"]] if "happened" in listener else [])])
 
 
-def _draw(node: Node, indent: str, everything: bool) -> Iterator[str]:
+def _draw_tree(node: Node, indent: str, everything: bool) -> Iterator[str]:
     shown = [child for child in node.children if everything or _has_listeners(child)]
     for index, child in enumerate(shown):
         last = index == len(shown) - 1
@@ -257,26 +257,26 @@ def _draw(node: Node, indent: str, everything: bool) -> Iterator[str]:
         corner = indent + ("└─ " if last else "├─ ")
         if isinstance(child, Node):
             yield f"{corner}{child.title}"
-            yield from _draw(child, deeper, everything)
+            yield from _draw_tree(child, deeper, everything)
         else:
             yield f"{corner}{_title(child)}"
-            yield from (f"{deeper}    {_line(listener)}" for listener in child.listeners)
+            yield from (f"{deeper}    {_format_listener(listener)}" for listener in child.listeners)
 
 
 def _title(moment: Moment) -> str:
     return f"{moment.event.name}{f' · {moment.note}' if moment.note else ''}"
 
 
-def _grow(tree: Any, node: Node, text: Any, everything: bool) -> None:
+def _fill_rich_tree(tree: Any, node: Node, text: Any, everything: bool) -> None:
     for child in node.children:
         if not (everything or _has_listeners(child)):
             continue
         if isinstance(child, Node):
-            _grow(tree.add(text(child.title, "italic")), child, text, everything)
+            _fill_rich_tree(tree.add(text(child.title, "italic")), child, text, everything)
         else:
             branch = tree.add(text(_title(child), "bold cyan"))
             for listener in child.listeners:
-                branch.add(text(_line(listener)))
+                branch.add(text(_format_listener(listener)))
 
 
 class _CallableModule(types.ModuleType):

@@ -16,7 +16,7 @@ from hookline.engine.hook import Hook
 from hookline.hooks._file_name import WHO, FileName, _raw
 from hookline.hooks._monitor import Mode, Monitored, no_validation_in
 from hookline.util.errors import HookError, OptionError
-from hookline.util.urls import below, check_url, is_url, shown, split_query
+from hookline.util.urls import check_url, is_url, shown, split_query, url_below
 
 log = logging.getLogger("hookline")
 
@@ -334,7 +334,7 @@ class ModelCheckpoint(Hook):
         state.trainer.save_checkpoint(self._requested_last, "last")
 
     def _path_of(self, state: Any, name: str) -> Path | str:
-        return below(self.url, name) if self.url else self._folder(state) / name
+        return url_below(self.url, name) if self.url else self._folder(state) / name
 
     def _folder(self, state: Any) -> Path:
         run_dir = Path(state.trainer.run_dir)
@@ -454,7 +454,7 @@ class ModelCheckpoint(Hook):
         """Add the secrets of the URL to saved paths, because a checkpoint does not hold them."""
 
         def now(path: str) -> str:
-            here = below(self.url, _name_of(path))
+            here = url_below(self.url, _name_of(path))
             return here if shown(here) == path else path
 
         self.best_k_models = {now(path): score for path, score in self.best_k_models.items()}

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from hookline.engine.events import EVENTS
 from hookline.engine.hook import Hook
-from hookline.engine.source_text import closed_over
+from hookline.engine.source_text import function_in_closure
 
 Reader = Callable[[Any], Any]
 """Converts a fact of Hookline to the value that the dialect documents."""
@@ -122,7 +122,7 @@ def _parameters(function: Callable[..., Any], row: Row, method: str) -> list[ins
     """
     parameters = list(inspect.signature(function).parameters.values())
     takes_rest = any(each.kind is each.VAR_POSITIONAL for each in parameters)
-    if takes_rest and inspect.isfunction(function) and (inner := closed_over(function, method)):
+    if takes_rest and inspect.isfunction(function) and (inner := function_in_closure(function, method)):
         theirs = list(inspect.signature(inner).parameters.values())[1:]
         needed = [each for each in theirs if each.kind is each.POSITIONAL_OR_KEYWORD]
         if len(needed) <= max(map(len, row.forms)):

@@ -30,7 +30,7 @@ class HowLongArguments(TypedDict, total=False):
     """Limit of the training time: seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta."""
 
 
-class UpdateArguments(TypedDict, total=False):
+class UpdatesArguments(TypedDict, total=False):
     """Gradient accumulation and gradient clipping."""
 
     accumulate_grad_batches: int
@@ -151,7 +151,7 @@ class PartsArguments(TypedDict, total=False):
 
 class OptionArguments(
     HowLongArguments,
-    UpdateArguments,
+    UpdatesArguments,
     ValidationArguments,
     LimitsArguments,
     AroundArguments,

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hookline.distributed.comm import Ranks
-from hookline.distributed.sharded_norms import held
+from hookline.distributed.sharded_norms import local_part
 from hookline.run.optimizers import bare
 from hookline.util.errors import NonFiniteLoss
 
@@ -24,7 +24,7 @@ def all_finite(losses: Sequence[Any], tensors: Sequence[Tensor]) -> bool:
         math.isfinite(each) for each in losses if not isinstance(each, Tensor)
     ):
         return False
-    here = [each._values() if each.is_sparse else each for each in map(held, tensors)]
+    here = [each._values() if each.is_sparse else each for each in map(local_part, tensors)]
     here = [each for each in here if each.numel()]
     if any(each.device.type == "meta" for each in (*on_device[:1], *here[:1])):
         return True  # meta tensors have no values

@@ -339,7 +339,7 @@ class Identity:
     id: str = ""
     """The id in all its checkpoints."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """The settings of the run (`settings_of`), for its checkpoints."""
+    """The settings of the run (`collect_settings`), for its checkpoints."""
     started_at: str = ""
     """The start of this job by the wall clock, but never before the newest time in its directory."""
     record: Any = None

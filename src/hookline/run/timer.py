@@ -187,7 +187,7 @@ def _marking(slot: Caller, label: str, now: Callable[[], Any], add: Callable[[Ma
     return marking
 
 
-EVERY = 50
+SAMPLE_EVERY = 50
 """Steps from one sampled step to the next."""
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -190,7 +190,7 @@ class CompiledStep:
 
     def _refuse(self, error: Exception) -> None:
         """Continue with separate graphs for forward and backward. Torch has run nothing yet."""
-        self._refusal = f"torch cannot compile them as one graph: {_reason(error)}"
+        self._refusal = f"torch cannot compile them as one graph: {_compile_error_text(error)}"
         self._logs.forget()
         if self._is_strict:
             raise error
@@ -298,7 +298,7 @@ class CompiledUpdate:
                     group["lr"] = tensor
             norm = self._graph(limit, s.gradient_clip_algorithm)
         except _refusals() as error:
-            self.refusal = f"torch cannot compile it: {_reason(error)}"
+            self.refusal = f"torch cannot compile it: {_compile_error_text(error)}"
             log.warning("compile='step': %s.step runs without a graph, because %s.", self.name, self.refusal)
         finally:
             for group, rate in zip(groups, rates, strict=True):
@@ -444,7 +444,7 @@ def _refusals() -> tuple[type[Exception], ...]:
     return exc.TorchDynamoException, exc.FailOnRecompileLimitHit
 
 
-def _reason(error: Exception) -> str:
+def _compile_error_text(error: Exception) -> str:
     if isinstance(error, import_dynamo().exc.FailOnRecompileLimitHit):
         return (
             "it was compiled too often, because shapes or numbers change from batch to batch "

@@ -11,8 +11,8 @@ from hookline.training.manual import ManualStep
 from hookline.training.step import TrainStep
 from hookline.training.update import (
     Action,
-    Check,
     Update,
+    UpdateCheck,
     clipping,
     fresh_closure,
     norm_capture,
@@ -97,7 +97,7 @@ def _scaled(run: Run, factors: list[Factor]) -> tuple[Factor, ...]:
 
 def _make_update(run: Run) -> Update:
     s, router = run.state, run.data.router
-    checks: list[Check] = []
+    checks: list[UpdateCheck] = []
     adjustments: list[Action] = []
     if router is not None:
         checks.append(routing(run))

@@ -168,7 +168,7 @@ def close_epoch(run: Run, complete: bool) -> None:
     if run.signals.number:  # save before the epoch's end is emitted, because a resume emits it again
         save_due(run)
         complete = False
-    end_epoch(run, complete)
+    finish_epoch(run, complete)
 
 
 def begin_epoch(run: Run) -> Any:
@@ -204,7 +204,7 @@ def open_loader(run: Run, loader: Loader) -> Iterator[Any]:
     return batches
 
 
-def end_epoch(run: Run, complete: bool) -> None:
+def finish_epoch(run: Run, complete: bool) -> None:
     """Reduce the epoch's metrics, emit its end and write them; then comes the second save point."""
     s = run.state
     results = run.rows.finish("train", {}, s.log.pending)
@@ -335,7 +335,7 @@ def is_finished_after_pending_validation(run: Run) -> bool:
 OF_VALIDATION = re.compile(r"val(?:idation)?[/_]")
 """The prefix of metrics that validations log."""
 
-_SEVERAL = (tuple, list, set, frozenset)
+_COLLECTIONS = (tuple, list, set, frozenset)
 
 
 def check_before_training(run: Run) -> None:
@@ -374,7 +374,7 @@ def _is_declared(run: Run, name: str) -> bool:
     """Return whether the module, data module or a hook declares that it logs the metric while training."""
     owners = [run.module, run.steps, run.datamodule, *(entry.given for entry in run.state.hooks.entries())]
     declared = [getattr(owner, "logs_metrics", ()) for owner in owners]
-    return any(name == each or (isinstance(each, _SEVERAL) and name in each) for each in declared)
+    return any(name == each or (isinstance(each, _COLLECTIONS) and name in each) for each in declared)
 
 
 def _why_none(run: Run) -> str:

@@ -76,7 +76,7 @@ def load(run: Run, kind: str) -> list[Loader]:
             )
     if kind == "train" and run.options.overfit_batches:
         loaders = [rules.overfitted(each) for each in loaders]
-    _check(run, kind, loaders)
+    _check_loaders(run, kind, loaders)
     for loader in loaders:
         loader.agree()
     if kind in ("val", "test"):
@@ -172,7 +172,7 @@ def estimated_steps(run: Run) -> float:
     return min(steps, options.max_steps) if options.max_steps >= 0 else steps
 
 
-def _check(run: Run, kind: str, loaders: list[Loader]) -> None:
+def _check_loaders(run: Run, kind: str, loaders: list[Loader]) -> None:
     name = type(run.module).__name__
     if kind == "train" and not loaders:
         raise OptionError(

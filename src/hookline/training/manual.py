@@ -81,7 +81,7 @@ class ManualOptimizer:
         run, s, events = self._run, self._run.state, self._events
         events.focus(self._index, self.optimizer)
         if not run.traits.is_manual:
-            refuse(run, "step() on what self.optimizers() returns")
+            refuse_automatic(run, "step() on what self.optimizers() returns")
         if not self._is_usable(closure):
             skip_step(run, "nonfinite")
             return
@@ -130,7 +130,7 @@ def manual_backward(run: Run, loss: Tensor, **options: Any) -> None:
     """Differentiate a loss and emit the events around it. options: those of `Tensor.backward`."""
     s = run.state
     if not run.traits.is_manual:
-        refuse(run, "self.manual_backward()")
+        refuse_automatic(run, "self.manual_backward()")
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         raise LossError(cannot_train_on(s))
     s.current.backward_options = options
@@ -141,7 +141,7 @@ def manual_backward(run: Run, loss: Tensor, **options: Any) -> None:
         run.watch.look(value)
 
 
-def refuse(run: Run, call: str) -> None:
+def refuse_automatic(run: Run, call: str) -> None:
     """Raise, because a module with automatic optimization would train twice on every batch."""
     raise HooklineError(
         f"{type(run.module).__name__} has called {call}, but its optimization is automatic: the trainer "

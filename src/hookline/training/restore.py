@@ -267,7 +267,7 @@ def load_optimizer(optimizer: Any, saved: dict[str, Any]) -> None:
                 held[key] = value.to(held[key].device, copy=True)
 
 
-MOMENTS = (
+MOMENT_KEYS = (
     "exp_avg",
     "exp_avg_sq",
     "max_exp_avg_sq",
@@ -286,7 +286,7 @@ MOMENTS = (
 
 def check_moments(state: dict[str, Any], parameter: Tensor) -> None:
     """Refuse moments of another shape, which torch would load and then fail at the next update."""
-    for key in MOMENTS:
+    for key in MOMENT_KEYS:
         if state.get(key) is not None and getattr(state[key], "shape", None) != parameter.shape:
             raise CheckpointError(
                 f"its optimizer has {key} {described(state[key])} for a parameter {described(parameter)}."

@@ -129,7 +129,7 @@ class Trainer(RunView):
 
         refuse_unknown(Trainer.fit, unknown)
         run = self._start("fit", module, datamodule, {"train": train, "val": val}, loss, step, optimizer)
-        lifecycle.begin(run, resume=resume)
+        lifecycle.wait_for_ranks(run, resume=resume)
         run.data.mixture = mixture
         self._directory.renew()
         with lifecycle.locked(run):
@@ -312,7 +312,7 @@ class Trainer(RunView):
         """
         from hookline.training import lifecycle
 
-        lifecycle.begin(run, checkpoint=checkpoint)
+        lifecycle.wait_for_ranks(run, checkpoint=checkpoint)
         if checkpoint is None:
             return
         # after a fit, 'best' and 'auto' mean checkpoints of that fit only

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from hookline import OptionError
-from hookline.data.mixing import Mixture, MixtureCursor, check, epoch_batches, planned, schedule
+from hookline.data.mixing import Mixture, MixtureCursor, check_mixture, epoch_batches, planned, schedule
 from hookline.data.mixing.schedule import _spread, interleave
 
 Lengths = dict[str, int | None]
@@ -61,7 +61,7 @@ def fitting(draw: st.DrawFn) -> tuple[Mixture, Lengths]:
     lengths = draw(loaders())
     mixture = draw(mixtures(list(lengths)))
     try:
-        check(mixture, list(lengths), lengths)
+        check_mixture(mixture, list(lengths), lengths)
     except OptionError:
         assume(False)
     return mixture, lengths
@@ -209,7 +209,7 @@ def test_a_cursor_saved_at_any_batch_goes_on_as_if_it_had_not_stopped(data: st.D
     lengths = {name: everything[name] for name in lengths}
     for new, each in ((mixture, lengths), *changes.values()):
         try:
-            check(new, list(each), each)
+            check_mixture(new, list(each), each)
         except OptionError:
             assume(False)
     real = {

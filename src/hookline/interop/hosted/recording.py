@@ -13,7 +13,7 @@ from hookline.interop.hosted.rank_sync import BETWEEN_EPOCHS, HostedRankSync
 from hookline.interop.hosted.view import HostView
 from hookline.metrics.accumulator import Accumulator
 from hookline.run.parts import Participants, Progress, Resume
-from hookline.run.reduction import Rows
+from hookline.run.reduction import WaitingRows
 from hookline.run.rows import MetricRows
 from hookline.run.state import State
 from hookline.run.view import View
@@ -103,7 +103,7 @@ class HostedRows(MetricRows):
         """holds: whether rows wait until the host logs."""
         super().__init__(plan, state)
         self.holds = holds
-        self.over_ranks: Rows | None = None
+        self.over_ranks: WaitingRows | None = None
         """Reduces the results of a pass over all ranks, if there are several."""
 
     def write(

@@ -30,11 +30,11 @@ from hookline.run.directory import RunDirectory
 from hookline.run.optimizers import bare
 from hookline.run.options import make_options
 from hookline.run.parts import Participants, Progress, Resume
-from hookline.run.reduction import Rows
+from hookline.run.reduction import WaitingRows
 from hookline.run.rows import MetricRows
 from hookline.run.state import State
 from hookline.training import run_events
-from hookline.training.participants import LateHooks, attach_failures, tear_down, teardown_removed
+from hookline.training.participants import LateHooks, attach_failures, tear_down_all, teardown_removed
 from hookline.training.pass_events import VALIDATION, Names
 from hookline.util.errors import HooklineError, OptionError, Signal
 
@@ -191,7 +191,10 @@ class HostedRun(Recording):
         if s.setup.world_size > 1 and distributed.is_initialized():
             self.ranks = Ranks(s.setup.rank, s.setup.local_rank, s.setup.world_size, control_group())
             assert isinstance(self.rows, HostedRows)
-            self.rows.over_ranks, self.rank_sync = Rows(self.ranks, s.log), HostedRankSync(self, self.ranks)
+            self.rows.over_ranks, self.rank_sync = (
+                WaitingRows(self.ranks, s.log),
+                HostedRankSync(self, self.ranks),
+            )
             self.updates.signal_filters = (self.rank_sync.on_update,)
         self._directory.renew()
         if not self.ranks.alone:
@@ -261,7 +264,7 @@ class HostedRun(Recording):
         """Tear down every hook whose set-up began, once, whatever happened; return their failures."""
         self.abandon()
         self.updates.unwatch()
-        failures = tear_down(self)
+        failures = tear_down_all(self)
         self.hooks.stopwatch.stop()
         self.hooks.observer = None
         self.loggers.close()

@@ -213,7 +213,7 @@ OWN_TIMEOUT = 7.0
 """Seconds in which a rank that has failed itself may emit on_exception and tear down."""
 CLOSING = 1.0
 """Seconds in which the loggers may write their pending records."""
-SILENCE = 3.0
+DEATH_REPORT_SECONDS = 3.0
 """Seconds to wait for the message of which rank has died, when this rank has only lost a connection."""
 LEAVING = 10.0
 """Seconds in which a call to the store returns, also on a busy machine."""
@@ -284,7 +284,7 @@ class RankMonitor:
         self._error = error
         self._deadline = time.monotonic() + OWN_TIMEOUT
         if _is_lost_connection(error):
-            self._failed.wait(SILENCE)  # the rank before the one that died reports it
+            self._failed.wait(DEATH_REPORT_SECONDS)  # the rank before the one that died reports it
         if self.failure is None:
             # the first note names the hook and event, or the position of the run
             where = next(iter(getattr(error, "__notes__", [])), "")
@@ -384,7 +384,11 @@ class RankMonitor:
 
     def _interrupt(self) -> None:
         """Interrupt a busy hook so that it can end in good order: our SIGTERM handler raises `PeerError`."""
-        if not self._interrupted and self._error is None and _is_ours(signal.getsignal(signal.SIGTERM)):
+        if (
+            not self._interrupted
+            and self._error is None
+            and _is_our_handler(signal.getsignal(signal.SIGTERM))
+        ):
             os.kill(os.getpid(), signal.SIGTERM)
         self._interrupted = True
 
@@ -415,7 +419,7 @@ def wait_at_exit(thread: threading.Thread) -> None:
     atexit.register(join, thread, LEAVING)
 
 
-def _is_ours(handler: Any) -> bool:
+def _is_our_handler(handler: Any) -> bool:
     return isinstance(getattr(handler, "__self__", None), Signals)
 
 
