@@ -78,7 +78,7 @@ def test_a_run_of_one_step_has_no_sample() -> None:
 
 
 def test_one_step_in_fifty_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert data_pass.EVERY == 50
+    assert data_pass.SAMPLE_EVERY == 50
     monkeypatch.setattr(data_pass, "SAMPLE_EVERY", 4)
     assert fit(Net(), count=13).sampled_batches == 3  # steps 2, 6 and 10
     assert fit(Net(), count=3, max_epochs=4).sampled_batches == 3  # an epoch's end does not begin anew

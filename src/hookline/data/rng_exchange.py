@@ -55,9 +55,17 @@ class OwnStream:
     def __init__(self, key: int) -> None:
         words, gauss, engine = python_words(), numpy_gauss(), torch_engine()
         streams: tuple[Stream, Stream, Stream] = (
-            PythonState(key) if words is None else PythonWords(key, words),
+            PublicState(random.Random(key).getstate(), random.getstate, random.setstate)
+            if words is None
+            else PythonWords(key, words),
             NumpyState(key) if gauss is None else NumpyGauss(key, gauss),
-            TorchState(key) if engine is None else TorchEngine(key, engine),
+            PublicState(
+                torch.Generator().manual_seed(key).get_state(),
+                torch.default_generator.get_state,
+                torch.default_generator.set_state,
+            )
+            if engine is None
+            else TorchEngine(key, engine),
         )
         self._enter = tuple(each.enter for each in streams)
         self._leave = tuple(each.leave for each in streams)
@@ -73,6 +81,21 @@ class OwnStream:
         python()
         numpy()
         torch_()
+
+
+class PublicState:
+    """A stream of Python or torch, exchanged by its public state."""
+
+    def __init__(self, own: Any, read: Callable[[], Any], write: Callable[[Any], Any]) -> None:
+        self._other, self._read, self._write = own, read, write
+
+    def enter(self) -> None:
+        """Exchange the two."""
+        before = self._read()
+        self._write(self._other)
+        self._other = before
+
+    leave = enter
 
 
 # ---- Python ------------------------------------------------------------------------------------------------
@@ -109,21 +132,6 @@ class PythonWords:
         self._own_words[:] = self._live
         self._live[:] = self._main_words
         self._own_gauss, main.gauss_next = main.gauss_next, self._main_gauss
-
-
-class PythonState:
-    """Python's stream, exchanged by its public state."""
-
-    def __init__(self, key: int) -> None:
-        self._other = random.Random(key).getstate()
-
-    def enter(self) -> None:
-        """Exchange the two."""
-        before = random.getstate()
-        random.setstate(self._other)
-        self._other = before
-
-    leave = enter
 
 
 def python_words() -> Memory | None:
@@ -288,21 +296,6 @@ class TorchEngine:
         if seen != self._own_seen:
             self._own, self._own_seen = torch.default_generator.get_state(), seen
         torch.default_generator.set_state(self._main)
-
-
-class TorchState:
-    """Torch's stream, exchanged by its public state."""
-
-    def __init__(self, key: int) -> None:
-        self._other = torch.Generator().manual_seed(key).get_state()
-
-    def enter(self) -> None:
-        """Exchange the two."""
-        before = torch.default_generator.get_state()
-        torch.default_generator.set_state(self._other)
-        self._other = before
-
-    leave = enter
 
 
 def torch_engine() -> Memory | None:

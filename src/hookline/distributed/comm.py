@@ -168,6 +168,10 @@ class Ranks:
         """Start an all-reduce of each number's sum. Reading the answer waits for it."""
         return self._begin(values, dist.ReduceOp.SUM)
 
+    def everywhere(self, flag: bool) -> bool:
+        """Return whether the flag is set on every rank. Waits for all ranks."""
+        return flag if self.group is None else self.total([not flag]).read() == [0]
+
     def add_up(self, numbers: Tensor) -> Answer:
         """Start a sum of the tensor over all ranks, in place. Reading the answer waits for it."""
         work = None if self.group is None else dist.all_reduce(numbers, group=self.group, async_op=True)

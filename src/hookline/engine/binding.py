@@ -103,10 +103,8 @@ def bind_by_name(
             arguments.keyword_rest()
         elif fact is not None:
             arguments.request(fact, parameter)
-        elif parameter.default is parameter.empty:
-            raise HookError(_unknown_fact(parameter.name, event, table, where))
         else:
-            arguments.leave_out(parameter)
+            arguments.leave_out(parameter, where)
     return arguments.binding()
 
 
@@ -141,10 +139,8 @@ def bind_by_position(
             arguments.request(fact, parameter)
         elif (fact := table.fact(parameter.name, event)) is not None:
             arguments.request(fact, parameter)
-        elif parameter.default is parameter.empty:
-            raise HookError(_unknown_fact(parameter.name, event, table, where))
         else:
-            arguments.leave_out(parameter)
+            arguments.leave_out(parameter, where)
     return arguments.binding()
 
 
@@ -182,10 +178,13 @@ class _CallArguments:
         self.source.append(f"{parameter.name}={expression}" if keyword else expression)
         self.facts.append(fact.name)
 
-    def leave_out(self, parameter: inspect.Parameter) -> None:
-        """Keep the parameter's default. It is passed explicitly, so that later positional arguments keep
-        their positions.
+    def leave_out(self, parameter: inspect.Parameter, where: str) -> None:
+        """Keep the default of a parameter that is not a fact; raise if it has none.
+
+        It is passed explicitly, so that later positional arguments keep their positions.
         """
+        if parameter.default is parameter.empty:
+            raise HookError(_unknown_fact(parameter.name, self.event, self.table, where))
         if parameter.kind is not parameter.KEYWORD_ONLY:
             self.source.append(f"d[{len(self.left_out)}]")
             self.left_out.append(parameter.default)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from hookline.engine.cost import Cost, Stopwatch, budget_of
 from hookline.engine.events import SIGNAL, Event, EventTable
-from hookline.engine.filters import When
+from hookline.engine.filters import FilterSettings
 from hookline.engine.foreign import Adapter, adopt
 from hookline.engine.hook import TIERS, FunctionHook, Hook, check_names, definition, redefines, snake_case
 from hookline.engine.listener import ON_ERROR, Listener, find_listeners, make_listener
@@ -472,7 +472,7 @@ class HookList:
 class FunctionRegistration:
     """Returned by `trainer.on(...)`: call it with a function to register the function and get a handle."""
 
-    def __init__(self, hooks: HookList, events: list[str], when: When, name: str) -> None:
+    def __init__(self, hooks: HookList, events: list[str], when: FilterSettings, name: str) -> None:
         if not events:
             raise HookError("trainer.on() needs an event: trainer.on('train_batch_end').")
         check_names("trainer.on", events)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from hookline.engine.binding import Binding, Caller, bind_by_name, bind_by_position
 from hookline.engine.cost import Account, Allowance
 from hookline.engine.events import NOTHING, RECEIVERS, SIGNAL, Event, EventTable
-from hookline.engine.filters import Filter, When, _When, filters_of
+from hookline.engine.filters import Filter, FilterSettings, PredicateFilter, filters_of
 from hookline.engine.source_text import function_in_closure, parsed, passes_arguments_on, words_of
 from hookline.util.errors import HookError, OptionError, StopTraining, closest, described, misspelling_of
 
@@ -171,7 +171,7 @@ def _with_account(call: Caller, account: Account, clock: Callable[[], int] = tim
 
 def with_filters(call: Caller, filters: list[Filter]) -> Caller:
     """Return a caller that makes the call only if all filters allow it."""
-    if len(filters) == 1 and isinstance(filters[0], _When):
+    if len(filters) == 1 and isinstance(filters[0], PredicateFilter):
         is_ready = filters[0].ready
         return lambda s: call(s) if is_ready(s) else None
     # a filter that counts must see every event; the others, with `once` as the last, only see an event that
@@ -254,7 +254,7 @@ def make_listener(
     binding = bind(function, event, table, where, below)
     filters = [*(filters or ()), *filters_of(function)]
     for made in filters:
-        if isinstance(made, _When):
+        if isinstance(made, PredicateFilter):
             predicate = bind_by_name(made.predicate, event, table, f"the `when` of {where}")
             made.bound, made.facts = predicate.call, predicate.facts
     return Listener(receiver, name, owner, event, function, binding, filters)
@@ -262,9 +262,7 @@ def make_listener(
 
 def overridden(owner: Any, function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """Yield the methods to which an override passes its arguments, nearest first."""
-    inner = inspect.unwrap(function)
-    if inner is not function and inspect.ismethod(inner):  # an adapter's wrapper around the original's method
-        owner, function = inner.__self__, inner
+    owner, function = _original_of(owner, function)
     written, classes = plain_function(function), iter(type(owner).__mro__)
     method = getattr(written, "__name__", "")
     if isinstance(function, functools.partial) or not any(
@@ -280,13 +278,19 @@ def overridden(owner: Any, function: Callable[..., Any]) -> Iterator[Callable[..
             yield function
 
 
+def _original_of(owner: Any, function: Callable[..., Any]) -> tuple[Any, Callable[..., Any]]:
+    """Return a method and its owner; for an adapter's wrapper, those of the original."""
+    inner = inspect.unwrap(function)
+    if inner is not function and inspect.ismethod(inner):
+        return inner.__self__, inner
+    return owner, function
+
+
 def undecorated(owner: Any, function: Callable[..., Any]) -> Callable[..., Any] | None:
     """Return the method under a decorator without functools.wraps, if the decorator's function closes over
     it; None if there is none.
     """
-    inner = inspect.unwrap(function)
-    if inner is not function and inspect.ismethod(inner):  # an adapter's wrapper around the original's method
-        owner, function = inner.__self__, inner
+    owner, function = _original_of(owner, function)
     written = plain_function(function)
     for cls in type(owner).__mro__:
         for method, value in vars(cls).items():
@@ -419,7 +423,7 @@ def _plain_member(value: Any) -> Any:
 
 def _refuse_never_run(function: Callable[..., Any], event: Event, where: str) -> None:
     """Refuse coroutines and generators: a call only creates an object, and its body would never run."""
-    if isinstance(function, When):
+    if isinstance(function, FilterSettings):
         raise HookError(
             f"{where}: `@when` above {event.name} has no predicate; give it one in parentheses: "
             "`@when(lambda step: step > 5)`."

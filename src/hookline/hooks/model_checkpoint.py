@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from hookline.engine.checks import Count, Duration, OnDisk, checked_parameters, longest_name
-from hookline.engine.filters import When
+from hookline.engine.filters import FilterSettings
 from hookline.engine.hook import Hook
 from hookline.hooks._file_name import WHO, FileName, _raw
 from hookline.hooks._monitor import Mode, Monitored, no_validation_in
@@ -125,10 +125,13 @@ class ModelCheckpoint(Hook):
             )
         if seconds is not None:
             self._listen(
-                "on_step_end", When(every=f"{seconds:.6f} seconds")(functools.partial(self._after_steps))
+                "on_step_end",
+                FilterSettings(every=f"{seconds:.6f} seconds")(functools.partial(self._after_steps)),
             )
         elif steps:
-            self._listen("on_step_end", When(every=f"{steps} steps")(functools.partial(self._after_steps)))
+            self._listen(
+                "on_step_end", FilterSettings(every=f"{steps} steps")(functools.partial(self._after_steps))
+            )
         if self.save_on_exception:
             self._listen("on_exception", self._after_failure)
         return epochs if epochs is not None else 0 if given else 1

@@ -182,17 +182,14 @@ class CheckedStep(AccumulatedStep):
             if run.data.router is None or index in window.fed
         ]
         grads = [grad for each in routed for grad in gradients(each)] if run.traits.scaler is None else []
-        if not self.is_true_on_all_ranks(all_finite([loss for loss, _, _ in window.held], grads)):
+        is_finite = all_finite([loss for loss, _, _ in window.held], grads)
+        if not run.strategy.ranks.everywhere(is_finite):  # each rank has checked its shard of the gradients
             return False
         for loss, weight, loader in window.held:
             s.log.train_loss.add(loss, weight)
             if loader:
                 s.log.add_of_loader("train", "loss", loss, weight, loader)
         return True
-
-    def is_true_on_all_ranks(self, flag: bool) -> bool:
-        """Return whether the flag is set on every rank."""
-        return flag
 
 
 # ---- weighted batches --------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def _backward(run: Run, what: str) -> Caller:
 
 def _optimizer_step(run: Run, what: str) -> Caller:
     if run.traits.recomputes:
-        return publishing("f(s)", what, _step_with_closure)
+        return publishing("f(s)", what, step_with_closure)
     return publishing(
         "s.optimization.optimizer.step(s.optimization.optimizer_closure)"
         if run.traits.is_manual
@@ -198,7 +198,8 @@ def _clear_gradients(s: Any) -> None:
             parameter.grad = None
 
 
-def _step_with_closure(s: Any) -> None:
+def step_with_closure(s: Any) -> None:
+    """Call the optimizer, with its closure if it recomputes the loss."""
     closure, loss = s.optimizer_closure, s.last_loss
     s.optimizer.step(closure if closure.recomputes(s.optimizer) else None)
     set_loss(s, loss)  # the loss of the batch is the one before the update, however often it was recomputed

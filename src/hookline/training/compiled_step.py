@@ -17,8 +17,7 @@ from hookline.engine.plan import noop
 from hookline.run.optimizers import bare
 from hookline.run.run import Run
 from hookline.run.state import State, detached
-from hookline.training.actions import install_action
-from hookline.training.batch_events import set_loss
+from hookline.training.actions import install_action, step_with_closure
 from hookline.training.compile import (
     check_compilable,
     describe_graphs,
@@ -276,7 +275,7 @@ class CompiledUpdate:
         """Update the weights."""
         optimizer = self.optimizer
         if self.refusal:
-            _step_eagerly(s)
+            step_with_closure(s)
         elif has_step_hooks(optimizer):
             self._with_hooks(optimizer)
         else:
@@ -372,16 +371,6 @@ def _unwrapped(step: Any) -> Callable[[Any], Any]:
     if step.__code__.co_qualname.startswith("_use_grad_for_differentiable"):
         step = step.__wrapped__
     return step  # type: ignore[no-any-return]
-
-
-def _step_eagerly(s: State) -> None:
-    closure = s.optimizer_closure
-    if not closure.recomputes(s.optimizer):
-        s.optimizer.step()
-        return
-    loss = s.last_loss
-    s.optimizer.step(closure)
-    set_loss(s, loss)  # the loss of the batch is the one before the update
 
 
 def _trained(s: State) -> list[Tensor]:

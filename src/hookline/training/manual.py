@@ -112,8 +112,7 @@ class ManualOptimizer:
 
     def _is_finite(self) -> bool:
         """Return whether the gradients are finite on every rank; with sharding each rank has its own."""
-        ranks, is_finite = self._run.strategy.ranks, all_finite([], gradients(self.optimizer))
-        return is_finite if ranks.alone else ranks.total([not is_finite]).read() == [0]
+        return self._run.strategy.ranks.everywhere(all_finite([], gradients(self.optimizer)))
 
 
 def unscale_once(run: Run, optimizer: Any) -> bool:

@@ -15,7 +15,7 @@ from torch import nn
 from hookline.data.seeding import Creation, isolated_rng, report_unseeded, seed_everything
 from hookline.distributed.build import make_strategy
 from hookline.engine.events import EVENTS
-from hookline.engine.filters import When
+from hookline.engine.filters import FilterSettings
 from hookline.engine.foreign import DataLike, adopt_data, adopt_steps
 from hookline.engine.hook_list import FunctionRegistration, Handle, HookList
 from hookline.engine.plan import Plan
@@ -393,7 +393,9 @@ class Trainer(RunView):
         """Register a function: `@trainer.on("train_batch_end", every=100)`, or
         `trainer.on("step_end")(function)`.
         """
-        return FunctionRegistration(self.hooks, list(events), When(every, once, after, before, when), name)
+        return FunctionRegistration(
+            self.hooks, list(events), FilterSettings(every, once, after, before, when), name
+        )
 
     def add_console_logging(self, log_every_n_batches: int = 10) -> Handle:
         """Print the loss every so many batches; the hook is called `console_log`."""

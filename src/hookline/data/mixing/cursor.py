@@ -172,13 +172,6 @@ class MixtureCursor:
         self._at = at + 1
         return self._window[at]
 
-    def upcoming(self, limit: int | None = None) -> list[int]:
-        """Return the fixed picks for prefetching, up to the end of the window.
-
-        The first draw opens a window: before it, the list is empty.
-        """
-        return self._window[self._at : None if limit is None else self._at + limit]
-
     def ended(self, index: int) -> bool:
         """Report that the picked loader is exhausted. Return True to start it again, False to draw again.
 

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-from hookline.engine.binding import IF_SEVERAL, Binding, Source
+from hookline.engine.binding import IF_SEVERAL, Binding, Source, factory
 from hookline.engine.events import EventTable
 from hookline.interop.adapter import Reader, Row
 from hookline.interop.lightning.checkpoint_file import LIGHTNING
@@ -107,10 +107,8 @@ def make(f, names):
 
 def recording_name(function: Callable[..., Any], method: str, names: dict[str, Any]) -> Callable[..., Any]:
     """Return a step or action that records its name as the current hook while it runs."""
-    source = STEP.format(where=NAME_OF_HOOK, method=method)
-    space: dict[str, Any] = {}
-    exec(compile(source, "<hookline adopted>", "exec"), space)
-    made: Any = functools.wraps(function)(space["make"](function, names))
+    made: Any = factory(STEP.format(where=NAME_OF_HOOK, method=method))(function, names)
+    made = functools.wraps(function)(made)
     made.__signature__ = inspect.signature(function)
     return made  # type: ignore[no-any-return]
 

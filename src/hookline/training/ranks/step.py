@@ -73,10 +73,6 @@ class RankStep(RankTrainStep, CountedStep):
         """Return whether the window has batches: other ranks may have gradients if this one has none."""
         return bool(self.window.batches) or super().has_batches()
 
-    def is_true_on_all_ranks(self, flag: bool) -> bool:
-        """Return whether the flag is set on every rank; each rank has checked its shard of the gradients."""
-        return self.sync.everywhere(flag)
-
 
 class CheckedRankStep(RankStep, CheckedStep):
     """`RankStep` with nonfinite='skip'."""
@@ -184,10 +180,6 @@ class RankGradientSync:
         if run.data.router is not None:
             run.window.fed = {number: each / ranks.world_size for number, each in enumerate(fed) if each}
         return float(count / ranks.world_size)
-
-    def everywhere(self, flag: bool) -> bool:
-        """Return whether the flag is set on every rank."""
-        return self.run.strategy.ranks.total([not flag]).read() == [0]
 
     def _ask_early(self, count: float) -> None:
         """Start the sum of the weights during the backward pass, if it does not depend on that pass."""
