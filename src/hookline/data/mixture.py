@@ -13,11 +13,11 @@ from hookline.data.batch import batch_size, count_tokens
 from hookline.data.loaders import Loader, make_loaders
 from hookline.data.mixing import Mixture, MixtureCursor, check_mixture, describe_mixture, proportions
 from hookline.data.readers import ListReader
+from hookline.data.sharding import END
 from hookline.util.errors import CheckpointError, HooklineError, OptionError, closest
 
 log = logging.getLogger("hookline")
 T = TypeVar("T")
-_NOTHING = object()
 FIXED = ("loss_weights", "optimizers")
 """Settings of how a batch is trained, not of which loader is next."""
 
@@ -93,13 +93,13 @@ class MixedLoader:
                 names = cursor.names  # a loader was added
             name = names[index]
             self._newest = ("", 0, 0)
-            batch = next(self._stream(index, name), _NOTHING)
-            if batch is _NOTHING:
+            batch = next(self._stream(index, name), END)
+            if batch is END:
                 self._refuse_short(index, name)
                 if not cursor.ended(index):
                     continue  # the other loaders continue without it
                 del self._streams[index]
-                if (batch := next(self._stream(index, name), _NOTHING)) is _NOTHING:
+                if (batch := next(self._stream(index, name), END)) is END:
                     cursor.ended(index)  # raises, because the loader is empty
             self._newest = (name, 0, 0)
             self.batches_drawn[name] += 1

@@ -40,7 +40,7 @@ DRAWS_ONCE = (
 """Samplers that draw from the global random streams only for the first index."""
 
 
-class Order:
+class IndexOrder:
     """A replacement for the user's sampler in the copy of the loader that Hookline reads, for all epochs."""
 
     def __init__(

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from hookline.data.fetch import ArrowRows, direct_batches, reads_directly, rows_of
 from hookline.data.fingerprint import StateCheck
-from hookline.data.order import Order
+from hookline.data.order import IndexOrder
 from hookline.data.rng_exchange import OwnStream
 from hookline.data.seeding import Generators, find_generators, put_back, states_of
 from hookline.data.sharding import END, ShardPlan
@@ -124,7 +124,7 @@ class IndexReader(Reader):
         self.stateful: Any = loader.dataset if in_main and has_state(loader.dataset) else None
         self.state_is_current = bool(self.current) or self.stateful is not None
         ahead = 0 if in_main else loader.num_workers * (loader.prefetch_factor or 1)
-        self.order = Order(sampler, self.generators, ahead, shard_plan, trains)
+        self.order = IndexOrder(sampler, self.generators, ahead, shard_plan, trains)
         self.caps = type(loader).__iter__ is DataLoader.__iter__
         self.copy = PrivateCopy(loader, self.order)
         # persistent workers have one iterator for all passes, which the thread of the last pass may still use
@@ -173,7 +173,7 @@ class IndexReader(Reader):
             if not saved.get("is_stuck", False):
                 return
         # a new iterator also draws from the generators, except for persistent workers after the first pass;
-        # in these cases `Order` restores the states at the first index
+        # in these cases `IndexOrder` restores the states at the first index
         if saved["in_pass"] or (saved["opened"] and self.loader.persistent_workers):
             self.order.begins = saved["generators"]
         else:
@@ -398,7 +398,7 @@ def read_again(batches: Iterator[Any], count: int) -> Iterator[Any]:
 class PrivateCopy:
     """A copy of the user's loader with our order, and with workers that are seeded for each batch."""
 
-    def __init__(self, loader: DataLoader[Any], order: Order | None = None) -> None:
+    def __init__(self, loader: DataLoader[Any], order: IndexOrder | None = None) -> None:
         self.loader, self.order = loader, order
         self.begun = False
         self.made: DataLoader[Any] | None = None

@@ -24,14 +24,14 @@ class Binding:
 
     call: Caller
     facts: tuple[str, ...]
-    source: Source | None = None
+    source: CallSource | None = None
     """The same call as text, for generated code that makes it without another frame; None: only `call` can
     make it.
     """
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CallSource:
     """The text of one call of a function. It consists of expressions from the table's rows, never of the
     user's text.
     """
@@ -217,7 +217,7 @@ class _CallArguments:
                 self.facts.append(fact.name)
 
     def binding(self) -> Binding:
-        source = Source(self.function, tuple(self.source), tuple(self.left_out))
+        source = CallSource(self.function, tuple(self.source), tuple(self.left_out))
         return Binding(source.caller(), tuple(self.facts), source)
 
 

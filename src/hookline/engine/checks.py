@@ -27,7 +27,7 @@ from hookline.util.errors import HookError, OptionError, closest
 
 LARGEST_SEED = 2**64 - 1
 """The largest seed of torch.manual_seed."""
-LONGEST_NAME = 255
+LONGEST_FILE_NAME = 255
 """Bytes in the name of a file or directory, on nearly every file system."""
 
 Init = TypeVar("Init", bound=Callable[..., None])
@@ -397,10 +397,10 @@ def check_path(name: str, path: Any, wanted: str = "a path") -> None:
             allowed=wanted,
         )
     for part in Path(os.fsdecode(text)).parts:
-        if len(os.fsencode(part)) > LONGEST_NAME:
+        if len(os.fsencode(part)) > LONGEST_FILE_NAME:
             raise OptionError(
                 f"{name}={str(path)[:60] + '...'!r}: {part[:20] + '...'!r} has {len(os.fsencode(part))} "
-                f"bytes, and a name may have {LONGEST_NAME}.",
+                f"bytes, and a name may have {LONGEST_FILE_NAME}.",
                 option=_option_of(name),
                 value=path,
                 allowed=wanted,
@@ -419,7 +419,7 @@ def longest_name(path: Path) -> int:
     try:
         return os.pathconf(there, "PC_NAME_MAX")
     except (AttributeError, OSError, ValueError):  # the system does not report it
-        return LONGEST_NAME
+        return LONGEST_FILE_NAME
 
 
 def check_writable_directory(name: str, path: Path) -> None:
@@ -458,7 +458,7 @@ def check_file(name: str, path: Any) -> Any:
     return path
 
 
-PRECISIONS = {
+PRECISION_SPELLINGS = {
     "32": "32",
     "32-true": "32",
     "bf16": "bf16-mixed",
@@ -470,18 +470,20 @@ PRECISIONS = {
 
 def parse_precision(precision: str | int) -> str:
     """Return '32', 'bf16-mixed' or '16-mixed' for any accepted spelling."""
-    name = PRECISIONS.get(str(precision))
+    name = PRECISION_SPELLINGS.get(str(precision))
     if name is None:
         plain = re.sub(
             r"^(?:fp|float)(?=\d)", "", str(precision).lower().replace("bfloat", "bf")
         )  # fp16, float32, bfloat16
-        near = "" if plain.isdigit() else closest(plain, PRECISIONS).partition("'")[2].partition("'")[0]
-        meant = PRECISIONS.get(plain) or PRECISIONS.get(near)
+        near = (
+            "" if plain.isdigit() else closest(plain, PRECISION_SPELLINGS).partition("'")[2].partition("'")[0]
+        )
+        meant = PRECISION_SPELLINGS.get(plain) or PRECISION_SPELLINGS.get(near)
         hint = f" Did you mean {meant!r}?" if meant else ""
         raise OptionError(
             f"precision={precision!r}, allowed: 32, 'bf16-mixed', '16-mixed'.{hint}",
             option="precision",
             value=precision,
-            allowed=tuple(dict.fromkeys(PRECISIONS.values())),
+            allowed=tuple(dict.fromkeys(PRECISION_SPELLINGS.values())),
         )
     return name

@@ -18,7 +18,7 @@ SLOW_SHARE = 0.05
 """The share of the training time from which a hook is reported as slow."""
 SHORT_SECONDS = 0.1
 """Seconds: a hook that took less is not reported as slow, even in a short run."""
-MOST_ROWS = 6
+SHOWN_COSTS = 6
 """Rows of the table at the end of a run; the others are summed up."""
 
 
@@ -92,7 +92,7 @@ def cost_table(rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0)
 
     The time of a row includes hooks that ran inside its calls.
     """
-    shown = rows[:MOST_ROWS]
+    shown = rows[:SHOWN_COSTS]
     cells = [("hook", "event", "calls", "total", "mean", "worst", "share")]
     cells += [
         (
@@ -119,7 +119,7 @@ def cost_table(rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0)
             for column, (text, width) in enumerate(zip(line, widths, strict=True))
         ]
         lines.append("  " + "  ".join(parts).rstrip())
-    if rest := rows[MOST_ROWS:]:
+    if rest := rows[SHOWN_COSTS:]:
         lines.append(
             f"  and {len(rest)} more, {format_seconds(sum(row.seconds for row in rest))} in total: "
             f"trainer.hooks.cost()"

@@ -26,11 +26,11 @@ class Node:
     """A branch of the tree: its events and smaller branches, in order."""
 
     title: str
-    children: list[Node | Moment] = field(default_factory=list)
+    children: list[Node | ExplainedEvent] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Moment:
+class ExplainedEvent:
     """An event with its listeners."""
 
     event: Event
@@ -131,7 +131,7 @@ def explain_plan(
         listeners = plan.listeners(event.name)
         positions = _registration_order(listeners)
         described = [_listener_row(each, positions.get(each, "")) for each in listeners]
-        _branch(root, _branch_titles(event, stage)).children.append(Moment(event, described))
+        _branch(root, _branch_titles(event, stage)).children.append(ExplainedEvent(event, described))
     return Explanation(stage, root, mixture, graphs, loaders)
 
 
@@ -147,7 +147,7 @@ def explain_rows(rows: list[dict[str, Any]], stage: str) -> Explanation:
             EVENTS[name] if name in EVENTS else Event(name, "HM", (), "declared by the user", inside="own")
         )
         branch = _branch(root, [each for each in row["branch"].split("/") if each])
-        branch.children.append(Moment(event, row["listeners"], row.get("note", "")))
+        branch.children.append(ExplainedEvent(event, row["listeners"], row.get("note", "")))
     return Explanation(stage, root)
 
 
@@ -214,7 +214,7 @@ def _order_reason(listener: Listener, position: str) -> str:
     return f"order={listener.order}{position}" if explicit else f"{tier} hook{position}"
 
 
-def _walk(node: Node, branch: str) -> Iterator[tuple[str, Moment]]:
+def _walk(node: Node, branch: str) -> Iterator[tuple[str, ExplainedEvent]]:
     for child in node.children:
         if isinstance(child, Node):
             yield from _walk(child, f"{branch}/{child.title}")
@@ -222,10 +222,10 @@ def _walk(node: Node, branch: str) -> Iterator[tuple[str, Moment]]:
             yield branch.lstrip("/"), child
 
 
-def _has_listeners(node: Node | Moment) -> bool:
+def _has_listeners(node: Node | ExplainedEvent) -> bool:
     return (
         bool(node.listeners)
-        if isinstance(node, Moment)
+        if isinstance(node, ExplainedEvent)
         else any(_has_listeners(child) for child in node.children)
     )
 
@@ -263,7 +263,7 @@ def _draw_tree(node: Node, indent: str, everything: bool) -> Iterator[str]:
             yield from (f"{deeper}    {_format_listener(listener)}" for listener in child.listeners)
 
 
-def _title(moment: Moment) -> str:
+def _title(moment: ExplainedEvent) -> str:
     return f"{moment.event.name}{f' · {moment.note}' if moment.note else ''}"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hookline.engine.binding import Caller, Source, factory
+from hookline.engine.binding import Caller, CallSource, factory
 from hookline.engine.events import EVENTS, REPLACE, SIGNAL, Event
 from hookline.engine.listener import Listener, apply_error_policy, plain_function
 from hookline.util.errors import END_EPOCH, HookError, Signal, StopTraining, described
@@ -113,7 +113,7 @@ def make_slot(
     return slot
 
 
-def _inline_call(source: Source, listener: Listener, n: int, counts: bool) -> str:
+def _inline_call(source: CallSource, listener: Listener, n: int, counts: bool) -> str:
     """Return the lines that call a listener, with its account and its error policy around it."""
     call = f"value = {source.text(str(n))}"
     before, after = source.around(str(n))

@@ -158,7 +158,7 @@ class HowLong:
 
 
 @dataclass(init=False, repr=False, eq=False)
-class Updates:
+class UpdateOptions:
     """Gradient accumulation and gradient clipping."""
 
     __slots__ = ()
@@ -283,12 +283,12 @@ class Failures:
     """What the watchdog does: 'warn' reports the hang, 'abort' also ends the run."""
 
 
-GROUPS: tuple[type, ...] = (HowLong, Updates, Validation, Limits, Around, Failures)
+GROUPS: tuple[type, ...] = (HowLong, UpdateOptions, Validation, Limits, Around, Failures)
 
 
 @dataclass(slots=True, kw_only=True)
 class Options(
-    Failures, Around, Limits, Validation, Updates, HowLong
+    Failures, Around, Limits, Validation, UpdateOptions, HowLong
 ):  # a dataclass has the fields of its last base first
     """How long to train, when to validate, what to limit, where to write."""
 
@@ -322,33 +322,33 @@ class Options(
     @property
     def max_seconds(self) -> float | None:
         """`max_time` in seconds."""
-        return _seconds(self.max_time)
+        return _as_seconds(self.max_time)
 
     @property
     def grace_seconds(self) -> float | None:
         """`grace_period` in seconds."""
-        return _seconds(self.grace_period)
+        return _as_seconds(self.grace_period)
 
     @property
     def hang_seconds(self) -> float | None:
         """`hang_after` in seconds."""
-        return _seconds(self.hang_after)
+        return _as_seconds(self.hang_after)
 
 
-def _seconds(parsed: Any) -> float | None:
+def _as_seconds(parsed: Any) -> float | None:
     assert parsed is None or isinstance(parsed, float)
     return parsed
 
 
-ACCUMULATE_BY: tuple[str, ...] = typing.get_args(Updates.__annotations__["accumulate_by"])
-OPTIONS = tuple(each.name for each in fields(Options))
+ACCUMULATE_BY: tuple[str, ...] = typing.get_args(UpdateOptions.__annotations__["accumulate_by"])
+OPTION_NAMES = tuple(each.name for each in fields(Options))
 """The names, in the order of the groups."""
 
 
 def make_options(given: Mapping[str, Any]) -> Options:
     """Return the options from keyword arguments. Raise for an unknown one, with the closest right name."""
     given = with_new_names(given)
-    refuse_unknown_options("Trainer", given, OPTIONS)
+    refuse_unknown_options("Trainer", given, OPTION_NAMES)
     return Options(**given)
 
 
@@ -412,7 +412,7 @@ def _hook_list(name: str, hooks: Any) -> list[Any]:
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
-class Parts:
+class TrainerParts:
     """Hooks, loggers and devices."""
 
     hooks: Annotated[Iterable[Any], _hook_list] = ()
@@ -440,19 +440,19 @@ class Parts:
         check_fields(self)
 
 
-PARTS = tuple(each.name for each in fields(Parts))
-ARGUMENTS = (*OPTIONS, *PARTS)
+PART_NAMES = tuple(each.name for each in fields(TrainerParts))
+ARGUMENT_NAMES = (*OPTION_NAMES, *PART_NAMES)
 """The names of all keyword arguments."""
-DECLARATIONS = (*GROUPS, Parts)
+DECLARATIONS = (*GROUPS, TrainerParts)
 """The classes that declare them, by what they are about."""
 
 
-def read_arguments(given: Mapping[str, Any]) -> tuple[Options, Parts]:
+def read_arguments(given: Mapping[str, Any]) -> tuple[Options, TrainerParts]:
     """Check the keyword arguments of a trainer; an unknown one is an error with the closest right name."""
     given = with_new_names(given)
-    refuse_unknown_options("Trainer", given, ARGUMENTS)
-    parts = {name: given.pop(name) for name in PARTS if name in given}
-    return Options(**given), Parts(**parts)
+    refuse_unknown_options("Trainer", given, ARGUMENT_NAMES)
+    parts = {name: given.pop(name) for name in PART_NAMES if name in given}
+    return Options(**given), TrainerParts(**parts)
 
 
 def with_signature(init: F) -> F:
@@ -462,7 +462,7 @@ def with_signature(init: F) -> F:
     parameter = inspect.Parameter
     named = [
         parameter(each.name, parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
-        for each in (*fields(Options), *fields(Parts))
+        for each in (*fields(Options), *fields(TrainerParts))
     ]
     signature = inspect.Signature(
         [parameter("self", parameter.POSITIONAL_OR_KEYWORD), *named], return_annotation=None

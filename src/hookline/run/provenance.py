@@ -29,7 +29,7 @@ from hookline.util.text import command_line, kind_of, mask, mask_text, printable
 log = logging.getLogger("hookline")
 GIT_SECONDS = 2.0
 """The time limit of each call of git."""
-PACKAGES = {
+RECORDED_PACKAGES = {
     "accelerate": "accelerate",
     "bitsandbytes": "bitsandbytes",
     "datasets": "datasets",
@@ -173,7 +173,7 @@ def versions() -> dict[str, str]:
     """Return the versions of Python, Hookline, torch and the packages that this process has imported."""
     found = {"python": platform.python_version(), "hookline": __version__, "torch": str(torch.__version__)}
     return found | {
-        package: _version(package) for module, package in PACKAGES.items() if module in sys.modules
+        package: _version(package) for module, package in RECORDED_PACKAGES.items() if module in sys.modules
     }
 
 

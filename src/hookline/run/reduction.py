@@ -8,7 +8,7 @@ from typing import Any
 
 from hookline.distributed.comm import Ranks
 from hookline.engine.plan import Plan
-from hookline.metrics.accumulator import Accumulator, RankPart
+from hookline.metrics.accumulator import Accumulator, ValuePart
 from hookline.metrics.metric_log import MetricLog, read_all
 from hookline.run.parts import Traits
 from hookline.run.rows import MetricRows
@@ -28,7 +28,7 @@ class RankReduction:
         self.names: dict[str, dict[str, str]] = {}
         """For each kind of row: its names and how each is reduced."""
 
-    def __call__(self, kind: str, parts: Mapping[str, RankPart]) -> dict[str, Any]:
+    def __call__(self, kind: str, parts: Mapping[str, ValuePart]) -> dict[str, Any]:
         """Return the values over all ranks. Waits for all ranks."""
         parts = {name: part for name, part in parts.items() if part[1] is not None}
         known = self.names.get(kind, {})
@@ -49,7 +49,7 @@ class RankReduction:
         return values
 
 
-def _row_numbers(parts: Mapping[str, RankPart], known: Iterable[str]) -> list[float]:
+def _row_numbers(parts: Mapping[str, ValuePart], known: Iterable[str]) -> list[float]:
     """Return for each known name whether this rank has it, its total and its weight."""
     totals = read_all({name: part[1] for name, part in parts.items()})
     return [
@@ -94,8 +94,8 @@ class WaitingRows:
     def __init__(self, ranks: Ranks, log: MetricLog) -> None:
         self.reduce = RankReduction(ranks)
         self.log = log
-        self._waiting: list[tuple[int, int, dict[str, RankPart]]] = []
-        self._newest: dict[str, RankPart] = {}
+        self._waiting: list[tuple[int, int, dict[str, ValuePart]]] = []
+        self._newest: dict[str, ValuePart] = {}
         """The values that were logged between rows since the last collective."""
 
     def keep(self, values: Mapping[str, Any], step: int, epoch: int, is_used: bool) -> None:
@@ -157,7 +157,7 @@ class WaitingRows:
         beside = {f"{SEPARATOR}{name}": part for name, part in logged.items()}
         kinds = iter((f"{mode} pass", f"{mode} objects"))
 
-        def pool(parts: dict[str, RankPart]) -> dict[str, Any]:
+        def pool(parts: dict[str, ValuePart]) -> dict[str, Any]:
             done = self.reduce(next(kinds), parts | beside)
             beside.clear()
             self.log.store_reduced(

@@ -36,7 +36,7 @@ from hookline.training.compile import compile_model, compiles_step, explain_grap
 from hookline.training.evaluate import evaluate
 from hookline.training.final_checkpoint import keeps_failed_state, save_final_state
 from hookline.training.fit import close_failed_epoch, fit
-from hookline.training.loading import asked_mixture, is_off, limit_of, load, mixture_of
+from hookline.training.loading import asked_mixture, is_off, limit_of, load, resolve_mixture
 from hookline.training.manual import ManualOptimizer, manual_backward, unscale_once
 from hookline.training.participants import LateHooks, raise_first, tear_down_all, teardown_removed
 from hookline.training.pass_events import TEST, VALIDATION
@@ -281,7 +281,7 @@ def choose_optimizers(run: Run) -> None:
     """Make the router of a mixture in which some loaders train some optimizers only."""
     if asked_mixture(run) is None:
         return
-    routes = mixture_of(run).optimizers
+    routes = resolve_mixture(run).optimizers
     if routes and run.traits.is_manual:
         raise OptionError(
             "Mixture: optimizers= is for automatic optimization; a manual training step chooses its own."

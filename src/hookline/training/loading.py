@@ -104,7 +104,7 @@ def set_training_loader(run: Run, loaders: list[Loader]) -> None:
         return
     from hookline.data.mixture import MixedLoader
 
-    mixture = mixture_of(run)
+    mixture = resolve_mixture(run)
     run.data.train, run.data.is_mixture = MixedLoader(loaders, mixture, run.data.count_tokens), True
     run.state.current.several_loaders = len(loaders) > 1
     s, metrics = run.state, run.state.log
@@ -151,7 +151,7 @@ def asked_mixture(run: Run) -> Any:
     return run.data.mixture if run.data.mixture is not None else getattr(run.datamodule, "mixture", None)
 
 
-def mixture_of(run: Run) -> Mixture:
+def resolve_mixture(run: Run) -> Mixture:
     """Return how training loaders are mixed: as given, or by default."""
     from hookline.data.mixing import Mixture, make_mixture
 

@@ -14,7 +14,7 @@ from hookline.run.run import Run
 
 log = logging.getLogger("hookline")
 
-Settings = dict[str, Any]
+SettingValues = dict[str, Any]
 """Plain values by name: "optimizers.0.groups.0.lr"."""
 
 COMPARED_OPTIONS = (
@@ -44,7 +44,7 @@ MOST_LINES = 30
 _NONE = object()
 
 
-def collect_settings(run: Run) -> Settings:
+def collect_settings(run: Run) -> SettingValues:
     """Return the present settings of a run, without limits such as max_epochs, which are often raised."""
     found = {name: getattr(run.options, name) for name in COMPARED_OPTIONS} | {
         "precision": run.strategy.precision.name
@@ -105,7 +105,7 @@ def report_changes(run: Run, saved: Any) -> None:
     run.state.logger.log_event("warning", {"step": run.state.step, "epoch": run.state.epoch, "message": text})
 
 
-def module_settings(module: nn.Module) -> Settings:
+def module_settings(module: nn.Module) -> SettingValues:
     """Return the numbers, flags and strings of torch's layers, and the dropout rates of other modules.
 
     Layers that differ only by their number share one entry: `layers.*.drop.p`.

@@ -106,20 +106,20 @@ def printable_lines(text: object) -> str:
 # ---- settings and command lines without secrets ------------------------------------------------------------
 
 
-HIDDEN = "(not shown)"
-LONGEST_TEXT = 1000
+HIDDEN_VALUE = "(not shown)"
+LONGEST_VALUE = 1000
 """Characters of one value."""
 LONGEST_COMMAND = 4000
 MOST_ITEMS = 500
 """Entries of one table or list."""
-DEEPEST = 20
+DEEPEST_VALUE = 20
 STRONG = ("passw", "passphrase", "secret", "credential", "apikey", "authorization", "dsn", "cookie")
 """A name with a word that contains one of these belongs to a secret, whatever the value is."""
 WEAK = ("auth", "bearer", "signature", "sig", "pwd", "pat")
 """So does a name with one of these words, or a word that ends in key or token, unless the value is a number:
 `key_dim`, `max_tokens`.
 """
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_NAME_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _WEB = re.compile(r"""(?i)(https?://)([^\s'"<>\\]+)""")
 _PAIR = re.compile(r"""(?ix) (?<![\w.-]) ([\w.-]++) (["'\])]{0,3} \s*+ [:=] \s*+)
                    ("[^"]*" | '[^']*' | (?:bearer|basic|token) \s+ [^\s'",;}]+ | [^\s'",;}\])]+)""")
@@ -135,7 +135,7 @@ def is_secret(name: str, value: object = "") -> bool:
 
     A number, true, false or None is hidden only under a strong name.
     """
-    words = [each.lower() for each in _WORDS.findall(name)]
+    words = [each.lower() for each in _NAME_WORDS.findall(name)]
     joined = "".join(words[-2:])
     if any(mark in each for each in (*words, joined) for mark in STRONG):
         return value is not None and not isinstance(value, bool)
@@ -144,7 +144,7 @@ def is_secret(name: str, value: object = "") -> bool:
     return any(each in WEAK or each.removesuffix("s").endswith(("key", "token")) for each in words)
 
 
-def mask_text(text: str, most: int = LONGEST_TEXT) -> str:
+def mask_text(text: str, most: int = LONGEST_VALUE) -> str:
     """Return text without secrets: those of URLs, `name=value` and `"name": value` with a secret's name, and
     known tokens.
     """
@@ -183,7 +183,7 @@ def mask(value: Any, name: str = "", depth: int = 0) -> Any:
     Long text, large tables and deep nesting are cut, with a note instead of the missing part.
     """
     if is_secret(name, value):
-        return HIDDEN
+        return HIDDEN_VALUE
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -192,8 +192,8 @@ def mask(value: Any, name: str = "", depth: int = 0) -> Any:
         return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, str | os.PathLike):
         return mask_text(str(value))
-    if depth >= DEEPEST:
-        return f"(nested more than {DEEPEST} levels deep)"
+    if depth >= DEEPEST_VALUE:
+        return f"(nested more than {DEEPEST_VALUE} levels deep)"
     if isinstance(value, Mapping):
         pairs = [
             (mask_text(str(key), 200), mask(each, str(key), depth + 1))
@@ -202,7 +202,7 @@ def mask(value: Any, name: str = "", depth: int = 0) -> Any:
         return dict(pairs) | _note_of_missing(len(value))
     if isinstance(value, list | tuple | set | frozenset):
         if value and all(isinstance(each, str) for each in value):
-            return mask_words(list(_first_items(value)), most=LONGEST_TEXT) + list(
+            return mask_words(list(_first_items(value)), most=LONGEST_VALUE) + list(
                 _note_of_missing(len(value)).values()
             )
         return [mask(each, "", depth + 1) for each in _first_items(value)] + list(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from hookline.engine.checks import is_number
 from hookline.util.errors import OptionError, closest
 
 ORDERS = ("sequential", "round_robin", "weighted", "random", "alternating")
@@ -158,7 +159,7 @@ def _shape_problems(mixture: Mixture) -> list[Problem]:
             )
         )
     if not isinstance(mixture.loss_weights, Mapping) or not all(
-        _is_number(each) for each in mixture.loss_weights.values()
+        is_number(weight) and math.isfinite(weight) for weight in mixture.loss_weights.values()
     ):
         found.append(
             (
@@ -240,10 +241,6 @@ def _optimizer_numbers(given: Any) -> list[int]:
     """Return the numbers of optimizers; an empty list if they are invalid."""
     numbers = [given] if _is_whole(given) else list(given) if isinstance(given, list | tuple) else []
     return numbers if all(_is_whole(each) and each >= 0 for each in numbers) else []
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_whole(value: Any) -> bool:

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-from hookline.engine.binding import IF_SEVERAL, Binding, Source, factory
+from hookline.engine.binding import IF_SEVERAL, Binding, CallSource, factory
 from hookline.engine.events import EventTable
 from hookline.interop.adapter import Reader, Row
 from hookline.interop.lightning.checkpoint_file import LIGHTNING
@@ -61,7 +61,7 @@ def bind(
         "seen = d[0].trainer.__dict__; caller = seen['_caller']; seen['_caller'] = d[0].caller"
     )
     end = f"names[{NAME_OF_HOOK!r}] = before; seen['_caller'] = caller"
-    call = Source(function, tuple(expressions), tuple(values), begin, end, answers)
+    call = CallSource(function, tuple(expressions), tuple(values), begin, end, answers)
     return Binding(call.caller(), tuple(facts), call)
 
 
