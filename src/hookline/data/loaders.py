@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from hookline.data.prefetch import prefetched
+from hookline.data.prefetch import prefetch_batches
 from hookline.data.readers import ListReader, LoaderState, Reader, reader_for
 from hookline.data.seeding import key_of, put_back, states_of
 from hookline.data.sharding import (
@@ -135,7 +135,7 @@ class Loader:
         if self.length is not None and not reader.caps:
             batches = itertools.islice(batches, max(0, self.length - position))
         if self.ahead and reader.may_run_ahead:
-            self._fetching = batches = prefetched(batches, self.ahead, self.move)
+            self._fetching = batches = prefetch_batches(batches, self.ahead, self.move)
         return batches if self.sharding.ranks.alone else self._describe_batches(batches, position)
 
     def _begin(self, position: int, saved: LoaderState | None) -> None:
@@ -315,7 +315,7 @@ def make_loaders(
         for name, source in named.items()
     }
     return [
-        made(name, source, limited(lengths[name], limit, kind), sharding=sharding)
+        made(name, source, apply_limit(lengths[name], limit, kind), sharding=sharding)
         for name, source in named.items()
     ]
 
@@ -327,7 +327,7 @@ def _is_loader(value: Any) -> bool:
     return hasattr(value, "__iter__")
 
 
-def limited(length: int | None, limit: int | float, kind: str) -> int | None:
+def apply_limit(length: int | None, limit: int | float, kind: str) -> int | None:
     """Apply `limit_*_batches`: an integer number of batches or a fraction of them."""
     if isinstance(limit, int):
         return limit if length is None else min(length, limit)

@@ -14,7 +14,7 @@ PREFETCH_TIMEOUT = 1.0
 _END: Any = object()
 
 
-def prefetched(
+def prefetch_batches(
     batches: Iterator[Any], depth: int, move: Callable[[Any], Any] | None = None
 ) -> Generator[Any, None, None]:
     """Yield the batches; a thread prefetches up to `depth` of them and applies `move`.

@@ -162,11 +162,11 @@ class Ranks:
 
     def largest(self, values: Sequence[int]) -> Answer:
         """Start an all-reduce of each number's maximum. Reading the answer waits for it."""
-        return self._begin(values, dist.ReduceOp.MAX)
+        return self._all_reduce(torch.tensor(values, dtype=INT), dist.ReduceOp.MAX)
 
     def total(self, values: Sequence[int]) -> Answer:
         """Start an all-reduce of each number's sum. Reading the answer waits for it."""
-        return self._begin(values, dist.ReduceOp.SUM)
+        return self._all_reduce(torch.tensor(values, dtype=INT), dist.ReduceOp.SUM)
 
     def everywhere(self, flag: bool) -> bool:
         """Return whether the flag is set on every rank. Waits for all ranks."""
@@ -174,15 +174,13 @@ class Ranks:
 
     def add_up(self, numbers: Tensor) -> Answer:
         """Start a sum of the tensor over all ranks, in place. Reading the answer waits for it."""
-        work = None if self.group is None else dist.all_reduce(numbers, group=self.group, async_op=True)
-        return Answer(numbers, work)
+        return self._all_reduce(numbers, dist.ReduceOp.SUM)
 
     def rounds(self, count: int) -> Rounds:
         """Return a reusable all-reduce of the maximum of `count` numbers, for use after every batch."""
         return Rounds(self.group, count)
 
-    def _begin(self, values: Sequence[int], operation: Any) -> Answer:
-        numbers = torch.tensor(values, dtype=INT)
+    def _all_reduce(self, numbers: Tensor, operation: Any) -> Answer:
         work = (
             None
             if self.group is None

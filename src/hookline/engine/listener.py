@@ -18,7 +18,7 @@ from hookline.engine.binding import Binding, Caller, bind_by_name, bind_by_posit
 from hookline.engine.cost import Account, Allowance
 from hookline.engine.events import NOTHING, RECEIVERS, SIGNAL, Event, EventTable
 from hookline.engine.filters import Filter, FilterSettings, PredicateFilter, filters_of
-from hookline.engine.source_text import function_in_closure, parsed, passes_arguments_on, words_of
+from hookline.engine.source_text import function_in_closure, parse_source, passes_arguments_on, words_of
 from hookline.util.errors import HookError, OptionError, StopTraining, closest, described, misspelling_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -247,10 +247,10 @@ def make_listener(
     where = _describe_function(owner, function)
     _refuse_never_run(function, event, where)
     bind = bind_by_position if by_position else bind_by_name
-    below = overridden(owner, function)
-    inner = undecorated(owner, function)
+    below = overridden_methods(owner, function)
+    inner = undecorated_method(owner, function)
     if inner is not None and all(table.fact(name, event) is not None for name in _required_parameters(inner)):
-        below = itertools.chain([inner], overridden(owner, inner))
+        below = itertools.chain([inner], overridden_methods(owner, inner))
     binding = bind(function, event, table, where, below)
     filters = [*(filters or ()), *filters_of(function)]
     for made in filters:
@@ -260,7 +260,7 @@ def make_listener(
     return Listener(receiver, name, owner, event, function, binding, filters)
 
 
-def overridden(owner: Any, function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+def overridden_methods(owner: Any, function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """Yield the methods to which an override passes its arguments, nearest first."""
     owner, function = _original_of(owner, function)
     written, classes = plain_function(function), iter(type(owner).__mro__)
@@ -286,7 +286,7 @@ def _original_of(owner: Any, function: Callable[..., Any]) -> tuple[Any, Callabl
     return owner, function
 
 
-def undecorated(owner: Any, function: Callable[..., Any]) -> Callable[..., Any] | None:
+def undecorated_method(owner: Any, function: Callable[..., Any]) -> Callable[..., Any] | None:
     """Return the method under a decorator without functools.wraps, if the decorator's function closes over
     it; None if there is none.
     """
@@ -572,7 +572,9 @@ def _is_used(owner: Any, method: str, function: Any) -> bool:
             plain = inspect.unwrap(_plain_member(value)) if callable(_plain_member(value)) else None
             if name != method and _plain_member(value) is function:
                 return True
-            if inspect.isfunction(plain) and ((tree := parsed(plain)) is None or method in words_of(tree)):
+            if inspect.isfunction(plain) and (
+                (tree := parse_source(plain)) is None or method in words_of(tree)
+            ):
                 return True
     return False
 

@@ -23,7 +23,7 @@ def attributes_read(
     for cls in type(hook).__mro__:
         if is_base(cls) or cls is object:
             return
-        if (tree := parsed(cls)) is None:
+        if (tree := parse_source(cls)) is None:
             continue  # defined at run time; the owner raises when a missing attribute is read
         calls = [
             node
@@ -42,7 +42,7 @@ def attributes_read(
                     yield name, f"{cls.__name__}.{method.name}"
 
 
-def parsed(thing: Any) -> ast.Module | None:
+def parse_source(thing: Any) -> ast.Module | None:
     """Return the syntax tree of a class, function or module; None if it has no source text."""
     try:
         return ast.parse(textwrap.dedent(inspect.getsource(thing)))
@@ -64,7 +64,7 @@ def passes_arguments_on(function: Any, method: str) -> bool:
 
     A function without source text counts as one that does, because most overrides with `*args, **kwargs` do.
     """
-    if (tree := parsed(function)) is None:
+    if (tree := parse_source(function)) is None:
         return True
     calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call)]
     starred = any(isinstance(given, ast.Starred) for call in calls for given in call.args)

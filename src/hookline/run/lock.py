@@ -28,7 +28,7 @@ from typing import Any
 
 from hookline.util.errors import RunLockedError
 from hookline.util.processes import close_in_children, join
-from hookline.util.text import command_line
+from hookline.util.text import command_line, printable
 
 if sys.platform != "win32":
     import fcntl
@@ -428,5 +428,4 @@ def _describe_owner(record: LockOwner) -> str:
 
 def _field_text(record: LockOwner, name: str) -> str:
     """Return a field with only printable characters, because any user may have written the file."""
-    text = str(record.get(name, "?"))[: MOST_CHARACTERS + 1]
-    return "".join(each if each.isprintable() else "?" for each in text)
+    return printable(str(record.get(name, "?"))[: MOST_CHARACTERS + 1])

@@ -236,7 +236,7 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
         """The value that the step returned, detached."""
         known = self.cache.get("outputs")  # `_once` inlined, because many listeners request it
         if known is None or known[0] is not self.returned:
-            known = self.cache["outputs"] = (self.returned, detached(self.returned))
+            known = self.cache["outputs"] = (self.returned, detach_all(self.returned))
         return known[1]
 
     @property
@@ -345,16 +345,16 @@ def progress(step: int, epochs: int | None, batches: int = 0, is_inside: bool = 
     epochs: completed epochs. batches: batches of the epoch after them; `is_inside` if their number is not
     known.
     """
-    at, done = f"step {step:,}", counted(batches, "batch", "batches")
+    at, done = f"step {step:,}", count_noun(batches, "batch", "batches")
     if epochs is None:
         return at
     if epochs == 0 and (batches or is_inside):
         return f"{at}, {done} of the first epoch" if batches else f"{at}, in the first epoch"
     more = f" and {done}" if batches else " and part of the next" if is_inside else ""
-    return f"{at}, {counted(epochs, 'epoch', 'epochs')}{more}"
+    return f"{at}, {count_noun(epochs, 'epoch', 'epochs')}{more}"
 
 
-def counted(number: int, one: str, many: str) -> str:
+def count_noun(number: int, one: str, many: str) -> str:
     """Return a number with its noun."""
     return f"{number:,} {one if number == 1 else many}"
 
@@ -374,12 +374,12 @@ def is_scalar(value: Any) -> bool:
     return isinstance(value, float | int) and not isinstance(value, bool)
 
 
-def detached(value: Any) -> Any:
+def detach_all(value: Any) -> Any:
     """Return the same structure with every tensor detached."""
     if isinstance(value, Tensor):
         return value.detach()
     if isinstance(value, dict):
-        return {key: detached(each) for key, each in value.items()}
+        return {key: detach_all(each) for key, each in value.items()}
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return type(value)(detached(each) for each in value)
+        return type(value)(detach_all(each) for each in value)
     return value

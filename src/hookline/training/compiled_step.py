@@ -16,7 +16,7 @@ from hookline.engine.listener import make_listener
 from hookline.engine.plan import noop
 from hookline.run.optimizers import bare
 from hookline.run.run import Run
-from hookline.run.state import State, detached
+from hookline.run.state import State, detach_all
 from hookline.training.actions import install_action, step_with_closure
 from hookline.training.compile import (
     check_compilable,
@@ -239,7 +239,7 @@ class CompiledStep:
             for index, parameter in enumerate(parameters):
                 if not parameter.requires_grad:
                     gradients.insert(index, None)
-            return detached(returned), gradients
+            return detach_all(returned), gradients
 
         return forward_and_backward
 
@@ -337,7 +337,7 @@ class LogCapture:
         calls = self._calls
 
         def log(*given: Any, **named: Any) -> None:
-            calls.append((index, detached(given), detached(named)))
+            calls.append((index, detach_all(given), detach_all(named)))
 
         return log
 
