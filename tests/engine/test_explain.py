@@ -203,6 +203,15 @@ def test_data_modules_and_declared_events_are_shown():
     assert [each["asks"] for each in listeners(explanation, "on_reward")] == [["reward"]]
 
 
+def test_a_data_module_in_place_of_loaders_is_shown_and_not_called():
+    class Data(DataModule):
+        def train_dataloader(self):
+            raise AssertionError("its setup was not called yet")
+
+    explanation = quiet().explain(Net(), Data())
+    assert [each["receiver"] for each in listeners(explanation, "train_dataloader")] == ["data module"]
+
+
 def test_a_removed_or_disabled_hook_is_not_shown():
     trainer = quiet(hooks=[Watch(), Late()])
     trainer.disable_hook("watch")

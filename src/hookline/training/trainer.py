@@ -464,7 +464,7 @@ class Trainer(RunView):
             participants = lifecycle.RunParticipants(run)
             try:
                 participants.attach()
-                if train is not None and stage == "fit":
+                if run.data.given["train"] is not None and stage == "fit":
                     lifecycle.load(run, "train")
                 mixed = str(run.data.train) if run.data.is_mixture else ""
                 return explain_plan(
