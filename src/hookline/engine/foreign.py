@@ -24,6 +24,7 @@ class Adapter(Protocol):
 
     def listeners(self, name: str, table: EventTable) -> list[Listener]:
         """Return one listener for each event of the original's class; raise if one cannot be supported."""
+        ...
 
 
 @runtime_checkable

@@ -25,9 +25,11 @@ class Tracer(Protocol):
 
     def call(self, listener: Listener, call: Caller) -> Caller:
         """Return the call of one listener with the tracer's wrapper."""
+        ...
 
     def slot(self, event: Event, slot: Caller) -> Caller:
         """Return the slot of an event with the tracer's wrapper, also if the event has no listeners."""
+        ...
 
 
 def noop(s: Any) -> None:

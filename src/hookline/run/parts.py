@@ -39,6 +39,7 @@ class Step(Protocol):
     @property
     def update(self) -> ClearsGradients:
         """The update, which calls every optimizer."""
+        ...
 
     def __call__(self, batches_left: int | None) -> Signal | None:
         """Train on `state.batch`."""
@@ -97,6 +98,7 @@ class Graphs(Protocol):
 
     def text(self) -> str:
         """Return a description of the graphs."""
+        ...
 
     def close(self) -> None:
         """Restore torch's options."""
@@ -119,6 +121,7 @@ class BackgroundWriter(Protocol):
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until no checkpoint is being written."""
+        ...
 
 
 class Window:

@@ -35,9 +35,11 @@ class Clock(Protocol):
 
     def is_known(self, moment: Any) -> bool:
         """Return whether the moment can be read without waiting."""
+        ...
 
     def seconds(self, first: Any, second: Any) -> float:
         """Return the seconds between two moments."""
+        ...
 
 
 class HostClock:
@@ -199,6 +201,7 @@ class Timed(Protocol):
     @property
     def state(self) -> State:
         """The live facts."""
+        ...
 
 
 R = TypeVar("R", bound=Timed)
