@@ -56,11 +56,10 @@ NUMERIC = (
     "tests/run/test_optimizer_router.py",
     "tests/hooks/test_gradient_monitor.py",
     "tests/hooks/test_weight_averaging.py",
-    "tests/distributed/test_precision.py",
+    "tests/distributed/test_base.py",
     "tests/checkpoint/test_older.py",
     "tests/ranks/test_equal.py",
     "tests/ranks/test_strategies.py",
-    "tests/training/ranks/test_gradient_sync.py",
     "tests/training/ranks/test_step.py",
 )
 """The tests that compare results of computations of different shapes. `dev.py test` runs them again as on

@@ -23,11 +23,11 @@ from hookline.engine.events import EVENTS
 from hookline.engine.hook_list import HookList
 from hookline.engine.plan import Plan
 from hookline.run.state import State
-from hookline.run.timer import EVERY, RunTimer
+from hookline.run.timer import SAMPLE_EVERY, RunTimer
 from hookline.training.data_pass import Fetcher
 
 BATCHES, TRIES = 500, 400
-STEPS, SLICE = 80_000, 4 * EVERY  # a slice has four sampled steps
+STEPS, SLICE = 80_000, 4 * SAMPLE_EVERY  # a slice has four sampled steps
 AIM = 1.0
 """Microseconds per batch."""
 EVENTS_OF_A_STEP = (
@@ -125,7 +125,7 @@ def by_itself() -> tuple[float, float]:
     fetching = best(fetch)
     current = s.current
     without = best(lambda: [None for current.batch_idx, current.batch in enumerate(data)])
-    return (fetching - without) / BATCHES, (best(sample) - best(plain)) / EVERY
+    return (fetching - without) / BATCHES, (best(sample) - best(plain)) / SAMPLE_EVERY
 
 
 def main() -> None:
@@ -133,8 +133,8 @@ def main() -> None:
     torch.set_num_threads(1)
     fetching, sampling = by_itself()
     print(
-        f"By itself: fetching {fetching:.2f} µs a batch, one sampled step in {EVERY} {sampling:.2f} µs a "
-        f"step; aim: at most {AIM:.0f} µs together.\n"
+        f"By itself: fetching {fetching:.2f} µs a batch, one sampled step in {SAMPLE_EVERY} {sampling:.2f} "
+        f"µs a step; aim: at most {AIM:.0f} µs together.\n"
         f"In a run, in slices of {SLICE} batches:"
     )
     hookline.training.fit.Fetcher = Alternating  # type: ignore[misc]

@@ -239,7 +239,7 @@ def run(event: Event, module: Any, data: Any, hooks: list[Any], folder: Path) ->
         earlier.save_checkpoint(resume)
         options["max_epochs"] = 2
     trainer = Trainer(run_dir=folder / "run", hooks=hooks, **options)
-    verb = "fit" if "fit" in event.verbs else event.verbs[0]
+    verb = "fit" if "fit" in event.stages else event.stages[0]
     try:
         if verb == "fit":
             trainer.fit(module, datamodule=data, resume=resume)

@@ -15,7 +15,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from hookline import DataModule, Hook, Recorder
-from hookline.distributed.single import SingleDevice
+from hookline.distributed.base import SingleDevice
 from hookline.engine.events import EVENT_ROWS, Event
 from hookline.engine.recorder import Call
 

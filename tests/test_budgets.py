@@ -21,7 +21,7 @@ import hookline
 from hookline import Hook
 from hookline.engine.plan import noop
 from hookline.hooks import ProgressBar
-from hookline.run.state import detached
+from hookline.run.state import detach_all
 from hookline.training.fit import fit
 from hookline.training.step import TrainStep
 
@@ -245,7 +245,7 @@ def test_outputs_are_detached_once_and_only_for_listeners_that_request_them() ->
             pass
 
     def detaches(frame: FrameType) -> bool:
-        return frame.f_code is detached.__code__
+        return frame.f_code is detach_all.__code__
 
     ten, others = [[kind(f"hook_{index}") for index in range(10)] for kind in (Requests, Counts)]
     assert per_step(with_hooks(*others), detaches) == 0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.run import options
-from hookline.run.options import DECLARATIONS, GROUPS, Parts, documentation
+from hookline.run.options import DECLARATIONS, GROUPS, TrainerParts, documentation
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = '''"""Generated from run/options.py by tools/generate.py; edit the declarations there."""
@@ -100,7 +100,7 @@ def typed() -> str:
         out += [""]
     out += ["", "class OptionArguments(", *(f"    {cls.__name__}Arguments," for cls in GROUPS), "):"]
     out += ['    """`Options` as keyword arguments."""', "", ""]
-    out += [f"class TrainerArguments(OptionArguments, {Parts.__name__}Arguments):"]
+    out += [f"class TrainerArguments(OptionArguments, {TrainerParts.__name__}Arguments):"]
     out += ['    """All keyword arguments of `Trainer`."""']
     return "\n".join(out) + "\n"
 

@@ -76,11 +76,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "training/update": STEP,
     "training/backward": (*STEP, "tests/run/test_finite.py"),
-    "training/accumulation": (
-        *STEP,
-        "tests/training/test_counted_step.py",
-        "tests/training/test_weighting.py",
-    ),
+    "training/accumulation": (*STEP, "tests/training/test_batch_totals.py"),
     # the checkpoint writer
     "checkpoint/writer": (
         "tests/checkpoint/test_writer.py",

@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from hookline.data.mixing import Mixture
     from hookline.data.seeding import seed_everything
     from hookline.distributed.accelerate import Accelerated
-    from hookline.distributed.base import Strategy
+    from hookline.distributed.base import SingleDevice, Strategy
     from hookline.distributed.ddp import DDP
     from hookline.distributed.fsdp import FSDP
-    from hookline.distributed.single import SingleDevice
     from hookline.engine.events import EVENTS, declare_event
     from hookline.engine.explain import explain
     from hookline.engine.filters import after, before, every, once, when
@@ -152,7 +151,7 @@ _load, __dir__ = registry.lazy_names(
         "DDP": "distributed.ddp",
         "FSDP": "distributed.fsdp",
         "Accelerated": "distributed.accelerate",
-        "SingleDevice": "distributed.single",
+        "SingleDevice": "distributed.base",
         "Recorder": "engine.recorder",
         "seed_everything": "data.seeding",
         "Logger": "loggers.base",

@@ -23,7 +23,7 @@ from hookline.cli import main
 from hookline.hooks.early_stopping import EarlyStopping
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 from hookline.run.record import read_record
-from hookline.run.save_request import COUNTERS
+from hookline.run.state_parts import Counts
 
 
 def load_kit() -> Any:
@@ -287,7 +287,11 @@ def test_odd_values_that_a_resume_only_compares_or_looks_up_are_harmless(
     write(
         contents,
         newest(run),
-        {each: value for each, value in manifest.items() if each in (*COUNTERS, "run", "reason", "saves")},
+        {
+            each: value
+            for each, value in manifest.items()
+            if each in (*Counts.SAVED, "run", "reason", "saves")
+        },
     )
     trainer = train(run)
     assert trainer.global_step == 8

@@ -90,6 +90,7 @@ def test_explain_shows_the_listeners_and_runs_nothing(
     assert "the hook speaks" not in said
     assert main(["explain", str(project / "run.toml"), "--all"]) == 0
     assert "on_gradient_clip" in capsys.readouterr().out
-    assert main(["explain", str(project / "run.toml"), "--verb", "test", "--json"]) == 0
-    assert "on_test_end" in {each["event"] for each in json.loads(capsys.readouterr().out)}
+    for option in ("--stage", "--verb"):  # the second is the older name
+        assert main(["explain", str(project / "run.toml"), option, "test", "--json"]) == 0
+        assert "on_test_end" in {each["event"] for each in json.loads(capsys.readouterr().out)}
     assert not Path("runs").exists()

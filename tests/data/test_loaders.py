@@ -13,7 +13,7 @@ from tiny import Net, batches, quiet
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from hookline import OptionError
-from hookline.data.loaders import limited, make_loaders
+from hookline.data.loaders import apply_limit, make_loaders
 
 
 class Endless:
@@ -100,7 +100,7 @@ def test_a_source_with_getitem_is_enough() -> None:
 def test_a_limit_is_a_number_of_batches_or_a_fraction(
     length: int | None, limit: float, expected: int | None
 ) -> None:
-    assert limited(length, limit, "train") == expected
+    assert apply_limit(length, limit, "train") == expected
 
 
 def test_a_fraction_of_an_unknown_length_is_refused() -> None:

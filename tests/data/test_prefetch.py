@@ -14,7 +14,7 @@ import torch
 from data.resumed import Samples, check
 from torch.utils.data import DataLoader
 
-from hookline.data.prefetch import ahead
+from hookline.data.prefetch import prefetch_batches
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
@@ -47,16 +47,16 @@ class Counting:
 
 @pytest.mark.parametrize("depth", [0, 1, 4, 100])
 def test_the_batches_come_in_their_order_and_moved(depth: int) -> None:
-    assert list(ahead(iter(range(50)), depth)) == list(range(50))
-    assert list(ahead(iter(range(50)), depth, lambda batch: batch * 2)) == list(range(0, 100, 2))
-    assert list(ahead(iter(()), depth)) == []
+    assert list(prefetch_batches(iter(range(50)), depth)) == list(range(50))
+    assert list(prefetch_batches(iter(range(50)), depth, lambda batch: batch * 2)) == list(range(0, 100, 2))
+    assert list(prefetch_batches(iter(()), depth)) == []
     assert not threads()
 
 
 @pytest.mark.parametrize("depth", [1, 4])
 def test_no_more_than_that_many_are_fetched_and_not_handed_out(depth: int) -> None:
     source, most = Counting(), []
-    for taken, _ in zip(range(1, 30), ahead(source, depth), strict=False):
+    for taken, _ in zip(range(1, 30), prefetch_batches(source, depth), strict=False):
         if taken == 1:
             assert eventually(lambda: source.given == 1 + depth), "they are fetched while the first is used"
         most.append(source.given - taken)
@@ -67,7 +67,7 @@ def test_a_batch_is_fetched_and_moved_in_another_thread() -> None:
     def source() -> Iterator[Any]:
         yield threading.current_thread()
 
-    ((fetched, moved),) = ahead(source(), 1, lambda thread: (thread, threading.current_thread()))
+    ((fetched, moved),) = prefetch_batches(source(), 1, lambda thread: (thread, threading.current_thread()))
     assert fetched is moved is not threading.current_thread()
 
 
@@ -80,7 +80,7 @@ def test_an_error_comes_out_where_its_batch_would_have(depth: int, kind: type[Ba
 
     taken = []
     with pytest.raises(kind, match="the disk is gone") as caught:
-        for batch in ahead(source(), depth):
+        for batch in prefetch_batches(source(), depth):
             taken.append(batch)
     assert taken == [0, 1, 2] and caught.traceback[-1].name == "source"
     assert eventually(lambda: not threads())
@@ -88,12 +88,12 @@ def test_an_error_comes_out_where_its_batch_would_have(depth: int, kind: type[Ba
 
 def test_an_error_of_the_move_comes_out_too() -> None:
     with pytest.raises(ZeroDivisionError):
-        list(ahead(iter([1, 0]), 2, lambda batch: 1 // batch))
+        list(prefetch_batches(iter([1, 0]), 2, lambda batch: 1 // batch))
 
 
 def test_the_thread_ends_when_the_rest_is_not_wanted() -> None:
     source = Counting()
-    batches = ahead(source, 3)
+    batches = prefetch_batches(source, 3)
     assert [next(batches), next(batches)] == [0, 1]
     batches.close()
     assert not threads()
@@ -103,7 +103,7 @@ def test_the_thread_ends_when_the_rest_is_not_wanted() -> None:
 
 
 def test_one_that_was_never_begun_has_no_thread() -> None:
-    ahead(Counting(), 2).close()
+    prefetch_batches(Counting(), 2).close()
     assert not threads()
 
 
@@ -116,7 +116,7 @@ def test_closing_does_not_wait_for_a_source_that_blocks() -> None:
         yield 2
         raise AssertionError("nobody wants a third one")
 
-    batches = ahead(source(), 2)
+    batches = prefetch_batches(source(), 2)
     next(batches)
     batches.close()
     assert threads(), "it is still in the source, and harms nobody"
@@ -137,7 +137,7 @@ def test_batches_are_not_kept_alive() -> None:
             yield made
             del made
 
-    for count, batch in enumerate(ahead(source(), 1)):
+    for count, batch in enumerate(prefetch_batches(source(), 1)):
         gc.collect()
         assert sum(ref() is not None for ref in kept[:count]) == 0
         del batch

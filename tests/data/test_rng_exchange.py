@@ -96,7 +96,7 @@ def test_the_main_streams_draw_as_if_there_was_no_block(by_memory: tuple[bool, .
 
 def test_each_stream_is_exchanged_by_its_public_state_if_its_check_fails(by_memory: tuple[bool, ...]) -> None:
     kinds = [type(enter.__self__).__name__ for enter in OwnStream(0)._enter]
-    expected = [("PythonState", "PythonWords"), ("NumpyState", "NumpyGauss"), ("TorchState", "TorchEngine")]
+    expected = [("PublicState", "PythonWords"), ("NumpyState", "NumpyGauss"), ("PublicState", "TorchEngine")]
     assert kinds == [pair[passes] for pair, passes in zip(expected, by_memory, strict=True)]
 
 
@@ -140,14 +140,16 @@ def test_memory_that_is_not_laid_out_as_assumed_fails_its_check(monkeypatch: pyt
     """The memory of each stream is looked at in a wrong place: no check may pass, and none may write to it."""
     np.random.seed(0)
     np.random.randn()  # numpy's stream holds a number that is not zero
-    memory, before = rng_exchange._memory, plain(rng_state())
+    memory, before = rng_exchange._memory_at, plain(rng_state())
     places = {name: getattr(rng_exchange, name)() for name in ("_engine_offset", "_gauss_offset")}
     for name, place in places.items():
         monkeypatch.setattr(rng_exchange, name, lambda place=place: place + 4)
-    monkeypatch.setattr(rng_exchange, "_memory", lambda address, size: memory(address, size).toreadonly())
+    monkeypatch.setattr(rng_exchange, "_memory_at", lambda address, size: memory(address, size).toreadonly())
     with monkeypatch.context() as patch:
         patch.setattr(
-            rng_exchange, "_words", lambda generator: memory(id(generator) + object.__basicsize__ + 4, 2500)
+            rng_exchange,
+            "_words_of",
+            lambda generator: memory(id(generator) + object.__basicsize__ + 4, 2500),
         )
         assert rng_exchange._checked_words.__wrapped__(rng_exchange.main_random()) is None
     main: Any = np.random.mtrand._rand  # type: ignore[attr-defined]

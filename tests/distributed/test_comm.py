@@ -9,7 +9,7 @@ import torch
 from distributed.threads import on_ranks
 
 from hookline import HooklineError
-from hookline.distributed.comm import Ranks, listed
+from hookline.distributed.comm import Ranks, format_ranks
 
 
 def test_values_of_any_length_come_from_all_ranks_in_their_order() -> None:
@@ -90,4 +90,4 @@ def test_one_process_answers_itself() -> None:
     [([3], "rank 3"), ([0, 2], "ranks 0, 2"), ([*range(9)], "ranks 0, 1, 2, 3, 4, 5, 6, 7, ...")],
 )
 def test_ranks_are_listed_in_words(ranks: list[int], text: str) -> None:
-    assert listed(ranks) == text
+    assert format_ranks(ranks) == text

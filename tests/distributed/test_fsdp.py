@@ -10,7 +10,7 @@ from ranks.worlds import CLOSE
 from torch import nn
 
 from hookline import OptionError
-from hookline.distributed.fsdp import batch_norms, chosen, materialize, refuse_ties
+from hookline.distributed.fsdp import batch_norms, choose_modules, materialize_module, refuse_ties
 
 Found = dict[str, list[Any]]
 
@@ -86,18 +86,18 @@ class Blocks(nn.Module):
 def test_layers_are_chosen_by_pattern_class_or_function(choice: Any, names: list[str]) -> None:
     model = Blocks()
     by_name = dict(model.named_modules())
-    assert chosen("wrap", [choice], model) == [by_name[name] for name in names]
+    assert choose_modules("wrap", [choice], model) == [by_name[name] for name in names]
 
 
 def test_several_choices_keep_the_order_of_the_model_and_name_each_layer_once() -> None:
     model = Blocks()
     expected = [model.layers[0], model.layers[1], model.head]
-    assert chosen("wrap", ["head", Block, "layers.1"], model) == expected
+    assert choose_modules("wrap", ["head", Block, "layers.1"], model) == expected
 
 
 def test_a_choice_that_names_nothing_is_refused_with_the_nearest() -> None:
     with pytest.raises(OptionError, match="wrap='Blok' names no part of Blocks. Did you mean 'Block'"):
-        chosen("wrap", ["Blok"], Blocks())
+        choose_modules("wrap", ["Blok"], Blocks())
 
 
 def test_a_parameter_that_layers_share_must_be_gathered_once() -> None:
@@ -121,7 +121,7 @@ def test_only_layers_with_running_averages_and_parameters_stay_in_float32() -> N
 def test_a_model_without_memory_is_initialized_or_refused() -> None:
     with torch.device("meta"):
         model = Blocks()
-    materialize(model, torch.device("cpu"))
+    materialize_module(model, torch.device("cpu"))
     weights = [each for each in model.parameters() if each.ndim == 2]
     assert all(each.device.type == "cpu" and each.abs().sum() > 0 for each in weights)
 
@@ -133,4 +133,4 @@ def test_a_model_without_memory_is_initialized_or_refused() -> None:
     with torch.device("meta"):
         model = nn.Sequential(Own())
     with pytest.raises(OptionError, match=r"0 \(Own\).*neither reset_parameters\(\) nor init_weights\(\)"):
-        materialize(model, torch.device("cpu"))
+        materialize_module(model, torch.device("cpu"))

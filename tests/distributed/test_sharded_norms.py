@@ -14,10 +14,10 @@ from hookline.distributed.sharded_norms import (
     clip_norm,
     clip_values,
     gather_rows,
-    held,
     is_sharded,
+    local_part,
     norm_of,
-    scale,
+    scale_gradients,
     shards_of,
 )
 
@@ -28,7 +28,11 @@ def grads() -> list[torch.Tensor]:
 
 def test_the_norm_is_that_of_all_gradients_together() -> None:
     assert norm_of(grads()).item() == 5.0
-    assert shards_of(grads()) == 1 and not is_sharded(grads()[0]) and held(grads()[0]).tolist() == [3.0, 0.0]
+    assert (
+        shards_of(grads()) == 1
+        and not is_sharded(grads()[0])
+        and local_part(grads()[0]).tolist() == [3.0, 0.0]
+    )
 
 
 def test_clipping_scales_all_by_one_factor_and_returns_the_norm_before() -> None:
@@ -49,9 +53,9 @@ def test_values_are_clamped_on_both_sides() -> None:
 
 def test_scaling_takes_numbers_and_tensors_and_leaves_empty_ones_out() -> None:
     scaled = [*grads(), torch.empty(0)]
-    scale(scaled, 2.0)
-    scale(scaled, torch.tensor(0.5))
-    scale(scaled, torch.tensor(3.0))
+    scale_gradients(scaled, 2.0)
+    scale_gradients(scaled, torch.tensor(0.5))
+    scale_gradients(scaled, torch.tensor(3.0))
     assert norm_of(scaled[:2]).item() == 15.0
 
 
@@ -80,7 +84,7 @@ def on_a_rank(rank: int, store: str, results: Any) -> None:
     results[rank] = {
         "norms": [norm, before, after],
         "is_sharded": [is_sharded(sharded), is_sharded(plain), shards_of([plain, sharded])],
-        "held": tuple(held(sharded).shape),
+        "held": tuple(local_part(sharded).shape),
         "rows": [each.tolist() for each in rows],
         "overflow": overflow,
     }

@@ -414,7 +414,7 @@ def asking(*built_in: type[Hook]) -> list[Any]:
         pytest.param(cls, method, id=f"{cls.__name__}.{method}")
         for cls in built_in
         for method in vars(cls)
-        if (event := EVENTS.find(method)) and "fit" in event.verbs
+        if (event := EVENTS.find(method)) and "fit" in event.stages
     ]
 
 

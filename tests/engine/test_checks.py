@@ -22,12 +22,12 @@ from hookline.engine.checks import (
     Portion,
     Several,
     Table,
+    apply_rule,
     check_fields,
     check_file,
     check_path,
     check_seed,
     check_writable_directory,
-    checked,
     checked_parameters,
     parse_precision,
     parse_time,
@@ -150,7 +150,7 @@ def test_fields_are_checked_and_an_error_inside_a_table_has_the_whole_key() -> N
         return AtLeast(0)("depth", value["depth"])
 
     with pytest.raises(OptionError) as caught:
-        checked("table", inner, {"depth": -1})
+        apply_rule("table", inner, {"depth": -1})
     assert caught.value.option == "table.depth"
 
 

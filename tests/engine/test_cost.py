@@ -11,7 +11,7 @@ import pytest
 from tiny import Net, batches, quiet
 
 from hookline import Hook, Trainer
-from hookline.engine.cost import SHOWN, Cost, cost_table, duration, slow_hooks
+from hookline.engine.cost import SHOWN_COSTS, Cost, cost_table, format_seconds, slow_hooks
 
 
 class Slow(Hook):
@@ -86,9 +86,9 @@ def test_the_log_has_the_table_with_the_hooks_that_the_module_brought():
 
 
 def test_only_the_most_expensive_rows_are_shown_and_the_rest_is_summed_up():
-    rows = [Cost(f"hook_{n}", "on_step_end", 10, 1 / (n + 1), 0.1, 0.01) for n in range(SHOWN + 3)]
+    rows = [Cost(f"hook_{n}", "on_step_end", 10, 1 / (n + 1), 0.1, 0.01) for n in range(SHOWN_COSTS + 3)]
     text = cost_table(rows, 100.0)
-    assert f"hook_{SHOWN - 1}" in text and f"hook_{SHOWN} " not in text
+    assert f"hook_{SHOWN_COSTS - 1}" in text and f"hook_{SHOWN_COSTS} " not in text
     assert "and 3 more" in text
 
 
@@ -122,7 +122,7 @@ def test_a_finished_run_that_is_started_again_shows_neither_costs_nor_times(capf
     [(1234.5, "1234 s"), (2.0, "2.0 s"), (0.0031, "3.1 ms"), (0.00085, "850 µs"), (0, "0 µs")],
 )
 def test_times_read_well(seconds, text):
-    assert duration(seconds) == text
+    assert format_seconds(seconds) == text
 
 
 class Validates(Hook):

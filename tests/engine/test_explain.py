@@ -129,7 +129,7 @@ def test_the_order_of_listeners_is_the_one_a_recorded_run_shows():
 
 
 @pytest.mark.parametrize(
-    ("verb", "has", "lacks"),
+    ("stage", "has", "lacks"),
     [
         (
             "fit",
@@ -149,21 +149,21 @@ def test_the_order_of_listeners_is_the_one_a_recorded_run_shows():
         ),
     ],
 )
-def test_each_verb_has_its_own_tree(verb, has, lacks):
-    explanation = quiet().explain(Net(), verb=verb)
+def test_each_verb_has_its_own_tree(stage, has, lacks):
+    explanation = quiet().explain(Net(), stage=stage)
     events = {row["event"] for row in explanation.data()}
     assert has <= events
     assert not lacks & events
-    assert explanation.text(everything=True).startswith(f"trainer.{verb}()")
+    assert explanation.text(everything=True).startswith(f"trainer.{stage}()")
     assert {row["event"] for row in explanation.data()} == {
-        event.name for event in EVENTS if verb in event.verbs
+        event.name for event in EVENTS if stage in event.stages
     }
 
 
 def test_the_batches_of_a_verb_stand_in_its_own_branch():
     branch = {
-        verb: moment(quiet().explain(verb=verb), "on_before_batch_transfer")["branch"]
-        for verb in ("fit", "validate", "test", "predict")
+        stage: moment(quiet().explain(stage=stage), "on_before_batch_transfer")["branch"]
+        for stage in ("fit", "validate", "test", "predict")
     }
     assert branch["fit"].startswith("each epoch/each batch")
     assert branch["validate"].startswith("validation/each batch")
@@ -173,9 +173,9 @@ def test_the_batches_of_a_verb_stand_in_its_own_branch():
 
 def test_an_unknown_verb_is_an_error_with_the_closest():
     with pytest.raises(HookError, match="'validat' is not a stage. Did you mean 'validate'"):
-        quiet().explain(verb="validat")
+        quiet().explain(stage="validat")
     with pytest.raises(HookError, match="'validat' is not a stage. Did you mean 'validate'"):
-        quiet().explain(Net(), verb="validat")
+        quiet().explain(Net(), stage="validat")
 
 
 def test_the_tree_as_such_needs_no_trainer():
@@ -201,6 +201,15 @@ def test_data_modules_and_declared_events_are_shown():
     assert [each["receiver"] for each in listeners(explanation, "setup")] == ["data module"]
     assert [each["receiver"] for each in listeners(explanation, "train_dataloader")] == ["data module"]
     assert [each["asks"] for each in listeners(explanation, "on_reward")] == [["reward"]]
+
+
+def test_a_data_module_in_place_of_loaders_is_shown_and_not_called():
+    class Data(DataModule):
+        def train_dataloader(self):
+            raise AssertionError("its setup was not called yet")
+
+    explanation = quiet().explain(Net(), Data())
+    assert [each["receiver"] for each in listeners(explanation, "train_dataloader")] == ["data module"]
 
 
 def test_a_removed_or_disabled_hook_is_not_shown():
@@ -274,12 +283,12 @@ def test_rich_takes_square_brackets_in_names_literally():
 PAGE = Path(__file__).parents[2] / "docs" / "lifecycle.md"
 
 
-def happened(verb):
+def happened(stage):
     """The events of a real run with listeners everywhere, each where it came first; the sanity check's validation left out."""
     saves = {"plain on_step_end": lambda state: state.trainer.save_checkpoint() if state.step == 2 else None}
-    scene = Scene(does=saves if verb == "fit" else {}, optimizers=stepped_by_step, gradient_clip_val=1.0)
-    names = [call.event for call in scene.run(verb)]
-    if verb == "fit":
+    scene = Scene(does=saves if stage == "fit" else {}, optimizers=stepped_by_step, gradient_clip_val=1.0)
+    names = [call.event for call in scene.run(stage)]
+    if stage == "fit":
         begin, end = names.index("on_sanity_check_start"), names.index("on_sanity_check_end")
         names = [
             name for at, name in enumerate(names) if not begin < at < end or name.startswith("on_sanity")
@@ -287,11 +296,11 @@ def happened(verb):
     return [name for name in dict.fromkeys(names) if name in EVENTS]
 
 
-@pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
-def test_the_tree_is_in_the_order_of_a_real_run(verb):
-    real = happened(verb)
+@pytest.mark.parametrize("stage", ["fit", "validate", "test", "predict"])
+def test_the_tree_is_in_the_order_of_a_real_run(stage):
+    real = happened(stage)
     assert len(real) > 15
-    assert [row["event"] for row in hookline.explain(verb=verb).data() if row["event"] in real] == real
+    assert [row["event"] for row in hookline.explain(stage=stage).data() if row["event"] in real] == real
 
 
 def test_the_page_is_in_the_order_of_a_real_run():

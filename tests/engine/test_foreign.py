@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from hookline.engine import foreign
-from hookline.engine.foreign import DATA, KINDS, MODULES, Kind, adopt, adopt_data, adopt_steps
+from hookline.engine.foreign import (
+    DATA_BASES,
+    HOOK_BASES,
+    MODULE_BASES,
+    ForeignBase,
+    adopt,
+    adopt_data,
+    adopt_steps,
+)
 
 
 class Adapted:
@@ -23,8 +31,8 @@ class Adapted:
 def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "adapters_of_a_test", type(sys)("adapters_of_a_test"))
     sys.modules["adapters_of_a_test"].Adapted = Adapted  # type: ignore[attr-defined]
-    kind = Kind(("kit", "kit_core"), "Callback", "adapters_of_a_test:Adapted")
-    for name in ("KINDS", "MODULES", "DATA"):
+    kind = ForeignBase(("kit", "kit_core"), "Callback", "adapters_of_a_test:Adapted")
+    for name in ("HOOK_BASES", "MODULE_BASES", "DATA_BASES"):
         monkeypatch.setattr(foreign, name, (kind,))
 
 
@@ -58,9 +66,9 @@ def test_everything_else_is_left_as_it_is(name: str, module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [*KINDS, *MODULES, *DATA], ids=lambda kind: f"{kind.packages[0]}.{kind.base}"
+    "kind", [*HOOK_BASES, *MODULE_BASES, *DATA_BASES], ids=lambda kind: f"{kind.packages[0]}.{kind.name}"
 )
-def test_every_adapter_is_there_and_imports_no_other_package(kind: Kind) -> None:
+def test_every_adapter_is_there_and_imports_no_other_package(kind: ForeignBase) -> None:
     module, _, name = kind.adapter.partition(":")
     before = set(sys.modules)
     assert callable(getattr(importlib.import_module(module), name))

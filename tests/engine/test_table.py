@@ -6,7 +6,7 @@ import pytest
 
 import hookline.util.errors
 from hookline import EVENTS, HookError
-from hookline.engine.events import BRANCHES, EVENT_ROWS, EVERY_VERB, FACT_ROWS, RECEIVERS, REPLACE, SIGNAL
+from hookline.engine.events import BRANCHES, EVENT_ROWS, EVERY_STAGE, FACT_ROWS, RECEIVERS, REPLACE, SIGNAL
 from hookline.run.state import State
 
 
@@ -36,7 +36,7 @@ def test_a_row_is_consistent(event):
     assert len(event.facts) == len(set(event.facts))
     assert set(event.receivers) <= set(RECEIVERS) and len(event.receivers) == len(set(event.receivers))
     assert event.inside in BRANCHES
-    assert set(event.verbs) <= set(EVERY_VERB) and event.verbs
+    assert set(event.stages) <= set(EVERY_STAGE) and event.stages
     assert event.doc.endswith((".", "'."))
     assert bool(event.signals) == (event.returns == SIGNAL)
     assert all(

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tiny import Net, batches, quiet
 
-from hookline.distributed.single import SingleDevice
+from hookline.distributed.base import SingleDevice
 from hookline.hooks.json_log import JSONLog
 from hookline.util.errors import OptionError
 

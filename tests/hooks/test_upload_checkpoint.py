@@ -18,7 +18,7 @@ from hookline import Hook, HookError, OptionError
 from hookline.checkpoint.files import read
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 from hookline.hooks.upload_checkpoint import UploadCheckpoint
-from hookline.run.save_request import REASONS
+from hookline.run.save_request import SAVE_REASONS
 from hookline.util.urls import PROTOCOLS
 
 
@@ -295,7 +295,7 @@ def test_checkpoints_that_are_saved_to_a_url_are_left_there(caplog: pytest.LogCa
 
 
 def test_every_reason_for_a_save_can_be_chosen() -> None:
-    assert UploadCheckpoint("memory://backup", reasons=REASONS).reasons == REASONS
+    assert UploadCheckpoint("memory://backup", reasons=SAVE_REASONS).reasons == SAVE_REASONS
 
 
 def test_what_is_there_is_known_after_a_resume() -> None:

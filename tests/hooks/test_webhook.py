@@ -14,7 +14,7 @@ import torch
 from servers import Server, serving
 from tiny import Net, batches, quiet
 
-from hookline.distributed.single import SingleDevice
+from hookline.distributed.base import SingleDevice
 from hookline.hooks.webhook import TEMPLATES, Webhook
 from hookline.util.errors import HookError, OptionError
 

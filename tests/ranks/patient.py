@@ -13,4 +13,4 @@ failure_monitor.RANK_TIMEOUT += LATER
 failure_monitor.DEAD_RANK_TIMEOUT += LATER
 failure_monitor.OWN_TIMEOUT += LATER
 failure_monitor.WAKING += LATER
-failure_monitor.SILENCE += LATER
+failure_monitor.DEATH_REPORT_SECONDS += LATER

@@ -103,7 +103,7 @@ def test_a_failed_run_is_failed() -> None:
 )
 def test_a_job_of_another_machine_is_known_by_its_signs_of_life(age: float, said: tuple[str, bool]) -> None:
     path = recorded("run", status="training")
-    lock = path / runlock.NAME
+    lock = path / runlock.LOCK_FILE
     lock.write_text(
         json.dumps(
             {
@@ -129,13 +129,13 @@ def test_a_job_of_another_machine_is_known_by_its_signs_of_life(age: float, said
 )
 def test_a_damaged_lock_is_no_error(content: str) -> None:
     path = recorded("run", status="training")
-    (path / runlock.NAME).write_text(content)
+    (path / runlock.LOCK_FILE).write_text(content)
     assert only().status in ("running", "killed")
 
 
 def test_a_lock_that_is_no_file_is_not_waited_for() -> None:
     path = recorded("run", status="training")
-    os.mkfifo(path / runlock.NAME)
+    os.mkfifo(path / runlock.LOCK_FILE)
     assert (only().status, only().is_certain) == ("killed", False)
 
 

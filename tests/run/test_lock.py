@@ -26,10 +26,10 @@ from hookline import Hook, HooklineError, RunLockedError
 from hookline.cli import main
 from hookline.hooks import ModelCheckpoint
 from hookline.run import lock as runlock
-from hookline.run.lock import NAME, RunLock
+from hookline.run.lock import LOCK_FILE, RunLock
 
 TESTS = Path(__file__).parents[1]
-LOCK = Path("run", NAME)
+LOCK = Path("run", LOCK_FILE)
 pytestmark = pytest.mark.timeout(300)  # other processes import torch first
 
 TRAINING = """
@@ -97,14 +97,14 @@ def theirs(**facts: Any) -> str:
 @pytest.mark.usefixtures("impatient")
 def test_a_second_job_is_refused_with_the_name_of_the_first_and_changes_nothing() -> None:
     with job() as other:
-        before = {path: path.stat().st_mtime_ns for path in Path("run").rglob("*") if path.name != NAME}
+        before = {path: path.stat().st_mtime_ns for path in Path("run").rglob("*") if path.name != LOCK_FILE}
         with pytest.raises(RunLockedError) as refused:
             fit()
         said = str(refused.value)
         assert f"process {other.pid} on {socket.gethostname()}" in said and "job.py" in said
         assert "run is in use" in said and "hookline control run stop" in said and "another run_dir" in said
         assert {
-            path: path.stat().st_mtime_ns for path in Path("run").rglob("*") if path.name != NAME
+            path: path.stat().st_mtime_ns for path in Path("run").rglob("*") if path.name != LOCK_FILE
         } == before
         Path("go on").touch()
         assert other.stdout.readline() == "over\n" and other.wait(60) == 0
@@ -205,11 +205,11 @@ def test_a_run_with_a_new_name_holds_one_too_and_leaves_nothing_of_it() -> None:
 
     class Looks(Hook):
         def on_train_end(self, trainer: Any) -> None:
-            seen.append((trainer.run_dir / NAME).is_file())
+            seen.append((trainer.run_dir / LOCK_FILE).is_file())
 
     trainer = quiet(hooks=[Looks()], logger=True)
     trainer.fit(Net(), batches())
-    assert seen == [True] and not (trainer.run_dir / NAME).exists()
+    assert seen == [True] and not (trainer.run_dir / LOCK_FILE).exists()
     assert not [each for each in threading.enumerate() if each.name == "hookline lock"]
 
 
@@ -298,7 +298,7 @@ def test_what_a_killed_job_left_on_another_machine_is_put_in_order_at_once(tmp_p
 @pytest.fixture
 def brisk(monkeypatch: pytest.MonkeyPatch, impatient: None) -> None:
     """Seconds are tenths of seconds."""
-    monkeypatch.setattr(runlock, "SILENCE", 1.0)
+    monkeypatch.setattr(runlock, "HEARTBEAT_TIMEOUT", 1.0)
     monkeypatch.setattr(runlock, "BEAT", 0.05)
     monkeypatch.setattr(runlock, "SETTLING", 0.5)
 
@@ -317,7 +317,7 @@ def lockless(monkeypatch: pytest.MonkeyPatch, brisk: None) -> None:
 def test_a_job_of_another_machine_that_gives_signs_of_life_is_not_taken_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(runlock, "SILENCE", 200.0)
+    monkeypatch.setattr(runlock, "HEARTBEAT_TIMEOUT", 200.0)
     Path("run").mkdir()
     LOCK.write_text(theirs(command="python \x1b[31mfar.py"))
     over = threading.Event()
@@ -468,12 +468,12 @@ def test_secrets_of_the_command_line_are_not_written_down(monkeypatch: pytest.Mo
         "0.1",
     ]
     monkeypatch.setattr(sys, "orig_argv", line)
-    with runlock.held(Path("run")):
+    with runlock.hold_lock(Path("run")):
         assert json.loads(LOCK.read_text())["command"] == (
             "python train.py --api-key ... --logger.token=... --url=https://host/... --lr 0.1"
         )
     monkeypatch.setattr(sys, "orig_argv", ["python", "x" * 1000])
-    with runlock.held(Path("run")):
+    with runlock.hold_lock(Path("run")):
         assert len(json.loads(LOCK.read_text())["command"]) < 300
 
 

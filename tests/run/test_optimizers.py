@@ -12,7 +12,7 @@ from torch.optim import LBFGS, SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from hookline import OptionError
-from hookline.run.optimizers import Schedule, bare, needs_closure, parse
+from hookline.run.optimizers import Schedule, bare, needs_closure, parse_optimizers
 
 
 @pytest.fixture
@@ -26,16 +26,18 @@ def sgd(net: Net) -> SGD:
 
 def test_nothing_one_or_several_optimizers(net: Net) -> None:
     one, two = sgd(net), sgd(net)
-    assert parse(None, "Net") == ([], [])
-    assert parse(one, "Net") == ([one], [])
-    assert parse([one, two], "Net") == ([one, two], [])
-    assert parse((one, two), "Net") == ([one, two], [])
+    assert parse_optimizers(None, "Net") == ([], [])
+    assert parse_optimizers(one, "Net") == ([one], [])
+    assert parse_optimizers([one, two], "Net") == ([one, two], [])
+    assert parse_optimizers((one, two), "Net") == ([one, two], [])
 
 
 def test_optimizers_and_schedulers_as_two_lists(net: Net) -> None:
     one, two = sgd(net), sgd(net)
     first, second = StepLR(one, 1), StepLR(two, 1)
-    optimizers, schedules = parse(([one, two], [second, {"scheduler": first, "interval": "step"}]), "Net")
+    optimizers, schedules = parse_optimizers(
+        ([one, two], [second, {"scheduler": first, "interval": "step"}]), "Net"
+    )
     assert optimizers == [one, two]
     assert [(each.scheduler, each.optimizer_idx, each.interval) for each in schedules] == [
         (second, 1, "epoch"),
@@ -46,11 +48,15 @@ def test_optimizers_and_schedulers_as_two_lists(net: Net) -> None:
 def test_a_dictionary_and_a_list_of_them(net: Net) -> None:
     one, two = sgd(net), sgd(net)
     schedule = {"scheduler": StepLR(two, 1), "interval": "step", "frequency": 3, "name": "decay"}
-    optimizers, schedules = parse([{"optimizer": one}, {"optimizer": two, "lr_scheduler": schedule}], "Net")
+    optimizers, schedules = parse_optimizers(
+        [{"optimizer": one}, {"optimizer": two, "lr_scheduler": schedule}], "Net"
+    )
     assert optimizers == [one, two]
     (only,) = schedules
     assert (only.optimizer_idx, only.interval, only.frequency, only.name) == (1, "step", 3, "decay")
-    assert parse({"optimizer": one, "lr_scheduler": StepLR(one, 1)}, "Net")[1][0].interval == "epoch"
+    assert (
+        parse_optimizers({"optimizer": one, "lr_scheduler": StepLR(one, 1)}, "Net")[1][0].interval == "epoch"
+    )
 
 
 def with_schedule(net: Net, make: Callable[[Any], Any]) -> dict[str, Any]:
@@ -105,7 +111,7 @@ def with_schedule(net: Net, make: Callable[[Any], Any]) -> dict[str, Any]:
 )
 def test_anything_else_is_refused_with_what_is_allowed(net: Net, returned: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        parse(returned(net) if callable(returned) else returned, "Net")
+        parse_optimizers(returned(net) if callable(returned) else returned, "Net")
 
 
 def test_a_wrong_return_stops_the_run_before_anything_is_trained() -> None:

@@ -18,7 +18,15 @@ from hookline import Hook, HooklineError, JSONLines, OptionError, Trainer
 from hookline.distributed import SingleDevice
 from hookline.engine.checks import rule_of
 from hookline.run._arguments import OptionArguments, TrainerArguments
-from hookline.run.options import ARGUMENTS, OPTIONS, Options, Parts, Saving, documentation, make_options
+from hookline.run.options import (
+    ARGUMENT_NAMES,
+    OPTION_NAMES,
+    Options,
+    Saving,
+    TrainerParts,
+    documentation,
+    make_options,
+)
 
 WHOLE = "must be a whole number from"
 AMOUNT = "must be a number of batches .* or a fraction"
@@ -227,27 +235,27 @@ def test_overfitting_sees_the_same_batches_every_epoch() -> None:
 
 
 def test_the_typed_arguments_are_exactly_the_declared_ones() -> None:
-    assert set(OptionArguments.__annotations__) == set(OPTIONS)
-    assert set(TrainerArguments.__annotations__) == set(ARGUMENTS)
+    assert set(OptionArguments.__annotations__) == set(OPTION_NAMES)
+    assert set(TrainerArguments.__annotations__) == set(ARGUMENT_NAMES)
     types = typing.get_type_hints(OptionArguments)
     assert types == typing.get_type_hints(Options)  # without the checks of Annotated
 
 
 def test_consoles_and_notebooks_see_every_argument_with_its_default() -> None:
     parameters = inspect.signature(Trainer).parameters
-    assert tuple(parameters) == ARGUMENTS
+    assert tuple(parameters) == ARGUMENT_NAMES
     assert {name: each.default for name, each in parameters.items()} == {
-        each.name: each.default for cls in (Options, Parts) for each in fields(cls)
+        each.name: each.default for cls in (Options, TrainerParts) for each in fields(cls)
     }
 
 
 def test_every_option_is_checked_and_every_argument_documented() -> None:
     assert [each.name for each in fields(Options) if rule_of(each.type) is None] == []
-    assert set(documentation()) == set(ARGUMENTS)
+    assert set(documentation()) == set(ARGUMENT_NAMES)
 
 
 @pytest.mark.parametrize(
-    "option", [*OPTIONS, "hooks", "callbacks", "logger", "strategy", "device", "precision", "accounting"]
+    "option", [*OPTION_NAMES, "hooks", "callbacks", "logger", "strategy", "device", "precision", "accounting"]
 )
 def test_an_error_carries_the_option_the_value_and_what_is_allowed(option: str) -> None:
     wrong = object()
@@ -261,7 +269,7 @@ def test_an_error_carries_the_option_the_value_and_what_is_allowed(option: str) 
 @pytest.mark.parametrize(
     ("given", "option", "value", "allowed"),
     [
-        ({"max_epoch": 3}, "max_epoch", None, ARGUMENTS),
+        ({"max_epoch": 3}, "max_epoch", None, ARGUMENT_NAMES),
         ({"nonfinite": "skipp"}, "nonfinite", "skipp", ("stop", "skip")),
         ({"max_steps": -2}, "max_steps", -2, "a whole number from -1 (-1: no limit)"),
         ({"min_epochs": 5, "max_epochs": 3}, "min_epochs", 5, "at most max_epochs=3"),

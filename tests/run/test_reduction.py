@@ -10,12 +10,12 @@ from distributed.threads import on_ranks
 
 from hookline.distributed.comm import Ranks
 from hookline.metrics.metric_log import MetricLog
-from hookline.run.reduction import Reduction, Rows
+from hookline.run.reduction import RankReduction, WaitingRows
 
 
 def reduced(*of_ranks: dict[str, Any]) -> dict[str, Any]:
     """The one row that all ranks get."""
-    first, *others = on_ranks(len(of_ranks), lambda ranks: Reduction(ranks)("row", of_ranks[ranks.rank]))
+    first, *others = on_ranks(len(of_ranks), lambda ranks: RankReduction(ranks)("row", of_ranks[ranks.rank]))
     assert all(repr(each) == repr(first) for each in others), others
     assert isinstance(first, dict), first
     return first
@@ -53,7 +53,7 @@ def test_a_name_of_one_rank_only_is_in_the_row_of_all() -> None:
 
 def test_names_are_exchanged_only_when_one_is_new() -> None:
     def ask(ranks: Ranks) -> Any:
-        reduce, counts = Reduction(ranks), []
+        reduce, counts = RankReduction(ranks), []
         for name in ("a", "a", "b"):
             before = ranks.exchanges
             row = reduce("row", {name: ("mean", float(ranks.rank), 1.0)})
@@ -71,7 +71,7 @@ def test_values_between_rows_wait_for_the_next_collective_and_keep_their_step() 
     def write(ranks: Ranks) -> Any:
         log = MetricLog()
         log.weight = 1
-        rows = Rows(ranks, log)
+        rows = WaitingRows(ranks, log)
         if ranks.rank == 1:  # the other rank logs nothing, and must not wait
             rows.keep({"seen": 4.0}, step=7, epoch=1, is_used=True)
             rows.keep({"seen": 6.0}, step=8, epoch=1, is_used=True)
@@ -86,6 +86,6 @@ def test_values_between_rows_wait_for_the_next_collective_and_keep_their_step() 
 def test_rows_of_a_run_that_failed_are_written_with_local_values_once() -> None:
     log = MetricLog()
     log.weight = 2
-    rows = Rows(Ranks(), log)
+    rows = WaitingRows(Ranks(), log)
     rows.keep({"loss": 4.0}, step=3, epoch=0, is_used=True)
     assert rows.alone() == [(3, 0, {"loss": 4.0})] and rows.alone() == []

@@ -14,7 +14,7 @@ from tiny import Net, batches, quiet
 from hookline import Hook, HooklineError, OptionError
 from hookline.checkpoint.files import read, write
 from hookline.data.seeding import rng_state, set_rng_state
-from hookline.run.save_request import REASONS
+from hookline.run.save_request import SAVE_REASONS
 
 
 def draw() -> tuple[float, ...]:
@@ -105,7 +105,7 @@ def test_before_any_run_there_is_nothing_to_save() -> None:
         quiet().save_checkpoint("x")
 
 
-@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("reason", SAVE_REASONS)
 def test_every_reason_of_the_contract_is_taken(reason: str) -> None:
     hook = Saves("epoch", reason)
     quiet(hooks=[hook]).fit(Net(), batches(1))

@@ -11,7 +11,7 @@ from tiny import Net, batches, quiet
 
 from hookline import Hook, State
 from hookline.engine.events import FACT_ROWS
-from hookline.run.state import detached, is_scalar, progress
+from hookline.run.state import detach_all, is_scalar, progress
 
 DOCUMENTED_KEYS = (
     "model",
@@ -217,6 +217,6 @@ def test_a_scalar_is_a_number_or_a_tensor_of_one_element(value: Any, expected: b
 def test_detaching_keeps_kinds_and_leaves_other_things_alone() -> None:
     thing = object()
     value = {"a": [torch.ones(1, requires_grad=True)], "b": (thing,), "c": "text"}
-    result = detached(value)
+    result = detach_all(value)
     assert not result["a"][0].requires_grad and result["b"] == (thing,) and result["c"] == "text"
     assert value["a"][0].requires_grad  # the original is untouched

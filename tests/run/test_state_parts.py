@@ -8,7 +8,7 @@ import pytest
 from tiny import Net, batches, quiet
 
 from hookline import Hook, State
-from hookline.run.state import PARTS
+from hookline.run.state import STATE_PARTS
 
 
 class Watch(Hook):
@@ -39,7 +39,7 @@ def test_a_request_to_stop_keeps_its_first_reason() -> None:
 
 def test_a_state_shows_every_fact_of_its_parts_and_lets_none_be_written() -> None:
     state = State()
-    for part in PARTS:
+    for part in STATE_PARTS:
         for name in part.__slots__:
             assert isinstance(getattr(State, name), property), name
             assert getattr(state, name) == getattr(state.owner(name), name)

@@ -78,14 +78,14 @@ def test_a_run_of_one_step_has_no_sample() -> None:
 
 
 def test_one_step_in_fifty_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert data_pass.EVERY == 50
-    monkeypatch.setattr(data_pass, "EVERY", 4)
+    assert data_pass.SAMPLE_EVERY == 50
+    monkeypatch.setattr(data_pass, "SAMPLE_EVERY", 4)
     assert fit(Net(), count=13).sampled_batches == 3  # steps 2, 6 and 10
     assert fit(Net(), count=3, max_epochs=4).sampled_batches == 3  # an epoch's end does not begin anew
 
 
 def test_a_window_of_several_batches_is_sampled_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_pass, "EVERY", 2)
+    monkeypatch.setattr(data_pass, "SAMPLE_EVERY", 2)
     trainer = quiet(accumulate_grad_batches=2)
     trainer.fit(Slow(), batches(8))
     sampler = trainer.state.timer.sampler
@@ -143,7 +143,7 @@ def test_an_optimizer_that_recomputes_the_loss_is_sampled() -> None:
 def test_a_sampled_step_computes_the_same(accumulate: int, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = []
     for every in (1, 10_000):
-        monkeypatch.setattr(data_pass, "EVERY", every)
+        monkeypatch.setattr(data_pass, "SAMPLE_EVERY", every)
         torch.manual_seed(0)
         net = Net()
         trainer = quiet(max_epochs=2, accumulate_grad_batches=accumulate, gradient_clip_val=0.1)
@@ -153,7 +153,7 @@ def test_a_sampled_step_computes_the_same(accumulate: int, monkeypatch: pytest.M
 
 
 def test_slots_are_as_before_once_the_sample_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_pass, "EVERY", 2)
+    monkeypatch.setattr(data_pass, "SAMPLE_EVERY", 2)
     seen: list[bool] = []
 
     class Looks(Net):
@@ -204,7 +204,7 @@ def test_a_hook_that_joins_in_a_sampled_step_is_heard_and_the_sample_is_dropped(
 
 
 def test_skipped_batches_and_steps_do_not_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_pass, "EVERY", 1)
+    monkeypatch.setattr(data_pass, "SAMPLE_EVERY", 1)
 
     class Skips(Hook):
         def on_train_batch_start(self, batch_idx: int) -> Any:

@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 import torch
 from tiny import Net, batches, quiet
-from torch import nn
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
+from hookline import Hook
+from hookline.distributed import SingleDevice
+from hookline.util.errors import OptionError
+
+pytestmark = pytest.mark.filterwarnings(  # torch's own: when it first compiles, and when it looks at what a graph break hands on
+    "ignore:.torch.jit.script_method:DeprecationWarning",
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
+)
 EAGER = {"backend": "eager"}  # traces and guards like the real thing, without a compiler
 
 
@@ -18,6 +27,7 @@ EAGER = {"backend": "eager"}  # traces and guards like the real thing, without a
 def fresh_dynamo() -> Iterator[None]:
     before = torch._dynamo.config.skip_nnmodule_hook_guards
     torch._dynamo.reset()
+    counters.clear()
     yield
     torch._dynamo.reset()
     torch._dynamo.config.skip_nnmodule_hook_guards = before
@@ -71,3 +81,68 @@ def test_the_names_in_the_state_dict_do_not_change() -> None:
     before = list(net.state_dict())
     quiet(compile=EAGER).fit(net, batches(2))
     assert list(net.state_dict()) == before
+
+
+# ---- Where a compiled step is split into graphs, what cannot be compiled, and how that is said
+
+
+STEP = {"step": True, **EAGER}
+
+
+SPLIT = "split between forward and backward: "
+
+
+class LooksAtLoss(Hook):
+    def on_before_backward(self, loss: Tensor) -> Tensor:
+        assert loss.requires_grad
+        return loss * 0.5
+
+
+class Manual(Net):
+    automatic_optimization = False
+
+
+class AroundTheStep(SingleDevice):
+    def backward(self, call: Any) -> None:
+        call()
+
+
+def test_what_cannot_be_compiled_is_refused_before_the_first_step(monkeypatch: Any) -> None:
+    with pytest.raises(OptionError, match="Manual has automatic_optimization = False.*compile=True"):
+        quiet(compile="step").fit(Manual(), batches())
+    with pytest.raises(OptionError, match="needs one process on one device, and this run uses AroundTheStep"):
+        quiet(compile=STEP, strategy=AroundTheStep(torch.device("cpu"))).fit(Net(), batches())
+    with pytest.raises(OptionError, match="fullgraph=True.*split.*looks_at_loss"):
+        quiet(compile={**STEP, "fullgraph": True}, hooks=[LooksAtLoss()]).fit(Net(), batches())
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", no_compiler)
+    with pytest.raises(OptionError, match=r"needs a C\+\+ compiler"):
+        quiet(compile="step").fit(Net(), batches())
+    assert "refused: compile='step': torch.compile needs a C++ compiler" in str(
+        quiet(compile="step").explain(Net(), batches())
+    )
+
+
+def no_compiler() -> str:
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    raise InvalidCxxCompiler
+
+
+def test_a_torch_without_the_option_is_refused(monkeypatch: Any) -> None:
+    monkeypatch.setattr("hookline.training.compile.OPTION", "an_option_of_another_version")
+    with pytest.raises(OptionError, match="needs torch 2.13.*an_option_of_another_version"):
+        quiet(compile=STEP).fit(Net(), batches())
+
+
+def test_explain_names_the_listener_that_splits_the_step_before_it_runs() -> None:
+    trainer = quiet(compile=STEP, gradient_clip_val=1.0)
+    assert "graph 1: training_step, loss and backward\n  graph 2: clipping and optimizer.step" in str(
+        trainer.explain(Net())
+    )
+    trainer.add_hook(LooksAtLoss())
+    shown = str(trainer.explain(Net(), batches()))
+    assert (
+        "graph 2: backward" in shown and SPLIT + "hook 'looks_at_loss' listens to on_before_backward" in shown
+    )
+    assert "test_compile.py" in shown  # where the listener is written
+    assert trainer.explain(Net(), stage="test").graphs == ""

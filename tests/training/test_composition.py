@@ -9,9 +9,8 @@ import torch
 from tiny import Net, batches, quiet
 
 from hookline import Hook
-from hookline.training.accumulation import AccumulatedStep, CheckedStep
+from hookline.training.accumulation import AccumulatedStep, CheckedCountedStep, CheckedStep, CountedStep
 from hookline.training.composition import set_accumulation
-from hookline.training.counted_step import CheckedCountedStep, CountedStep
 from hookline.training.manual import ManualStep
 from hookline.training.step import TrainStep
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from hookline.util.processes import close_in_children, ends, join
+from hookline.util.processes import close_in_children, join, wait_for_end
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
@@ -34,12 +34,12 @@ def test_a_thread_that_does_not_end_is_named_with_what_is_lost(caplog: pytest.Lo
         "'slow one' did not end within 0.05 s and is abandoned: three records are not written." in caplog.text
     )
     free.set()
-    assert join(thread, 30) and ends(thread, 0)
+    assert join(thread, 30) and wait_for_end(thread, 0)
 
 
 def test_a_thread_that_ends_is_not_waited_for_longer() -> None:
     thread = threading.Thread(target=time.sleep, args=(0.01,))
     thread.start()
     began = time.monotonic()
-    assert ends(thread, 1000)
+    assert wait_for_end(thread, 1000)
     assert time.monotonic() - began < 100

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hookline.util.text import (
-    DEEPEST,
-    HIDDEN,
+    DEEPEST_VALUE,
+    HIDDEN_VALUE,
     MOST_ITEMS,
     command_line,
     is_secret,
@@ -83,7 +83,7 @@ def test_numbers_and_flags_stay_readable_under_a_weak_name(name: str, value: Any
 
 
 def test_a_number_under_a_strong_name_is_hidden() -> None:
-    assert mask({"password": 1234}) == {"password": HIDDEN}
+    assert mask({"password": 1234}) == {"password": HIDDEN_VALUE}
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_everything_becomes_a_value_of_json() -> None:
         pass
 
     nested: Any = 1
-    for _ in range(DEEPEST + 5):
+    for _ in range(DEEPEST_VALUE + 5):
         nested = {"in": nested}
     given = {
         "nan": float("nan"),

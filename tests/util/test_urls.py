@@ -22,7 +22,7 @@ from hookline.hooks.json_log import JSONLog
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 from hookline.hooks.upload_checkpoint import UploadCheckpoint
 from hookline.testing import memory_urls
-from hookline.util.urls import PROTOCOLS, below, beside, check_url, open_url
+from hookline.util.urls import PROTOCOLS, check_url, open_url, url_below, url_beside
 
 CHAIN = "reference://::file:///x/refs.json"
 EVIL = [
@@ -135,9 +135,13 @@ def test_memory_is_for_tests_only_and_for_as_long_as_they_say() -> None:
 
 def test_a_signature_stays_at_the_end_of_an_http_url() -> None:
     assert (
-        below("https://h/run/step-1?sig=a/b", "manifest.json") == "https://h/run/step-1/manifest.json?sig=a/b"
+        url_below("https://h/run/step-1?sig=a/b", "manifest.json")
+        == "https://h/run/step-1/manifest.json?sig=a/b"
     )
-    assert below("/bucket/run/", "x") == "/bucket/run/x" and below("bucket/what?", "x") == "bucket/what?/x"
+    assert (
+        url_below("/bucket/run/", "x") == "/bucket/run/x"
+        and url_below("bucket/what?", "x") == "bucket/what?/x"
+    )
 
 
 # ---- secrets -----------------------------------------------------------------------------------------------------
@@ -299,4 +303,4 @@ def test_other_errors_about_a_url_do_not_tell_it_either(capsys: pytest.CaptureFi
     ],
 )
 def test_what_is_beside_a_signed_url_has_its_query_at_the_end(place: str, neighbour: str) -> None:
-    assert beside(place, "last") == neighbour
+    assert url_beside(place, "last") == neighbour

@@ -18,7 +18,7 @@ from hookline.checkpoint.format import Packed, TensorStore, pack_contents
 from hookline.checkpoint.writer import max_write_seconds
 from hookline.distributed.comm import Ranks
 from hookline.util.errors import CheckpointError
-from hookline.util.processes import ends
+from hookline.util.processes import wait_for_end
 from hookline.util.text import holds_secret, redact
 from hookline.util.urls import is_url, shown
 
@@ -118,7 +118,7 @@ class BackgroundSaver:
 
         timeout: seconds. None: as long as a slow disk may take; after that, `on_done` receives an error.
         """
-        if self._thread is None or ends(self._thread, self._timeout if timeout is None else timeout):
+        if self._thread is None or wait_for_end(self._thread, self._timeout if timeout is None else timeout):
             self._thread = None
             return True
         if timeout is None and self._timeout:

@@ -12,7 +12,7 @@ from hookline.checkpoint.cleanup import LEFT_OVER
 from hookline.checkpoint.files import clean_up, read, read_manifest
 from hookline.distributed.comm import Ranks
 from hookline.util.errors import CheckpointError
-from hookline.util.urls import MANIFEST, is_ours
+from hookline.util.urls import MANIFEST, is_checkpoint_file
 
 ALONE = Ranks()
 T = TypeVar("T")
@@ -117,7 +117,7 @@ def _is_checkpoint(files: list[str]) -> bool:
 
     model.safetensors alone is not enough: other tools use this name for their weights.
     """
-    return MANIFEST in files or sum(map(is_ours, files)) > 1
+    return MANIFEST in files or sum(map(is_checkpoint_file, files)) > 1
 
 
 def being_replaced(folder: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from hookline.checkpoint import manifest as manifests
 from hookline.checkpoint.writer import delete, flush, machine, writing
 from hookline.util.errors import CheckpointError
-from hookline.util.urls import is_ours
+from hookline.util.urls import is_checkpoint_file
 
 REPLACE_TIMEOUT = 60.0
 """Seconds. A replacement takes an instant between its two renames; after this time, its process is dead and
@@ -29,7 +29,9 @@ def remove_folder(path: Path) -> None:
     """Remove a checkpoint. Rename it first, so that an interrupted removal does not leave half of one."""
     gone = path.with_name(f".{path.name}.gone")
     try:
-        if not any(is_ours(each.name) for each in path.iterdir()):  # the path of a whole disk, by mistake
+        if not any(
+            is_checkpoint_file(each.name) for each in path.iterdir()
+        ):  # the path of a whole disk, by mistake
             raise CheckpointError(f"{path} was not removed: it does not contain a file of a checkpoint.")
         shutil.rmtree(gone, ignore_errors=True)
         os.rename(path, gone)
@@ -92,7 +94,7 @@ def _is_ours(path: Path) -> bool:
         manifests.load(path)
         return True
     names = {name for _, _, files in os.walk(path) for name in files}
-    return all(map(is_ours, names))
+    return all(map(is_checkpoint_file, names))
 
 
 def _is_in_use(path: Path, host: str, pid: int) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hookline.checkpoint.sharded import ShardedTensor, is_dtensor
 from hookline.metrics.accumulator import REDUCTIONS
 from hookline.run.options import ACCUMULATE_BY
-from hookline.run.save_request import COUNTERS
+from hookline.run.state_parts import Counts
 from hookline.util.errors import CheckpointError, described
 from hookline.util.urls import shown
 
@@ -380,7 +380,9 @@ RUN: dict[str, tuple[Check, str]] = {
     "schedulers": (lambda value: isinstance(value, list), "a list of the states of schedules"),
     "precision": (_is_table, "a table"),
     "counters": (
-        lambda value: _has(value, {name: _is_amount if name in AMOUNTS else is_whole for name in COUNTERS}),
+        lambda value: _has(
+            value, {name: _is_amount if name in AMOUNTS else is_whole for name in Counts.SAVED}
+        ),
         "a table of counts from 0 on",
     ),
     "position": (_is_position, "a position in the data"),

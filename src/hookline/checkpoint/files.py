@@ -15,7 +15,7 @@ from hookline.checkpoint.manifest import Manifest
 from hookline.checkpoint.reader import check_shards, read_folder, read_for_rank, read_module, verify_folder
 from hookline.checkpoint.writer import write_folder
 from hookline.distributed.comm import Ranks
-from hookline.engine.foreign import read_file
+from hookline.engine.foreign import read_foreign_checkpoint
 from hookline.util.errors import CheckpointError
 from hookline.util.urls import as_url
 
@@ -59,7 +59,7 @@ def read(path: Path | str) -> dict[str, Any]:
         from hookline.checkpoint import remote
 
         return remote.read_url(url)
-    return read_file(path, 0, 1) if Path(path).is_file() else read_folder(Path(path))
+    return read_foreign_checkpoint(path, 0, 1) if Path(path).is_file() else read_folder(Path(path))
 
 
 def read_on_all_ranks(path: Path | str, ranks: Ranks) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _read_for_rank(path: Path | str, ranks: Ranks) -> dict[str, Any]:
 
         return _run_on_all_ranks(ranks, lambda: remote.read_url_for_rank(url, rank, world_size))
     if folder.is_file():
-        return _run_on_all_ranks(ranks, lambda: read_file(path, rank, world_size))
+        return _run_on_all_ranks(ranks, lambda: read_foreign_checkpoint(path, rank, world_size))
     _run_on_all_ranks(ranks, lambda: verify_folder(folder, rank, world_size))
     contents, rank_files = _run_on_all_ranks(ranks, lambda: read_for_rank(folder, rank, world_size))
     check_shards(folder, sum(ranks.gather(rank_files.counted)))

@@ -28,7 +28,7 @@ from hookline.util.limited_json import (
     parse_json,
     read_within,
 )
-from hookline.util.urls import FILES, MANIFEST, is_ours
+from hookline.util.urls import CHECKPOINT_FILES, MANIFEST, is_checkpoint_file
 
 NAME = MANIFEST
 FORMAT = 2
@@ -46,7 +46,7 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 def is_file(name: str) -> bool:
     """Return whether a checkpoint may have a file of this name beside its manifest."""
-    return name != NAME and is_ours(name)
+    return name != NAME and is_checkpoint_file(name)
 
 
 def make(
@@ -161,7 +161,7 @@ def _find_problem(manifest: Mapping[str, Any]) -> str:
             return f"{name}={described(manifest[name])}, which is not {wanted}"
     if not _is_text(manifest.get("run", "")):
         return "a run that is not text"
-    missing = [name for name in FILES if name not in manifest["files"]]
+    missing = [name for name in CHECKPOINT_FILES if name not in manifest["files"]]
     return f"files without {missing[0]}" if missing else ""
 
 

@@ -21,7 +21,7 @@ from hookline.checkpoint.manifest import Manifest
 from hookline.checkpoint.rank_state import Find, RankFiles, elements_wanted, read_structure
 from hookline.checkpoint.tensors import map_tensors, read_some, read_tensors
 from hookline.util.errors import CheckpointError
-from hookline.util.urls import is_ours
+from hookline.util.urls import is_checkpoint_file
 
 HASH_THREADS = 4
 """Files hashed in parallel; more threads do not read faster from one disk."""
@@ -140,7 +140,7 @@ def refuse_unlisted(names: Iterable[str], manifest: Manifest, path: str) -> None
 
 def extra_names(path: Path) -> list[str]:
     """Return the names in a checkpoint's directory that Hookline did not write, without hidden ones."""
-    return sorted(name for name in _names(path) if not is_ours(name) and not name.startswith("."))
+    return sorted(name for name in _names(path) if not is_checkpoint_file(name) and not name.startswith("."))
 
 
 def _names(path: Path) -> list[str]:

@@ -21,7 +21,14 @@ from hookline.checkpoint.writer import owner, protect_from_cleanup, write_folder
 from hookline.util.errors import CheckpointError, HooklineError
 from hookline.util.limited_json import MANIFEST_BYTES
 from hookline.util.text import holds_secret, redact
-from hookline.util.urls import below, is_ours, open_url, put_folder, remove_folder, split_query
+from hookline.util.urls import (
+    is_checkpoint_file,
+    open_url,
+    put_folder,
+    remove_remote_folder,
+    split_query,
+    url_below,
+)
 
 
 def write_url(
@@ -90,7 +97,9 @@ def verify_url(url: str) -> None:
 
 def extra_names_at(url: str) -> list[str]:
     """Return the names at a checkpoint's URL that Hookline did not write, without hidden ones."""
-    return sorted(name for name in _names_at(url) if not is_ours(name) and not name.startswith("."))
+    return sorted(
+        name for name in _names_at(url) if not is_checkpoint_file(name) and not name.startswith(".")
+    )
 
 
 def _names_at(url: str) -> list[str]:
@@ -111,14 +120,14 @@ def read_url_manifest(url: str) -> Manifest:
 def remove_url(url: str) -> None:
     """Remove a checkpoint, its manifest first."""
     with _open_remote(url, "could not be removed") as (fs, root):
-        remove_folder(fs, root)
+        remove_remote_folder(fs, root)
 
 
 def list_urls(url: str) -> list[str]:
     """Return the URLs of all checkpoints at or below a URL, but not inside of another checkpoint."""
     with _open_remote(url, "cannot be listed") as (fs, root):
         fs.invalidate_cache()
-        if fs.exists(below(root, manifests.NAME)):
+        if fs.exists(url_below(root, manifests.NAME)):
             return [url.rstrip("/")]
         root_path, suffix = split_query(root)[0].rstrip("/"), f"/{manifests.NAME}"
         found = sorted(each.removesuffix(suffix) for each in fs.find(root) if each.endswith(suffix))
@@ -129,7 +138,7 @@ def list_urls(url: str) -> list[str]:
 
 def _download_manifest(fs: Any, root: str, url: str) -> bytes:
     fs.invalidate_cache()
-    file = below(root, manifests.NAME)
+    file = url_below(root, manifests.NAME)
     try:
         if fs.size(file) is None:  # the server does not report sizes
             return fs.cat_file(file, 0, MANIFEST_BYTES + 1)  # type: ignore[no-any-return]
@@ -154,14 +163,14 @@ def _downloaded(url: str) -> Iterator[Path]:
         data = _download_manifest(fs, root, url)
         for file, expected in manifests.parse(data, redact(url))["files"].items():
             with contextlib.suppress(FileNotFoundError):  # the reader reports which file is missing
-                size = fs.size(below(root, file))
+                size = fs.size(url_below(root, file))
                 # checked before the download, because the file may be larger than the disk
                 if size is not None and size != expected["bytes"]:
                     raise CheckpointError(
                         f"The checkpoint {redact(url)} is damaged: {file} has {size} bytes instead of "
                         f"{expected['bytes']}."
                     )
-                fs.get_file(below(root, file), str(folder / file))
+                fs.get_file(url_below(root, file), str(folder / file))
         (folder / manifests.NAME).write_bytes(data)
         yield folder
 

@@ -27,8 +27,8 @@ from hookline.checkpoint.manifest import Manifest
 from hookline.checkpoint.tensors import name_file_in_errors, write_tensors
 from hookline.util.errors import CheckpointError
 from hookline.util.limited_json import STRUCTURE_BYTES
-from hookline.util.processes import ends
-from hookline.util.urls import FILES, is_ours
+from hookline.util.processes import wait_for_end
+from hookline.util.urls import CHECKPOINT_FILES, is_checkpoint_file
 
 WRITE_TIMEOUT = 10.0
 """Seconds until all ranks must see a folder that rank zero has created; network file systems show it late."""
@@ -169,7 +169,9 @@ def _write_in_parallel(folder: Path, tensors: Mapping[str, Mapping[str, Any]]) -
         for thread in threads[-1:]:
             thread.run()
     finally:
-        late = [name for name, each in zip(tensors, threads[:-1], strict=False) if not ends(each, seconds)]
+        late = [
+            name for name, each in zip(tensors, threads[:-1], strict=False) if not wait_for_end(each, seconds)
+        ]
     if late:
         raise OSError(errno.ETIMEDOUT, f"still not on the disk after {seconds:.0f} s", str(folder / late[0]))
     if errors:
@@ -192,7 +194,7 @@ def commit(
     temporary: Path, target: Path, packed: Packed, about: Mapping[str, Any], files: dict[str, Any]
 ) -> Manifest:
     """Write the manifest after all files are durable, then rename the directory; return the manifest."""
-    ordered = {name: files[name] for name in (*FILES, *sorted(set(files) - set(FILES)))}
+    ordered = {name: files[name] for name in (*CHECKPOINT_FILES, *sorted(set(files) - set(CHECKPOINT_FILES)))}
     manifest = manifests.make(about, packed.structure.get("counters") or {}, packed.model.shared, ordered)
     _write_text(manifests.render(manifest), temporary / manifests.NAME)
     flush(temporary)
@@ -274,7 +276,7 @@ def delete(folder: Path) -> None:
     After an interruption, the manifest still identifies the directory as a checkpoint.
     """
     for path in folder.iterdir():
-        if not is_ours(path.name):
+        if not is_checkpoint_file(path.name):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:

@@ -221,7 +221,9 @@ def make_parser() -> argparse.ArgumentParser:
             "--hook", action="append", default=[], metavar="HOOK", help="add a hook, by name or class path"
         )
         if name == "explain":
-            added.add_argument("--verb", choices=[each for each in RUNS if each != "explain"], default="fit")
+            added.add_argument(
+                "--stage", "--verb", choices=[run for run in RUNS if run != "explain"], default="fit"
+            )
             added.add_argument("--all", action="store_true", help="also show events without listeners")
             added.add_argument(
                 "--from", dest="trace", metavar="TRACE", help="compare the recorded run with the plan"

@@ -23,7 +23,7 @@ from hookline.run.record import read_record, unsaved_end
 from hookline.util.errors import CheckpointError, OptionError, closest
 from hookline.util.limited_json import parse_json
 from hookline.util.text import holds_secret, printable, redact
-from hookline.util.urls import below, is_url, open_url
+from hookline.util.urls import is_url, open_url, url_below
 
 KEPT = ("id", "status", "reason", "step", "epochs", "limits", "noted_at")
 """The keys of run.json that `show` prints."""
@@ -269,7 +269,7 @@ def _piece(listed: Listed, name: str, size: int) -> bytes:
     try:
         if isinstance(listed.place, str):
             fs, root = open_url(listed.place)
-            return bytes(fs.cat_file(below(root, name), 0, size))
+            return bytes(fs.cat_file(url_below(root, name), 0, size))
         with (listed.place / name).open("rb") as file:
             return file.read(size)
     except FileNotFoundError:

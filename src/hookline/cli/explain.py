@@ -28,14 +28,14 @@ def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
     return OK
 
 
-def _planned(config: str, chosen: argparse.Namespace, overrides: list[str], verb: str = "") -> Explanation:
+def _planned(config: str, chosen: argparse.Namespace, overrides: list[str], stage: str = "") -> Explanation:
     from hookline.config import load_config
     from hookline.training.trainer import Trainer
 
     parts = load_config(config, overrides, allow=chosen.allow, hooks=chosen.hook).build()
     trainer = parts.make_trainer(Trainer)
     explanation: Explanation = trainer.explain(
-        parts.module, datamodule=parts.datamodule, verb=verb or chosen.verb
+        parts.module, datamodule=parts.datamodule, stage=stage or chosen.stage
     )
     return explanation
 

@@ -122,7 +122,7 @@ def event_data(event: Event) -> dict[str, Any]:
         "returns": event.returns,
         "signals": list(event.signals),
         "spellings": list(event.spellings),
-        "verbs": list(event.verbs),
+        "verbs": list(event.stages),
     }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from hookline.cli.codes import OK
 from hookline.report import write_report
 from hookline.report.run_events import position, status
-from hookline.run.state import counted
+from hookline.run.state import count_noun
 from hookline.util.text import printable
 
 
@@ -35,7 +35,7 @@ def run(chosen: argparse.Namespace) -> int:
         print(json.dumps({"report": str(path), "bytes": size, "runs": about}))
         return OK
     for each in runs:
-        records = counted(each.records, "record", "records")
+        records = count_noun(each.records, "record", "records")
         print(printable(f"{each.path}: {status(each, now)[0]}, {position(each)}, {records}"))
     print(f"wrote {path} ({size / 1e6:.1f} MB)")
     return OK

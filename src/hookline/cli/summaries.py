@@ -16,7 +16,7 @@ from hookline.report.runs import Listed, in_words, list_runs
 from hookline.report.summary import summarize
 from hookline.run.options import Options
 from hookline.run.state import progress
-from hookline.run.timings import PARTS, SAMPLED, WORDS, Timings
+from hookline.run.timings import PART_WORDS, SAMPLED, TIMED_PARTS, Timings
 from hookline.util.text import printable
 
 MOST_METRICS = 60
@@ -200,7 +200,9 @@ def _timings(timings: dict[str, Any]) -> str:
         if isinstance(each, int | float) and not isinstance(each, bool) and math.isfinite(each)
     }
     if not known.get("total"):
-        return ", ".join(f"{WORDS.get(key, key)} {number(known[key])} s" for key in PARTS if known.get(key))
+        return ", ".join(
+            f"{PART_WORDS.get(key, key)} {number(known[key])} s" for key in TIMED_PARTS if known.get(key)
+        )
     total, (data, validation, saving) = (
         known["total"],
         (known.get(key, 0.0) for key in ("data", "validation", "saving")),

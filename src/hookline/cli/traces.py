@@ -13,7 +13,7 @@ from hookline.config.files import Source
 from hookline.config.hooks import make_hooks
 from hookline.config.permissions import Permissions
 from hookline.config.problems import ConfigError, Override
-from hookline.engine.cost import duration
+from hookline.engine.cost import format_seconds
 from hookline.tracing.reader import merge, read_trace
 from hookline.tracing.report import count
 from hookline.util.text import printable
@@ -83,7 +83,8 @@ def _replay(chosen: argparse.Namespace) -> int:
     print(f"hook {done.hook!r} replayed a run of {done.steps} steps, {done.events} events:")
     for row in done.cost:
         print(
-            f"  {row.event}: {row.calls} calls, {duration(row.mean)} each, the longest {duration(row.worst)}"
+            f"  {row.event}: {row.calls} calls, {format_seconds(row.mean)} each, the longest "
+            f"{format_seconds(row.worst)}"
         )
     if done.asked:
         print(

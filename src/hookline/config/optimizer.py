@@ -79,9 +79,9 @@ def read_optimizer(source: Source, permissions: Permissions) -> OptimizerSetting
             settings.when[name] = plain(part.init_args.pop(name))
     settings.scheduler = resolve(source, part, SCHEDULER, permissions)
     settings.scheduler_arguments = check(source, part, settings.scheduler, SCHEDULER, permissions)
-    from hookline.run.optimizers import parse
+    from hookline.run.optimizers import parse_optimizers
 
-    _try(source, part, lambda: parse(settings([nn.Parameter(_zeros())]), "lr_scheduler"))
+    _try(source, part, lambda: parse_optimizers(settings([nn.Parameter(_zeros())]), "lr_scheduler"))
     return settings
 
 

@@ -13,14 +13,14 @@ from hookline.config.files import Source, named
 from hookline.config.permissions import Permissions
 from hookline.config.problems import ConfigError, Override, below, nearest, plain
 from hookline.engine.foreign import is_data_class, is_logger_class
-from hookline.run.options import OLD_NAMES, InFile, Options, Parts, read_arguments, with_new_names
+from hookline.run.options import OLD_NAMES, InFile, Options, TrainerParts, read_arguments, with_new_names
 from hookline.util.errors import OptionError
 
 
 def _settings() -> dict[str, tuple[Any, Any]]:
     """Return every key of the trainer's section with its type and default."""
     found = {each.name: (each.type, each.default) for each in fields(Options)}
-    for each in fields(Parts):
+    for each in fields(TrainerParts):
         for note in getattr(each.type, "__metadata__", ()):
             if isinstance(note, InFile):
                 found[each.name] = (note.kind, each.default)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookline.engine.filters import SECONDS, Filter, When, parse_interval
+from hookline.engine.filters import SECONDS, Filter, FilterSettings, parse_interval
 from hookline.engine.hook import Hook, snake_case
 from hookline.engine.hook_list import Entry, HookList
 from hookline.engine.listener import Listener
@@ -187,7 +187,7 @@ def change_interval(plan: Any, entry: Entry, interval: int | str, s: Any) -> Non
         return
     for listener in filtered or _repeated(entry):
         kept = [each for each in listener.filters if not _is_interval(each)]
-        made = When(every=interval).filters()
+        made = FilterSettings(every=interval).filters()
         for new_filter in made:
             new_filter.begin(s)
         listener.filters = [*kept, *made]

@@ -45,27 +45,24 @@ Columns = tuple[tuple[torch.dtype, torch.Size], ...]
 """The dtype of each tensor and the shape of its rows."""
 
 
-class Rows(Protocol):
+class RowReader(Protocol):
     """A dataset whose samples are rows of tensors."""
 
     def read(self, index: Sequence[int]) -> list[Tensor] | None:
         """Return the rows as one tensor per column; None if torch's DataLoader may return others."""
-        ...
 
     def columns(self) -> Columns | None:
         """Return its columns; None if they cannot be read here."""
-        ...
 
 
-class Batches(Protocol):
+class BatchReader(Protocol):
     """A dataset that can be read by batches."""
 
     def read(self, index: Sequence[int]) -> Any:
         """Return the batch of these indices; None if torch's DataLoader may return another one."""
-        ...
 
 
-def rows_of(loader: Any) -> Batches | None:
+def rows_of(loader: Any) -> BatchReader | None:
     """Return the rows of a loader that reads and collates as torch does; None for any other loader."""
     functions: dict[Any, Any] = collate.default_collate_fn_map  # other packages may change it
     is_default = functions.get(torch.Tensor) is collate.collate_tensor_fn and not any(
@@ -75,21 +72,21 @@ def rows_of(loader: Any) -> Batches | None:
         return None
     if ArrowRows.reads(loader.dataset):
         return ArrowRows(loader.dataset)
-    rows = _rows(loader.dataset)
+    rows = _rows_of_dataset(loader.dataset)
     return None if rows is None or rows.columns() is None else rows
 
 
-def _rows(dataset: Any) -> Rows | None:
+def _rows_of_dataset(dataset: Any) -> RowReader | None:
     """Return the rows of a dataset of exactly torch's classes, because a subclass may read differently."""
     if "__getitems__" in getattr(dataset, "__dict__", ()):  # the loader would call it instead
         return None
     if type(dataset) is TensorDataset:
         return TensorRows(dataset) if _is_original(TensorDataset) else None
     if type(dataset) is Subset:
-        inner = _rows(dataset.dataset) if _is_original(Subset) else None
+        inner = _rows_of_dataset(dataset.dataset) if _is_original(Subset) else None
         return None if inner is None else SubsetRows(dataset, inner)
     if type(dataset) is ConcatDataset and _is_original(ConcatDataset):
-        parts = [_rows(each) for each in dataset.datasets]
+        parts = [_rows_of_dataset(each) for each in dataset.datasets]
         known = [each for each in parts if each is not None]
         return ConcatRows(dataset, known) if len(known) == len(parts) else None
     return None
@@ -137,7 +134,7 @@ class TensorRows:
 class SubsetRows:
     """The rows of a Subset, as from `random_split`. Its indices may change between batches."""
 
-    def __init__(self, dataset: Subset[Any], rows: Rows) -> None:
+    def __init__(self, dataset: Subset[Any], rows: RowReader) -> None:
         self.dataset, self.rows, self._inner = dataset, rows, dataset.dataset
 
     def columns(self) -> Columns | None:
@@ -155,7 +152,7 @@ class SubsetRows:
 class ConcatRows:
     """The rows of a ConcatDataset of datasets with the same columns."""
 
-    def __init__(self, dataset: ConcatDataset[Any], parts: list[Rows]) -> None:
+    def __init__(self, dataset: ConcatDataset[Any], parts: list[RowReader]) -> None:
         self.dataset, self.parts, self._inner = dataset, parts, list(dataset.datasets)
 
     def columns(self) -> Columns | None:
@@ -175,10 +172,10 @@ class ConcatRows:
         ends = self.dataset.cumulative_sizes
         positions: dict[int, list[int]] = {}
         rows: dict[int, list[int]] = {}
-        for position, each in enumerate(index):
-            part = bisect.bisect_right(ends, each)
+        for position, row in enumerate(index):
+            part = bisect.bisect_right(ends, row)
             positions.setdefault(part, []).append(position)
-            rows.setdefault(part, []).append(each - ends[part - 1] if part else each)
+            rows.setdefault(part, []).append(row - ends[part - 1] if part else row)
         read = [self.parts[part].read(wanted) for part, wanted in rows.items()]
         if len(read) == 1:
             return read[0]
@@ -250,7 +247,7 @@ def is_plain(tensor: Any) -> bool:
 class InMemoryFetch:
     """A fetcher that reads a batch in memory if the result is exact, else with torch's fetcher."""
 
-    def __init__(self, rows: Batches, fetch: Any) -> None:
+    def __init__(self, rows: BatchReader, fetch: Any) -> None:
         self._read, self._fetch = rows.read, fetch
 
     def fetch(self, index: Any) -> Any:

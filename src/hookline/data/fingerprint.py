@@ -15,7 +15,7 @@ from torch import Tensor
 
 LEAVES, NUMBERS, TEXT = 256, 4096, 4096
 """Limits: values of a batch, evenly spaced elements of each, and characters."""
-SECTIONS = 4
+SUMMED_SECTIONS = 4
 """Parts of a floating-point array that are summed separately."""
 TOLERANCE = 1e-4
 """Relative. Another processor may round the values of the same decoded image differently."""
@@ -37,11 +37,11 @@ def fingerprint(batch: Any) -> Fingerprint:
         False,
     )
     for path, leaf in itertools.islice(_leaves(batch, ""), LEAVES):
-        structure.update(f"{path} {_kind(leaf)};".encode())
+        structure.update(f"{path} {_leaf_type(leaf)};".encode())
         if isinstance(leaf, str | bytes):
             content = leaf[:TEXT].encode(errors="replace") if isinstance(leaf, str) else leaf[:TEXT]
         else:
-            numbers = _numbers(leaf)
+            numbers = _leaf_numbers(leaf)
             if numbers is None:
                 continue
             if numbers.dtype.kind in "fc":
@@ -65,8 +65,8 @@ def difference(was: Fingerprint, now: Fingerprint) -> str:
         return "its integers or text differ"
     pairs = list(zip(was["floats"], now["floats"], strict=False))
     # sums come as (weighted sums, mean size): all are compared relative to the size
-    for first in range(0, len(pairs), SECTIONS + 1):
-        group = pairs[first : first + SECTIONS + 1]
+    for first in range(0, len(pairs), SUMMED_SECTIONS + 1):
+        group = pairs[first : first + SUMMED_SECTIONS + 1]
         size = max(map(abs, group[-1]))
         if any(abs(a - b) > TOLERANCE * size for a, b in group):
             same = "its integers and text are the same, but " if was["exact"] else ""
@@ -79,7 +79,7 @@ def digest(state: Any) -> str | None:
     found = hashlib.blake2b(digest_size=8)
     size = 0
     for path, leaf in _leaves(state, ""):
-        numbers = _numbers(leaf, whole=True)
+        numbers = _leaf_numbers(leaf, whole=True)
         if numbers is not None:
             content = f"{path} {numbers.dtype} {numbers.shape} ".encode() + numbers.tobytes()
         elif leaf is None or isinstance(leaf, str | bytes):
@@ -110,7 +110,7 @@ def _leaves(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
         yield from _leaves(part, f"{path}.{key}", depth + 1)
 
 
-def _kind(leaf: Any) -> str:
+def _leaf_type(leaf: Any) -> str:
     shape = getattr(leaf, "shape", "")
     return (
         f"{type(leaf).__name__} {getattr(leaf, 'dtype', '')} "
@@ -118,7 +118,7 @@ def _kind(leaf: Any) -> str:
     )
 
 
-def _numbers(leaf: Any, whole: bool = False) -> np.ndarray[Any, Any] | None:
+def _leaf_numbers(leaf: Any, whole: bool = False) -> np.ndarray[Any, Any] | None:
     """Return `NUMBERS` numbers of a leaf, or all with `whole`; None if it has none that can be read here."""
     if isinstance(leaf, bool | int | float | complex):
         leaf = (
@@ -161,7 +161,7 @@ def _sums(numbers: np.ndarray[Any, Any]) -> list[float]:
     parts = np.nan_to_num(parts, nan=0.0, posinf=0.0, neginf=0.0)
     weighted = parts * np.linspace(1.0, 2.0, parts.size)
     size = max(1, parts.size)
-    sums = [float(each.sum() / size) for each in np.array_split(weighted, SECTIONS)]
+    sums = [float(each.sum() / size) for each in np.array_split(weighted, SUMMED_SECTIONS)]
     return [float(f"{each:.9g}") for each in (*sums, float(np.abs(parts).sum() / size))]
 
 

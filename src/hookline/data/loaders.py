@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from hookline.data.generators import put_back, states_of
-from hookline.data.prefetch import ahead
-from hookline.data.readers import ListReader, Reader, Saved, reader_for
-from hookline.data.seeding import key_of
+from hookline.data.prefetch import prefetch_batches
+from hookline.data.readers import ListReader, LoaderState, Reader, reader_for
+from hookline.data.seeding import key_of, put_back, states_of
 from hookline.data.sharding import (
     OwnSource,
     RankSharding,
@@ -27,7 +26,7 @@ from hookline.data.sharding import (
     shard_plan_for,
     units_of,
 )
-from hookline.data.sources import as_saved_now, changes, facts_of, length_of
+from hookline.data.sources import as_saved_now, changes, length_of, source_facts
 from hookline.util.errors import OptionError
 
 log = logging.getLogger("hookline")
@@ -71,10 +70,10 @@ class Loader:
     _reader: Reader | None = field(default=None, init=False, repr=False)
     _epoch: int = field(default=-1, init=False, repr=False)
     _fetching: Generator[Any, None, None] | None = field(default=None, init=False, repr=False)
-    _restored: Saved | None = field(default=None, init=False, repr=False)
+    _restored: LoaderState | None = field(default=None, init=False, repr=False)
     is_as_saved: bool = field(default=True, init=False)
     """Whether it yields the same batches as the loader that the checkpoint was saved with."""
-    _before_newest: Saved | None = field(default=None, init=False, repr=False)
+    _before_newest: LoaderState | None = field(default=None, init=False, repr=False)
     """The state before a batch that was read ahead to check whether there is one."""
 
     def __post_init__(self) -> None:
@@ -136,10 +135,10 @@ class Loader:
         if self.length is not None and not reader.caps:
             batches = itertools.islice(batches, max(0, self.length - position))
         if self.ahead and reader.may_run_ahead:
-            self._fetching = batches = ahead(batches, self.ahead, self.move)
+            self._fetching = batches = prefetch_batches(batches, self.ahead, self.move)
         return batches if self.sharding.ranks.alone else self._describe_batches(batches, position)
 
-    def _begin(self, position: int, saved: Saved | None) -> None:
+    def _begin(self, position: int, saved: LoaderState | None) -> None:
         """Set the start of the pass in units of all ranks, so that another world size or batch size continues
         with the next unit.
         """
@@ -204,7 +203,7 @@ class Loader:
         if self._reader is not None:
             self._reader.close()
 
-    def state_dict(self, epoch: int, position: int) -> Saved:
+    def state_dict(self, epoch: int, position: int) -> LoaderState:
         """Return the state from which another process continues at this batch, as plain data and tensors."""
         if self._restored is not None:
             return self._restored  # nothing was read since the resume
@@ -223,13 +222,13 @@ class Loader:
             **own,
         }
 
-    def has_other_batches(self, saved: Saved) -> bool:
+    def has_other_batches(self, saved: LoaderState) -> bool:
         """Return whether the batch size or the world size differs from the saved state."""
         now = self._facts()
         was = as_saved_now(saved, now, self.shard_plan.of_samples)["facts"]
         return any(was[name] != now[name] for name in ("batch_size", "world_size"))
 
-    def left_of(self, saved: Saved) -> int | None:
+    def left_of(self, saved: LoaderState) -> int | None:
         """Return the batches that this rank has left in the pass of the saved state."""
         units = units_of(self.source, self.shard_plan, self.sharding.trains)
         if (
@@ -243,9 +242,9 @@ class Loader:
     def _facts(self) -> dict[str, int | None]:
         apart = is_apart(self.source, self.sharding)
         units = units_of(self.source, self.shard_plan, self.sharding.trains)
-        return facts_of(self.source, self._whole, units, self.sharding.ranks.world_size, apart)
+        return source_facts(self.source, self._whole, units, self.sharding.ranks.world_size, apart)
 
-    def load_state_dict(self, saved: Saved) -> None:
+    def load_state_dict(self, saved: LoaderState) -> None:
         """Start the next pass at the saved position. Log what has changed since."""
         self.seed = saved["seed"]
         saved = as_saved_now(saved, self._facts(), self.shard_plan.of_samples)
@@ -316,7 +315,7 @@ def make_loaders(
         for name, source in named.items()
     }
     return [
-        made(name, source, limited(lengths[name], limit, kind), sharding=sharding)
+        made(name, source, apply_limit(lengths[name], limit, kind), sharding=sharding)
         for name, source in named.items()
     ]
 
@@ -328,7 +327,7 @@ def _is_loader(value: Any) -> bool:
     return hasattr(value, "__iter__")
 
 
-def limited(length: int | None, limit: int | float, kind: str) -> int | None:
+def apply_limit(length: int | None, limit: int | float, kind: str) -> int | None:
     """Apply `limit_*_batches`: an integer number of batches or a fraction of them."""
     if isinstance(limit, int):
         return limit if length is None else min(length, limit)

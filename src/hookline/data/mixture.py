@@ -11,13 +11,13 @@ import torch
 
 from hookline.data.batch import batch_size, count_tokens
 from hookline.data.loaders import Loader, make_loaders
-from hookline.data.mixing import Mixture, MixtureCursor, check, describe, proportions
+from hookline.data.mixing import Mixture, MixtureCursor, check_mixture, describe_mixture, proportions
 from hookline.data.readers import ListReader
+from hookline.data.sharding import END
 from hookline.util.errors import CheckpointError, HooklineError, OptionError, closest
 
 log = logging.getLogger("hookline")
 T = TypeVar("T")
-_NOTHING = object()
 FIXED = ("loss_weights", "optimizers")
 """Settings of how a batch is trained, not of which loader is next."""
 
@@ -93,13 +93,13 @@ class MixedLoader:
                 names = cursor.names  # a loader was added
             name = names[index]
             self._newest = ("", 0, 0)
-            batch = next(self._stream(index, name), _NOTHING)
-            if batch is _NOTHING:
+            batch = next(self._stream(index, name), END)
+            if batch is END:
                 self._refuse_short(index, name)
                 if not cursor.ended(index):
                     continue  # the other loaders continue without it
                 del self._streams[index]
-                if (batch := next(self._stream(index, name), _NOTHING)) is _NOTHING:
+                if (batch := next(self._stream(index, name), END)) is END:
                     cursor.ended(index)  # raises, because the loader is empty
             self._newest = (name, 0, 0)
             self.batches_drawn[name] += 1
@@ -251,7 +251,7 @@ class MixedLoader:
 
     def check_weights(self, weights: Mapping[str, float]) -> None:
         """Raise as `set_weights` would, without a change: for hooks that know their weights in advance."""
-        check(self._with_weights(weights), self.names, self.cursor.latest[1])
+        check_mixture(self._with_weights(weights), self.names, self.cursor.latest[1])
 
     def _with_weights(self, weights: Mapping[str, float]) -> Mixture:
         mixture = self.cursor.latest[0]
@@ -368,7 +368,7 @@ class MixedLoader:
 
     def __str__(self) -> str:
         mixture, lengths = self.cursor.latest
-        return describe(mixture, lengths, self.cursor.epoch)
+        return describe_mixture(mixture, lengths, self.cursor.epoch)
 
 
 def _without(name: str, table: Mapping[str, T]) -> dict[str, T]:

@@ -20,9 +20,8 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from hookline.data.fingerprint import StateCheck
-from hookline.data.generators import Found, put_back, states_of
 from hookline.data.rng_exchange import OwnStream
-from hookline.data.seeding import key_of
+from hookline.data.seeding import Generators, key_of, put_back, states_of
 from hookline.data.sharding import END, ShardedSampler, ShardPlan
 from hookline.data.sources import has_state
 from hookline.data.workers import Keyed
@@ -41,11 +40,11 @@ DRAWS_ONCE = (
 """Samplers that draw from the global random streams only for the first index."""
 
 
-class Order:
+class IndexOrder:
     """A replacement for the user's sampler in the copy of the loader that Hookline reads, for all epochs."""
 
     def __init__(
-        self, sampler: Any, generators: Found, ahead: int, shard_plan: ShardPlan, trains: bool
+        self, sampler: Any, generators: Generators, ahead: int, shard_plan: ShardPlan, trains: bool
     ) -> None:
         self.sampler = sampler
         self.shard_plan = shard_plan

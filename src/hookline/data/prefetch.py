@@ -9,12 +9,12 @@ from typing import Any
 
 from hookline.util.processes import join
 
-THREAD_TIMEOUT = 1.0
+PREFETCH_TIMEOUT = 1.0
 """Seconds that closing waits for a batch that is being fetched; after that, the thread is abandoned."""
 _END: Any = object()
 
 
-def ahead(
+def prefetch_batches(
     batches: Iterator[Any], depth: int, move: Callable[[Any], Any] | None = None
 ) -> Generator[Any, None, None]:
     """Yield the batches; a thread prefetches up to `depth` of them and applies `move`.
@@ -72,4 +72,4 @@ class _Fetching:
         """Stop fetching and wait for the thread."""
         self.is_over = True
         self.free.release()
-        join(self.thread, THREAD_TIMEOUT, "it is still waiting for the next batch of its loader")
+        join(self.thread, PREFETCH_TIMEOUT, "it is still waiting for the next batch of its loader")

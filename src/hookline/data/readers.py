@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 
 from hookline.data.fetch import ArrowRows, direct_batches, reads_directly, rows_of
 from hookline.data.fingerprint import StateCheck
-from hookline.data.generators import Found, find_generators, put_back, states_of
-from hookline.data.order import Order
+from hookline.data.order import IndexOrder
 from hookline.data.rng_exchange import OwnStream
+from hookline.data.seeding import Generators, find_generators, put_back, states_of
 from hookline.data.sharding import END, ShardPlan
 from hookline.data.sources import (
     has_state,
@@ -32,7 +32,7 @@ from hookline.data.workers import KeyedDataset, WorkerStart, end_workers, signal
 
 log = logging.getLogger("hookline")
 
-Saved = dict[str, Any]
+LoaderState = dict[str, Any]
 
 
 class Reader:
@@ -51,7 +51,7 @@ class Reader:
     """Whether its state is the source's current one, which includes prefetched batches."""
 
     def __init__(self) -> None:
-        self.generators: Found = {}
+        self.generators: Generators = {}
         """The generators that determine the batches of a pass."""
         self.begins: dict[str, Any] = {}
 
@@ -60,16 +60,16 @@ class Reader:
         return self.how
 
     def open(
-        self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None
+        self, key: int, position: int, passed_over: int, limit: int | None, saved: LoaderState | None
     ) -> Iterator[Any]:
         """Return a pass from a position on. passed_over: samples or batches of all ranks before it."""
         raise NotImplementedError
 
-    def state(self, in_pass: bool, position: int) -> Saved:
+    def state(self, in_pass: bool, position: int) -> LoaderState:
         """Return the state for `open` to continue at the position, or without a pass, to start the next."""
         return {"generators": self.begins if in_pass else states_of(self.generators)}
 
-    def checked(self, saved: Saved, position: int) -> Saved:
+    def checked(self, saved: LoaderState, position: int) -> LoaderState:
         """Mark a result of `state` that does not determine the position in the current pass."""
         return saved
 
@@ -80,7 +80,7 @@ class Reader:
     def close(self) -> None:
         """End the workers."""
 
-    def _begin(self, saved: Saved | None) -> None:
+    def _begin(self, saved: LoaderState | None) -> None:
         if saved is not None:
             put_back(self.generators, saved["generators"])
         self.begins = states_of(self.generators)
@@ -98,7 +98,7 @@ class ListReader(Reader):
         self.source = source
 
     def open(
-        self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None
+        self, key: int, position: int, passed_over: int, limit: int | None, saved: LoaderState | None
     ) -> Iterator[Any]:
         """Return the batches from the position on."""
         return itertools.islice(self.source, passed_over, None)
@@ -124,7 +124,7 @@ class IndexReader(Reader):
         self.stateful: Any = loader.dataset if in_main and has_state(loader.dataset) else None
         self.state_is_current = bool(self.current) or self.stateful is not None
         ahead = 0 if in_main else loader.num_workers * (loader.prefetch_factor or 1)
-        self.order = Order(sampler, self.generators, ahead, shard_plan, trains)
+        self.order = IndexOrder(sampler, self.generators, ahead, shard_plan, trains)
         self.caps = type(loader).__iter__ is DataLoader.__iter__
         self.copy = PrivateCopy(loader, self.order)
         # persistent workers have one iterator for all passes, which the thread of the last pass may still use
@@ -148,7 +148,7 @@ class IndexReader(Reader):
         return "in memory: one indexing operation for each tensor"
 
     def open(
-        self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None
+        self, key: int, position: int, passed_over: int, limit: int | None, saved: LoaderState | None
     ) -> Iterator[Any]:
         """Draw and skip the indices before the position."""
         by_reading = saved is not None and saved["in_pass"] and not saved["by_index"]
@@ -164,7 +164,7 @@ class IndexReader(Reader):
         """End the workers."""
         self.copy.close()
 
-    def _restore(self, saved: Saved, by_reading: bool) -> None:
+    def _restore(self, saved: LoaderState, by_reading: bool) -> None:
         put_back(self.current, saved["current"])
         if self.stateful is not None and "dataset" in saved:
             self.stateful.load_state_dict(saved["dataset"])
@@ -173,16 +173,16 @@ class IndexReader(Reader):
             if not saved.get("is_stuck", False):
                 return
         # a new iterator also draws from the generators, except for persistent workers after the first pass;
-        # in these cases `Order` restores the states at the first index
+        # in these cases `IndexOrder` restores the states at the first index
         if saved["in_pass"] or (saved["opened"] and self.loader.persistent_workers):
             self.order.begins = saved["generators"]
         else:
             put_back(self.generators, saved["generators"])
 
-    def state(self, in_pass: bool, position: int) -> Saved:
+    def state(self, in_pass: bool, position: int) -> LoaderState:
         """Return the generators at the start of the order, and the current state of the dataset."""
         order, begins = self.order, self.order.begins
-        saved: Saved = {
+        saved: LoaderState = {
             "generators": begins if in_pass and begins is not None else states_of(self.generators),
             "current": states_of(self.current),
             "opened": self.copy.begun,
@@ -195,7 +195,7 @@ class IndexReader(Reader):
             saved["sampler"] = order.state_at(position) if in_pass else order.stateful.state_dict()
         return saved
 
-    def checked(self, saved: Saved, position: int) -> Saved:
+    def checked(self, saved: LoaderState, position: int) -> LoaderState:
         """Mark the state of a sampler that does not advance; a resume then draws its order again."""
         check = self.order.check
         if check is None or "sampler" not in saved or not check.check(saved["sampler"], position):
@@ -227,7 +227,7 @@ class StateReader(Reader):
         """Whether each iterator starts a new pass, even if the previous one was not finished."""
 
     def open(
-        self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None
+        self, key: int, position: int, passed_over: int, limit: int | None, saved: LoaderState | None
     ) -> Iterator[Any]:
         """Continue from the state; if it does not advance, read the batches before the position again."""
         self.stands_at = 0
@@ -286,7 +286,7 @@ class StateReader(Reader):
             self.may_be_spent = False
             yield from self._start(key)
 
-    def state(self, in_pass: bool, position: int) -> Saved:
+    def state(self, in_pass: bool, position: int) -> LoaderState:
         """Return the source's own state."""
         state = self.owner.state_dict()
         return (
@@ -295,7 +295,7 @@ class StateReader(Reader):
             else {"state": state}
         )
 
-    def checked(self, saved: Saved, position: int) -> Saved:
+    def checked(self, saved: LoaderState, position: int) -> LoaderState:
         """Add the position of a state that does not advance."""
         return {**saved, "stands_at": self.stands_at} if self.check.check(saved["state"], position) else saved
 
@@ -313,11 +313,11 @@ class CountReader(StateReader):
             (loader.batch_size or 1) * world_size // (replication if isinstance(replication, int) else 1)
         )
         """Samples in one batch of all ranks."""
-        self.unread: Saved | None = None
+        self.unread: LoaderState | None = None
         """A loaded state from which nothing was read yet."""
 
     def open(
-        self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None
+        self, key: int, position: int, passed_over: int, limit: int | None, saved: LoaderState | None
     ) -> Iterator[Any]:
         """Continue at the sample of the state, or at the next epoch if a restored pass had nothing left."""
         if saved is None and self.unread is not None:
@@ -331,7 +331,7 @@ class CountReader(StateReader):
         if batch is not END:
             yield batch
 
-    def state(self, in_pass: bool, position: int) -> Saved:
+    def state(self, in_pass: bool, position: int) -> LoaderState:
         """Return the state at the position, or at the start of the next pass."""
         state = self.owner.state_dict(num_samples=position * self.samples, from_beginning=True)
         return {"state": state if in_pass else {**state, "epoch": state["epoch"] + 1}}
@@ -354,7 +354,7 @@ class StreamReader(Reader):
         self.copy = PrivateCopy(source) if isinstance(source, DataLoader) else None
 
     def open(
-        self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None
+        self, key: int, position: int, passed_over: int, limit: int | None, saved: LoaderState | None
     ) -> Iterator[Any]:
         """Open a pass with separate random streams, so that the same batches can be read again."""
         self._begin(saved)
@@ -398,7 +398,7 @@ def read_again(batches: Iterator[Any], count: int) -> Iterator[Any]:
 class PrivateCopy:
     """A copy of the user's loader with our order, and with workers that are seeded for each batch."""
 
-    def __init__(self, loader: DataLoader[Any], order: Order | None = None) -> None:
+    def __init__(self, loader: DataLoader[Any], order: IndexOrder | None = None) -> None:
         self.loader, self.order = loader, order
         self.begun = False
         self.made: DataLoader[Any] | None = None

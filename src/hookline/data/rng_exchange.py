@@ -55,9 +55,17 @@ class OwnStream:
     def __init__(self, key: int) -> None:
         words, gauss, engine = python_words(), numpy_gauss(), torch_engine()
         streams: tuple[Stream, Stream, Stream] = (
-            PythonState(key) if words is None else PythonWords(key, words),
+            PublicState(random.Random(key).getstate(), random.getstate, random.setstate)
+            if words is None
+            else PythonWords(key, words),
             NumpyState(key) if gauss is None else NumpyGauss(key, gauss),
-            TorchState(key) if engine is None else TorchEngine(key, engine),
+            PublicState(
+                torch.Generator().manual_seed(key).get_state(),
+                torch.default_generator.get_state,
+                torch.default_generator.set_state,
+            )
+            if engine is None
+            else TorchEngine(key, engine),
         )
         self._enter = tuple(each.enter for each in streams)
         self._leave = tuple(each.leave for each in streams)
@@ -75,6 +83,21 @@ class OwnStream:
         torch_()
 
 
+class PublicState:
+    """A stream of Python or torch, exchanged by its public state."""
+
+    def __init__(self, own: Any, read: Callable[[], Any], write: Callable[[Any], Any]) -> None:
+        self._other, self._read, self._write = own, read, write
+
+    def enter(self) -> None:
+        """Exchange the two."""
+        before = self._read()
+        self._write(self._other)
+        self._other = before
+
+    leave = enter
+
+
 # ---- Python ------------------------------------------------------------------------------------------------
 
 
@@ -90,7 +113,7 @@ class PythonWords:
     def __init__(self, key: int, live: Memory) -> None:
         self._main, self._live, own = main_random(), live, random.Random(key)
         self._own_words, self._main_words = (
-            memoryview(bytearray(_words(own))),
+            memoryview(bytearray(_words_of(own))),
             memoryview(bytearray(MT_BYTES)),
         )
         self._own_gauss: Any = None
@@ -111,21 +134,6 @@ class PythonWords:
         self._own_gauss, main.gauss_next = main.gauss_next, self._main_gauss
 
 
-class PythonState:
-    """Python's stream, exchanged by its public state."""
-
-    def __init__(self, key: int) -> None:
-        self._other = random.Random(key).getstate()
-
-    def enter(self) -> None:
-        """Exchange the two."""
-        before = random.getstate()
-        random.setstate(self._other)
-        self._other = before
-
-    leave = enter
-
-
 def python_words() -> Memory | None:
     """Return the memory of Python's main stream; None if it is not laid out as assumed."""
     return _checked_words(main_random())
@@ -142,17 +150,17 @@ def _checked_words(main: random.Random) -> Memory | None:
         not _has_words(each) for each in (moved, main)
     ):
         return None
-    return _words(main)
+    return _words_of(main)
 
 
 def _has_words(generator: random.Random) -> bool:
     *words, position = generator.getstate()[1]
-    return _words(generator).tobytes() == struct.pack(f"i{MT_WORDS}I", position, *words)
+    return _words_of(generator).tobytes() == struct.pack(f"i{MT_WORDS}I", position, *words)
 
 
-def _words(generator: random.Random) -> Memory:
+def _words_of(generator: random.Random) -> Memory:
     """Return the position and the words, which are the first fields of CPython's object."""
-    return _memory(id(generator) + object.__basicsize__, MT_BYTES)
+    return _memory_at(id(generator) + object.__basicsize__, MT_BYTES)
 
 
 # ---- NumPy -------------------------------------------------------------------------------------------------
@@ -232,7 +240,7 @@ def _checked_gauss(main: np.random.RandomState) -> Memory | None:
     offset = _gauss_offset()
     if offset is None:
         return None
-    memory, state = _memory(id(main) + offset, 16), _gauss_of(main)
+    memory, state = _memory_at(id(main) + offset, 16), _gauss_of(main)
     return memory if struct.unpack("i4xd", memory) == state else None
 
 
@@ -244,11 +252,11 @@ def _gauss_offset() -> int | None:
     offsets = set()
     for value in (1.2345678e-77, -8.7654321e88):
         scratch.set_state({**state, "has_gauss": 1, "gauss": value})
-        offsets.add(_memory(id(scratch), size).tobytes().find(struct.pack("i4xd", 1, value)))
+        offsets.add(_memory_at(id(scratch), size).tobytes().find(struct.pack("i4xd", 1, value)))
     offset = offsets.pop()
     if offsets or offset < 0:
         return None
-    memory = _memory(id(scratch) + offset, 16)
+    memory = _memory_at(id(scratch) + offset, 16)
     scratch.set_state({**state, "has_gauss": 0, "gauss": 0.0})
     is_cleared = struct.unpack("i4xd", memory) == (0, 0.0)
     memory[:] = struct.pack("i4xd", 1, 0.25)
@@ -290,21 +298,6 @@ class TorchEngine:
         torch.default_generator.set_state(self._main)
 
 
-class TorchState:
-    """Torch's stream, exchanged by its public state."""
-
-    def __init__(self, key: int) -> None:
-        self._other = torch.Generator().manual_seed(key).get_state()
-
-    def enter(self) -> None:
-        """Exchange the two."""
-        before = torch.default_generator.get_state()
-        torch.default_generator.set_state(self._other)
-        self._other = before
-
-    leave = enter
-
-
 def torch_engine() -> Memory | None:
     """Return the memory of torch's main stream on the CPU; None if it is not laid out as assumed."""
     return _checked_engine(torch.default_generator)
@@ -318,7 +311,7 @@ def _checked_engine(main: Any) -> Memory | None:
     if offset is None:
         return None
     address: int = getattr(main, "_cdata")  # noqa: B009  # its stubs do not know it
-    memory = _memory(address + offset, TORCH_BYTES)
+    memory = _memory_at(address + offset, TORCH_BYTES)
     return memory if _is_engine(memory, main) else None
 
 
@@ -329,20 +322,20 @@ def _engine_offset() -> int | None:
     address: int | None = getattr(scratch, "_cdata", None)
     if address is None:
         return None
-    offset = _memory(address, TORCH_HEAD).tobytes().find(struct.pack("Q", seed))
+    offset = _memory_at(address, TORCH_HEAD).tobytes().find(struct.pack("Q", seed))
     if offset < 0:
         return None
-    memory = _memory(address + offset, TORCH_BYTES)
+    memory = _memory_at(address + offset, TORCH_BYTES)
     is_known, before = _is_engine(memory, scratch), memory.tobytes()
     # the first normal draw stores the second number of the pair, which the second draw uses
-    for change in (_draw, _draw_normal, _draw_normal, _set_float):
+    for change in (_draw_uniform, _draw_normal, _draw_normal, _set_float):
         change(scratch)
         is_known = is_known and _is_engine(memory, scratch) and memory.tobytes() != before
         before = memory.tobytes()
     return offset if is_known else None
 
 
-def _draw(generator: torch.Generator) -> None:
+def _draw_uniform(generator: torch.Generator) -> None:
     torch.rand(3, generator=generator, device="cpu")
 
 
@@ -368,5 +361,5 @@ def _is_engine(memory: Memory, generator: torch.Generator) -> bool:
     )
 
 
-def _memory(address: int, size: int) -> Memory:
+def _memory_at(address: int, size: int) -> Memory:
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler
 
-from hookline.data.generators import Found, states_of
+from hookline.data.seeding import Generators, states_of
 from hookline.data.sources import is_of_samples, keeps_its_ways, length_of, shards_itself
 from hookline.distributed.comm import Ranks
 from hookline.util.errors import OptionError
@@ -223,7 +223,7 @@ def padded_batches(batches: Iterator[Any], source: OwnSource, ranks: Ranks, turn
 
 
 def compare_sources(
-    ranks: Ranks, name: str, source: Any, generators: Found, length: int | None, apart: bool
+    ranks: Ranks, name: str, source: Any, generators: Generators, length: int | None, apart: bool
 ) -> list[int | None]:
     """Return the lengths on all ranks. Raise if a shared source differs. Waits for all ranks."""
     reports = ranks.gather([length, type(source).__name__, apart, _digest(generators)])
@@ -248,21 +248,21 @@ def compare_sources(
     return lengths
 
 
-def _digest(generators: Found) -> str:
+def _digest(generators: Generators) -> str:
     if not generators:
         return ""
     return hashlib.blake2b(
-        repr([_plain(each) for each in states_of(generators).values()]).encode(), digest_size=8
+        repr([_state_to_lists(each) for each in states_of(generators).values()]).encode(), digest_size=8
     ).hexdigest()
 
 
-def _plain(state: Any) -> Any:
+def _state_to_lists(state: Any) -> Any:
     """Return a state as plain lists, because the repr of a tensor or an array is shortened."""
     if hasattr(state, "tolist"):
         return state.tolist()
     if isinstance(state, dict):
-        return {key: _plain(each) for key, each in state.items()}
-    return [_plain(each) for each in state] if isinstance(state, list | tuple) else state
+        return {key: _state_to_lists(each) for key, each in state.items()}
+    return [_state_to_lists(each) for each in state] if isinstance(state, list | tuple) else state
 
 
 def _by_rank(values: list[Any]) -> str:

@@ -17,7 +17,7 @@ from torch.utils.data import (
     default_convert,
 )
 
-from hookline.data.generators import KINDS, Found, Value, find_generators
+from hookline.data.seeding import GENERATOR_KINDS, Generators, Value, find_generators
 
 # ---- webdataset, Hugging Face datasets, MosaicML streaming and torchdata -----------------------------------
 
@@ -102,15 +102,15 @@ def _shuffling_steps(step: Any) -> Iterator[Any]:
         yield from _shuffling_steps(inner)
 
 
-def pipeline_generators(source: Any) -> Found:
+def pipeline_generators(source: Any) -> Generators:
     """Return the generators, seeds and epoch counts that determine the order of a webdataset pipeline."""
-    found: Found = {}
+    found: Generators = {}
     for number, stage in enumerate(stages(source)):
         own: dict[str, Any] = getattr(stage, "__dict__", {})
         for options in (each for each in (own, own.get("kw")) if isinstance(each, dict)):
             for name in ("rng", "seed", "epoch"):  # without a given seed, webdataset has drawn one
                 value = options.get(name)
-                if isinstance(value, KINDS):
+                if isinstance(value, GENERATOR_KINDS):
                     found[f"pipeline{number}.{name}"] = value
                 elif isinstance(value, int | float | str):
                     found[f"pipeline{number}.{name}"] = Value(options, name)
@@ -247,10 +247,12 @@ def shards_itself(source: Any) -> bool:
 # ---- how exact a resume is ---------------------------------------------------------------------------------
 
 
-Facts = dict[str, int | None]
+SourceFacts = dict[str, int | None]
 
 
-def facts_of(source: Any, length: int | None, units: int | None, world_size: int, apart: bool) -> Facts:
+def source_facts(
+    source: Any, length: int | None, units: int | None, world_size: int, apart: bool
+) -> SourceFacts:
     """Return the facts that determine the position of each batch. units: samples or batches in a pass."""
     size = getattr(source, "batch_size", None)
     if size is None:
@@ -266,7 +268,7 @@ def facts_of(source: Any, length: int | None, units: int | None, world_size: int
     }
 
 
-def as_saved_now(saved: dict[str, Any], now: Facts, of_samples: bool) -> dict[str, Any]:
+def as_saved_now(saved: dict[str, Any], now: SourceFacts, of_samples: bool) -> dict[str, Any]:
     """Return a state of an old version, which supported one process only, in the current format."""
     if "of_samples" in saved:
         return saved
@@ -274,9 +276,9 @@ def as_saved_now(saved: dict[str, Any], now: Facts, of_samples: bool) -> dict[st
     return {**saved, "of_samples": of_samples, "passed_over": None, "facts": facts}
 
 
-def changes(saved: dict[str, Any], kind: str, now: Facts) -> Iterator[str]:
+def changes(saved: dict[str, Any], kind: str, now: SourceFacts) -> Iterator[str]:
     """Yield what has changed since the checkpoint was saved, and the effect, as the rest of a sentence."""
-    was: Facts = saved["facts"]
+    was: SourceFacts = saved["facts"]
     then = "when the checkpoint was saved"
     if saved["kind"] != kind:
         yield (

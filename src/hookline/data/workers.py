@@ -125,7 +125,7 @@ def block_signals() -> None:
     if not hasattr(signal, "sigwaitinfo"):
         return
     for number in (signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, _do_nothing)
+        signal.signal(number, _ignore_signal)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGUSR1})  # see signals_held
     threading.Thread(target=_wait_for_parent_sigterm, name="hookline-signals", daemon=True).start()
@@ -161,7 +161,7 @@ def end_workers(batches: Any) -> None:
             worker.join(KILL_TIMEOUT)
 
 
-def _do_nothing(number: int, frame: Any) -> None:
+def _ignore_signal(number: int, frame: Any) -> None:
     pass
 
 

@@ -11,11 +11,10 @@ from hookline.engine.registry import lazy_names
 
 if TYPE_CHECKING:
     from hookline.distributed.accelerate import Accelerated
-    from hookline.distributed.base import Strategy
+    from hookline.distributed.base import SingleDevice, Strategy
     from hookline.distributed.build import make_strategy
     from hookline.distributed.ddp import DDP
     from hookline.distributed.fsdp import FSDP
-    from hookline.distributed.single import SingleDevice
 
 __all__ = ["DDP", "FSDP", "Accelerated", "SingleDevice", "Strategy", "make_strategy"]
 
@@ -26,7 +25,7 @@ __getattr__, __dir__ = lazy_names(
         "DDP": "ddp",
         "FSDP": "fsdp",
         "make_strategy": "build",
-        "SingleDevice": "single",
+        "SingleDevice": "base",
         "Strategy": "base",
     },
 )

@@ -10,7 +10,7 @@ from hookline.distributed.base import StepModule
 from hookline.distributed.ddp import DDP
 from hookline.util.errors import HooklineError, OptionError
 
-PRECISIONS = {"no": "32", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+PRECISION_NAMES = {"no": "32", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 class Accelerated(DDP):
@@ -30,7 +30,7 @@ class Accelerated(DDP):
                     "Accelerated: an Accelerator brings its own device and precision; leave both out."
                 )
             device, precision = accelerator.device, _precision_of(accelerator)
-            _check(accelerator)
+            _check_accelerator(accelerator)
         super().__init__(device, precision)
         self.accelerator: Any = accelerator
         """The Accelerator; made at the start of the run if none was given."""
@@ -41,7 +41,7 @@ class Accelerated(DDP):
         super().connect()
         if self.accelerator is None:
             self.accelerator = self._make()
-            _check(self.accelerator)
+            _check_accelerator(self.accelerator)
         # the loop runs the scaler, because its events are about it; Accelerate must not run it too
         if self.accelerator.scaler is not None:
             self.precision.scaler, self.accelerator.scaler = self.accelerator.scaler, None
@@ -54,7 +54,7 @@ class Accelerated(DDP):
             raise HooklineError(
                 "strategy='accelerate' needs the package accelerate: pip install accelerate."
             ) from error
-        wanted = {name: theirs for theirs, name in PRECISIONS.items()}[self.precision.name]
+        wanted = {name: theirs for theirs, name in PRECISION_NAMES.items()}[self.precision.name]
         try:
             made = accelerate.Accelerator(cpu=self.device.type == "cpu", mixed_precision=wanted)
         except ValueError as error:
@@ -101,14 +101,15 @@ class Accelerated(DDP):
 
 def _precision_of(accelerator: Any) -> str:
     name = str(accelerator.mixed_precision)
-    if name not in PRECISIONS:
+    if name not in PRECISION_NAMES:
         raise OptionError(
-            f"Accelerated: the Accelerator's mixed_precision is {name!r}; allowed: {', '.join(PRECISIONS)}."
+            f"Accelerated: the Accelerator's mixed_precision is {name!r}; allowed: "
+            f"{', '.join(PRECISION_NAMES)}."
         )
-    return PRECISIONS[name]
+    return PRECISION_NAMES[name]
 
 
-def _check(accelerator: Any) -> None:
+def _check_accelerator(accelerator: Any) -> None:
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     if kind != "NO" and not kind.startswith("MULTI_"):
         raise OptionError(

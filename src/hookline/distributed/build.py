@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from hookline.distributed.base import Strategy
+from hookline.distributed.base import SingleDevice, Strategy
 from hookline.distributed.launch import find_rank, pick_device
-from hookline.distributed.single import SingleDevice
 from hookline.util.errors import OptionError, closest
 
-STRATEGIES = ("auto", "single", "ddp", "fsdp", "accelerate")
+STRATEGY_NAMES = ("auto", "single", "ddp", "fsdp", "accelerate")
 
 
 def make_strategy(strategy: str | Strategy, device: str | torch.device, precision: str | int) -> Strategy:
@@ -24,13 +23,13 @@ def make_strategy(strategy: str | Strategy, device: str | torch.device, precisio
                     value=value,
                 )
         return strategy
-    if strategy not in STRATEGIES:
+    if strategy not in STRATEGY_NAMES:
         raise OptionError(
-            f"strategy={strategy!r}, allowed: {', '.join(map(repr, STRATEGIES))} or a Strategy object."
-            f"{closest(str(strategy), STRATEGIES)}",
+            f"strategy={strategy!r}, allowed: {', '.join(map(repr, STRATEGY_NAMES))} or a Strategy object."
+            f"{closest(str(strategy), STRATEGY_NAMES)}",
             option="strategy",
             value=strategy,
-            allowed=STRATEGIES,
+            allowed=STRATEGY_NAMES,
         )
     if strategy == "auto":
         strategy = "single" if find_rank().alone else "ddp"

@@ -162,23 +162,25 @@ class Ranks:
 
     def largest(self, values: Sequence[int]) -> Answer:
         """Start an all-reduce of each number's maximum. Reading the answer waits for it."""
-        return self._begin(values, dist.ReduceOp.MAX)
+        return self._all_reduce(torch.tensor(values, dtype=INT), dist.ReduceOp.MAX)
 
     def total(self, values: Sequence[int]) -> Answer:
         """Start an all-reduce of each number's sum. Reading the answer waits for it."""
-        return self._begin(values, dist.ReduceOp.SUM)
+        return self._all_reduce(torch.tensor(values, dtype=INT), dist.ReduceOp.SUM)
+
+    def everywhere(self, flag: bool) -> bool:
+        """Return whether the flag is set on every rank. Waits for all ranks."""
+        return flag if self.group is None else self.total([not flag]).read() == [0]
 
     def add_up(self, numbers: Tensor) -> Answer:
         """Start a sum of the tensor over all ranks, in place. Reading the answer waits for it."""
-        work = None if self.group is None else dist.all_reduce(numbers, group=self.group, async_op=True)
-        return Answer(numbers, work)
+        return self._all_reduce(numbers, dist.ReduceOp.SUM)
 
     def rounds(self, count: int) -> Rounds:
         """Return a reusable all-reduce of the maximum of `count` numbers, for use after every batch."""
         return Rounds(self.group, count)
 
-    def _begin(self, values: Sequence[int], operation: Any) -> Answer:
-        numbers = torch.tensor(values, dtype=INT)
+    def _all_reduce(self, numbers: Tensor, operation: Any) -> Answer:
         work = (
             None
             if self.group is None
@@ -230,7 +232,7 @@ def gloo_group(timeout: float, members: list[int] | None = None) -> Any:
     return dist.new_group(members, backend="gloo", timeout=datetime.timedelta(seconds=timeout))
 
 
-def listed(ranks: Sequence[int]) -> str:
+def format_ranks(ranks: Sequence[int]) -> str:
     """Return the ranks as text: `rank 3`, `ranks 0, 2`."""
     few = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"rank {few}" if len(ranks) == 1 else f"ranks {few}"

@@ -17,7 +17,7 @@ from hookline.distributed.process_group import MultiRankStrategy
 from hookline.util.errors import OptionError
 
 UNUSED = "Expected to have finished reduction"
-BUFFERS = next(
+BUFFER_OPTION = next(
     each
     for each in ("forward_sync_buffers", "broadcast_buffers")
     if each in inspect.signature(DistributedDataParallel.__init__).parameters
@@ -58,7 +58,7 @@ class DDP(MultiRankStrategy):
             "find_unused_parameters": find_unused_parameters,
             "static_graph": static_graph,
             "bucket_cap_mb": bucket_cap_mb,
-            **({} if sync_buffers else {BUFFERS: False}),
+            **({} if sync_buffers else {BUFFER_OPTION: False}),
         }
         self._wrapped: Any = None
         self._module: nn.Module | None = None

@@ -12,7 +12,7 @@ from torch import distributed as dist
 from torch import nn
 
 from hookline.distributed.base import StepModule, keep_step_module, step_module_of
-from hookline.distributed.comm import listed
+from hookline.distributed.comm import format_ranks
 from hookline.distributed.process_group import MultiRankStrategy
 from hookline.engine.checks import refused
 from hookline.util.errors import OptionError, closest
@@ -129,17 +129,19 @@ class FSDP(MultiRankStrategy):
         units = self.units_of(module)
         refuse_ties(module, units)
         apart = batch_norms(module) if policy.param_dtype is not None and self.mixed_precision is None else []
-        for each in apart:
-            fully_shard(each, **{**options, "mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)})
-        for each in reversed(units):  # innermost first
-            if each not in apart:
-                fully_shard(each, **options)
+        for norm_layer in apart:
+            fully_shard(
+                norm_layer, **{**options, "mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False)}
+            )
+        for unit in reversed(units):  # innermost first
+            if unit not in apart:
+                fully_shard(unit, **options)
         # a manual step updates the weights in the middle of the step, so every call of the module must gather
         # them again
         root = StepModule(module) if getattr(module, "automatic_optimization", True) else module
         fully_shard(root, **options)
         if is_meta:
-            materialize(module, self.device)
+            materialize_module(module, self.device)
         return root
 
     def _mesh(self) -> Any:
@@ -158,7 +160,7 @@ class FSDP(MultiRankStrategy):
     def units_of(self, module: nn.Module) -> list[nn.Module]:
         """Return the layers that are gathered one at a time, outermost first."""
         if self.wrap is not None:
-            return chosen("wrap", self.wrap, module)
+            return choose_modules("wrap", self.wrap, module)
         lists = [each for each in module.modules() if isinstance(each, nn.ModuleList)]
         return list(
             dict.fromkeys(item for each in lists for item in each if any(True for _ in item.parameters()))
@@ -174,7 +176,9 @@ class FSDP(MultiRankStrategy):
         for layer in (
             self.units_of(module)
             if option is True
-            else chosen("activation_checkpointing", _choices("activation_checkpointing", option), module)
+            else choose_modules(
+                "activation_checkpointing", _choices("activation_checkpointing", option), module
+            )
         ):
             checkpoint(layer)
 
@@ -242,7 +246,8 @@ def _check_mesh(mesh: Any, world_size: int, device: str) -> None:
     )
     if missing or len(ranks) != world_size:
         raise OptionError(
-            f"FSDP: mesh={mesh!r} covers {listed(ranks)} of {world_size} ranks, and must cover all: {right}.",
+            f"FSDP: mesh={mesh!r} covers {format_ranks(ranks)} of {world_size} ranks, and must cover all: "
+            f"{right}.",
             option="mesh",
             value=mesh,
         )
@@ -271,11 +276,11 @@ def _explain(error: RuntimeError) -> None:
 def refuse_ties(module: nn.Module, units: Sequence[nn.Module]) -> None:
     """Raise if two layers that are gathered separately share a parameter."""
     modules, owners = dict(module.named_modules(remove_duplicate=False)), dict[int, tuple[str, nn.Module]]()
-    for name, each in module.named_parameters(remove_duplicate=False):
+    for name, parameter in module.named_parameters(remove_duplicate=False):
         above = name.rpartition(".")[0]
         while above and modules[above] not in units:
             above = above.rpartition(".")[0]
-        first, owner = owners.setdefault(id(each), (name, modules[above]))
+        first, owner = owners.setdefault(id(parameter), (name, modules[above]))
         if owner is not modules[above]:
             raise OptionError(
                 f"FSDP: {first} and {name} are the same parameter, in layers that are gathered one at a "
@@ -295,19 +300,19 @@ def batch_norms(module: nn.Module) -> list[nn.Module]:
 
 def _broadcast_weights(module: nn.Module) -> None:
     """Broadcast rank zero's weights and buffers, because ranks may have initialized differently."""
-    for each in (*module.parameters(), *module.buffers()):
-        dist.broadcast(each.detach(), 0)
+    for tensor in (*module.parameters(), *module.buffers()):
+        dist.broadcast(tensor.detach(), 0)
 
 
-def materialize(module: nn.Module, device: torch.device) -> None:
+def materialize_module(module: nn.Module, device: torch.device) -> None:
     """Allocate a model that was made on the meta device, and initialize its layers."""
     module.to_empty(device=device)
-    for name, each in module.named_modules():
-        own = [*each.parameters(recurse=False), *each.buffers(recurse=False)]
-        reset: Any = getattr(each, "reset_parameters", None) or getattr(each, "init_weights", None)
+    for name, part in module.named_modules():
+        own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        reset: Any = getattr(part, "reset_parameters", None) or getattr(part, "init_weights", None)
         if own and reset is None:
             raise OptionError(
-                f"{name or type(module).__name__} ({type(each).__name__}) was made on the meta device and "
+                f"{name or type(module).__name__} ({type(part).__name__}) was made on the meta device and "
                 "has neither reset_parameters() nor init_weights(), so it cannot be initialized. "
                 "Add one of them, or make the model on the CPU."
             )
@@ -329,7 +334,7 @@ def _choices(option: str, given: Any) -> list[Any]:
     return choices
 
 
-def chosen(option: str, choices: Sequence[Any], module: nn.Module) -> list[nn.Module]:
+def choose_modules(option: str, choices: Sequence[Any], module: nn.Module) -> list[nn.Module]:
     """Return the submodules that match a choice, outermost first. Raise for a choice that matches none."""
     named = [(name, each) for name, each in module.named_modules() if name]
     found: dict[int, nn.Module] = {}

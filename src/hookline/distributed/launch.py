@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Mapping
@@ -40,12 +39,12 @@ def find_rank(environment: Mapping[str, str] | None = None) -> RankInfo:
     """Return the rank from the variables of torchrun, else of `srun`; else that of a single process."""
     env = os.environ if environment is None else environment
     if "RANK" in env and "WORLD_SIZE" in env:
-        return _checked(
+        return _check_rank(
             RankInfo(
-                _number(env, "RANK"),
-                _number(env, "LOCAL_RANK", 0),
-                _number(env, "WORLD_SIZE"),
-                _number(env, "LOCAL_WORLD_SIZE", 1),
+                _read_number(env, "RANK"),
+                _read_number(env, "LOCAL_RANK", 0),
+                _read_number(env, "WORLD_SIZE"),
+                _read_number(env, "LOCAL_WORLD_SIZE", 1),
                 "torchrun",
             )
         )
@@ -56,11 +55,11 @@ def find_rank(environment: Mapping[str, str] | None = None) -> RankInfo:
         and _is_srun(env)
     ):
         tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
-        return _checked(
+        return _check_rank(
             RankInfo(
-                _number(env, "SLURM_PROCID"),
-                _number(env, "SLURM_LOCALID", 0),
-                _number(env, tasks),
+                _read_number(env, "SLURM_PROCID"),
+                _read_number(env, "SLURM_LOCALID", 0),
+                _read_number(env, tasks),
                 _tasks_here(env),
                 "SLURM",
                 _slurm_address(env),
@@ -90,7 +89,7 @@ def _is_srun(env: Mapping[str, str]) -> bool:
     )
 
 
-def _checked(info: RankInfo) -> RankInfo:
+def _check_rank(info: RankInfo) -> RankInfo:
     if not 0 <= info.rank < info.world_size:
         raise OptionError(
             f"{info.launcher} says that this is rank {info.rank} of {info.world_size} processes; "
@@ -99,7 +98,7 @@ def _checked(info: RankInfo) -> RankInfo:
     return info
 
 
-def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+def _read_number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = env.get(name)
     if text is None and default is not None:
         return default
@@ -156,6 +155,3 @@ def pick_device(device: Any) -> torch.device:
             value=device,
         ) from None
     return chosen
-
-
-log = logging.getLogger("hookline")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-def held(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
     """Return the local part of a tensor: its shard, or the tensor itself. It shares the tensor's memory."""
     whole: Any = tensor
     if type(tensor) is Tensor or not hasattr(whole, "to_local"):
@@ -28,9 +28,9 @@ def is_sharded(tensor: Any) -> bool:
 def over_shards(vector: Tensor, tensors: Sequence[Any], order: float = 2.0) -> Tensor:
     """Turn norms of local parts into norms of whole tensors, with one all-reduce per kind of sharding."""
     alike: dict[Any, list[int]] = {}
-    for index, each in enumerate(tensors):
-        if is_sharded(each):
-            alike.setdefault((each.device_mesh, each.placements), []).append(index)
+    for index, tensor in enumerate(tensors):
+        if is_sharded(tensor):
+            alike.setdefault((tensor.device_mesh, tensor.placements), []).append(index)
     for (mesh, placements), where in alike.items():
         highest = math.isinf(order)
         # a maximum over ranks may lose a NaN, but not an infinity
@@ -87,8 +87,8 @@ def _gather_rows(rows: list[Tensor], group: Any) -> list[Tensor]:
 def norm_of(grads: Sequence[Tensor]) -> Tensor:
     """Return the total norm, equal on every rank, as a tensor on its device."""
     if not any(is_sharded(each) for each in grads):
-        return torch.nn.utils.get_total_norm([held(each) for each in grads])
-    found = torch._foreach_norm([held(each) for each in grads], 2.0)  # pyright: ignore[reportPrivateImportUsage]
+        return torch.nn.utils.get_total_norm([local_part(each) for each in grads])
+    found = torch._foreach_norm([local_part(each) for each in grads], 2.0)  # pyright: ignore[reportPrivateImportUsage]
     dtype = torch.float64 if any(each.dtype is torch.float64 for each in found) else torch.float32
     vector = torch.stack([each.to(found[0].device, dtype) for each in found])
     norm: Tensor = torch.linalg.vector_norm(over_shards(vector, grads))
@@ -99,24 +99,24 @@ def clip_norm(grads: Sequence[Tensor], limit: float) -> Tensor:
     """Clip the total norm to `limit` in place, and return the norm before."""
     norm = norm_of(grads)
     factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
-    scale(grads, factor)
+    scale_gradients(grads, factor)
     return norm
 
 
 def clip_values(grads: Sequence[Tensor], limit: float) -> Tensor | None:
     """Clamp every element to `limit` in place. Return None, because this does not compute the norm."""
-    here = [held(each) for each in grads]
+    here = [local_part(each) for each in grads]
     torch._foreach_clamp_min_(here, -limit)  # pyright: ignore[reportPrivateImportUsage]
     torch._foreach_clamp_max_(here, limit)  # pyright: ignore[reportPrivateImportUsage]
     return None
 
 
-def scale(grads: Sequence[Tensor], factor: float | Tensor) -> None:
+def scale_gradients(grads: Sequence[Tensor], factor: float | Tensor) -> None:
     """Multiply the local parts in place."""
-    here = [held(each) for each in grads if each.numel()]
+    here = [local_part(each) for each in grads if each.numel()]
     if isinstance(factor, Tensor) and any(each.device != factor.device for each in here):
-        for each in here:
-            each.mul_(factor.to(each.device))
+        for tensor in here:
+            tensor.mul_(factor.to(tensor.device))
     else:
         torch._foreach_mul_(here, factor)  # pyright: ignore[reportPrivateImportUsage]
 
@@ -124,11 +124,11 @@ def scale(grads: Sequence[Tensor], factor: float | Tensor) -> None:
 def agree_on_overflow(found: dict[Any, Tensor], parameters: Sequence[Any]) -> bool:
     """Return whether a gradient overflowed on any rank, and set the scaler's flags (`found`) to match."""
     device = next(iter(found))
-    seen = torch.stack([held(each).to(device).reshape(()) for each in found.values()]).sum().reshape(1)
+    seen = torch.stack([local_part(each).to(device).reshape(()) for each in found.values()]).sum().reshape(1)
     for mesh, placements in {(each.device_mesh, each.placements) for each in parameters if is_sharded(each)}:
         for dim, place in enumerate(placements):
             if place.is_shard():
                 torch.distributed.all_reduce(seen, torch.distributed.ReduceOp.MAX, group=mesh.get_group(dim))
-    for each in found.values():
-        held(each).fill_(1.0 if seen.item() else 0.0)
+    for flag in found.values():
+        local_part(flag).fill_(1.0 if seen.item() else 0.0)
     return bool(seen.item())

@@ -24,14 +24,14 @@ class Binding:
 
     call: Caller
     facts: tuple[str, ...]
-    source: Source | None = None
+    source: CallSource | None = None
     """The same call as text, for generated code that makes it without another frame; None: only `call` can
     make it.
     """
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CallSource:
     """The text of one call of a function. It consists of expressions from the table's rows, never of the
     user's text.
     """
@@ -94,8 +94,8 @@ def bind_by_name(
         requested = {table.fact(each.name, event) for each in own} - {None}
         return [each for each in theirs if table.fact(each.name, event) not in requested]
 
-    arguments = _Arguments(event, table, function)
-    for parameter in _with_overridden(_parameters(function, where), iter(overridden), remaining, where):
+    arguments = _CallArguments(event, table, function)
+    for parameter in _with_overridden(_read_signature(function, where), iter(overridden), remaining, where):
         fact = table.fact(parameter.name, event)
         if parameter.kind is parameter.VAR_POSITIONAL:
             arguments.positional_rest()
@@ -103,10 +103,8 @@ def bind_by_name(
             arguments.keyword_rest()
         elif fact is not None:
             arguments.request(fact, parameter)
-        elif parameter.default is parameter.empty:
-            raise HookError(unknown_fact(parameter.name, event, table, where))
         else:
-            arguments.leave_out(parameter)
+            arguments.leave_out(parameter, where)
     return arguments.binding()
 
 
@@ -127,9 +125,9 @@ def bind_by_position(
     def remaining(own: list[inspect.Parameter], theirs: list[inspect.Parameter]) -> list[inspect.Parameter]:
         return theirs[sum(each.kind is not each.KEYWORD_ONLY for each in own) :]
 
-    arguments = _Arguments(event, table, function)
+    arguments = _CallArguments(event, table, function)
     positional = [table.fact(name, event) for name in event.facts]
-    for parameter in _with_overridden(_parameters(function, where), iter(overridden), remaining, where):
+    for parameter in _with_overridden(_read_signature(function, where), iter(overridden), remaining, where):
         if parameter.kind is parameter.VAR_POSITIONAL:
             arguments.rest_of_step()
         elif parameter.kind is parameter.VAR_KEYWORD:
@@ -141,10 +139,8 @@ def bind_by_position(
             arguments.request(fact, parameter)
         elif (fact := table.fact(parameter.name, event)) is not None:
             arguments.request(fact, parameter)
-        elif parameter.default is parameter.empty:
-            raise HookError(unknown_fact(parameter.name, event, table, where))
         else:
-            arguments.leave_out(parameter)
+            arguments.leave_out(parameter, where)
     return arguments.binding()
 
 
@@ -164,7 +160,7 @@ IF_SEVERAL = "*(({},) if s.several_loaders else ())"
 """The text of an argument that is passed only if the pass has several loaders."""
 
 
-class _Arguments:
+class _CallArguments:
     """The arguments of one call, collected as source text."""
 
     def __init__(self, event: Event, table: EventTable, function: Callable[..., Any]) -> None:
@@ -182,10 +178,13 @@ class _Arguments:
         self.source.append(f"{parameter.name}={expression}" if keyword else expression)
         self.facts.append(fact.name)
 
-    def leave_out(self, parameter: inspect.Parameter) -> None:
-        """Keep the parameter's default. It is passed explicitly, so that later positional arguments keep
-        their positions.
+    def leave_out(self, parameter: inspect.Parameter, where: str) -> None:
+        """Keep the default of a parameter that is not a fact; raise if it has none.
+
+        It is passed explicitly, so that later positional arguments keep their positions.
         """
+        if parameter.default is parameter.empty:
+            raise HookError(unknown_fact(parameter.name, self.event, self.table, where))
         if parameter.kind is not parameter.KEYWORD_ONLY:
             self.source.append(f"d[{len(self.left_out)}]")
             self.left_out.append(parameter.default)
@@ -218,7 +217,7 @@ class _Arguments:
                 self.facts.append(fact.name)
 
     def binding(self) -> Binding:
-        source = Source(self.function, tuple(self.source), tuple(self.left_out))
+        source = CallSource(self.function, tuple(self.source), tuple(self.left_out))
         return Binding(source.caller(), tuple(self.facts), source)
 
 
@@ -253,7 +252,7 @@ def factory(source: str) -> Callable[..., Any]:
     return space["make"]  # type: ignore[no-any-return]
 
 
-def _parameters(function: Callable[..., Any], where: str) -> Sequence[inspect.Parameter]:
+def _read_signature(function: Callable[..., Any], where: str) -> Sequence[inspect.Parameter]:
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
@@ -287,7 +286,7 @@ def _with_overridden(
     if below is None:
         return own
     named = [each for each in own if each.kind not in _VARIABLE]
-    theirs = _with_overridden(_parameters(below, where), overridden, remaining, where)
+    theirs = _with_overridden(_read_signature(below, where), overridden, remaining, where)
     left = remaining(named, [each for each in theirs if each.kind not in _VARIABLE])
     if takes_names and (named or not takes_positions):
         # passed by name, they reach the right parameter whatever is passed before them

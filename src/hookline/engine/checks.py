@@ -27,7 +27,7 @@ from hookline.util.errors import HookError, OptionError, closest
 
 LARGEST_SEED = 2**64 - 1
 """The largest seed of torch.manual_seed."""
-LONGEST_NAME = 255
+LONGEST_FILE_NAME = 255
 """Bytes in the name of a file or directory, on nearly every file system."""
 
 Init = TypeVar("Init", bound=Callable[..., None])
@@ -38,11 +38,11 @@ Rule = Callable[[str, Any], Any]
 def refused(name: str, value: Any, allowed: str, more: str = "") -> OptionError:
     """Return the error about a value that is not what it must be."""
     return OptionError(
-        f"{name}={value!r} must be {allowed}.{more}", option=_bare(name), value=value, allowed=allowed
+        f"{name}={value!r} must be {allowed}.{more}", option=_option_of(name), value=value, allowed=allowed
     )
 
 
-def _bare(name: str) -> str:
+def _option_of(name: str) -> str:
     """Return the option without its owner."""
     return name.rpartition(": ")[2]
 
@@ -85,7 +85,7 @@ def check_fields(made: Any) -> None:
     """
     for field in fields(made):
         if (rule := rule_of(field.type)) is not None:
-            object.__setattr__(made, field.name, checked(field.name, rule, getattr(made, field.name)))
+            object.__setattr__(made, field.name, apply_rule(field.name, rule, getattr(made, field.name)))
 
 
 def checked_parameters(init: Init) -> Init:
@@ -117,7 +117,7 @@ def checked_parameters(init: Init) -> Init:
     return typing.cast("Init", __init__)
 
 
-def checked(name: str, rule: Rule, value: Any) -> Any:
+def apply_rule(name: str, rule: Rule, value: Any) -> Any:
     """Return a value after its rule. An error about a key of a table gets the full path of the key."""
     try:
         return rule(name, value)
@@ -195,9 +195,9 @@ class Several:
 
     def __call__(self, name: str, value: Any) -> tuple[str, ...]:
         """Return the names, or raise."""
-        names = members(name, value, f"these: {', '.join(self.allowed)}")
-        for each in names:
-            check_choice(name, each, self.allowed)
+        names = as_tuple(name, value, f"these: {', '.join(self.allowed)}")
+        for member in names:
+            check_choice(name, member, self.allowed)
         return names
 
 
@@ -305,7 +305,7 @@ def check_choice(name: str, value: Any, allowed: Iterable[Any], more: str = "") 
         near = closest(str(value), [each for each in known if isinstance(each, str)])
         raise OptionError(
             f"{name}={value!r}, allowed: {', '.join(map(repr, known))}.{near} {more}".rstrip(),
-            option=_bare(name),
+            option=_option_of(name),
             value=value,
             allowed=known,
         )
@@ -324,7 +324,7 @@ def check_seed(name: str, seed: Any) -> int:
     return seed
 
 
-def members(name: str, given: Any, of: str) -> tuple[Any, ...]:
+def as_tuple(name: str, given: Any, of: str) -> tuple[Any, ...]:
     """Return a tuple of one string or of the items of a list; refuse anything else."""
     if isinstance(given, str):
         return (given,)
@@ -367,7 +367,7 @@ def parse_time(
 def _no_time(name: str, given: Any, hint: str) -> OptionError:
     allowed = "seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta, above 0"
     return OptionError(
-        f"{name}={given!r}: use {allowed}.{hint}", option=_bare(name), value=given, allowed=allowed
+        f"{name}={given!r}: use {allowed}.{hint}", option=_option_of(name), value=given, allowed=allowed
     )
 
 
@@ -385,23 +385,23 @@ def check_path(name: str, path: Any, wanted: str = "a path") -> None:
     if not isinstance(path, str | os.PathLike) or not (text := os.fspath(path)) or not str(text).strip():
         raise OptionError(
             f"{name}={path!r} must be {wanted}{', and is empty' if isinstance(path, str) else ''}.",
-            option=_bare(name),
+            option=_option_of(name),
             value=path,
             allowed=wanted,
         )
     if "\0" in str(text):
         raise OptionError(
             f"{name}={path!r} must be {wanted}; it has a NUL character, which file systems do not allow.",
-            option=_bare(name),
+            option=_option_of(name),
             value=path,
             allowed=wanted,
         )
     for part in Path(os.fsdecode(text)).parts:
-        if len(os.fsencode(part)) > LONGEST_NAME:
+        if len(os.fsencode(part)) > LONGEST_FILE_NAME:
             raise OptionError(
                 f"{name}={str(path)[:60] + '...'!r}: {part[:20] + '...'!r} has {len(os.fsencode(part))} "
-                f"bytes, and a name may have {LONGEST_NAME}.",
-                option=_bare(name),
+                f"bytes, and a name may have {LONGEST_FILE_NAME}.",
+                option=_option_of(name),
                 value=path,
                 allowed=wanted,
             )
@@ -419,7 +419,7 @@ def longest_name(path: Path) -> int:
     try:
         return os.pathconf(there, "PC_NAME_MAX")
     except (AttributeError, OSError, ValueError):  # the system does not report it
-        return LONGEST_NAME
+        return LONGEST_FILE_NAME
 
 
 def check_writable_directory(name: str, path: Path) -> None:
@@ -431,7 +431,9 @@ def check_writable_directory(name: str, path: Path) -> None:
     there = _nearest(whole)
     if not there.is_dir():
         raise OptionError(
-            f"{name}={str(path)!r} cannot be a directory: {there} is a file.", option=_bare(name), value=path
+            f"{name}={str(path)!r} cannot be a directory: {there} is a file.",
+            option=_option_of(name),
+            value=path,
         )
     try:
         with tempfile.TemporaryDirectory(prefix=".hookline-", dir=there) as probe:
@@ -441,7 +443,7 @@ def check_writable_directory(name: str, path: Path) -> None:
         raise OptionError(
             f"{name}={shown!r} cannot be written to: nothing can be created in {there} "
             f"({error.strerror or error}).",
-            option=_bare(name),
+            option=_option_of(name),
             value=path,
         ) from None
 
@@ -456,7 +458,7 @@ def check_file(name: str, path: Any) -> Any:
     return path
 
 
-PRECISIONS = {
+PRECISION_SPELLINGS = {
     "32": "32",
     "32-true": "32",
     "bf16": "bf16-mixed",
@@ -468,18 +470,20 @@ PRECISIONS = {
 
 def parse_precision(precision: str | int) -> str:
     """Return '32', 'bf16-mixed' or '16-mixed' for any accepted spelling."""
-    name = PRECISIONS.get(str(precision))
+    name = PRECISION_SPELLINGS.get(str(precision))
     if name is None:
         plain = re.sub(
             r"^(?:fp|float)(?=\d)", "", str(precision).lower().replace("bfloat", "bf")
         )  # fp16, float32, bfloat16
-        near = "" if plain.isdigit() else closest(plain, PRECISIONS).partition("'")[2].partition("'")[0]
-        meant = PRECISIONS.get(plain) or PRECISIONS.get(near)
+        near = (
+            "" if plain.isdigit() else closest(plain, PRECISION_SPELLINGS).partition("'")[2].partition("'")[0]
+        )
+        meant = PRECISION_SPELLINGS.get(plain) or PRECISION_SPELLINGS.get(near)
         hint = f" Did you mean {meant!r}?" if meant else ""
         raise OptionError(
             f"precision={precision!r}, allowed: 32, 'bf16-mixed', '16-mixed'.{hint}",
             option="precision",
             value=precision,
-            allowed=tuple(dict.fromkeys(PRECISIONS.values())),
+            allowed=tuple(dict.fromkeys(PRECISION_SPELLINGS.values())),
         )
     return name

@@ -14,11 +14,11 @@ from hookline.engine.binding import Caller
 from hookline.engine.events import Event
 from hookline.util.errors import HookError, closest
 
-SLOW = 0.05
+SLOW_SHARE = 0.05
 """The share of the training time from which a hook is reported as slow."""
-SHORT = 0.1
+SHORT_SECONDS = 0.1
 """Seconds: a hook that took less is not reported as slow, even in a short run."""
-SHOWN = 6
+SHOWN_COSTS = 6
 """Rows of the table at the end of a run; the others are summed up."""
 
 
@@ -92,16 +92,16 @@ def cost_table(rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0)
 
     The time of a row includes hooks that ran inside its calls.
     """
-    shown = rows[:SHOWN]
+    shown = rows[:SHOWN_COSTS]
     cells = [("hook", "event", "calls", "total", "mean", "worst", "share")]
     cells += [
         (
             row.hook,
             row.event,
             str(row.calls),
-            duration(row.seconds),
-            duration(row.mean),
-            duration(row.worst),
+            format_seconds(row.seconds),
+            format_seconds(row.mean),
+            format_seconds(row.worst),
             f"{row.share:.1%}",
         )
         for row in shown
@@ -110,8 +110,8 @@ def cost_table(rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0)
     total = sum(row.seconds for row in rows) - counted_twice
     share = f", {total / seconds:.1%}" if seconds else ""
     lines = [
-        f"Hooks took {duration(total)} of {duration(seconds)} of training{share}, validation and saving "
-        f"included:"
+        f"Hooks took {format_seconds(total)} of {format_seconds(seconds)} of training{share}, validation and "
+        f"saving included:"
     ]
     for line in cells:
         parts = [
@@ -119,9 +119,9 @@ def cost_table(rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0)
             for column, (text, width) in enumerate(zip(line, widths, strict=True))
         ]
         lines.append("  " + "  ".join(parts).rstrip())
-    if rest := rows[SHOWN:]:
+    if rest := rows[SHOWN_COSTS:]:
         lines.append(
-            f"  and {len(rest)} more, {duration(sum(row.seconds for row in rest))} in total: "
+            f"  and {len(rest)} more, {format_seconds(sum(row.seconds for row in rest))} in total: "
             f"trainer.hooks.cost()"
         )
     lines += [
@@ -146,10 +146,14 @@ def slow_hooks(rows: Sequence[Cost]) -> dict[str, float]:
             row.share * again / row.seconds if row.seconds else 0.0
         )
         seconds[row.hook] = seconds.get(row.hook, 0.0) + again
-    return {name: total[name] for name, share in shares.items() if share >= SLOW and seconds[name] >= SHORT}
+    return {
+        name: total[name]
+        for name, share in shares.items()
+        if share >= SLOW_SHARE and seconds[name] >= SHORT_SECONDS
+    }
 
 
-def duration(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Format seconds with at most three digits before the point: `1.25 s`, `3.1 ms`, `850 µs`."""
     if seconds >= 1:
         return f"{seconds:.1f} s" if seconds < 1000 else f"{seconds:.0f} s"
@@ -240,7 +244,7 @@ class Budget:
             100 * self.spent / max(1, self.clock() - self.began),
             allowance.event.name,
             allowance.calls,
-            duration(allowance.spent / 1e9 / max(1, allowance.calls)),
+            format_seconds(allowance.spent / 1e9 / max(1, allowance.calls)),
             done,
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hookline.engine.events import BRANCHES, EVENTS, EVERY_VERB, RECEIVERS, Event
+from hookline.engine.events import BRANCHES, EVENTS, EVERY_STAGE, RECEIVERS, Event
 from hookline.engine.foreign import Adapter
 from hookline.engine.listener import Listener, plain_function
 from hookline.engine.plan import Plan
@@ -26,11 +26,11 @@ class Node:
     """A branch of the tree: its events and smaller branches, in order."""
 
     title: str
-    children: list[Node | Moment] = field(default_factory=list)
+    children: list[Node | ExplainedEvent] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Moment:
+class ExplainedEvent:
     """An event with its listeners."""
 
     event: Event
@@ -46,13 +46,13 @@ class Explanation:
 
     def __init__(
         self,
-        verb: str,
+        stage: str,
         root: Node,
         mixture: str = "",
         graphs: str = "",
         loaders: Mapping[str, str] | None = None,
     ) -> None:
-        self.verb = verb
+        self.stage = stage
         self.root = root
         self.mixture = mixture
         """A description of the mixture of training loaders; empty if there is none or it is not known yet."""
@@ -77,7 +77,7 @@ class Explanation:
     def text(self, everything: bool = False) -> str:
         """Return the tree as plain text."""
         more = [line for title, text in self._sections() for line in ("", title, text)]
-        return "\n".join([self.root.title, *_draw(self.root, "", everything), *more])
+        return "\n".join([self.root.title, *_draw_tree(self.root, "", everything), *more])
 
     def _sections(self) -> list[tuple[str, str]]:
         """Return the titles and texts of the sections below the tree."""
@@ -100,61 +100,61 @@ class Explanation:
         from rich.tree import Tree
 
         tree = Tree(Text(self.root.title, "bold"))
-        _grow(tree, self.root, Text, everything=not _has_listeners(self.root))
+        _fill_rich_tree(tree, self.root, Text, everything=not _has_listeners(self.root))
         for title, text in self._sections():
             tree.add(Text(title, "italic")).add(Text(text))
         return tree
 
 
-def explain(trainer: Any = None, module: Any = None, *, verb: str = "fit", **options: Any) -> Explanation:
+def explain(trainer: Any = None, module: Any = None, *, stage: str = "fit", **options: Any) -> Explanation:
     """Return the lifecycle of a run of this trainer; without a trainer, of any run. `print` it."""
     if trainer is None:
-        return explain_plan(Plan(EVENTS), verb)
-    explanation: Explanation = trainer.explain(module, verb=verb, **options)
+        return explain_plan(Plan(EVENTS), stage)
+    explanation: Explanation = trainer.explain(module, stage=stage, **options)
     return explanation
 
 
 def explain_plan(
     plan: Plan,
-    verb: str = "fit",
+    stage: str = "fit",
     mixture: str = "",
     graphs: str = "",
     loaders: Mapping[str, str] | None = None,
 ) -> Explanation:
     """Return the lifecycle tree of one stage."""
-    if verb not in EVERY_VERB:
+    if stage not in EVERY_STAGE:
         raise HookError(
-            f"{verb!r} is not a stage.{closest(verb, EVERY_VERB)} Stages: {', '.join(EVERY_VERB)}."
+            f"{stage!r} is not a stage.{closest(stage, EVERY_STAGE)} Stages: {', '.join(EVERY_STAGE)}."
         )
-    root = Node(f"trainer.{verb}()")
-    for event in plan.table.in_order(verb):
+    root = Node(f"trainer.{stage}()")
+    for event in plan.table.in_order(stage):
         listeners = plan.listeners(event.name)
         positions = _registration_order(listeners)
-        described = [_describe(each, positions.get(each, "")) for each in listeners]
-        _branch(root, _path(event, verb)).children.append(Moment(event, described))
-    return Explanation(verb, root, mixture, graphs, loaders)
+        described = [_listener_row(each, positions.get(each, "")) for each in listeners]
+        _branch(root, _branch_titles(event, stage)).children.append(ExplainedEvent(event, described))
+    return Explanation(stage, root, mixture, graphs, loaders)
 
 
-def explain_rows(rows: list[dict[str, Any]], verb: str) -> Explanation:
+def explain_rows(rows: list[dict[str, Any]], stage: str) -> Explanation:
     """Return the tree of a recorded plan.
 
     rows: as `Explanation.data()` returns them; each may have a `note`.
     """
-    root = Node(f"trainer.{verb}()")
+    root = Node(f"trainer.{stage}()")
     for row in rows:
         name = row["event"]
         event = (
             EVENTS[name] if name in EVENTS else Event(name, "HM", (), "declared by the user", inside="own")
         )
         branch = _branch(root, [each for each in row["branch"].split("/") if each])
-        branch.children.append(Moment(event, row["listeners"], row.get("note", "")))
-    return Explanation(verb, root)
+        branch.children.append(ExplainedEvent(event, row["listeners"], row.get("note", "")))
+    return Explanation(stage, root)
 
 
-def _path(event: Event, verb: str) -> list[str]:
-    inside = _BATCH_OF.get(verb, "batch") if event.inside == "batch" else event.inside
+def _branch_titles(event: Event, stage: str) -> list[str]:
+    inside = _BATCH_OF.get(stage, "batch") if event.inside == "batch" else event.inside
     path = BRANCHES[inside].split("/")[1:]
-    if verb == "validate" and path[:1] == ["each epoch"]:
+    if stage == "validate" and path[:1] == ["each epoch"]:
         path = ["validation", *path[2:]]
     return [] if inside == "end" else path
 
@@ -173,9 +173,9 @@ def _branch(root: Node, path: list[str]) -> Node:
 def _registration_order(listeners: Sequence[Listener]) -> dict[Listener, str]:
     """Return the position by registration of each hook that shares its `order` with other hooks."""
     peers: dict[int, list[Listener]] = {}
-    for each in listeners:
-        if each.receiver == "H":
-            peers.setdefault(each.order, []).append(each)
+    for listener in listeners:
+        if listener.receiver == "H":
+            peers.setdefault(listener.order, []).append(listener)
     return {
         listener: f", number {number} of {len(group)} by registration"
         for group in peers.values()
@@ -184,7 +184,7 @@ def _registration_order(listeners: Sequence[Listener]) -> dict[Listener, str]:
     }
 
 
-def _describe(listener: Listener, position: str) -> dict[str, Any]:
+def _listener_row(listener: Listener, position: str) -> dict[str, Any]:
     function = plain_function(listener.function)
     return {
         "receiver": RECEIVERS[listener.receiver],
@@ -195,11 +195,11 @@ def _describe(listener: Listener, position: str) -> dict[str, Any]:
         "asks": list(listener.binding.facts),
         "when": ", ".join(each.text for each in listener.filters) or "always",
         "on_error": listener.on_error,
-        "why": _why(listener, position),
+        "why": _order_reason(listener, position),
     }
 
 
-def _why(listener: Listener, position: str) -> str:
+def _order_reason(listener: Listener, position: str) -> str:
     event = listener.event
     if event.action:
         return "runs the action" if listener.receiver != "S" else "wraps the action"
@@ -214,7 +214,7 @@ def _why(listener: Listener, position: str) -> str:
     return f"order={listener.order}{position}" if explicit else f"{tier} hook{position}"
 
 
-def _walk(node: Node, branch: str) -> Iterator[tuple[str, Moment]]:
+def _walk(node: Node, branch: str) -> Iterator[tuple[str, ExplainedEvent]]:
     for child in node.children:
         if isinstance(child, Node):
             yield from _walk(child, f"{branch}/{child.title}")
@@ -222,15 +222,15 @@ def _walk(node: Node, branch: str) -> Iterator[tuple[str, Moment]]:
             yield branch.lstrip("/"), child
 
 
-def _has_listeners(node: Node | Moment) -> bool:
+def _has_listeners(node: Node | ExplainedEvent) -> bool:
     return (
         bool(node.listeners)
-        if isinstance(node, Moment)
+        if isinstance(node, ExplainedEvent)
         else any(_has_listeners(child) for child in node.children)
     )
 
 
-def _line(listener: dict[str, Any]) -> str:
+def _format_listener(listener: dict[str, Any]) -> str:
     inside = os.path.commonpath([os.getcwd(), os.path.abspath(listener["origin"])]) == os.getcwd()
     origin = os.path.relpath(listener["origin"]) if inside else os.path.basename(listener["origin"])
     receiver = listener["receiver"].removesuffix("s")
@@ -249,7 +249,7 @@ def _line(listener: dict[str, Any]) -> str:
     return " · ".join([*parts, listener["why"], *([listener["happened"]] if "happened" in listener else [])])
 
 
-def _draw(node: Node, indent: str, everything: bool) -> Iterator[str]:
+def _draw_tree(node: Node, indent: str, everything: bool) -> Iterator[str]:
     shown = [child for child in node.children if everything or _has_listeners(child)]
     for index, child in enumerate(shown):
         last = index == len(shown) - 1
@@ -257,26 +257,26 @@ def _draw(node: Node, indent: str, everything: bool) -> Iterator[str]:
         corner = indent + ("└─ " if last else "├─ ")
         if isinstance(child, Node):
             yield f"{corner}{child.title}"
-            yield from _draw(child, deeper, everything)
+            yield from _draw_tree(child, deeper, everything)
         else:
             yield f"{corner}{_title(child)}"
-            yield from (f"{deeper}    {_line(listener)}" for listener in child.listeners)
+            yield from (f"{deeper}    {_format_listener(listener)}" for listener in child.listeners)
 
 
-def _title(moment: Moment) -> str:
+def _title(moment: ExplainedEvent) -> str:
     return f"{moment.event.name}{f' · {moment.note}' if moment.note else ''}"
 
 
-def _grow(tree: Any, node: Node, text: Any, everything: bool) -> None:
+def _fill_rich_tree(tree: Any, node: Node, text: Any, everything: bool) -> None:
     for child in node.children:
         if not (everything or _has_listeners(child)):
             continue
         if isinstance(child, Node):
-            _grow(tree.add(text(child.title, "italic")), child, text, everything)
+            _fill_rich_tree(tree.add(text(child.title, "italic")), child, text, everything)
         else:
             branch = tree.add(text(_title(child), "bold cyan"))
             for listener in child.listeners:
-                branch.add(text(_line(listener)))
+                branch.add(text(_format_listener(listener)))
 
 
 class _CallableModule(types.ModuleType):

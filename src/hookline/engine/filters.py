@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from hookline.util.errors import HookError, closest
 
@@ -24,33 +24,38 @@ UNITS: Mapping[str, str] = MappingProxyType(
 SECONDS: Mapping[str, float] = MappingProxyType(
     {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
 )
-_SHORT = {"s": "second", "sec": "second", "min": "minute", "h": "hour", "batches": "batch", "calls": "call"}
+_ABBREVIATIONS = {
+    "s": "second",
+    "sec": "second",
+    "min": "minute",
+    "h": "hour",
+    "batches": "batch",
+    "calls": "call",
+}
 _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000, "b": 1_000_000_000}
 
 
-class Filter(Protocol):
+class Filter:
     """Decides whether a listener is called at an event. One instance belongs to one listener."""
 
     text: str
-    facts: tuple[str, ...]
-    counts: bool
+    facts: tuple[str, ...] = ()
+    counts: bool = False
     """Whether it must be evaluated at every event to keep its count."""
 
     def ready(self, s: Any) -> bool:
         """Return whether to call the listener now."""
-        ...
+        raise NotImplementedError
 
     def begin(self, s: Any) -> None:
         """Start a run, or continue one after a resume."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return the count so far."""
-        ...
+        return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the count."""
-        ...
 
 
 def parse_interval(interval: int | str, what: str, from_zero: bool = False) -> tuple[float, str]:
@@ -74,7 +79,7 @@ def parse_interval(interval: int | str, what: str, from_zero: bool = False) -> t
                 f"{what}={interval!r} is not a number and a unit, such as '500 steps' or '1M tokens'."
             )
         word = match[3].lower()
-        unit = _SHORT.get(word, word.removesuffix("s"))
+        unit = _ABBREVIATIONS.get(word, word.removesuffix("s"))
         number = float(match[1].replace("_", "")) * _FACTORS[(match[2] or "").lower()]
         allowed = [*UNITS, *SECONDS, "call"]
         if unit not in allowed:
@@ -90,21 +95,7 @@ def parse_interval(interval: int | str, what: str, from_zero: bool = False) -> t
     return number, unit
 
 
-class _Stateless:
-    facts: tuple[str, ...] = ()
-    counts = False
-
-    def begin(self, s: Any) -> None:
-        pass
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
-
-
-class _Every:
+class _CountFilter(Filter):
     """Fires once when the count reaches a multiple of n, and not again while the count stays there."""
 
     counts = True
@@ -112,7 +103,7 @@ class _Every:
     def __init__(self, interval: int | str) -> None:
         number, unit = parse_interval(interval, "every")
         self.n = int(number)
-        self.facts: tuple[str, ...] = (UNITS[unit],) if unit in UNITS else ()
+        self.facts = (UNITS[unit],) if unit in UNITS else ()
         self.count = attrgetter(UNITS[unit]) if unit in UNITS else None
         self.text = f"every {interval}" if isinstance(interval, str) else f"every {interval} calls"
         self.passed: int | None = None if self.count else 0
@@ -139,7 +130,7 @@ class _Every:
         self.passed = state["passed"]
 
 
-class _EverySeconds(_Stateless):
+class _TimeFilter(Filter):
     """Fires when the time since the run began, or since it last fired, exceeds the interval.
 
     All ranks share the run's clock. A resume cannot repeat the times exactly.
@@ -164,12 +155,10 @@ class _EverySeconds(_Stateless):
         return True
 
 
-class _Once:
+class _OnceFilter(Filter):
     """Fires the first time only, also across resumes."""
 
     text = "once"
-    facts: tuple[str, ...] = ()
-    counts = False
 
     def __init__(self) -> None:
         self.done = False
@@ -190,7 +179,7 @@ class _Once:
         self.done = state["done"]
 
 
-class _Bound:
+class _BoundFilter(Filter):
     """Fires only after, or only before, a count or a time since the run began."""
 
     counts = True
@@ -202,7 +191,7 @@ class _Bound:
         self.count = attrgetter(UNITS[self.unit]) if self.unit in UNITS else None
         self.after = after
         self.text = f"{word} {limit}" if isinstance(limit, str) else f"{word} {limit} calls"
-        self.facts: tuple[str, ...] = (UNITS[self.unit],) if self.unit in UNITS else ()
+        self.facts = (UNITS[self.unit],) if self.unit in UNITS else ()
         self.calls = 0
         self.started: float | None = None
 
@@ -227,7 +216,7 @@ class _Bound:
         self.calls = state["calls"]
 
 
-class _When(_Stateless):
+class PredicateFilter(Filter):
     """Fires if a predicate returns true. Its parameters are facts, bound together with the listener."""
 
     def __init__(self, predicate: Callable[..., Any]) -> None:
@@ -236,6 +225,7 @@ class _When(_Stateless):
         self.bound: Callable[[Any], Any] = predicate
 
     def ready(self, s: Any) -> bool:
+        """Return what the predicate returns."""
         outer = s.running
         s.running = (self, outer)  # if it hangs, the watchdog names the predicate
         try:
@@ -244,7 +234,7 @@ class _When(_Stateless):
             s.running = outer
 
 
-class When:
+class FilterSettings:
     """The settings of a listener's filters. Each listener gets filters of its own."""
 
     __slots__ = ("after", "before", "every", "once", "when")
@@ -268,16 +258,16 @@ class When:
         """Return new filters, the cheap and most selective ones first."""
         made: list[Filter] = []
         if self.after is not None:
-            made.append(_Bound(self.after, after=True))
+            made.append(_BoundFilter(self.after, after=True))
         if self.before is not None:
-            made.append(_Bound(self.before, after=False))
+            made.append(_BoundFilter(self.before, after=False))
         if self.when is not None:
-            made.append(_When(self.when))
+            made.append(PredicateFilter(self.when))
         if self.every is not None:
             _, unit = parse_interval(self.every, "every")
-            made.append(_EverySeconds(str(self.every)) if unit in SECONDS else _Every(self.every))
+            made.append(_TimeFilter(str(self.every)) if unit in SECONDS else _CountFilter(self.every))
         if self.once:
-            made.append(_Once())
+            made.append(_OnceFilter())
         return made
 
     def __call__(self, function: F) -> F:
@@ -293,11 +283,11 @@ class When:
         return function
 
 
-def every(interval: int | str) -> When:
+def every(interval: int | str) -> FilterSettings:
     """Call a hook method at intervals: `@every("500 steps")`, `@every("10 minutes")`, `@every("1M tokens")`,
     `@every(100)` (calls).
     """
-    return When(every=interval)
+    return FilterSettings(every=interval)
 
 
 @overload
@@ -305,32 +295,32 @@ def once(function: F) -> F: ...
 
 
 @overload
-def once() -> When: ...
+def once() -> FilterSettings: ...
 
 
 def once(function: Any = None) -> Any:
     """Call a hook method the first time only: `@once`."""
-    return When(once=True) if function is None else When(once=True)(function)
+    return FilterSettings(once=True) if function is None else FilterSettings(once=True)(function)
 
 
-def after(limit: int | str) -> When:
+def after(limit: int | str) -> FilterSettings:
     """Call a hook method only from a limit on: `@after("1000 steps")`."""
-    return When(after=limit)
+    return FilterSettings(after=limit)
 
 
-def before(limit: int | str) -> When:
+def before(limit: int | str) -> FilterSettings:
     """Call a hook method only up to a limit: `@before("1000 steps")`."""
-    return When(before=limit)
+    return FilterSettings(before=limit)
 
 
-def when(predicate: Callable[..., Any]) -> When:
+def when(predicate: Callable[..., Any]) -> FilterSettings:
     """Call a hook method if a predicate returns true: `@when(lambda step: step % 7 == 3)`. Its parameters are
     facts.
     """
-    return When(when=predicate)
+    return FilterSettings(when=predicate)
 
 
 def filters_of(function: Callable[..., Any]) -> list[Filter]:
     """Return new filters from every decorator on a function."""
-    recipes: list[When] = getattr(function, "__hookline_when__", [])
+    recipes: list[FilterSettings] = getattr(function, "__hookline_when__", [])
     return [made for recipe in recipes for made in recipe.filters()]

@@ -33,11 +33,9 @@ class HookAdapter(Adapter, Protocol):
 
     def begin_run(self, state: Any) -> None:
         """Prepare for a run, before `setup`."""
-        ...
 
     def before_optimizers(self) -> None:
         """Prepare for a resume, before the optimizers are restored."""
-        ...
 
 
 class RunAware:
@@ -53,7 +51,6 @@ class KeyedState(Protocol):
 
     def find_state(self, states: dict[str, Any], name: str) -> Any:
         """Return its state among those of all hooks in a checkpoint, or None."""
-        ...
 
 
 class DataLike(Protocol):
@@ -85,84 +82,87 @@ class LoggerLike(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ForeignBase:
     """A base class of another package, and the adapter for its subclasses."""
 
     packages: tuple[str, ...]
-    base: str
+    name: str
     adapter: str
 
 
 _LIGHTNING = ("lightning", "pytorch_lightning")
-KINDS = (
-    Kind(_LIGHTNING, "Callback", "hookline.interop.lightning.adopted_callback:LightningCallback"),
-    Kind(
+HOOK_BASES = (
+    ForeignBase(_LIGHTNING, "Callback", "hookline.interop.lightning.adopted_callback:LightningCallback"),
+    ForeignBase(
         ("transformers",), "TrainerCallback", "hookline.interop.transformers.callbacks:TransformersCallback"
     ),
-    Kind(("keras",), "Callback", "hookline.interop.keras:KerasCallback"),
+    ForeignBase(("keras",), "Callback", "hookline.interop.keras:KerasCallback"),
 )
-MODULES = (Kind(_LIGHTNING, "LightningModule", "hookline.interop.lightning.adopted_module:steps_of"),)
-DATA = (Kind(_LIGHTNING, "LightningDataModule", "hookline.interop.lightning.adopted_module:data_of"),)
-
-
-LOGGERS = (Kind(_LIGHTNING, "Logger", "hookline.interop.lightning.loggers:AdoptedLogger"),)
+MODULE_BASES = (
+    ForeignBase(_LIGHTNING, "LightningModule", "hookline.interop.lightning.adopted_module:steps_of"),
+)
+DATA_BASES = (
+    ForeignBase(_LIGHTNING, "LightningDataModule", "hookline.interop.lightning.adopted_module:data_of"),
+)
+LOGGER_BASES = (ForeignBase(_LIGHTNING, "Logger", "hookline.interop.lightning.loggers:AdoptedLogger"),)
 FILE_READER = "hookline.interop.lightning.checkpoint_file:read_file"
 """Reads a checkpoint that is one file."""
 
 
-def read_file(path: Any, rank: int, world_size: int) -> dict[str, Any]:
+def read_foreign_checkpoint(path: Any, rank: int, world_size: int) -> dict[str, Any]:
     """Return the contents of a checkpoint in another package's format, for one rank."""
     return pkgutil.resolve_name(FILE_READER)(path, rank, world_size)  # type: ignore[no-any-return]
 
 
 def adopt(hook: Any) -> Any:
     """Return the adapter of another package's hook; any other object unchanged."""
-    make = _adapter_for(type(hook), KINDS)
-    return hook if make is None else make(hook)
+    return _adapt(hook, HOOK_BASES, hook)
 
 
 def adopt_steps(module: Any) -> Any:
     """Return the steps and hooks of another package's module; None for any other."""
-    make = _adapter_for(type(module), MODULES)
-    return None if make is None else make(module)
+    return _adapt(module, MODULE_BASES, None)
 
 
 def adopt_data(given: Any) -> Any:
     """Return the adapter of another package's data module; any other object unchanged."""
-    make = _adapter_for(type(given), DATA)
-    return given if make is None else make(given)
+    return _adapt(given, DATA_BASES, given)
 
 
 def adopt_logger(given: Any) -> Any:
     """Return the adapter of another package's logger; any other object unchanged."""
-    make = _adapter_for(type(given), LOGGERS)
-    return given if make is None else make(given)
+    return _adapt(given, LOGGER_BASES, given)
 
 
 def is_logger_class(cls: type) -> bool:
     """Return whether its instances are loggers of another package that can be adapted."""
-    return _adapter_for(cls, LOGGERS) is not None
+    return _adapter_for(cls, LOGGER_BASES) is not None
 
 
 def is_hook_class(cls: type) -> bool:
     """Return whether its instances are hooks of another package that can be adapted."""
-    return _adapter_for(cls, KINDS) is not None
+    return _adapter_for(cls, HOOK_BASES) is not None
 
 
 def is_module_class(cls: type) -> bool:
     """Return whether its instances are modules of another package, with steps and optimizers of their own."""
-    return _adapter_for(cls, MODULES) is not None
+    return _adapter_for(cls, MODULE_BASES) is not None
 
 
 def is_data_class(cls: type) -> bool:
     """Return whether its instances are data modules of another package that can be adapted."""
-    return _adapter_for(cls, DATA) is not None
+    return _adapter_for(cls, DATA_BASES) is not None
 
 
-def _adapter_for(kind_of: type, kinds: tuple[Kind, ...]) -> Callable[[Any], Any] | None:
-    for cls in kind_of.__mro__:
-        package = cls.__module__.partition(".")[0]
-        for kind in kinds:
-            if cls.__name__ == kind.base and package in kind.packages:
-                return pkgutil.resolve_name(kind.adapter)  # type: ignore[no-any-return]
+def _adapt(given: Any, bases: tuple[ForeignBase, ...], otherwise: Any) -> Any:
+    make = _adapter_for(type(given), bases)
+    return otherwise if make is None else make(given)
+
+
+def _adapter_for(cls: type, bases: tuple[ForeignBase, ...]) -> Callable[..., Any] | None:
+    for ancestor in cls.__mro__:
+        package = ancestor.__module__.partition(".")[0]
+        for base in bases:
+            if ancestor.__name__ == base.name and package in base.packages:
+                return pkgutil.resolve_name(base.adapter)  # type: ignore[no-any-return]
     return None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
 from hookline.engine._methods import HookMethods
-from hookline.engine.filters import When
+from hookline.engine.filters import FilterSettings
 from hookline.util.errors import HookError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -87,7 +87,11 @@ class FunctionHook:
     """A function registered for one or more events by `@on` or `trainer.on`."""
 
     def __init__(
-        self, function: Callable[..., Any], events: list[str], when: When | None = None, name: str = ""
+        self,
+        function: Callable[..., Any],
+        events: list[str],
+        when: FilterSettings | None = None,
+        name: str = "",
     ) -> None:
         self.function = function
         self.events = events
@@ -154,7 +158,7 @@ def on(
     Pass the function in `Trainer(hooks=[report])`.
     """
     check_names("on", events)
-    recipe = When(every, once, after, before, when)
+    recipe = FilterSettings(every, once, after, before, when)
 
     def mark(function: F) -> F:
         recipe(function)

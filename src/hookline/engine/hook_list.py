@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from hookline.engine.cost import Cost, Stopwatch, budget_of
 from hookline.engine.events import SIGNAL, Event, EventTable
-from hookline.engine.filters import When
+from hookline.engine.filters import FilterSettings
 from hookline.engine.foreign import Adapter, adopt
 from hookline.engine.hook import TIERS, FunctionHook, Hook, check_names, definition, redefines, snake_case
 from hookline.engine.listener import ON_ERROR, Listener, find_listeners, make_listener
@@ -35,9 +35,9 @@ class Entry:
 
     def begin_budget(self) -> None:
         """Start the hook's budget; earlier costs do not count."""
-        for each in self.listeners:
-            if each.allowance is not None:
-                each.allowance.begin()
+        for listener in self.listeners:
+            if listener.allowance is not None:
+                listener.allowance.begin()
 
     @property
     def spent(self) -> int:
@@ -47,7 +47,7 @@ class Entry:
     @property
     def given(self) -> Any:
         """Return the hook that the user added, where an adapter represents it."""
-        return _given(self.hook)
+        return _unwrap_adapter(self.hook)
 
 
 class Handle:
@@ -100,11 +100,9 @@ class HookObserver(Protocol):
 
     def on_hook_added(self, entry: Entry) -> None:
         """Set up a hook that was added."""
-        ...
 
     def on_hook_removed(self, entry: Entry) -> None:
         """Tear down a hook that was removed."""
-        ...
 
 
 class NumberedNames:
@@ -167,7 +165,7 @@ class HookList:
     def __repr__(self) -> str:
         count = len(self._entries)
         head = "no hooks" if not count else "1 hook:" if count == 1 else f"{count} hooks:"
-        return "\n".join([head, *map(_line, self._entries.values())])
+        return "\n".join([head, *map(_describe_entry, self._entries.values())])
 
     # ---- lookup --------------------------------------------------------------------------------------------
 
@@ -181,7 +179,7 @@ class HookList:
 
     def in_order(self) -> list[Entry]:
         """Return every entry in the order in which events call the hooks."""
-        return sorted(self._entries.values(), key=lambda entry: _order(entry.hook))
+        return sorted(self._entries.values(), key=lambda entry: _order_of(entry.hook))
 
     def begin_training(self) -> None:
         """Start the stopwatch and the budgets. Set-up is not part of the training time."""
@@ -223,7 +221,7 @@ class HookList:
     def __contains__(self, hook: Any) -> bool:
         if isinstance(hook, str):
             return hook in self._entries
-        return self._ids[id(_given(hook))] > 0
+        return self._ids[id(_unwrap_adapter(hook))] > 0
 
     def __getitem__(self, name: str) -> Any:
         return self.entry(name).given
@@ -439,7 +437,7 @@ class HookList:
                 budget.allow(listener.event, listener.account) if budget is not None else None
             )
             listener.serial = serial
-            listener.order = _order(hook)
+            listener.order = _order_of(hook)
             listener.on_error = getattr(hook, "on_error", "raise")
             listener.after_module = _is_after_module(hook, listener.event.name, self._table)
         return listeners
@@ -474,7 +472,7 @@ class HookList:
 class FunctionRegistration:
     """Returned by `trainer.on(...)`: call it with a function to register the function and get a handle."""
 
-    def __init__(self, hooks: HookList, events: list[str], when: When, name: str) -> None:
+    def __init__(self, hooks: HookList, events: list[str], when: FilterSettings, name: str) -> None:
         if not events:
             raise HookError("trainer.on() needs an event: trainer.on('train_batch_end').")
         check_names("trainer.on", events)
@@ -495,7 +493,7 @@ class FunctionRegistration:
         return f"<registration for {', '.join(self._events)}: call it with a function>"
 
 
-def _line(entry: Entry) -> str:
+def _describe_entry(entry: Entry) -> str:
     """Return one line on a hook: its name, its type, and its events with their filters."""
     kind = "function" if isinstance(entry.hook, FunctionHook) else type(entry.given).__name__
     events = [" ".join([each.event.name, *(x.text for x in each.filters)]) for each in entry.listeners]
@@ -515,12 +513,12 @@ def _instance_of(cls: type) -> Any:
         ) from None
 
 
-def _given(hook: Any) -> Any:
+def _unwrap_adapter(hook: Any) -> Any:
     """Return the hook itself; for an adapter, the object that it represents."""
     return hook.original if isinstance(hook, Adapter) else hook
 
 
-def _order(hook: Any) -> int:
+def _order_of(hook: Any) -> int:
     order = getattr(hook, "order", None)
     return TIERS[getattr(hook, "tier", "user")] if order is None else order
 
@@ -553,10 +551,10 @@ def _check_settings(hook: Any, name: str, table: EventTable) -> None:
         refuse("after_module", after_module, "True, False or a set of event names")
     for event in after_module if after_module is not None and not isinstance(after_module, bool) else ():
         table.named(event)
-    _check_steers(hook, table, refuse)
+    _check_steering_setting(hook, table, refuse)
 
 
-def _check_steers(hook: Any, table: EventTable, refuse: Callable[[str, Any, str], None]) -> None:
+def _check_steering_setting(hook: Any, table: EventTable, refuse: Callable[[str, Any, str], None]) -> None:
     steers, takes = getattr(hook, "steers", False), [event.name for event in table if event.returns == SIGNAL]
     if not isinstance(hook, Hook) or isinstance(steers, bool):  # another object's `steers` is its own
         return

@@ -43,7 +43,7 @@ def running_arguments(made: Any) -> dict[str, Any]:
         bound = inspect.signature(init).bind(made, *args, **kwargs)
         found |= {
             name: value
-            for name, value, kind, _ in _arguments(bound)
+            for name, value, kind, _ in _bound_arguments(bound)
             if kind is not inspect.Parameter.VAR_POSITIONAL
         }
     return found
@@ -93,15 +93,15 @@ def _record(
         bound = inspect.signature(init).bind(made, *args, **kwargs)
     except TypeError:  # `__init__` itself raises a better error
         return record
-    for name, value, _, default in _arguments(bound):
+    for name, value, _, default in _bound_arguments(bound):
         if not (why := cannot_keep(value)):
-            record.recorded[name] = _copied(value)
+            record.recorded[name] = _copy_plain(value)
         elif value is not default:
             record.left_out[name] = why
     return record
 
 
-def _arguments(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any, Any, Any]]:
+def _bound_arguments(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any, Any, Any]]:
     """Yield name, value, kind and default of each argument but `self`.
 
     Each argument in `**kwargs` comes on its own; `*args` only if it is not empty.
@@ -115,11 +115,11 @@ def _arguments(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any, Any, A
             yield parameter.name, value, parameter.kind, parameter.default
 
 
-def _copied(value: Any) -> Any:
+def _copy_plain(value: Any) -> Any:
     """Return a copy of a plain value, because `__init__` may change a list that it receives."""
     if type(value) in (list, tuple):
-        return type(value)(_copied(each) for each in value)
-    return {key: _copied(each) for key, each in value.items()} if type(value) is dict else value
+        return type(value)(_copy_plain(each) for each in value)
+    return {key: _copy_plain(each) for key, each in value.items()} if type(value) is dict else value
 
 
 def cannot_keep(value: Any) -> str:

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from hookline.engine.binding import Binding, Caller, bind_by_name
 from hookline.engine.cost import Account, Allowance
 from hookline.engine.events import NOTHING, RECEIVERS, SIGNAL, Event, EventTable
-from hookline.engine.filters import Filter, When, _When, filters_of
-from hookline.engine.source_text import closed_over, parsed, passes_arguments_on, words_of
+from hookline.engine.filters import Filter, FilterSettings, PredicateFilter, filters_of
+from hookline.engine.source_text import function_in_closure, parse_source, passes_arguments_on, words_of
 from hookline.util.errors import HookError, OptionError, StopTraining, closest, described, misspelling_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -94,8 +94,8 @@ class Listener:
         self.account.clear()
         if self.allowance is not None:
             self.allowance.begin()
-        for each in self.filters:
-            each.begin(s)
+        for filter_ in self.filters:
+            filter_.begin(s)
 
     @property
     def is_plain(self) -> bool:
@@ -105,7 +105,7 @@ class Listener:
     def counted(self, accounting: bool, call: Caller) -> Caller:
         """Return the call with its account around it, if an account is kept."""
         return (
-            _counted(call, self.account)
+            _with_account(call, self.account)
             if (accounting and self.receiver == "H") or self.allowance is not None
             else call
         )
@@ -121,7 +121,7 @@ class Listener:
         if self.allowance is not None:
             call = self.allowance.around(call)
         if self.filters:
-            call = filtered(call, self.filters)
+            call = with_filters(call, self.filters)
         if self.on_error != "raise":
             call = _with_error_policy(call, self, disable)
         return call
@@ -154,7 +154,7 @@ def _with_error_policy(call: Caller, listener: Listener, disable: Callable[[List
     return guarded
 
 
-def _counted(call: Caller, account: Account, clock: Callable[[], int] = time.perf_counter_ns) -> Caller:
+def _with_account(call: Caller, account: Account, clock: Callable[[], int] = time.perf_counter_ns) -> Caller:
     def counted(s: Any) -> Any:
         start = clock()
         try:
@@ -169,9 +169,9 @@ def _counted(call: Caller, account: Account, clock: Callable[[], int] = time.per
     return counted
 
 
-def filtered(call: Caller, filters: list[Filter]) -> Caller:
+def with_filters(call: Caller, filters: list[Filter]) -> Caller:
     """Return a caller that makes the call only if all filters allow it."""
-    if len(filters) == 1 and isinstance(filters[0], _When):
+    if len(filters) == 1 and isinstance(filters[0], PredicateFilter):
         is_ready = filters[0].ready
         return lambda s: call(s) if is_ready(s) else None
     # a filter that counts must see every event; the others, with `once` as the last, only see an event that
@@ -244,26 +244,24 @@ def make_listener(
     bind: Callable[..., Binding] = bind_by_name,
 ) -> Listener:
     """Bind one function to one event, including the predicates of its filters."""
-    where = _where(owner, function)
+    where = _describe_function(owner, function)
     _refuse_never_run(function, event, where)
-    below = overridden(owner, function)
-    inner = undecorated(owner, function)
-    if inner is not None and all(table.fact(name, event) is not None for name in _required(inner)):
-        below = itertools.chain([inner], overridden(owner, inner))
+    below = overridden_methods(owner, function)
+    inner = undecorated_method(owner, function)
+    if inner is not None and all(table.fact(name, event) is not None for name in _required_parameters(inner)):
+        below = itertools.chain([inner], overridden_methods(owner, inner))
     binding = bind(function, event, table, where, below)
     filters = [*(filters or ()), *filters_of(function)]
     for made in filters:
-        if isinstance(made, _When):
+        if isinstance(made, PredicateFilter):
             predicate = bind_by_name(made.predicate, event, table, f"the `when` of {where}")
             made.bound, made.facts = predicate.call, predicate.facts
     return Listener(receiver, name, owner, event, function, binding, filters)
 
 
-def overridden(owner: Any, function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+def overridden_methods(owner: Any, function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """Yield the methods to which an override passes its arguments, nearest first."""
-    inner = inspect.unwrap(function)
-    if inner is not function and inspect.ismethod(inner):  # an adapter's wrapper around the original's method
-        owner, function = inner.__self__, inner
+    owner, function = _original_of(owner, function)
     written, classes = plain_function(function), iter(type(owner).__mro__)
     method = getattr(written, "__name__", "")
     if isinstance(function, functools.partial) or not any(
@@ -279,18 +277,24 @@ def overridden(owner: Any, function: Callable[..., Any]) -> Iterator[Callable[..
             yield function
 
 
-def undecorated(owner: Any, function: Callable[..., Any]) -> Callable[..., Any] | None:
+def _original_of(owner: Any, function: Callable[..., Any]) -> tuple[Any, Callable[..., Any]]:
+    """Return a method and its owner; for an adapter's wrapper, those of the original."""
+    inner = inspect.unwrap(function)
+    if inner is not function and inspect.ismethod(inner):
+        return inner.__self__, inner
+    return owner, function
+
+
+def undecorated_method(owner: Any, function: Callable[..., Any]) -> Callable[..., Any] | None:
     """Return the method under a decorator without functools.wraps, if the decorator's function closes over
     it; None if there is none.
     """
-    inner = inspect.unwrap(function)
-    if inner is not function and inspect.ismethod(inner):  # an adapter's wrapper around the original's method
-        owner, function = inner.__self__, inner
+    owner, function = _original_of(owner, function)
     written = plain_function(function)
     for cls in type(owner).__mro__:
         for method, value in vars(cls).items():
             if _plain_member(value) is written and inspect.isfunction(written):
-                found = closed_over(written, method)
+                found = function_in_closure(written, method)
                 return None if found is None else found.__get__(owner, type(owner))
     return None
 
@@ -378,7 +382,7 @@ def _members(owner: Any) -> Iterator[_Member]:
         seen.add(name)
         yield _Member(name, value, None)
     for cls in type(owner).__mro__:
-        ours = _is_ours(cls)
+        ours = _is_framework_class(cls)
         for name, value in vars(cls).items():
             if name in seen or name.startswith("__"):
                 continue
@@ -387,7 +391,7 @@ def _members(owner: Any) -> Iterator[_Member]:
                 yield _Member(name, value, cls)
 
 
-def _is_ours(cls: type) -> bool:
+def _is_framework_class(cls: type) -> bool:
     """Return whether a class belongs to Hookline, torch or Python itself."""
     return "__hookline_base__" in vars(cls) or cls is object or cls.__module__.partition(".")[0] == "torch"
 
@@ -422,7 +426,7 @@ def _plain_member(value: Any) -> Any:
 
 def _refuse_never_run(function: Callable[..., Any], event: Event, where: str) -> None:
     """Refuse coroutines and generators: a call only creates an object, and its body would never run."""
-    if isinstance(function, When):
+    if isinstance(function, FilterSettings):
         raise HookError(
             f"{where}: `@when` above {event.name} has no predicate; give it one in parentheses: "
             "`@when(lambda step: step > 5)`."
@@ -500,7 +504,7 @@ def _meant(owner: Any, member: _Member, receiver: str, table: EventTable) -> str
         right = f"on_{method}"
     if not right or _is_used(owner, method, function) or _has_both(owner, right, member.cls):
         return ""
-    event, needed = table.find(right, receiver), _required(getattr(owner, method))
+    event, needed = table.find(right, receiver), _required_parameters(getattr(owner, method))
     if event is None:
         return right if len(needed) <= STATE[right] else ""
     is_callable_with_facts = (
@@ -529,7 +533,7 @@ def refuse_misspelled(owner: Any, known: Mapping[str, int]) -> None:
         right = misspelling_of(method, tuple(known)) if inspect.isfunction(function) else ""
         if not right or _is_used(owner, method, function) or _has_both(owner, right, member.cls):
             continue
-        if len(_required(getattr(owner, method))) <= known[right]:
+        if len(_required_parameters(getattr(owner, method))) <= known[right]:
             raise HookError(_never_called(owner, method, right))
 
 
@@ -546,7 +550,7 @@ def _has_both(owner: Any, right: str, cls: type | None) -> bool:
     return right in getattr(owner, "__dict__", {}) or any(right in vars(each) for each in classes[:until])
 
 
-def _required(function: Any) -> list[str]:
+def _required_parameters(function: Any) -> list[str]:
     """Return the names of the parameters without a default."""
     parameters = inspect.signature(function).parameters.values()
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -564,18 +568,20 @@ def _is_used(owner: Any, method: str, function: Any) -> bool:
     A function without source text counts as a mention.
     """
     for cls in type(owner).__mro__:
-        if _is_ours(cls):
+        if _is_framework_class(cls):
             continue
         for name, value in vars(cls).items():
             plain = inspect.unwrap(_plain_member(value)) if callable(_plain_member(value)) else None
             if name != method and _plain_member(value) is function:
                 return True
-            if inspect.isfunction(plain) and ((tree := parsed(plain)) is None or method in words_of(tree)):
+            if inspect.isfunction(plain) and (
+                (tree := parse_source(plain)) is None or method in words_of(tree)
+            ):
                 return True
     return False
 
 
-def _where(owner: Any, function: Callable[..., Any]) -> str:
+def _describe_function(owner: Any, function: Callable[..., Any]) -> str:
     name = getattr(plain_function(function), "__name__", type(function).__name__)
     if owner is None or inspect.isroutine(owner):
         return f"function {name}"

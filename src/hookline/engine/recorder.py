@@ -30,7 +30,7 @@ class Call:
         return f"{who}: {self.event}"
 
 
-def _name(event: str, plan: Plan) -> str:
+def _event_name(event: str, plan: Plan) -> str:
     """Return the name of an event or action that is given under any spelling, of any receiver."""
     found = (
         plan.table.find(spelling, receiver) for spelling in (event, f"on_{event}") for receiver in RECEIVERS
@@ -50,7 +50,7 @@ class Recorder:
 
     def __init__(self, trainer: Any, events: Iterable[str] | None = None) -> None:
         self._plan: Plan = trainer.plan
-        self._only = {_name(each, self._plan) for each in events} if events is not None else None
+        self._only = {_event_name(each, self._plan) for each in events} if events is not None else None
         self.calls: list[Call] = []
 
     def __enter__(self) -> Recorder:

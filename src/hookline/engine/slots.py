@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hookline.engine.binding import Caller, Source, factory
+from hookline.engine.binding import Caller, CallSource, factory
 from hookline.engine.events import EVENTS, REPLACE, SIGNAL, Event
 from hookline.engine.listener import Listener, apply_error_policy, plain_function
 from hookline.util.errors import END_EPOCH, HookError, Signal, StopTraining, described
@@ -105,26 +105,26 @@ def make_slot(
                 if f"a{n - 1}" not in names:
                     calls.append("began = clock()")
             call = _inline_call(source, listener, n, counts)
-        calls.append(_CALL.format(n=n, call=_indented(call)))
+        calls.append(_CALL.format(n=n, call=_indent(call)))
     made = factory(_SLOT.format(names=", ".join(names), calls=textwrap.indent("\n".join(calls), " " * 12)))
     slot: Caller = made(
-        time.perf_counter_ns, handle_result, _failed, apply_error_policy, disable, *names.values()
+        time.perf_counter_ns, handle_result, _ends_event, apply_error_policy, disable, *names.values()
     )
     return slot
 
 
-def _inline_call(source: Source, listener: Listener, n: int, counts: bool) -> str:
+def _inline_call(source: CallSource, listener: Listener, n: int, counts: bool) -> str:
     """Return the lines that call a listener, with its account and its error policy around it."""
     call = f"value = {source.text(str(n))}"
     before, after = source.around(str(n))
     if before:
-        call = _AROUND.format(before=before, call=_indented(call), after=_indented(after))
+        call = _AROUND.format(before=before, call=_indent(call), after=_indent(after))
     if counts:
-        call = f"try:\n{_indented(call)}\nfinally:\n{_indented(_ACCOUNT.format(n=n))}"
-    return call if listener.on_error == "raise" else _WITH_POLICY.format(n=n, call=_indented(call))
+        call = f"try:\n{_indent(call)}\nfinally:\n{_indent(_ACCOUNT.format(n=n))}"
+    return call if listener.on_error == "raise" else _WITH_POLICY.format(n=n, call=_indent(call))
 
 
-def _indented(lines: str) -> str:
+def _indent(lines: str) -> str:
     return textwrap.indent(lines, "    ")
 
 
@@ -139,7 +139,7 @@ def _looped_slot(pairs: list[tuple[Caller, Listener]], handle_result: ResultHand
                     if (value := call(s)) is not None:
                         result = handle_result(s, value, result, listener)
                 except BaseException as error:
-                    if _failed(s, error, listener):
+                    if _ends_event(s, error, listener):
                         raise
         finally:
             s.running = outer
@@ -185,7 +185,7 @@ def _result_handler(event: Event) -> ResultHandler:
     if event.returns == SIGNAL:
         return _stronger_signal
     if event.returns == REPLACE:
-        return _replacing(event)
+        return _make_replacer(event)
     return _ignore_value
 
 
@@ -195,11 +195,11 @@ def _ignore_value(s: Any, value: Any, result: Any, listener: Listener) -> None:
 
 def _stronger_signal(s: Any, value: Any, result: Signal | None, listener: Listener) -> Signal:
     signal = _read_signal(value, listener.event, listener)
-    _check_steers(signal, listener, s)
+    _refuse_undeclared_signal(signal, listener, s)
     return signal if result is None or signal.strength > result.strength else result
 
 
-def _replacing(event: Event) -> ResultHandler:
+def _make_replacer(event: Event) -> ResultHandler:
     target = event.replaces
     is_own = event.live.get(target, "").startswith("s.own[")
 
@@ -213,7 +213,7 @@ def _replacing(event: Event) -> ResultHandler:
     return replace
 
 
-def _check_steers(signal: Signal, listener: Listener, s: Any) -> None:
+def _refuse_undeclared_signal(signal: Signal, listener: Listener, s: Any) -> None:
     """Refuse a signal from a listener that does not declare one.
 
     The other ranks do not wait for it: they would continue with the batch and this rank would not.
@@ -260,7 +260,7 @@ def no_signal_here(value: Any, listener: Listener) -> None:
 # ---- failures ----------------------------------------------------------------------------------------------
 
 
-def _failed(s: Any, error: BaseException, listener: Listener) -> bool:
+def _ends_event(s: Any, error: BaseException, listener: Listener) -> bool:
     """Return whether an exception ends the event.
 
     A request to stop is recorded instead, and the other listeners are called.

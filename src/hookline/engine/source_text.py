@@ -23,10 +23,12 @@ def attributes_read(
     for cls in type(hook).__mro__:
         if is_base(cls) or cls is object:
             return
-        if (tree := parsed(cls)) is None:
+        if (tree := parse_source(cls)) is None:
             continue  # defined at run time; the owner raises when a missing attribute is read
         calls = [
-            node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) == "hasattr"
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and _dotted_name(node.func) == "hasattr"
         ]
         checked = {each.value for call in calls for each in call.args if isinstance(each, ast.Constant)}
         for method in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
@@ -35,12 +37,12 @@ def attributes_read(
                 for node in ast.walk(method)
                 if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
             ]
-            for name in [node.attr for node in read if _name(node.value) in owners]:
+            for name in [node.attr for node in read if _dotted_name(node.value) in owners]:
                 if name not in checked:
                     yield name, f"{cls.__name__}.{method.name}"
 
 
-def parsed(thing: Any) -> ast.Module | None:
+def parse_source(thing: Any) -> ast.Module | None:
     """Return the syntax tree of a class, function or module; None if it has no source text."""
     try:
         return ast.parse(textwrap.dedent(inspect.getsource(thing)))
@@ -62,7 +64,7 @@ def passes_arguments_on(function: Any, method: str) -> bool:
 
     A function without source text counts as one that does, because most overrides with `*args, **kwargs` do.
     """
-    if (tree := parsed(function)) is None:
+    if (tree := parse_source(function)) is None:
         return True
     calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call)]
     starred = any(isinstance(given, ast.Starred) for call in calls for given in call.args)
@@ -71,7 +73,7 @@ def passes_arguments_on(function: Any, method: str) -> bool:
     )
 
 
-def closed_over(function: FunctionType, method: str) -> FunctionType | None:
+def function_in_closure(function: FunctionType, method: str) -> FunctionType | None:
     """Return the function of this name that a function calls from its closure, through any number of
     decorators.
     """
@@ -80,12 +82,12 @@ def closed_over(function: FunctionType, method: str) -> FunctionType | None:
     cells = [each.cell_contents for each in function.__closure__ or () if each != EMPTY_CELL]
     inner = [each for each in cells if inspect.isfunction(each)]
     named = next((each for each in inner if each.__name__ == method), None)
-    return named or next((found for each in inner if (found := closed_over(each, method))), None)
+    return named or next((found for each in inner if (found := function_in_closure(each, method))), None)
 
 
 EMPTY_CELL = CellType()
 """A variable of a closure that has no value yet."""
 
 
-def _name(node: ast.expr) -> str:
+def _dotted_name(node: ast.expr) -> str:
     return ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else ""

@@ -58,7 +58,7 @@ class Event:
     live: Mapping[str, str] = field(default_factory=dict)
     """Facts that are read differently at this event (`loss` is a live tensor before backward)."""
     spellings: tuple[str, ...] = ()
-    verbs: tuple[str, ...] = ("fit",)
+    stages: tuple[str, ...] = ("fit",)
     either: bool = False
     """Whether the data module's method replaces the module's method of the same name."""
     isolated: bool = False
@@ -67,7 +67,7 @@ class Event:
     """Whether a hook may call `trainer.validate()` here."""
 
 
-EVERY_VERB = ("fit", "validate", "test", "predict")
+EVERY_STAGE = ("fit", "validate", "test", "predict")
 
 
 class EventTable:
@@ -97,14 +97,14 @@ class EventTable:
         """Return the row of this exact name; `find` also accepts other spellings."""
         return self._events[name]
 
-    def in_order(self, verb: str) -> list[Event]:
+    def in_order(self, stage: str) -> list[Event]:
         """Return the events of a stage in the order in which they happen.
 
         The rows are in the order of a fit. The other stages share a fit's batch-transfer events, and have
         them before their own batch events.
         """
-        events = [event for event in self if verb in event.verbs]
-        if verb == "fit":
+        events = [event for event in self if stage in event.stages]
+        if stage == "fit":
             return events
         shared = [event for event in events if event.inside == "batch"]
         others = [event for event in events if event.inside != "batch"]
@@ -186,7 +186,7 @@ class EventTable:
             returns=REPLACE if replaces else NOTHING,
             replaces=replaces,
             live={fact: f"s.own[{fact!r}]" for fact in facts},
-            verbs=EVERY_VERB,
+            stages=EVERY_STAGE,
         )
         self._events[name] = event
         self._spellings[name] = [event]

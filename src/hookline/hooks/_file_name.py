@@ -9,7 +9,7 @@ import string
 from collections.abc import Callable
 from typing import Any
 
-from hookline.engine.checks import LONGEST_NAME, refused
+from hookline.engine.checks import LONGEST_FILE_NAME, refused
 from hookline.hooks._monitor import COUNTERS, LOSSES, NEARLY_THE_SAME, misspelt
 from hookline.util.errors import OptionError, closest
 
@@ -71,7 +71,7 @@ class FileName(str):
                 template,
                 "one plain file name: no '/', no '..', nothing before it; choose the folder by dirpath",
             )
-        self.check_length(LONGEST_NAME)
+        self.check_length(LONGEST_FILE_NAME)
 
     def check_length(self, most: int) -> None:
         """Refuse a template whose longest names exceed the limit of the file system."""

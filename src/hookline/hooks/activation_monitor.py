@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hookline.engine.checks import Above, Count, Several, checked_parameters, members
+from hookline.engine.checks import Above, Count, Several, as_tuple, checked_parameters
 from hookline.engine.hook import Hook
 from hookline.hooks._patterns import as_patterns, choose
 from hookline.hooks._statistics import between_graphs, plain
@@ -63,7 +63,7 @@ class ActivationMonitor(Hook):
         """
         super().__init__(name)
         self.modules = as_patterns(
-            "ActivationMonitor: modules", list(members("ActivationMonitor: modules", modules, "names"))
+            "ActivationMonitor: modules", list(as_tuple("ActivationMonitor: modules", modules, "names"))
         )
         self.statistics = tuple(statistics)
         self.every, self.capture, self.max_mb = every, capture, max_mb

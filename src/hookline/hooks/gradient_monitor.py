@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookline.distributed.sharded_norms import gather_rows, shards_of
-from hookline.engine.checks import Count, checked_parameters, members, refused
+from hookline.engine.checks import Count, as_tuple, checked_parameters, refused
 from hookline.engine.hook import Hook
 from hookline.hooks._figures import heat_map, need_matplotlib, save
 from hookline.hooks._patterns import as_patterns, choose, is_match, listed
@@ -202,7 +202,7 @@ class GradientMonitor(Hook):
                 value=vanishing,
             )
         percentiles = () if percentiles is None else percentiles
-        self.percentiles = members("GradientMonitor: percentiles", percentiles, "numbers from 0 to 100")
+        self.percentiles = as_tuple("GradientMonitor: percentiles", percentiles, "numbers from 0 to 100")
         if not all(_is_number(each) and 0 <= each <= 100 for each in self.percentiles):
             raise refused("GradientMonitor: percentiles", percentiles, "numbers from 0 to 100")
         self.param_filter = (

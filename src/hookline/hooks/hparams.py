@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from hookline.engine.checks import members, refused
+from hookline.engine.checks import as_tuple, refused
 from hookline.engine.hook import Hook
 from hookline.engine.init_arguments import InitArguments, cannot_keep, init_arguments
 from hookline.run.module import Module
@@ -54,7 +54,7 @@ class HParams(Hook):
                 )
         if isinstance(ignore, str):
             raise refused("HParams: ignore", ignore, f"a tuple of names, such as ({ignore!r},)")
-        self.ignore = members("HParams: ignore", ignore, "names")
+        self.ignore = as_tuple("HParams: ignore", ignore, "names")
         self.params: dict[str, Any] = dict(self._given or {})
         self.left_out: dict[str, str] = {}
         """Arguments that a checkpoint cannot hold, each with its type."""

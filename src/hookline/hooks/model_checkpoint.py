@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from hookline.engine.checks import Count, Duration, OnDisk, checked_parameters, longest_name
-from hookline.engine.filters import When
+from hookline.engine.filters import FilterSettings
 from hookline.engine.hook import Hook
 from hookline.hooks._file_name import WHO, FileName, _raw
 from hookline.hooks._monitor import Mode, Monitored, no_validation_in
 from hookline.util.errors import HookError, OptionError
-from hookline.util.urls import below, check_url, is_url, shown, split_query
+from hookline.util.urls import check_url, is_url, shown, split_query, url_below
 
 log = logging.getLogger("hookline")
 
@@ -125,10 +125,13 @@ class ModelCheckpoint(Hook):
             )
         if seconds is not None:
             self._listen(
-                "on_step_end", When(every=f"{seconds:.6f} seconds")(functools.partial(self._after_steps))
+                "on_step_end",
+                FilterSettings(every=f"{seconds:.6f} seconds")(functools.partial(self._after_steps)),
             )
         elif steps:
-            self._listen("on_step_end", When(every=f"{steps} steps")(functools.partial(self._after_steps)))
+            self._listen(
+                "on_step_end", FilterSettings(every=f"{steps} steps")(functools.partial(self._after_steps))
+            )
         if self.save_on_exception:
             self._listen("on_exception", self._after_failure)
         return epochs if epochs is not None else 0 if given else 1
@@ -334,7 +337,7 @@ class ModelCheckpoint(Hook):
         state.trainer.save_checkpoint(self._requested_last, "last")
 
     def _path_of(self, state: Any, name: str) -> Path | str:
-        return below(self.url, name) if self.url else self._folder(state) / name
+        return url_below(self.url, name) if self.url else self._folder(state) / name
 
     def _folder(self, state: Any) -> Path:
         run_dir = Path(state.trainer.run_dir)
@@ -454,7 +457,7 @@ class ModelCheckpoint(Hook):
         """Add the secrets of the URL to saved paths, because a checkpoint does not hold them."""
 
         def now(path: str) -> str:
-            here = below(self.url, _name_of(path))
+            here = url_below(self.url, _name_of(path))
             return here if shown(here) == path else path
 
         self.best_k_models = {now(path): score for path, score in self.best_k_models.items()}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hookline.distributed.sharded_norms import held
+from hookline.distributed.sharded_norms import local_part
 from hookline.engine.checks import Count, Several, checked_parameters
 from hookline.engine.hook import Hook
 from hookline.hooks._patterns import listed
@@ -125,7 +125,7 @@ class NaNGuard(Hook):
         if bad := not_finite(tensors_in("batch", state.batch)):
             clues.append(f"The batch itself is not finite: {listed(bad)}.")
         # only this rank's shards: other ranks may have found nothing, so a collective would hang
-        if bad := not_finite([(name, held(each)) for name, each in state.module.named_parameters()]):
+        if bad := not_finite([(name, local_part(each)) for name, each in state.module.named_parameters()]):
             clues.append(f"Parameters are not finite: {listed(bad)}.")
         if "activations" not in self.check and len(clues) == 1:
             clues.append("NaNGuard(check='activations') names the module that made it.")

@@ -19,13 +19,13 @@ from hookline.util.errors import HookError, OptionError
 from hookline.util.text import printable, redact
 from hookline.util.urls import (
     MANIFEST,
-    below,
     check_url,
-    is_ours,
+    is_checkpoint_file,
     is_url,
     open_url,
     put_folder,
-    remove_folder,
+    remove_remote_folder,
+    url_below,
 )
 
 log = logging.getLogger("hookline")
@@ -130,7 +130,7 @@ class UploadCheckpoint(Hook):
             return
         try:
             if path.name not in self.uploaded and self._fs.exists(
-                below(self._root, f"{path.name}/{MANIFEST}")
+                url_below(self._root, f"{path.name}/{MANIFEST}")
             ):
                 self.uploaded.append(path.name)
         except Exception as error:
@@ -226,7 +226,7 @@ class UploadCheckpoint(Hook):
     def _try(self, snapshot: Path, name: str) -> None:
         for attempt in range(1, self.attempts + 1):
             try:
-                put_folder(self._fs, snapshot, below(self._root, name))
+                put_folder(self._fs, snapshot, url_below(self._root, name))
                 break
             except Exception as error:
                 if attempt == self.attempts:
@@ -241,7 +241,7 @@ class UploadCheckpoint(Hook):
                 time.sleep(self.pause * 2 ** (attempt - 1))
         self.uploaded = [*(each for each in self.uploaded if each != name), name]
         while self.keep is not None and len(self.uploaded) > self.keep:
-            remove_folder(self._fs, below(self._root, self.uploaded[0]))
+            remove_remote_folder(self._fs, url_below(self._root, self.uploaded[0]))
             self.uploaded = self.uploaded[1:]
 
     # ---- messages ------------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def _take_snapshot(source: Path, target: Path) -> list[str]:
         (target / inside).mkdir(parents=True)
         left_out += [str(inside / name) for name in folders if (source / inside / name).is_symlink()]
         for name in files:
-            file, is_own = source / inside / name, inside == Path() and is_ours(name)
+            file, is_own = source / inside / name, inside == Path() and is_checkpoint_file(name)
             if is_own:
                 _link_or_copy(file, target / name)
             elif file.is_symlink() or not file.is_file() or not _is_copied(file, target / inside / name):

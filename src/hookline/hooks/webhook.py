@@ -9,7 +9,7 @@ import string
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hookline.engine.checks import members, refused
+from hookline.engine.checks import as_tuple, refused
 from hookline.engine.hook import Hook
 from hookline.hooks._monitor import Monitored
 from hookline.hooks._outbox import Outbox, Secret
@@ -163,7 +163,7 @@ class _Fields(dict[str, Any]):
 
 
 def _events(given: Iterable[str]) -> tuple[str, ...]:
-    events = members("Webhook: notify_on", given, "events")
+    events = as_tuple("Webhook: notify_on", given, "events")
     for event in events:
         if event not in tuple(TEMPLATES):
             raise OptionError(

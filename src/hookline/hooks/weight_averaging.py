@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from hookline.engine.checks import Number, checked_parameters
-from hookline.engine.filters import When
+from hookline.engine.filters import FilterSettings
 from hookline.engine.hook import Hook
 from hookline.util.errors import OptionError
 
@@ -50,7 +50,9 @@ class WeightAveraging(Hook):
         self.kind, self.decay, self.buffers = kind, decay, buffers
         self.use_for_evaluation, self.swap_at_end = use_for_evaluation, swap_at_end
         self._mix: Any = get_ema_multi_avg_fn(decay) if kind == "ema" else get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]
-        self.__dict__["on_step_end"] = When(every=every, after=start or None)(functools.partial(self._update))
+        self.__dict__["on_step_end"] = FilterSettings(every=every, after=start or None)(
+            functools.partial(self._update)
+        )
         self.averages: dict[str, Tensor] = {}
         self.updates = 0
         self._stash: dict[str, Tensor] = {}

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hookline.engine.binding import IF_SEVERAL, Binding, Source, bind_by_name, unknown_fact
+from hookline.engine.binding import IF_SEVERAL, Binding, CallSource, bind_by_name, unknown_fact
 from hookline.engine.events import Event, EventTable
-from hookline.engine.listener import Listener, undecorated
+from hookline.engine.listener import Listener, undecorated_method
 from hookline.util.errors import HookError
 
 FactConverter = Callable[[Any], Any]
@@ -148,7 +148,7 @@ class RowArguments:
 
     def binding(self, function: Callable[..., Any], answers: bool = True) -> Binding:
         """Return the call of a function with these arguments."""
-        source = Source(function, tuple(self._expressions), tuple(self.values), answers=answers)
+        source = CallSource(function, tuple(self._expressions), tuple(self.values), answers=answers)
         return self.row._outside_sanity_check(Binding(source.caller(), tuple(self._facts), source))
 
 
@@ -161,7 +161,7 @@ def _parameters_of_method(function: Callable[..., Any], row: Row) -> list[inspec
     """
     parameters = list(inspect.signature(function).parameters.values())
     takes_rest = any(each.kind is each.VAR_POSITIONAL for each in parameters)
-    inner = undecorated(getattr(function, "__self__", None), function) if takes_rest else None
+    inner = undecorated_method(getattr(function, "__self__", None), function) if takes_rest else None
     if inner is not None:
         theirs = list(inspect.signature(inner).parameters.values())
         needed = [each for each in theirs if each.kind is each.POSITIONAL_OR_KEYWORD]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 REDUCTIONS = ("mean", "sum", "min", "max", "last")
-Part = tuple[str, Any, float]
+ValuePart = tuple[str, Any, float]
 """One rank's part of a value: its reduction, its total so far (None: no value), and the weight of the
 total.
 """
@@ -56,7 +56,7 @@ class Accumulator:
         else:
             self.total = _reduce([self.total, part], [1, 1], self.reduce)
 
-    def part(self) -> Part:
+    def part(self) -> ValuePart:
         """Return this rank's part, for the reduction over ranks."""
         self.fold()
         return self.reduce, self.total, self.count

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.metrics.accumulator import REDUCTIONS, Accumulator, Part
+from hookline.metrics.accumulator import REDUCTIONS, Accumulator, ValuePart
 from hookline.util.errors import HooklineError, closest, described
 
 KNOWN_AS = "\x1f"
 """Separates the name of a value in a row (`loss_step`) from the name of its newest value (`loss`)."""
 FEW = 4
 """Tensors on the CPU that are read faster one by one than together."""
-Pool = Callable[[dict[str, Part]], dict[str, Any]]
+Pool = Callable[[dict[str, ValuePart]], dict[str, Any]]
 """Maps this rank's parts to the values of all ranks. The result also has names that only other ranks have."""
 
 
@@ -267,7 +267,7 @@ class MetricLog:
             self._reductions[key.step_name] = reduce
         return key
 
-    def parts_of(self, row: Mapping[str, Any]) -> dict[str, Part]:
+    def parts_of(self, row: Mapping[str, Any]) -> dict[str, ValuePart]:
         """Return this rank's parts of a row, from its newest batch.
 
         Each name of a logged value carries the name of its newest value.
@@ -374,8 +374,8 @@ class MetricLog:
             parts = {known_as.get(name, name): each.part() for name, each in sums.items()}
             done = self.store_reduced(pool(parts | dict.fromkeys(objects, OBJECT)))
             done |= _computed_by_all(done, objects, pool)
-        for name, each in objects.items():
-            each.reset()  # after all are computed: one object may have been logged under two names
+        for name, metric in objects.items():
+            metric.reset()  # after all are computed: one object may have been logged under two names
             del self._objects[mode, name]
         for name, key in self._keys[mode].items():
             if key.epoch_name in done and key.epoch is not None:
@@ -396,7 +396,7 @@ class MetricLog:
         return sums | self._by_loader[mode]
 
 
-OBJECT: Part = ("object", 0.0, 1.0)
+OBJECT: ValuePart = ("object", 0.0, 1.0)
 """A metric object, whose own `compute` communicates with the other ranks."""
 
 

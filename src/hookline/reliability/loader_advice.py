@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from hookline.engine.cost import duration
+from hookline.engine.cost import format_seconds
 from hookline.run.run import Run
 from hookline.run.timer import RunTimer
 
@@ -85,8 +85,8 @@ def advice(waiting: Waiting, loaders: list[LoaderFacts], cores: int, on_cuda: bo
     """Return how long the run waits for data, and what to change."""
     share, each = waiting.data / waiting.training, waiting.data / max(1, waiting.batches)
     head = (
-        f"Training waits for data {share:.0%} of its time ({duration(waiting.data)} of "
-        f"{duration(waiting.training)}, {duration(each)} a batch)."
+        f"Training waits for data {share:.0%} of its time ({format_seconds(waiting.data)} of "
+        f"{format_seconds(waiting.training)}, {format_seconds(each)} a batch)."
     )
     loader = min(loaders, key=lambda one: (one.workers or 0, one.name))
     at_starts = waiting.epochs > 1 and waiting.first > waiting.data / 2

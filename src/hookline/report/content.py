@@ -24,7 +24,7 @@ from hookline.report.run_events import (
     timestamp,
 )
 from hookline.report.timeline import timelines
-from hookline.run.timings import PARTS, SAMPLED, WORDS
+from hookline.run.timings import PART_WORDS, SAMPLED, TIMED_PARTS
 
 PICTURE_BYTES = 900_000
 """Bytes of all pictures together, before they are encoded as text."""
@@ -199,7 +199,7 @@ def _timings(number: int, run: RunData) -> dict[str, Any]:
     parts = {
         **sampled,
         ("other training" if sampled else "training"): rest,
-        **{WORDS.get(name, name): found[name] for name in PARTS[1:] if name in found},
+        **{PART_WORDS.get(name, name): found[name] for name in TIMED_PARTS[1:] if name in found},
     }
     return {
         "run": number,

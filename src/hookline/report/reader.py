@@ -18,7 +18,7 @@ from hookline.reliability.summary import PRUNED
 from hookline.report.downsampling import Floats
 from hookline.report.trace_columns import TraceData, read_traces
 from hookline.run.record import RECORD, read_record
-from hookline.run.timings import PARTS, SAMPLED
+from hookline.run.timings import SAMPLED, TIMED_PARTS
 from hookline.util.errors import OptionError, closest
 
 LOG = "log.jsonl"
@@ -344,7 +344,7 @@ def _take_cost(run: RunData, record: dict[str, Any], step: int | None) -> None:
 
 
 def _take_timings(run: RunData, record: dict[str, Any], step: int | None) -> None:
-    numbers: dict[str, Any] = {name: record.get(name) for name in ("total", *PARTS, *SAMPLED)}
+    numbers: dict[str, Any] = {name: record.get(name) for name in ("total", *TIMED_PARTS, *SAMPLED)}
     found = {
         name: float(each)
         for name, each in numbers.items()

@@ -30,7 +30,7 @@ class HowLongArguments(TypedDict, total=False):
     """Limit of the training time: seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta."""
 
 
-class UpdateArguments(TypedDict, total=False):
+class UpdateOptionsArguments(TypedDict, total=False):
     """Gradient accumulation and gradient clipping."""
 
     accumulate_grad_batches: int
@@ -126,7 +126,7 @@ class FailuresArguments(TypedDict, total=False):
     """What the watchdog does: 'warn' reports the hang, 'abort' also ends the run."""
 
 
-class PartsArguments(TypedDict, total=False):
+class TrainerPartsArguments(TypedDict, total=False):
     """Hooks, loggers and devices."""
 
     hooks: Iterable[Any]
@@ -151,7 +151,7 @@ class PartsArguments(TypedDict, total=False):
 
 class OptionArguments(
     HowLongArguments,
-    UpdateArguments,
+    UpdateOptionsArguments,
     ValidationArguments,
     LimitsArguments,
     AroundArguments,
@@ -160,5 +160,5 @@ class OptionArguments(
     """`Options` as keyword arguments."""
 
 
-class TrainerArguments(OptionArguments, PartsArguments):
+class TrainerArguments(OptionArguments, TrainerPartsArguments):
     """All keyword arguments of `Trainer`."""

@@ -136,13 +136,13 @@ class RunDirectory:
             base = self.root
             name = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
             candidates = itertools.chain([name], (f"{name}_{n}" for n in itertools.count(2)))
-            path = self._named = next(base / each for each in candidates if _make_new(base / each))
-        _make(path)
+            path = self._named = next(base / each for each in candidates if _make_new_directory(base / each))
+        _make_directory(path)
         self._take_lock(path)
         return path
 
 
-def _make(path: Path) -> None:
+def _make_directory(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -152,9 +152,9 @@ def _make(path: Path) -> None:
         ) from None
 
 
-def _make_new(path: Path) -> bool:
+def _make_new_directory(path: Path) -> bool:
     """Create a directory; return False if it exists, so that only one of several processes gets it."""
-    _make(path.parent)
+    _make_directory(path.parent)
     try:
         path.mkdir()
     except FileExistsError:

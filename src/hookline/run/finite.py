@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hookline.distributed.comm import Ranks
-from hookline.distributed.sharded_norms import held
+from hookline.distributed.sharded_norms import local_part
 from hookline.run.optimizers import bare
 from hookline.util.errors import NonFiniteLoss
 
@@ -24,7 +24,7 @@ def all_finite(losses: Sequence[Any], tensors: Sequence[Tensor]) -> bool:
         math.isfinite(each) for each in losses if not isinstance(each, Tensor)
     ):
         return False
-    here = [each._values() if each.is_sparse else each for each in map(held, tensors)]
+    here = [each._values() if each.is_sparse else each for each in map(local_part, tensors)]
     here = [each for each in here if each.numel()]
     if any(each.device.type == "meta" for each in (*on_device[:1], *here[:1])):
         return True  # meta tensors have no values
@@ -45,12 +45,12 @@ def state_tensors(optimizer: Any) -> list[Tensor]:
             if value.is_floating_point() or value.is_complex():
                 found.append(value.detach())
         elif isinstance(value, dict):
-            for name, each in value.items():
+            for name, part in value.items():
                 if name != "step":
-                    collect(each)
+                    collect(part)
         elif isinstance(value, list | tuple | deque):
-            for each in value:
-                collect(each)
+            for part in value:
+                collect(part)
 
     for state in optimizer.state.values():
         collect(state)

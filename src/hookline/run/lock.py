@@ -28,26 +28,26 @@ from typing import Any
 
 from hookline.util.errors import RunLockedError
 from hookline.util.processes import close_in_children, join
-from hookline.util.text import command_line
+from hookline.util.text import command_line, printable
 
 if sys.platform != "win32":
     import fcntl
 
 log = logging.getLogger("hookline")
-NAME = "run.lock"
+LOCK_FILE = "run.lock"
 WAITING = 5.0
 """Seconds to wait for a job that is ending."""
 BEAT = 5.0
 """Seconds between two heartbeats: updates of the file's time."""
-SILENCE = 30.0
+HEARTBEAT_TIMEOUT = 30.0
 """Seconds without a heartbeat after which an owner on another machine counts as dead."""
 SETTLING = 2.0
 """Seconds to wait, without file locks, for other jobs to write their name; the last name has the lock."""
-LARGEST = 10_000
+LOCK_BYTES = 10_000
 """The largest number of bytes to read from a lock file."""
-LONGEST = 200
+MOST_CHARACTERS = 200
 """Characters of a command line that are shown."""
-Record = dict[str, Any]
+LockOwner = dict[str, Any]
 
 _held: dict[str, RunLock] = {}
 """The locks of this process, by the real path of the directory."""
@@ -73,13 +73,13 @@ class RunLock:
         self.folder = folder
         self.is_held = False
         """False also if the directory cannot be locked and the run continues without a lock."""
-        self._path = folder / NAME
+        self._path = folder / LOCK_FILE
         self._real = os.path.realpath(folder)
         self._on_lost = on_lost
         self._file: Any = None
         self._made: list[Path] = []
         self._pid = os.getpid()
-        self._record: Record = {}
+        self._record: LockOwner = {}
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -98,7 +98,7 @@ class RunLock:
         """
         with _changing:
             if self._real in _held:
-                raise RunLockedError(_refusal(self.folder, _held[self._real]._record))
+                raise RunLockedError(_in_use_message(self.folder, _held[self._real]._record))
             _held[self._real] = self
         try:
             self._record = _own_record()
@@ -119,21 +119,23 @@ class RunLock:
         while True:
             self._make_folder()
             try:
-                file = _open(self._path)
+                file = _open_lock_file(self._path)
             except FileNotFoundError:  # the last owner has just removed the directory
                 continue
             try:
                 has_locks = _lock(file)
-                other = _read(self._path)
+                other = _read_owner(self._path)
                 if other is not None and _is_alive(other, has_locks, self._path, patience):
-                    raise RunLockedError(_refusal(self.folder, other))
+                    raise RunLockedError(_in_use_message(self.folder, other))
                 if _is_same(file, self._path):  # else the last owner has just removed the file
                     break
                 file.close()
             except BlockingIOError:
                 file.close()
                 if time.monotonic() > until:
-                    raise RunLockedError(_refusal(self.folder, _read(self._path) or {})) from None
+                    raise RunLockedError(
+                        _in_use_message(self.folder, _read_owner(self._path) or {})
+                    ) from None
                 time.sleep(0.05)
             except BaseException:
                 file.close()
@@ -166,14 +168,14 @@ class RunLock:
             "The file system of %s has no file locks. Only the file %s keeps other jobs out of this "
             "directory; the check takes %g s.",
             self.folder,
-            NAME,
+            LOCK_FILE,
             SETTLING,
         )
         os.fsync(self._file.fileno())
         time.sleep(SETTLING)
-        other = _read(self._path) or {}
+        other = _read_owner(self._path) or {}
         if other.get("token") != self._record["token"]:
-            raise RunLockedError(_refusal(self.folder, other))
+            raise RunLockedError(_in_use_message(self.folder, other))
 
     # ---- hold and release ----------------------------------------------------------------------------------
 
@@ -181,12 +183,12 @@ class RunLock:
         """Update the file's time, and check the owner: a suspended machine may have lost the lock."""
         while not self._over.wait(BEAT):
             with contextlib.suppress(OSError):
-                other = _read(self._path)
+                other = _read_owner(self._path)
                 if other is None:
                     continue  # removed by hand, or the disk does not respond
                 if other["token"] != self._record["token"]:
                     if self._on_lost is not None:
-                        self._on_lost(_refusal(self.folder, other))
+                        self._on_lost(_in_use_message(self.folder, other))
                     return
                 os.utime(self._path)
 
@@ -201,7 +203,7 @@ class RunLock:
         file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(OSError):
-                if self.is_held and (_read(self._path) or {}).get("token") == self._record["token"]:
+                if self.is_held and (_read_owner(self._path) or {}).get("token") == self._record["token"]:
                     self._path.unlink()
             file.close()
         with contextlib.suppress(OSError):
@@ -214,7 +216,7 @@ class RunLock:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[RunLock]:
+def hold_lock(folder: Path) -> Iterator[RunLock]:
     """Hold a directory's lock inside the `with`, without waiting for it."""
     lock = RunLock(folder)
     lock.take(patience=0.0)
@@ -230,18 +232,18 @@ def is_running(folder: Path) -> bool | None:
     It locks and writes nothing. A job of this machine is found by its process. A job of another machine runs
     if its last heartbeat is recent by this machine's clock; otherwise it was killed, or the clocks differ.
     """
-    path = folder / NAME
+    path = folder / LOCK_FILE
     try:
         about = os.lstat(path)
     except OSError:
         return None
     if not stat.S_ISREG(about.st_mode):
         return None
-    record = _read(path) or {}
+    record = _read_owner(path) or {}
     is_here = record.get("boot") == _boot()
     if is_here and record.get("namespace") == _namespace() != "":
         return _started(record.get("pid")) == record.get("started") != ""
-    if time.time() - about.st_mtime < 3 * SILENCE:
+    if time.time() - about.st_mtime < 3 * HEARTBEAT_TIMEOUT:
         return True
     return False if is_here else None
 
@@ -249,7 +251,7 @@ def is_running(folder: Path) -> bool | None:
 # ---- the file ----------------------------------------------------------------------------------------------
 
 
-def _open(path: Path) -> Any:
+def _open_lock_file(path: Path) -> Any:
     """Open the file unbuffered. Child programs do not inherit it, and links are not followed."""
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
     number = os.open(path, flags, 0o666)
@@ -279,11 +281,11 @@ def _is_same(file: Any, path: Path) -> bool:
         return False
 
 
-def _read(path: Path) -> Record | None:
+def _read_owner(path: Path) -> LockOwner | None:
     """Return the owner from the file. A new open makes a network file system show changes of others."""
     try:
         with path.open("rb") as file:
-            record = json.loads(file.read(LARGEST))
+            record = json.loads(file.read(LOCK_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and isinstance(record.get("token"), str) else None
@@ -294,7 +296,7 @@ def _stamp(path: Path) -> tuple[Any, ...] | None:
     try:
         with path.open("rb") as file:
             about = os.fstat(file.fileno())
-            return about.st_ino, about.st_mtime_ns, file.read(LARGEST)
+            return about.st_ino, about.st_mtime_ns, file.read(LOCK_BYTES)
     except OSError:
         return None
 
@@ -302,7 +304,7 @@ def _stamp(path: Path) -> tuple[Any, ...] | None:
 # ---- the owner ---------------------------------------------------------------------------------------------
 
 
-def _own_record() -> Record:
+def _own_record() -> LockOwner:
     return {
         "token": uuid.uuid4().hex,
         "host": socket.gethostname(),
@@ -311,11 +313,11 @@ def _own_record() -> Record:
         "boot": _boot(),
         "namespace": _namespace(),
         "since": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": command_line(sys.orig_argv, LONGEST),
+        "command": command_line(sys.orig_argv, MOST_CHARACTERS),
     }
 
 
-def _is_alive(record: Record, has_locks: bool, path: Path, patience: float) -> bool:
+def _is_alive(record: LockOwner, has_locks: bool, path: Path, patience: float) -> bool:
     """Return whether the owner may still be running, although the system's lock is free or missing."""
     if record.get("boot") == _boot():
         if record.get("namespace") == _namespace() != "":
@@ -328,32 +330,32 @@ def _is_alive(record: Record, has_locks: bool, path: Path, patience: float) -> b
     return _has_heartbeat(path, record, patience)
 
 
-def _has_heartbeat(path: Path, record: Record, patience: float) -> bool:
+def _has_heartbeat(path: Path, record: LockOwner, patience: float) -> bool:
     before = _stamp(path)
-    if before is None or _age(path, before[1]) > 3 * SILENCE:
+    if before is None or _seconds_since_heartbeat(path, before[1]) > 3 * HEARTBEAT_TIMEOUT:
         return False
     if not patience:
         return True
     log.warning(
         "%s: %s may still be running. Waiting up to %g s for a heartbeat.",
         path.parent,
-        _named(record),
-        SILENCE,
+        _describe_owner(record),
+        HEARTBEAT_TIMEOUT,
     )
-    until = time.monotonic() + SILENCE
+    until = time.monotonic() + HEARTBEAT_TIMEOUT
     while time.monotonic() < until:
-        time.sleep(min(0.5, SILENCE / 10))
+        time.sleep(min(0.5, HEARTBEAT_TIMEOUT / 10))
         now = _stamp(path)
         if now != before:
             return now is not None
     return False
 
 
-def _age(path: Path, changed: int) -> float:
+def _seconds_since_heartbeat(path: Path, changed: int) -> float:
     """Return the seconds since the last heartbeat, by the clock of the file system, which set both times."""
-    probe = path.with_name(f".{NAME}.{uuid.uuid4().hex}")
+    probe = path.with_name(f".{LOCK_FILE}.{uuid.uuid4().hex}")
     try:
-        file = _open(probe)
+        file = _open_lock_file(probe)
         now = os.fstat(file.fileno()).st_mtime_ns
         file.close()
         probe.unlink()
@@ -393,7 +395,7 @@ def _started(pid: Any) -> str:
 # ---- messages ----------------------------------------------------------------------------------------------
 
 
-def _refusal(folder: Path, record: Record) -> str:
+def _in_use_message(folder: Path, record: LockOwner) -> str:
     if not record:
         who, stop = "another job", "stop it"
     elif (
@@ -401,14 +403,17 @@ def _refusal(folder: Path, record: Record) -> str:
         and record.get("boot") == _boot()
         and record.get("namespace") == _namespace()
     ):
-        who, stop = f"another fit of this process, {_named(record)},", "let that fit end first"
+        who, stop = f"another fit of this process, {_describe_owner(record)},", "let that fit end first"
     else:
-        who, where = _named(record), f"kill {_text(record, 'pid')} on {_text(record, 'host')}"
+        who, where = (
+            _describe_owner(record),
+            f"kill {_field_text(record, 'pid')} on {_field_text(record, 'host')}",
+        )
         stop = f"stop it (`hookline control {shlex.quote(str(folder))} stop`, or {where})"
     gone = (
         ""
         if not record or record.get("boot") == _boot()
-        else (f" If that machine is gone and its lock remains, delete {folder / NAME}.")
+        else (f" If that machine is gone and its lock remains, delete {folder / LOCK_FILE}.")
     )
     return (
         f"{folder} is in use: {who} trains in it. Two jobs in one directory would overwrite each other's "
@@ -416,14 +421,11 @@ def _refusal(folder: Path, record: Record) -> str:
     )
 
 
-def _named(record: Record) -> str:
-    return (
-        f"process {_text(record, 'pid')} on {_text(record, 'host')} (since {_text(record, 'since')}: "
-        f"{_text(record, 'command')})"
-    )
+def _describe_owner(record: LockOwner) -> str:
+    pid, host, since, command = (_field_text(record, name) for name in ("pid", "host", "since", "command"))
+    return f"process {pid} on {host} (since {since}: {command})"
 
 
-def _text(record: Record, name: str) -> str:
+def _field_text(record: LockOwner, name: str) -> str:
     """Return a field with only printable characters, because any user may have written the file."""
-    text = str(record.get(name, "?"))[: LONGEST + 1]
-    return "".join(each if each.isprintable() else "?" for each in text)
+    return printable(str(record.get(name, "?"))[: MOST_CHARACTERS + 1])

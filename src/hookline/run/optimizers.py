@@ -55,24 +55,25 @@ class Schedule:
         return isinstance(self.scheduler, ReduceLROnPlateau)
 
 
-def parse(returned: Any, module: str) -> tuple[list[Optimizer], list[Schedule]]:
+def parse_optimizers(returned: Any, module: str) -> tuple[list[Optimizer], list[Schedule]]:
     """Return optimizers and schedules from the user's result. Raise for any other form and list the forms."""
     if returned is None:
         return [], []
     if isinstance(returned, Optimizer):
         return [returned], []
     if isinstance(returned, dict):
-        return _one(returned, 0, module)
+        return _parse_dictionary(returned, 0, module)
     if isinstance(returned, list | tuple):
         if len(returned) == 2 and all(isinstance(part, list | tuple) for part in returned):
-            optimizers = [_optimizer(each, module) for each in returned[0]]
+            optimizers = [_check_optimizer(each, module) for each in returned[0]]
             return optimizers, [
-                _schedule(each, _owner(each, optimizers, module), module) for each in returned[1]
+                _make_schedule(each, _index_of_optimizer(each, optimizers, module), module)
+                for each in returned[1]
             ]
         if returned and all(isinstance(each, dict) for each in returned):
-            parts = [_one(each, index, module) for index, each in enumerate(returned)]
+            parts = [_parse_dictionary(each, index, module) for index, each in enumerate(returned)]
             return [o for part in parts for o in part[0]], [s for part in parts for s in part[1]]
-        return [_optimizer(each, module) for each in returned], []
+        return [_check_optimizer(each, module) for each in returned], []
     raise OptionError(
         f"{module}.configure_optimizers returned {type(returned).__name__}. It may return: {FORMS}."
     )
@@ -123,21 +124,23 @@ def follow_parameters(optimizers: list[Optimizer], before: dict[int, str], modul
             )
 
 
-def _one(given: dict[str, Any], index: int, module: str) -> tuple[list[Optimizer], list[Schedule]]:
+def _parse_dictionary(
+    given: dict[str, Any], index: int, module: str
+) -> tuple[list[Optimizer], list[Schedule]]:
     for key in given:
         if key not in ("optimizer", "lr_scheduler"):
             raise OptionError(
                 f"{module}.configure_optimizers returned a dictionary with {key!r}; "
                 f"allowed: 'optimizer', 'lr_scheduler'.{closest(key, ['optimizer', 'lr_scheduler'])}"
             )
-    optimizer = _optimizer(given.get("optimizer"), module)
+    optimizer = _check_optimizer(given.get("optimizer"), module)
     scheduler = given.get("lr_scheduler")
     if scheduler is not None:
-        _owner(scheduler, [optimizer], module)
-    return [optimizer], [] if scheduler is None else [_schedule(scheduler, index, module)]
+        _index_of_optimizer(scheduler, [optimizer], module)
+    return [optimizer], [] if scheduler is None else [_make_schedule(scheduler, index, module)]
 
 
-def _optimizer(given: Any, module: str) -> Optimizer:
+def _check_optimizer(given: Any, module: str) -> Optimizer:
     if isinstance(given, Optimizer):
         return given
     raise OptionError(
@@ -146,7 +149,7 @@ def _optimizer(given: Any, module: str) -> Optimizer:
     )
 
 
-def _schedule(given: Any, index: int, module: str) -> Schedule:
+def _make_schedule(given: Any, index: int, module: str) -> Schedule:
     if not isinstance(given, dict):
         return Schedule(given, index)
     for key in given:
@@ -162,14 +165,14 @@ def _schedule(given: Any, index: int, module: str) -> Schedule:
     return Schedule(optimizer_idx=index, **given)
 
 
-def _owner(given: Any, optimizers: list[Optimizer], module: str) -> int:
+def _index_of_optimizer(given: Any, optimizers: list[Optimizer], module: str) -> int:
     """Return the index of the scheduler's optimizer. One that was not returned would never be called."""
     scheduler = given.get("scheduler") if isinstance(given, dict) else given
     owner = getattr(scheduler, "optimizer", None) if isinstance(scheduler, LRScheduler) else None
     if owner is None:
         return 0
-    for index, each in enumerate(optimizers):
-        if each is owner or bare(each) is bare(owner):
+    for index, optimizer in enumerate(optimizers):
+        if optimizer is owner or bare(optimizer) is bare(owner):
             return index
     raise OptionError(
         f"{module}.configure_optimizers: {type(scheduler).__name__} is attached with an optimizer that "

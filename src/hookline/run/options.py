@@ -24,10 +24,10 @@ from hookline.engine.checks import (
     OnDisk,
     Portion,
     Table,
+    apply_rule,
     check_choice,
     check_fields,
     check_seed,
-    checked,
     refused,
     rule_of,
 )
@@ -51,7 +51,7 @@ COMPILE = (
     "step=True for the whole training step"
 )
 Time = Annotated[str | float | datetime.timedelta, Duration()]
-Batches = Annotated[int | float, Portion()]
+BatchLimit = Annotated[int | float, Portion()]
 
 
 # ---- the table of `checkpoint` -----------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class Saving:
     """
 
 
-SETTINGS = {each.name: rule for each in fields(Saving) if (rule := rule_of(each.type)) is not None}
+SAVING_RULES = {each.name: rule for each in fields(Saving) if (rule := rule_of(each.type)) is not None}
 """The keys of the table, and their checks."""
 
 
@@ -85,17 +85,17 @@ def parse_checkpoint(given: Any, name: str = "checkpoint") -> Saving:
         write: Any = check_choice(name, given, ("sync", "async"), "True, False or a table are allowed, too.")
         return Saving(write=write)
     if not isinstance(given, Mapping):
-        raise refused(name, given, f"True, False, 'sync', 'async' or a table of {', '.join(SETTINGS)}")
+        raise refused(name, given, f"True, False, 'sync', 'async' or a table of {', '.join(SAVING_RULES)}")
     for key, value in given.items():
-        if key not in SETTINGS:
+        if key not in SAVING_RULES:
             raise OptionError(
-                f"{name} has no setting {key!r}.{closest(str(key), SETTINGS)} Settings: "
-                f"{', '.join(SETTINGS)}.",
+                f"{name} has no setting {key!r}.{closest(str(key), SAVING_RULES)} Settings: "
+                f"{', '.join(SAVING_RULES)}.",
                 option=str(key),
                 value=value,
-                allowed=tuple(SETTINGS),
+                allowed=tuple(SAVING_RULES),
             )
-    return Saving(**{key: SETTINGS[key](f"{name}: {key}", value) for key, value in given.items()})
+    return Saving(**{key: SAVING_RULES[key](f"{name}: {key}", value) for key, value in given.items()})
 
 
 def with_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def with_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
             value=old[first],
         )
     settings = {
-        OLD_NAMES[name]: checked(name, SETTINGS[OLD_NAMES[name]], value) for name, value in old.items()
+        OLD_NAMES[name]: apply_rule(name, SAVING_RULES[OLD_NAMES[name]], value) for name, value in old.items()
     }
     return {**{name: value for name, value in given.items() if name not in OLD_NAMES}, "checkpoint": settings}
 
@@ -158,7 +158,7 @@ class HowLong:
 
 
 @dataclass(init=False, repr=False, eq=False)
-class Update:
+class UpdateOptions:
     """Gradient accumulation and gradient clipping."""
 
     __slots__ = ()
@@ -212,15 +212,15 @@ class Limits:
 
     __slots__ = ()
 
-    limit_train_batches: Batches = 1.0
+    limit_train_batches: BatchLimit = 1.0
     """Limit of the batches of a training epoch: a number, or a fraction of the epoch. 0: none."""
-    limit_val_batches: Batches = 1.0
+    limit_val_batches: BatchLimit = 1.0
     """The same for each validation loader."""
-    limit_test_batches: Batches = 1.0
+    limit_test_batches: BatchLimit = 1.0
     """The same for each test loader."""
-    limit_predict_batches: Batches = 1.0
+    limit_predict_batches: BatchLimit = 1.0
     """The same for each prediction loader."""
-    overfit_batches: Batches = 0.0
+    overfit_batches: BatchLimit = 0.0
     """Train on the same few batches (a number or a fraction) in every epoch, without shuffling. Validation is
     limited to as many batches.
     """
@@ -283,12 +283,12 @@ class Failures:
     """What the watchdog does: 'warn' reports the hang, 'abort' also ends the run."""
 
 
-GROUPS: tuple[type, ...] = (HowLong, Update, Validation, Limits, Around, Failures)
+GROUPS: tuple[type, ...] = (HowLong, UpdateOptions, Validation, Limits, Around, Failures)
 
 
 @dataclass(slots=True, kw_only=True)
 class Options(
-    Failures, Around, Limits, Validation, Update, HowLong
+    Failures, Around, Limits, Validation, UpdateOptions, HowLong
 ):  # a dataclass has the fields of its last base first
     """How long to train, when to validate, what to limit, where to write."""
 
@@ -322,33 +322,33 @@ class Options(
     @property
     def max_seconds(self) -> float | None:
         """`max_time` in seconds."""
-        return _seconds(self.max_time)
+        return _as_seconds(self.max_time)
 
     @property
     def grace_seconds(self) -> float | None:
         """`grace_period` in seconds."""
-        return _seconds(self.grace_period)
+        return _as_seconds(self.grace_period)
 
     @property
     def hang_seconds(self) -> float | None:
         """`hang_after` in seconds."""
-        return _seconds(self.hang_after)
+        return _as_seconds(self.hang_after)
 
 
-def _seconds(parsed: Any) -> float | None:
+def _as_seconds(parsed: Any) -> float | None:
     assert parsed is None or isinstance(parsed, float)
     return parsed
 
 
-ACCUMULATE_BY: tuple[str, ...] = typing.get_args(Update.__annotations__["accumulate_by"])
-OPTIONS = tuple(each.name for each in fields(Options))
+ACCUMULATE_BY: tuple[str, ...] = typing.get_args(UpdateOptions.__annotations__["accumulate_by"])
+OPTION_NAMES = tuple(each.name for each in fields(Options))
 """The names, in the order of the groups."""
 
 
 def make_options(given: Mapping[str, Any]) -> Options:
     """Return the options from keyword arguments. Raise for an unknown one, with the closest right name."""
     given = with_new_names(given)
-    refuse_unknown_options("Trainer", given, OPTIONS)
+    refuse_unknown_options("Trainer", given, OPTION_NAMES)
     return Options(**given)
 
 
@@ -412,7 +412,7 @@ def _hook_list(name: str, hooks: Any) -> list[Any]:
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
-class Parts:
+class TrainerParts:
     """Hooks, loggers and devices."""
 
     hooks: Annotated[Iterable[Any], _hook_list] = ()
@@ -440,19 +440,19 @@ class Parts:
         check_fields(self)
 
 
-PARTS = tuple(each.name for each in fields(Parts))
-ARGUMENTS = (*OPTIONS, *PARTS)
+PART_NAMES = tuple(each.name for each in fields(TrainerParts))
+ARGUMENT_NAMES = (*OPTION_NAMES, *PART_NAMES)
 """The names of all keyword arguments."""
-DECLARATIONS = (*GROUPS, Parts)
+DECLARATIONS = (*GROUPS, TrainerParts)
 """The classes that declare them, by what they are about."""
 
 
-def read_arguments(given: Mapping[str, Any]) -> tuple[Options, Parts]:
+def read_arguments(given: Mapping[str, Any]) -> tuple[Options, TrainerParts]:
     """Check the keyword arguments of a trainer; an unknown one is an error with the closest right name."""
     given = with_new_names(given)
-    refuse_unknown_options("Trainer", given, ARGUMENTS)
-    parts = {name: given.pop(name) for name in PARTS if name in given}
-    return Options(**given), Parts(**parts)
+    refuse_unknown_options("Trainer", given, ARGUMENT_NAMES)
+    parts = {name: given.pop(name) for name in PART_NAMES if name in given}
+    return Options(**given), TrainerParts(**parts)
 
 
 def with_signature(init: F) -> F:
@@ -462,7 +462,7 @@ def with_signature(init: F) -> F:
     parameter = inspect.Parameter
     named = [
         parameter(each.name, parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
-        for each in (*fields(Options), *fields(Parts))
+        for each in (*fields(Options), *fields(TrainerParts))
     ]
     signature = inspect.Signature(
         [parameter("self", parameter.POSITIONAL_OR_KEYWORD), *named], return_annotation=None

@@ -6,9 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
-
-from torch import Tensor
+from typing import Any, Protocol
 
 from hookline.data.batch import count_tokens as elements_of_ids
 from hookline.data.loaders import Loader
@@ -21,9 +19,6 @@ from hookline.run.save_request import Saved, SaveRequest
 from hookline.run.state import State
 from hookline.util.errors import Signal
 
-if TYPE_CHECKING:
-    from hookline.run.save_request import Saved
-
 # ---- Protocols of the objects that higher layers set on a run
 
 
@@ -32,7 +27,6 @@ class ClearsGradients(Protocol):
 
     def clear_gradients(self) -> None:
         """Clear the gradients of the finished step."""
-        ...
 
 
 class Step(Protocol):
@@ -41,7 +35,6 @@ class Step(Protocol):
     @property
     def backward(self) -> Any:
         """The backward, with its events."""
-        ...
 
     @property
     def update(self) -> ClearsGradients:
@@ -50,15 +43,12 @@ class Step(Protocol):
 
     def __call__(self, batches_left: int | None) -> Signal | None:
         """Train on `state.batch`."""
-        ...
 
     def close_window(self) -> None:
         """Update with the gradients of an accumulation window that ends early."""
-        ...
 
     def close_failed_batch(self) -> None:
         """Count a batch that failed after its update, before the save after the failure."""
-        ...
 
 
 class GradientSync(Protocol):
@@ -66,30 +56,6 @@ class GradientSync(Protocol):
 
     is_clear: bool
     all_or_none: bool
-
-    def begin_batch(self, last: bool) -> None:
-        """Begin a batch. last: whether it is the last one of its window."""
-        ...
-
-    def skip_batch(self, last: bool) -> None:
-        """Skip a batch."""
-        ...
-
-    def clear_gradients(self) -> None:
-        """Clear the gradients of the finished step."""
-        ...
-
-    def agree_on(self, loss: Tensor | None, last: bool) -> Tensor | None:
-        """Return the loss for this rank's backward."""
-        ...
-
-    def count_losses(self) -> float:
-        """Return the total weight of the window's batches with a loss, as a mean over ranks."""
-        ...
-
-    def everywhere(self, flag: bool) -> bool:
-        """Return whether a flag is set on every rank."""
-        ...
 
 
 class FailureMonitor(Protocol):
@@ -100,23 +66,15 @@ class FailureMonitor(Protocol):
 
     def report_failure(self, error: BaseException) -> None:
         """Report this rank's failure."""
-        ...
 
     def post(self, text: str, failed: bool = True) -> None:
         """Report a text to the other ranks."""
-        ...
-
-    def ask_for_validate(self, number: int, polls: int) -> None:
-        """Ask the other ranks whether they will still call validate() for this time."""
-        ...
 
     def wait_for_all_ranks(self, where: str) -> None:
         """Wait for all ranks."""
-        ...
 
     def raise_failure(self) -> None:
         """Raise if another rank has failed."""
-        ...
 
 
 class ControlSocket(Protocol):
@@ -124,15 +82,12 @@ class ControlSocket(Protocol):
 
     def open(self) -> None:
         """Begin to listen."""
-        ...
 
     def defer(self, number: str, done: dict[str, Any]) -> None:
         """Answer a request later."""
-        ...
 
     def report_saved(self, saved: Saved) -> None:
         """Answer the requests for a checkpoint."""
-        ...
 
 
 class Graphs(Protocol):
@@ -140,7 +95,6 @@ class Graphs(Protocol):
 
     def compose(self) -> None:
         """Choose the content of each graph for the current listeners."""
-        ...
 
     def text(self) -> str:
         """Return a description of the graphs."""
@@ -148,7 +102,6 @@ class Graphs(Protocol):
 
     def close(self) -> None:
         """Restore torch's options."""
-        ...
 
 
 class FirstBatch(Protocol):
@@ -158,7 +111,6 @@ class FirstBatch(Protocol):
 
     def fetched(self) -> None:
         """Check the batch that was fetched."""
-        ...
 
 
 class BackgroundWriter(Protocol):
@@ -166,14 +118,9 @@ class BackgroundWriter(Protocol):
 
     def start(self, contents: Any, path: Any, about: Any, on_done: Any, staging: Any = None) -> None:
         """Copy the contents and write them in a thread."""
-        ...
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until no checkpoint is being written."""
-        ...
-
-    def close(self) -> None:
-        """Wait for the checkpoint that is being written, and free the memory."""
         ...
 
 
@@ -395,7 +342,7 @@ class Identity:
     id: str = ""
     """The id in all its checkpoints."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """The settings of the run (`settings_of`), for its checkpoints."""
+    """The settings of the run (`collect_settings`), for its checkpoints."""
     started_at: str = ""
     """The start of this job by the wall clock, but never before the newest time in its directory."""
     record: Any = None

@@ -29,7 +29,7 @@ from hookline.util.text import command_line, kind_of, mask, mask_text, printable
 log = logging.getLogger("hookline")
 GIT_SECONDS = 2.0
 """The time limit of each call of git."""
-PACKAGES = {
+RECORDED_PACKAGES = {
     "accelerate": "accelerate",
     "bitsandbytes": "bitsandbytes",
     "datasets": "datasets",
@@ -76,7 +76,7 @@ def provenance(run: Run) -> dict[str, Any]:
         "directory": mask_text(str(Path.cwd())),
         "git": git_state(_code_folder()),
         "versions": versions(),
-        "machine": machine(run),
+        "machine": describe_machine(run),
         "config": mask(getattr(run.trainer, "resolved_config", None)),
         "options": mask(
             {each.name: getattr(run.options, each.name) for each in dataclasses.fields(run.options)}
@@ -86,7 +86,7 @@ def provenance(run: Run) -> dict[str, Any]:
             each.name: {
                 "class": kind_of(each.given if inspect.isroutine(each.given) else type(each.given)),
                 "enabled": each.enabled,
-                "params": mask(_parameters(each.given)),
+                "params": mask(_constructor_arguments(each.given)),
             }
             for each in run.state.hooks.entries()
         },
@@ -102,10 +102,10 @@ def _module_parameters(run: Run) -> Any:
         known = getattr(entry.hook, "params", None)
         if entry.name == "hparams" and isinstance(known, dict) and known:
             return mask(known)
-    return mask(_parameters(run.module))
+    return mask(_constructor_arguments(run.module))
 
 
-def _parameters(made: Any) -> dict[str, Any]:
+def _constructor_arguments(made: Any) -> dict[str, Any]:
     """Return an object's constructor arguments: as recorded, else its attributes of the same names.
 
     It does not call properties, because they are user code.
@@ -173,7 +173,7 @@ def versions() -> dict[str, str]:
     """Return the versions of Python, Hookline, torch and the packages that this process has imported."""
     found = {"python": platform.python_version(), "hookline": __version__, "torch": str(torch.__version__)}
     return found | {
-        package: _version(package) for module, package in PACKAGES.items() if module in sys.modules
+        package: _version(package) for module, package in RECORDED_PACKAGES.items() if module in sys.modules
     }
 
 
@@ -185,7 +185,7 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def machine(run: Run) -> dict[str, Any]:
+def describe_machine(run: Run) -> dict[str, Any]:
     """Return the machine of rank zero, and the world size."""
     device = run.strategy.device
     name = ""
@@ -240,7 +240,7 @@ def git_state(folder: Path) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         return _commit_alone(program, folder)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        return {"commit": None, "dirty": None, "problem": _why(error)}
+        return {"commit": None, "dirty": None, "problem": _git_problem(error)}
     commit = next((line.split()[2] for line in lines if line.startswith("# branch.oid ")), "(initial)")
     return {
         "commit": None if commit == "(initial)" else commit,
@@ -274,7 +274,7 @@ def _git(program: str, folder: Path, *arguments: str) -> list[str]:
     return answer.stdout.decode("utf-8", "replace").splitlines()
 
 
-def _why(error: Exception) -> str:
+def _git_problem(error: Exception) -> str:
     said = (
         error.stderr.decode("utf-8", "replace")
         if isinstance(error, subprocess.CalledProcessError)

@@ -25,14 +25,14 @@ from hookline.util.urls import is_url, shown
 
 log = logging.getLogger("hookline")
 RECORD = "run.json"
-VERSION = 1
+RECORD_VERSION = 1
 """The version of the fields. Older files have no version, and only WHOLE, `epochs` and `noted_at`."""
 WHOLE: dict[str, type] = {"id": str, "status": str, "step": int, "reason": str, "limits": dict}
 MOST_SESSIONS = 100
 """The number of sessions (starts and resumes) that are kept: the first and the newest ones."""
 UPDATE_SECONDS = 1.0
 """The shortest time between two updates during a run; a write takes about 0.3 ms."""
-ENDING = ("status", "reason", "error", "step", "epochs", "ended_at")
+ENDING_FIELDS = ("status", "reason", "error", "step", "epochs", "ended_at")
 LARGE = ("config", "settings", "hooks", "module", "options", "data", "metrics")
 """The fields to leave out, in this order, if the record is larger than the reader accepts."""
 
@@ -69,7 +69,7 @@ class RunRecord:
             "resumed_from": None if run.resume.path is None else shown(run.resume.path),
         }
         self.data: dict[str, Any] = {
-            "version": VERSION,
+            "version": RECORD_VERSION,
             "id": run.identity.id,
             "status": "training",
             "reason": "",
@@ -78,10 +78,10 @@ class RunRecord:
             "epochs": epochs,
             "limits": limits(run),
             "noted_at": now,
-            "started_at": _text(self.before.get("started_at")) or now,
+            "started_at": _string_or_empty(self.before.get("started_at")) or now,
             "ended_at": None,
-            "starts": _count(self.before) + 1,
-            "sessions": [*_ended(self.before), self.session],
+            "starts": _count_starts(self.before) + 1,
+            "sessions": [*_ended_sessions(self.before), self.session],
             **_started_with(run),
         }
 
@@ -110,7 +110,7 @@ class RunRecord:
         self.data["noted_at"] = self.data["ended_at"] = self.session["ended_at"] = _now()
         self.session.update(ended)
         if was_refused and self.before:
-            self.data.update({name: value for name, value in self.before.items() if name in ENDING})
+            self.data.update({name: value for name, value in self.before.items() if name in ENDING_FIELDS})
         else:
             self.data.update(ended, error=known)
         self.write()
@@ -122,7 +122,7 @@ class RunRecord:
             epochs=s.epochs_seen,
             noted_at=_now(),
             monitors=_monitors(run),
-            checkpoint=_newest(run),
+            checkpoint=_newest_checkpoint(run),
         )
         self.session["step"] = s.step
 
@@ -133,7 +133,7 @@ class RunRecord:
         if len(sessions) > MOST_SESSIONS:
             del sessions[1 : len(sessions) - MOST_SESSIONS + 1]
         try:
-            temporary.write_text(_encode(self.data), encoding="ascii")
+            temporary.write_text(_encode_record(self.data), encoding="ascii")
             temporary.replace(self.path)
         except (OSError, ValueError, TypeError) as error:
             with contextlib.suppress(OSError):
@@ -239,7 +239,7 @@ def read_record(run_dir: Path) -> dict[str, Any]:
 # ---- the fields --------------------------------------------------------------------------------------------
 
 
-def _encode(data: dict[str, Any]) -> str:
+def _encode_record(data: dict[str, Any]) -> str:
     """Return the record as JSON, without its largest fields if it is larger than the reader accepts."""
     text = json.dumps(data, indent=1, allow_nan=False)
     for name in LARGE:
@@ -262,11 +262,11 @@ def _started_with(run: Run) -> dict[str, Any]:
         return {"problem": f"{type(error).__name__}: {_message(error)}"}
 
 
-def _count(record: dict[str, Any]) -> int:
-    return record["starts"] if is_count(record.get("starts")) else len(_ended(record))
+def _count_starts(record: dict[str, Any]) -> int:
+    return record["starts"] if is_count(record.get("starts")) else len(_ended_sessions(record))
 
 
-def _ended(record: dict[str, Any]) -> list[dict[str, Any]]:
+def _ended_sessions(record: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the sessions of an earlier record. A last session without an end was killed."""
     known = record.get("sessions")
     sessions = [each for each in known if isinstance(each, dict)] if isinstance(known, list) else []
@@ -283,7 +283,7 @@ def _ended(record: dict[str, Any]) -> list[dict[str, Any]]:
     return sessions
 
 
-def _text(value: Any) -> str:
+def _string_or_empty(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
@@ -311,7 +311,7 @@ def _monitors(run: Run) -> dict[str, Any]:
     return found
 
 
-def _newest(run: Run) -> dict[str, Any] | None:
+def _newest_checkpoint(run: Run) -> dict[str, Any] | None:
     """Return the newest checkpoint of this session."""
     return (
         None

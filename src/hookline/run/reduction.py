@@ -8,7 +8,7 @@ from typing import Any
 
 from hookline.distributed.comm import Ranks
 from hookline.engine.plan import Plan
-from hookline.metrics.accumulator import Accumulator, Part
+from hookline.metrics.accumulator import Accumulator, ValuePart
 from hookline.metrics.metric_log import MetricLog, read_all
 from hookline.run.parts import Traits
 from hookline.run.rows import MetricRows
@@ -17,7 +17,7 @@ from hookline.run.state import State
 SEPARATOR = "\x1e"
 
 
-class Reduction:
+class RankReduction:
     """Reduces rows over ranks. All ranks know the names of each kind of row, in the same order.
 
     A row is one collective of plain numbers. If a rank has a new name, the ranks exchange names first.
@@ -28,18 +28,18 @@ class Reduction:
         self.names: dict[str, dict[str, str]] = {}
         """For each kind of row: its names and how each is reduced."""
 
-    def __call__(self, kind: str, parts: Mapping[str, Part]) -> dict[str, Any]:
+    def __call__(self, kind: str, parts: Mapping[str, ValuePart]) -> dict[str, Any]:
         """Return the values over all ranks. Waits for all ranks."""
         parts = {name: part for name, part in parts.items() if part[1] is not None}
         known = self.names.get(kind, {})
         is_new = any(known.get(name) != part[0] for name, part in parts.items())
-        gathered = self.ranks.gather_numbers([float(is_new), *_numbers(parts, known)])
+        gathered = self.ranks.gather_numbers([float(is_new), *_row_numbers(parts, known)])
         if any(row[0] for row in gathered):
             known = self.names[kind] = {}
             for names in self.ranks.gather({name: part[0] for name, part in parts.items()}):
                 for name, reduce in names.items():
                     known.setdefault(name, reduce)
-            gathered = self.ranks.gather_numbers([0.0, *_numbers(parts, known)])
+            gathered = self.ranks.gather_numbers([0.0, *_row_numbers(parts, known)])
         values: dict[str, Any] = {}
         for number, (name, reduce) in enumerate(known.items()):
             start = 1 + 3 * number
@@ -49,7 +49,7 @@ class Reduction:
         return values
 
 
-def _numbers(parts: Mapping[str, Part], known: Iterable[str]) -> list[float]:
+def _row_numbers(parts: Mapping[str, ValuePart], known: Iterable[str]) -> list[float]:
     """Return for each known name whether this rank has it, its total and its weight."""
     totals = read_all({name: part[1] for name, part in parts.items()})
     return [
@@ -88,14 +88,14 @@ Late = tuple[int, int, dict[str, Any]]
 """A row that is written late: its step, its epoch and its values."""
 
 
-class Rows:
+class WaitingRows:
     """The rows of a run with several ranks. Values between rows wait for the next collective."""
 
     def __init__(self, ranks: Ranks, log: MetricLog) -> None:
-        self.reduce = Reduction(ranks)
+        self.reduce = RankReduction(ranks)
         self.log = log
-        self._waiting: list[tuple[int, int, dict[str, Part]]] = []
-        self._newest: dict[str, Part] = {}
+        self._waiting: list[tuple[int, int, dict[str, ValuePart]]] = []
+        self._newest: dict[str, ValuePart] = {}
         """The values that were logged between rows since the last collective."""
 
     def keep(self, values: Mapping[str, Any], step: int, epoch: int, is_used: bool) -> None:
@@ -157,7 +157,7 @@ class Rows:
         beside = {f"{SEPARATOR}{name}": part for name, part in logged.items()}
         kinds = iter((f"{mode} pass", f"{mode} objects"))
 
-        def pool(parts: dict[str, Part]) -> dict[str, Any]:
+        def pool(parts: dict[str, ValuePart]) -> dict[str, Any]:
             done = self.reduce(next(kinds), parts | beside)
             beside.clear()
             self.log.store_reduced(
@@ -173,7 +173,7 @@ class RankRows(MetricRows):
 
     def __init__(self, plan: Plan, state: State, ranks: Ranks, traits: Traits) -> None:
         super().__init__(plan, state)
-        self._rows = Rows(ranks, state.log)
+        self._rows = WaitingRows(ranks, state.log)
         self._traits = traits
 
     def write_pending(self) -> None:

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from hookline.run.state_parts import Counts
 from hookline.util.errors import CheckpointError, OptionError, closest
 from hookline.util.urls import check_url, is_url
 
-REASONS = ("interval", "best", "last", "signal", "exception", "manual")
-COUNTERS = Counts.SAVED
+SAVE_REASONS = ("interval", "best", "last", "signal", "exception", "manual")
 
 
 class CheckpointFormat(Protocol):
@@ -19,11 +17,9 @@ class CheckpointFormat(Protocol):
 
     def prepare(self, contents: dict[str, Any]) -> None:
         """Complete the contents, before listeners of on_save_checkpoint edit them."""
-        ...
 
     def write(self, contents: dict[str, Any], path: Path | str) -> None:
         """Write the edited contents. All ranks call it, if there are several."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +39,10 @@ class SaveRequest:
 
 def make_save_request(path: Path | str | None, reason: str, monitor: dict[str, Any] | None) -> SaveRequest:
     """Check the arguments and return the request for a checkpoint."""
-    if reason not in REASONS:
-        raise OptionError(f"reason={reason!r}, allowed: {', '.join(REASONS)}.{closest(reason, REASONS)}")
+    if reason not in SAVE_REASONS:
+        raise OptionError(
+            f"reason={reason!r}, allowed: {', '.join(SAVE_REASONS)}.{closest(reason, SAVE_REASONS)}"
+        )
     if monitor is not None and not (isinstance(monitor, dict) and {"name", "mode", "score"} <= set(monitor)):
         raise OptionError(
             f"monitor={monitor!r} must be a table with 'name', 'mode' ('min' or 'max') and 'score'."

@@ -41,14 +41,14 @@ class StateMapping(MutableMapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         if key in self.extras:
             return self.extras[key]
-        if key in KEYS:
-            return KEYS[key](self)
+        if key in STATE_KEYS:
+            return STATE_KEYS[key](self)
         if key in PLAIN_FACTS:
             return getattr(self, key)
         raise KeyError(f"the state has no {key!r}.{closest(key, self)} Keys: {', '.join(self)}")
 
     def __setitem__(self, key: str, value: Any) -> None:
-        if key in KEYS or key in PLAIN_FACTS:
+        if key in STATE_KEYS or key in PLAIN_FACTS:
             raise TypeError(
                 f"state[{key!r}] is a fact of the run and cannot be replaced; use another key for your own."
             )
@@ -58,10 +58,10 @@ class StateMapping(MutableMapping[str, Any]):
         del self.extras[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*KEYS, *PLAIN_FACTS, *self.extras])
+        return iter([*STATE_KEYS, *PLAIN_FACTS, *self.extras])
 
     def __len__(self) -> int:
-        return len(KEYS) + len(PLAIN_FACTS) + len(self.extras)
+        return len(STATE_KEYS) + len(PLAIN_FACTS) + len(self.extras)
 
 
 def _average_loss(s: Any) -> float | None:
@@ -69,7 +69,7 @@ def _average_loss(s: Any) -> float | None:
     return None if mean is None else float(mean)
 
 
-KEYS: dict[str, Callable[[Any], Any]] = {
+STATE_KEYS: dict[str, Callable[[Any], Any]] = {
     "model": lambda s: s.module,
     "experiment": lambda s: s.logger,
     "optimizer": lambda s: s.optimizers[0] if s.optimizers else None,
@@ -119,10 +119,10 @@ OPENING = f"opening loader {LOADER}"
 SAVING = "saving a checkpoint"
 
 
-OWN = ("cache", "extras", "log", "nested_validate", "running", "sanity_checking")
+OWN_ATTRIBUTES = ("cache", "extras", "log", "nested_validate", "running", "sanity_checking")
 """The attributes that the state itself holds."""
-PARTS = (Setup, Counts, Ending, CurrentBatch, Optimization, Subject)
-WRITTEN = frozenset((*OWN, *(name for part in PARTS for name in part.__slots__)))
+STATE_PARTS = (Setup, Counts, Ending, CurrentBatch, Optimization, Subject)
+WRITTEN = frozenset((*OWN_ATTRIBUTES, *(name for part in STATE_PARTS for name in part.__slots__)))
 """The facts that are written; all others are computed from them."""
 
 
@@ -134,7 +134,7 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
     parts that own them.
     """
 
-    __slots__ = (*OWN, "counts", "current", "ending", "optimization", "setup", "subject")
+    __slots__ = (*OWN_ATTRIBUTES, "counts", "current", "ending", "optimization", "setup", "subject")
 
     def __init__(self, **facts: Any) -> None:
         """Make a state with these facts, by name."""
@@ -165,7 +165,7 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
         for part in (self.setup, self.counts, self.ending, self.current, self.optimization, self.subject):
             if name in part.__slots__:
                 return part
-        if name in OWN:
+        if name in OWN_ATTRIBUTES:
             return self
         raise TypeError(f"{name!r} is not a fact that can be written.{closest(name, WRITTEN)}")
 
@@ -201,8 +201,8 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
 
     def _weighted_mean(self, losses: list[Any]) -> Any:
         if self.window_weights is None:
-            return _mean(losses)
-        return _mean(
+            return _mean_loss(losses)
+        return _mean_loss(
             [loss * weight for loss, weight in zip(losses, self.window_weights, strict=True) if weight],
             sum(self.window_weights),
         )
@@ -236,7 +236,7 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
         """The value that the step returned, detached."""
         known = self.cache.get("outputs")  # `_once` inlined, because many listeners request it
         if known is None or known[0] is not self.returned:
-            known = self.cache["outputs"] = (self.returned, detached(self.returned))
+            known = self.cache["outputs"] = (self.returned, detach_all(self.returned))
         return known[1]
 
     @property
@@ -345,21 +345,21 @@ def progress(step: int, epochs: int | None, batches: int = 0, is_inside: bool = 
     epochs: completed epochs. batches: batches of the epoch after them; `is_inside` if their number is not
     known.
     """
-    at, done = f"step {step:,}", counted(batches, "batch", "batches")
+    at, done = f"step {step:,}", count_noun(batches, "batch", "batches")
     if epochs is None:
         return at
     if epochs == 0 and (batches or is_inside):
         return f"{at}, {done} of the first epoch" if batches else f"{at}, in the first epoch"
     more = f" and {done}" if batches else " and part of the next" if is_inside else ""
-    return f"{at}, {counted(epochs, 'epoch', 'epochs')}{more}"
+    return f"{at}, {count_noun(epochs, 'epoch', 'epochs')}{more}"
 
 
-def counted(number: int, one: str, many: str) -> str:
+def count_noun(number: int, one: str, many: str) -> str:
     """Return a number with its noun."""
     return f"{number:,} {one if number == 1 else many}"
 
 
-def _mean(losses: list[Any], count: float | None = None) -> Any:
+def _mean_loss(losses: list[Any], count: float | None = None) -> Any:
     if not losses:
         return None
     if count is None:
@@ -374,12 +374,12 @@ def is_scalar(value: Any) -> bool:
     return isinstance(value, float | int) and not isinstance(value, bool)
 
 
-def detached(value: Any) -> Any:
+def detach_all(value: Any) -> Any:
     """Return the same structure with every tensor detached."""
     if isinstance(value, Tensor):
         return value.detach()
     if isinstance(value, dict):
-        return {key: detached(each) for key, each in value.items()}
+        return {key: detach_all(each) for key, each in value.items()}
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return type(value)(detached(each) for each in value)
+        return type(value)(detach_all(each) for each in value)
     return value

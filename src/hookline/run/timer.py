@@ -32,7 +32,6 @@ class Clock(Protocol):
 
     def now(self) -> Any:
         """Return this moment."""
-        ...
 
     def is_known(self, moment: Any) -> bool:
         """Return whether the moment can be read without waiting."""
@@ -190,7 +189,7 @@ def _marking(slot: Caller, label: str, now: Callable[[], Any], add: Callable[[Ma
     return marking
 
 
-EVERY = 50
+SAMPLE_EVERY = 50
 """Steps from one sampled step to the next."""
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hookline.engine.cost import duration
+from hookline.engine.cost import format_seconds
 
-PARTS = ("training", "data", "validation", "saving", "hooks")
+TIMED_PARTS = ("training", "data", "validation", "saving", "hooks")
 """The parts, which add up to the total; `hooks` is missing if hooks were not measured."""
 SAMPLED = ("forward", "backward", "optimizer")
 """Parts of `training`, estimated from a few steps."""
-SHOWN = 0.005
+LEAST_SHARE = 0.005
 """A part with a smaller share is not in the line."""
 ENOUGH_SAMPLES = 10
 """The number of sampled batches that the line needs to show `SAMPLED`, because first steps are untypical."""
-WORDS = {"data": "waiting for data"}
+PART_WORDS = {"data": "waiting for data"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +57,23 @@ class Timings:
     def record(self) -> dict[str, float | int | None]:
         """Return all figures, as the log has them."""
         return {
-            name: getattr(self, name) for name in ("total", *PARTS, *SAMPLED, "batches", "sampled_batches")
+            name: getattr(self, name)
+            for name in ("total", *TIMED_PARTS, *SAMPLED, "batches", "sampled_batches")
         }
 
     def __str__(self) -> str:
         """Return one line: `62.0 s = 71% training (forward 22%, ...), 18% waiting for data, ...`."""
         # hooks inside validation and saving count there; without this text the line would contradict the
         # table of hook costs
-        apart = self.hooks is not None and max(self.share("validation"), self.share("saving")) >= SHOWN
-        words = {**WORDS, "hooks": "hooks outside validation and saving"} if apart else WORDS
+        apart = self.hooks is not None and max(self.share("validation"), self.share("saving")) >= LEAST_SHARE
+        words = {**PART_WORDS, "hooks": "hooks outside validation and saving"} if apart else PART_WORDS
         always = {"training", "data", *(["hooks"] if apart else [])}
         parts = [
             f"{_percent(self.share(part))} {words.get(part, part)}{self._inside(part)}"
-            for part in PARTS
-            if part in always or self.share(part) >= SHOWN
+            for part in TIMED_PARTS
+            if part in always or self.share(part) >= LEAST_SHARE
         ]
-        return f"{duration(self.total)} = {', '.join(parts)}"
+        return f"{format_seconds(self.total)} = {', '.join(parts)}"
 
     def _inside(self, part: str) -> str:
         if part != "training" or self.forward is None or self.sampled_batches < ENOUGH_SAMPLES:
@@ -81,4 +82,4 @@ class Timings:
 
 
 def _percent(share: float) -> str:
-    return "<1%" if 0 < share < SHOWN else f"{share:.0%}"
+    return "<1%" if 0 < share < LEAST_SHARE else f"{share:.0%}"

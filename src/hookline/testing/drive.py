@@ -13,7 +13,7 @@ import torch
 from hookline.engine.events import EVENTS, Event
 from hookline.engine.foreign import Adapter
 from hookline.engine.hook_list import HookList
-from hookline.engine.listener import Listener, filtered
+from hookline.engine.listener import Listener, with_filters
 from hookline.engine.plan import Plan
 from hookline.engine.recorder import Call, Recorder
 from hookline.run._arguments import OptionArguments
@@ -65,7 +65,7 @@ def fire(hook: Any, event: str, *, filters: bool = True, **facts: Any) -> Any:
         if counted:
             each.load_state_dict(counted[index])
     try:
-        return filtered(listener.binding.call, listener.filters)(state)
+        return with_filters(listener.binding.call, listener.filters)(state)
     finally:
         counted[:] = [each.state_dict() for each in listener.filters]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hookline.engine.cost import duration
+from hookline.engine.cost import format_seconds
 from hookline.engine.events import EVENTS, RECEIVERS
 from hookline.engine.explain import Explanation, explain_rows
 from hookline.tracing.reader import Record
@@ -39,7 +39,7 @@ class CallCount:
 
     def __str__(self) -> str:
         times = "once" if self.calls == 1 else f"{self.calls} times"
-        return f"called {times}, {duration(self.micros / 1e6)}"
+        return f"called {times}, {format_seconds(self.micros / 1e6)}"
 
 
 @dataclass(slots=True)

@@ -1,4 +1,6 @@
-"""Gradient accumulation: several batches make one update. Also the step of nonfinite='skip'."""
+"""Gradient accumulation: several batches make one update. Also the step of nonfinite='skip', and steps whose
+batches are weighted, within a window or among ranks.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +56,7 @@ class AccumulatedStep(TrainStep):
         if signal is END_EPOCH:
             return signal
         self.window.batches += 1
+        self.end_skipped()
         if self.is_last:
             self.close_window()
         return None
@@ -179,7 +182,8 @@ class CheckedStep(AccumulatedStep):
             if run.data.router is None or index in window.fed
         ]
         grads = [grad for each in routed for grad in gradients(each)] if run.traits.scaler is None else []
-        if not self.is_true_on_all_ranks(all_finite([loss for loss, _, _ in window.held], grads)):
+        is_finite = all_finite([loss for loss, _, _ in window.held], grads)
+        if not run.strategy.ranks.everywhere(is_finite):  # each rank has checked its shard of the gradients
             return False
         for loss, weight, loader in window.held:
             s.log.train_loss.add(loss, weight)
@@ -187,6 +191,65 @@ class CheckedStep(AccumulatedStep):
                 s.log.add_of_loader("train", "loss", loss, weight, loader)
         return True
 
-    def is_true_on_all_ranks(self, flag: bool) -> bool:
-        """Return whether the flag is set on every rank."""
-        return flag
+
+# ---- weighted batches --------------------------------------------------------------------------------------
+
+
+class CountedBatch(TrainStep):
+    """A step that counts samples, tokens and losses in `run.data.totals`."""
+
+    def __init__(self, run: Run, backward: Backward, update: Update) -> None:
+        super().__init__(run, backward, update)
+        self.totals = run.data.totals
+
+    def start(self, batches_left: int | None = None) -> Signal | None:
+        """Emit on_train_batch_start, and measure the weight of the batch."""
+        signal = self.decide(super().start(batches_left))
+        if signal is not END_EPOCH:
+            s = self.state
+            s.log.weight = self.weight = self.totals.begin(s, self.weight if signal is None else 0)
+        return signal
+
+    def decide(self, signal: Signal | None) -> Signal | None:
+        """Return the signal that takes effect; ranks agree on one."""
+        return signal
+
+    def end_skipped(self) -> None:
+        """End the totals of a batch that is left out."""
+        self.totals.end(self.state)
+
+    def end(self, batches_left: int | None = None) -> None:
+        """End the batch, and restore what a padding batch must not change."""
+        super().end(batches_left)
+        self.totals.end(self.state)
+
+    def count(self) -> None:
+        """Count samples and tokens by the totals."""
+        self.totals.count(self.state)
+
+    def mean_loss(self) -> Any:
+        """Return the loss of this update for a row of metrics."""
+        return self.totals.loss_of_row(self.state)
+
+
+class CountedStep(AccumulatedStep, CountedBatch):
+    """A counted step of an accumulation window: the batch is measured first, then it joins the window."""
+
+    def __init__(self, run: Run, backward: Backward, update: Update) -> None:
+        super().__init__(run, backward, update)
+        window, totals = self.window, self.totals
+        if window.by != "batches":
+            self.loss_filters = (lambda loss: loss if window.weight else totals.without_weight(loss),)
+
+    def record_loss(self, loss: Any, weight: float) -> None:
+        """Add the loss to the epoch's mean with its weight."""
+        super().record_loss(loss, self.totals.end_backward(self.window, weight))
+
+    def count_losses(self) -> float:
+        """Return the total weight of the window's losses, and set the weight of each in its mean."""
+        self.totals.ask_for_loss(self.state)
+        return self.window.count
+
+
+class CheckedCountedStep(CountedStep, CheckedStep):
+    """`CountedStep` with nonfinite='skip'."""

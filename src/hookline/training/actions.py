@@ -20,7 +20,7 @@ from hookline.training.pass_events import restore_modes
 from hookline.training.update import Closure
 from hookline.util.errors import OptionError
 
-STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+STEP_ACTIONS = ("training_step", "validation_step", "test_step", "predict_step")
 
 
 def install_actions(run: Run) -> None:
@@ -32,9 +32,9 @@ def install_actions(run: Run) -> None:
         if event.action:
             _install(run, event)
     plan = run.plan
-    if run.strategy.device.type != "cpu" or _owner(run, plan.table["transfer_batch_to_device"])[2]:
+    if run.strategy.device.type != "cpu" or _action_owner(run, plan.table["transfer_batch_to_device"])[2]:
         run.traits.transfers = (lambda s: plan.transfer_batch_to_device(s),)
-    clips_itself = _owner(run, run.plan.table["configure_gradient_clipping"])[2]
+    clips_itself = _action_owner(run, run.plan.table["configure_gradient_clipping"])[2]
     run.traits.clips = run.options.gradient_clip_val is not None or clips_itself
     clip_returns_norm = (
         run.traits.clips and not clips_itself and run.options.gradient_clip_algorithm != "value"
@@ -65,7 +65,7 @@ def install_closure(run: Run) -> None:
         _install(run, run.plan.table["optimizer_step"])
 
 
-def _owner(run: Run, event: Event) -> tuple[str, str, bool]:
+def _action_owner(run: Run, event: Event) -> tuple[str, str, bool]:
     """Return the receiver of an action, its method name, and whether a user's class overrides it."""
     if event.name == "optimizer_step" and run.traits.is_manual:
         return "M", event.name, False  # an override that calls the optimizer would call itself
@@ -83,7 +83,7 @@ def install_action(run: Run, name: str) -> None:
 
 
 def _install(run: Run, event: Event) -> None:
-    receiver, method, overridden = _owner(run, event)
+    receiver, method, overridden = _action_owner(run, event)
     owner = run.datamodule if receiver == "D" else run.steps
     table, s, strategy = run.plan.table, run.state, run.strategy
     default = DEFAULTS.get(event.name) if not overridden else None
@@ -104,7 +104,7 @@ def _install(run: Run, event: Event) -> None:
     around = (
         getattr(strategy, event.name) if "S" in event.receivers and overrides(strategy, event.name) else None
     )
-    shown = [doer] if doer is not None and (overridden or event.name in STEPS) else []
+    shown = [doer] if doer is not None and (overridden or event.name in STEP_ACTIONS) else []
 
     def build(trace: Trace) -> Caller:
         call = (
@@ -114,7 +114,7 @@ def _install(run: Run, event: Event) -> None:
         )
         if shown:
             call = trace(shown[-1], call)
-        if event.name in STEPS:
+        if event.name in STEP_ACTIONS:
             call = strategy.precision.around(call)
         if around is None:
             return call
@@ -156,7 +156,7 @@ def _backward(run: Run, what: str) -> Caller:
 
 def _optimizer_step(run: Run, what: str) -> Caller:
     if run.traits.recomputes:
-        return publishing("f(s)", what, _step_with_closure)
+        return publishing("f(s)", what, step_with_closure)
     return publishing(
         "s.optimization.optimizer.step(s.optimization.optimizer_closure)"
         if run.traits.is_manual
@@ -198,7 +198,8 @@ def _clear_gradients(s: Any) -> None:
             parameter.grad = None
 
 
-def _step_with_closure(s: Any) -> None:
+def step_with_closure(s: Any) -> None:
+    """Call the optimizer, with its closure if it recomputes the loss."""
     closure, loss = s.optimizer_closure, s.last_loss
     s.optimizer.step(closure if closure.recomputes(s.optimizer) else None)
     set_loss(s, loss)  # the loss of the batch is the one before the update, however often it was recomputed

@@ -16,17 +16,16 @@ from hookline.engine.listener import make_listener
 from hookline.engine.plan import noop
 from hookline.run.optimizers import bare
 from hookline.run.run import Run
-from hookline.run.state import State, detached
-from hookline.training.actions import install_action
-from hookline.training.batch_events import set_loss
-from hookline.training.graph_splits import (
-    _dynamo,
-    _has_step_hooks,
-    _why_eager,
+from hookline.run.state import State, detach_all
+from hookline.training.actions import install_action, step_with_closure
+from hookline.training.compile import (
     check_compilable,
-    describe,
+    describe_graphs,
     find_splits,
+    has_step_hooks,
+    import_dynamo,
     torch_arguments,
+    why_eager,
 )
 from hookline.util.errors import OptionError
 
@@ -190,7 +189,7 @@ class CompiledStep:
 
     def _refuse(self, error: Exception) -> None:
         """Continue with separate graphs for forward and backward. Torch has run nothing yet."""
-        self._refusal = f"torch cannot compile them as one graph: {_reason(error)}"
+        self._refusal = f"torch cannot compile them as one graph: {_compile_error_text(error)}"
         self._logs.forget()
         if self._is_strict:
             raise error
@@ -237,10 +236,10 @@ class CompiledStep:
                 loss, [each for each in parameters if each.requires_grad], allow_unused=True
             )
             gradients: list[Tensor | None] = list(found)
-            for index, each in enumerate(parameters):
-                if not each.requires_grad:
+            for index, parameter in enumerate(parameters):
+                if not parameter.requires_grad:
                     gradients.insert(index, None)
-            return detached(returned), gradients
+            return detach_all(returned), gradients
 
         return forward_and_backward
 
@@ -248,7 +247,9 @@ class CompiledStep:
 
     def text(self) -> str:
         """Return a description of the graphs of the step, and of what splits them."""
-        return describe(self.splits, [(update.name, update.clips, update.refusal) for update in self.updates])
+        return describe_graphs(
+            self.splits, [(update.name, update.clips, update.refusal) for update in self.updates]
+        )
 
 
 class CompiledUpdate:
@@ -259,7 +260,7 @@ class CompiledUpdate:
         self.name = type(bare(optimizer)).__name__
         self.clips = False
         self.refusal = (
-            f"{type(run.steps).__name__} overrides optimizer_step" if is_overridden else _why_eager(optimizer)
+            f"{type(run.steps).__name__} overrides optimizer_step" if is_overridden else why_eager(optimizer)
         )
         """The reason why this optimizer runs without a graph; empty: it has one."""
         self._state, self._clip = run.state, run.steps.clip_gradients
@@ -274,8 +275,8 @@ class CompiledUpdate:
         """Update the weights."""
         optimizer = self.optimizer
         if self.refusal:
-            _step_eagerly(s)
-        elif _has_step_hooks(optimizer):
+            step_with_closure(s)
+        elif has_step_hooks(optimizer):
             self._with_hooks(optimizer)
         else:
             self._update(optimizer)
@@ -296,7 +297,7 @@ class CompiledUpdate:
                     group["lr"] = tensor
             norm = self._graph(limit, s.gradient_clip_algorithm)
         except _refusals() as error:
-            self.refusal = f"torch cannot compile it: {_reason(error)}"
+            self.refusal = f"torch cannot compile it: {_compile_error_text(error)}"
             log.warning("compile='step': %s.step runs without a graph, because %s.", self.name, self.refusal)
         finally:
             for group, rate in zip(groups, rates, strict=True):
@@ -336,7 +337,7 @@ class LogCapture:
         calls = self._calls
 
         def log(*given: Any, **named: Any) -> None:
-            calls.append((index, detached(given), detached(named)))
+            calls.append((index, detach_all(given), detach_all(named)))
 
         return log
 
@@ -372,16 +373,6 @@ def _unwrapped(step: Any) -> Callable[[Any], Any]:
     return step  # type: ignore[no-any-return]
 
 
-def _step_eagerly(s: State) -> None:
-    closure = s.optimizer_closure
-    if not closure.recomputes(s.optimizer):
-        s.optimizer.step()
-        return
-    loss = s.last_loss
-    s.optimizer.step(closure)
-    set_loss(s, loss)  # the loss of the batch is the one before the update
-
-
 def _trained(s: State) -> list[Tensor]:
     return [
         parameter
@@ -401,7 +392,7 @@ def _set_torch_options(one_shape: bool) -> Callable[[], None]:
     graph per shape, because a graph for several shapes depends on which shape came first, and then resume is
     not bit-exact. `torch.compile(dynamic=False)` means the same, and sets these options again in every call.
     """
-    dynamo: Any = _dynamo().config
+    dynamo: Any = import_dynamo().config
     compiler: Any = torch.compiler.config
     static = {"automatic_dynamic_shapes": False, "assume_static_by_default": True} if one_shape else {}
     options = {"trace_autograd_ops": True, "skip_nnmodule_hook_guards": False, **static}
@@ -432,18 +423,18 @@ def _restore_none() -> None:
 
 @functools.cache
 def _interned_none() -> Any:
-    return getattr(_dynamo().variables.constant, "CONSTANT_VARIABLE_NONE", None)
+    return getattr(import_dynamo().variables.constant, "CONSTANT_VARIABLE_NONE", None)
 
 
 @functools.cache
 def _refusals() -> tuple[type[Exception], ...]:
     """Return the exceptions that torch raises while it compiles, before anything runs."""
-    exc = _dynamo().exc
+    exc = import_dynamo().exc
     return exc.TorchDynamoException, exc.FailOnRecompileLimitHit
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, _dynamo().exc.FailOnRecompileLimitHit):
+def _compile_error_text(error: Exception) -> str:
+    if isinstance(error, import_dynamo().exc.FailOnRecompileLimitHit):
         return (
             "it was compiled too often, because shapes or numbers change from batch to batch "
             "(the environment variable TORCH_LOGS=recompiles shows which)"

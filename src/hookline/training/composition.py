@@ -5,14 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from hookline.run.run import Run
-from hookline.training.accumulation import AccumulatedStep, CheckedStep
+from hookline.training.accumulation import AccumulatedStep, CheckedCountedStep, CheckedStep, CountedStep
 from hookline.training.backward import Backward, Factor
 from hookline.training.manual import ManualStep
 from hookline.training.step import TrainStep
 from hookline.training.update import (
     Action,
-    Check,
     Update,
+    UpdateCheck,
     clipping,
     fresh_closure,
     norm_capture,
@@ -54,8 +54,6 @@ def _choose_class(run: Run) -> type[TrainStep]:
     if run.traits.is_manual:
         return ManualStep
     if run.data.totals is not None:
-        from hookline.training.counted_step import CheckedCountedStep, CountedStep
-
         return CheckedCountedStep if run.traits.skips_nonfinite else CountedStep
     if run.traits.skips_nonfinite:
         return CheckedStep
@@ -99,7 +97,7 @@ def _scaled(run: Run, factors: list[Factor]) -> tuple[Factor, ...]:
 
 def _make_update(run: Run) -> Update:
     s, router = run.state, run.data.router
-    checks: list[Check] = []
+    checks: list[UpdateCheck] = []
     adjustments: list[Action] = []
     if router is not None:
         checks.append(routing(run))

@@ -15,7 +15,7 @@ from hookline.engine.plan import Plan, noop
 from hookline.reliability.loader_advice import check_waiting
 from hookline.run.run import Run, phase
 from hookline.run.state import FETCHING, OPENING
-from hookline.run.timer import EVERY, RunTimer
+from hookline.run.timer import SAMPLE_EVERY, RunTimer
 
 
 class Fetcher:
@@ -44,7 +44,7 @@ class Fetcher:
         s = self._run.state
         plan = self._run.plan
         if s.counts.step >= self._due:
-            self._due = sample(self._run, self._timer)  # type: ignore[arg-type]  # without a timer it is never due
+            self._due = take_sample(self._run, self._timer)  # type: ignore[arg-type]  # without a timer it is never due
         self._index = index = self._index + 1
         if plan.on_before_batch_fetch is not noop:
             s.current.batch_idx = index
@@ -75,20 +75,20 @@ class Fetcher:
             if self._run.window.batches:
                 self._timer.sampler.abandon()
             else:
-                sample(self._run, self._timer)
+                take_sample(self._run, self._timer)
 
 
-def sample(run: Run, timer: RunTimer) -> float:
+def take_sample(run: Run, timer: RunTimer) -> float:
     """Begin or end a sample between two accumulation windows. Return the step of the next call."""
     s, sampler = run.state, timer.sampler
     if run.window.batches:
         return s.counts.step
     if sampler.is_open:
-        timer.due = s.counts.step + EVERY - 1 if sampler.end() else s.counts.step
+        timer.due = s.counts.step + SAMPLE_EVERY - 1 if sampler.end() else s.counts.step
         return timer.due
     check_waiting(run, timer)
     sampler.begin(run.traits.is_manual, run.traits.recomputes)
-    timer.due = s.counts.step if sampler.is_open else s.counts.step + EVERY
+    timer.due = s.counts.step if sampler.is_open else s.counts.step + SAMPLE_EVERY
     return timer.due
 
 
@@ -109,7 +109,7 @@ class DataPass:
     def open(self, loader: Loader, limit: int | None = None) -> Fetcher:
         """Open a loader. limit: the largest number of batches to fetch."""
         most = None if limit is None else min(limit, sys.maxsize)
-        return Fetcher(self.run, itertools.islice(_open(self.run, loader), most))
+        return Fetcher(self.run, itertools.islice(_open_loader(self.run, loader), most))
 
     def take(self, loader: Loader, measure: Callable[[], None], step: Callable[[Plan], Caller]) -> None:
         """Measure the batch that was fetched. step: returns the slot of the step that `measure` calls."""
@@ -130,6 +130,6 @@ class DataPass:
 
 
 @phase(OPENING)
-def _open(run: Run, loader: Loader) -> Iterator[Any]:
+def _open_loader(run: Run, loader: Loader) -> Iterator[Any]:
     loader.sampler_epoch = run.state.epochs_seen
     return loader.batches(0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from hookline.checkpoint.files import read_manifest
-from hookline.distributed.sharded_norms import held
+from hookline.distributed.sharded_norms import local_part
 from hookline.run.commands import handles_command
 from hookline.run.directory import LAST, LAST_STATE
 from hookline.run.finite import state_tensors
@@ -21,12 +21,12 @@ from hookline.run.save_request import Saved, SaveRequest
 from hookline.training.saving import finish_saving, save
 from hookline.util.errors import CheckpointError, OptionError, Preempted, RunLockedError
 from hookline.util.processes import join
-from hookline.util.urls import beside, is_url, shown
+from hookline.util.urls import is_url, shown, url_beside
 
 log = logging.getLogger("hookline")
 OWN_REASONS = ("last", "signal", "exception")
 """Reasons of the checkpoints that this module writes. A `last` with another reason is not replaced."""
-ENDING = 5.0
+ENDING_SECONDS = 5.0
 """Seconds in which the timer's thread ends."""
 
 
@@ -65,7 +65,7 @@ class LastCheckpoint:
         self.is_over = True
         self._changed.set()
         if self._thread is not None:
-            join(self._thread, ENDING)
+            join(self._thread, ENDING_SECONDS)
 
     def _watch_the_clock(self) -> None:
         while not self.is_over:
@@ -132,7 +132,7 @@ class LastCheckpoint:
             or newest.progress == self.run.stamp
         ):
             return None
-        return beside(str(newest.path), LAST)
+        return url_beside(str(newest.path), LAST)
 
 
 @handles_command("keep_last")
@@ -198,23 +198,23 @@ def recording_changes(run: Run) -> Iterator[None]:
     own_code = [
         each for each in run.plan.listeners("on_train_end") if getattr(each.owner, "tier", "user") == "user"
     ]
-    before = fingerprint(run) if own_code else []
+    before = sum_of_bits(run) if own_code else []
     yield
-    if own_code and (before is None or fingerprint(run) != before):
+    if own_code and (before is None or sum_of_bits(run) != before):
         run.progress.revision += 1
 
 
-def fingerprint(run: Run) -> list[int] | None:
+def sum_of_bits(run: Run) -> list[int] | None:
     """Return the sum over the bits of each parameter, buffer and optimizer state, to detect changes.
 
     None if a tensor (sparse, quantized) does not give access to its bits.
     """
-    tensors = [held(each.detach()) for each in (*run.module.parameters(), *run.module.buffers())]
-    tensors += [held(each) for optimizer in run.state.optimizers for each in state_tensors(optimizer)]
+    tensors = [local_part(each.detach()) for each in (*run.module.parameters(), *run.module.buffers())]
+    tensors += [local_part(each) for optimizer in run.state.optimizers for each in state_tensors(optimizer)]
     sums = []
     try:
-        for each in tensors:
-            plain = torch.view_as_real(each) if each.is_complex() else each
+        for tensor in tensors:
+            plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
             if plain.numel() and plain.device.type != "meta":
                 sums.append(plain.view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64))
     except (RuntimeError, NotImplementedError, TypeError):

@@ -21,9 +21,9 @@ FOLDER = "batches"
 """A folder in the run's directory, with one file for each rank and one line for each save and loader."""
 MOST = 16
 """The most saves that wait for the next batch of one loader; a mixture may not use a loader for long."""
-LARGEST = 16_000_000
+MOST_BYTES = 16_000_000
 """The number of bytes that are read from the end of such a file."""
-ADVICE = {
+READER_ADVICE = {
     "list": "The list holds other batches than before.",
     "indices": "Its sampler made another order. Pass DataLoader(generator=...), or give the sampler "
     "state_dict and "
@@ -68,10 +68,10 @@ class FirstBatches:
                 )
             else:
                 if expected is not None and (differs := difference(expected, found)):
-                    _report(run, loader, differs)
+                    _warn_of_difference(run, loader, differs)
                 # the first place is that of the resume, which is recorded already
                 if new := places if expected is None else places[1:]:
-                    _write(run, loader.name, new, found)
+                    _append_records(run, loader.name, new, found)
         if not self.waiting:
             run.saves.first_batches = None
 
@@ -93,7 +93,7 @@ def after_resume(run: Run) -> None:
     firsts, place = FirstBatches(run), _place(run)
     # loaders that have changed yield other batches, and a warning was logged about them
     same = [each.name for each in run.data.loaders["train"] if each.is_as_saved]
-    firsts.expected = {name: found for name, found in _recorded(run, place).items() if name in same}
+    firsts.expected = {name: found for name, found in _find_fingerprints(run, place).items() if name in same}
     firsts.waiting = {
         name: [place] for name in same if name in firsts.expected or _record_folder(run) is not None
     }
@@ -124,7 +124,7 @@ def _file(run_dir: Path, rank: int) -> Path:
     return run_dir / FOLDER / f"rank-{rank}.jsonl"
 
 
-def _write(run: Run, loader: str, places: list[BatchLocation], found: Fingerprint) -> None:
+def _append_records(run: Run, loader: str, places: list[BatchLocation], found: Fingerprint) -> None:
     lines = [json.dumps({"run": run.identity.id, "loader": loader, **place, **found}) for place in places]
     path = _file(run.run_dir(), run.state.rank)
     try:
@@ -137,11 +137,11 @@ def _write(run: Run, loader: str, places: list[BatchLocation], found: Fingerprin
         )
 
 
-def _recorded(run: Run, place: BatchLocation) -> dict[str, Fingerprint]:
+def _find_fingerprints(run: Run, place: BatchLocation) -> dict[str, Fingerprint]:
     """Return the newest recorded fingerprint of the batch after this position, by loader."""
     found: dict[str, Fingerprint] = {}
-    for run_dir in dict.fromkeys(_run_dirs(run)):
-        for record in _read(_file(run_dir, run.state.rank)):
+    for run_dir in dict.fromkeys(_record_directories(run)):
+        for record in _read_records(_file(run_dir, run.state.rank)):
             if record["run"] == run.identity.id and all(
                 record[name] == number for name, number in place.items()
             ):
@@ -149,7 +149,7 @@ def _recorded(run: Run, place: BatchLocation) -> dict[str, Fingerprint]:
     return found
 
 
-def _run_dirs(run: Run) -> Iterator[Path]:
+def _record_directories(run: Run) -> Iterator[Path]:
     """Yield the directories that may have the record: the one that the checkpoint names, and the run's."""
     relative, checkpoint = run.resume.contents.get("record"), str(run.resume.path)
     if isinstance(relative, str) and "://" not in checkpoint:
@@ -158,13 +158,13 @@ def _run_dirs(run: Run) -> Iterator[Path]:
         yield known.absolute()
 
 
-def _read(path: Path) -> Iterator[dict[str, Any]]:
+def _read_records(path: Path) -> Iterator[dict[str, Any]]:
     try:
         if not path.is_file():
             return
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - LARGEST))
-            lines = file.read(LARGEST).splitlines()
+            file.seek(max(0, path.stat().st_size - MOST_BYTES))
+            lines = file.read(MOST_BYTES).splitlines()
     except OSError:
         return
     for line in lines:
@@ -181,7 +181,7 @@ def _read(path: Path) -> Iterator[dict[str, Any]]:
 _KEYS = ("structure", "exact", "floats")
 
 
-def _report(run: Run, loader: Loader, differs: str) -> None:
+def _warn_of_difference(run: Run, loader: Loader, differs: str) -> None:
     """Warn in the log of the process and in the log of the run that the batch differs."""
     s, dataset = run.state, getattr(loader.source, "dataset", None)
     kind = type(loader.source).__name__ + (f" of {type(dataset).__name__}" if dataset is not None else "")
@@ -195,7 +195,7 @@ def _report(run: Run, loader: Loader, differs: str) -> None:
             "Let augmentation draw from random, numpy.random or torch, which are seeded for it. "
         )
     else:
-        text += f"Samples of this epoch may be repeated or missing. {ADVICE[loader.reader.kind]} "
+        text += f"Samples of this epoch may be repeated or missing. {READER_ADVICE[loader.reader.kind]} "
     text += "If you changed the data on purpose, ignore this."
     log.warning(text)
     s.logger.log_event(

@@ -25,31 +25,30 @@ from hookline.reliability.summary import Recorded, disable_on_all_ranks, log_end
 from hookline.reliability.watchdog import Watchdog
 from hookline.run.commands import handles_command
 from hookline.run.optimizer_router import make_router
-from hookline.run.optimizers import follow_parameters, parse
+from hookline.run.optimizers import follow_parameters, parse_optimizers
 from hookline.run.parts import RunData
 from hookline.run.record import begin_record, record_end
 from hookline.run.run import Run, ending
-from hookline.run.save_request import COUNTERS, SaveRequest, make_save_request
+from hookline.run.save_request import SaveRequest, make_save_request
 from hookline.training import run_events
 from hookline.training.actions import install_actions, install_closure
-from hookline.training.compile import compile_model, compile_step, explain_graphs
+from hookline.training.compile import compile_model, compiles_step, explain_graphs
 from hookline.training.evaluate import evaluate
 from hookline.training.final_checkpoint import keeps_failed_state, save_final_state
 from hookline.training.fit import close_failed_epoch, fit
-from hookline.training.loading import asked_mixture, is_off, limit_of, load, mixture_of
+from hookline.training.loading import asked_mixture, is_off, limit_of, load, resolve_mixture
 from hookline.training.manual import ManualOptimizer, manual_backward, unscale_once
-from hookline.training.participants import LateHooks, raise_first, tear_down, teardown_removed
+from hookline.training.participants import LateHooks, raise_first, tear_down_all, teardown_removed
 from hookline.training.pass_events import TEST, VALIDATION
 from hookline.training.restore import keep_monitor_state, restore_module, restore_progress
 from hookline.training.resume import choose_start, find_checkpoint
 from hookline.training.rules import LoopRules
 from hookline.training.run_events import end_as
 from hookline.training.saving import finish_saving, save, save_due
-from hookline.training.settings import settings_of
+from hookline.training.settings import collect_settings
 from hookline.util.errors import OptionError, RunLockedError, StopTraining
 
 __all__ = [
-    "COUNTERS",
     "TEST",
     "VALIDATION",
     "Determinism",
@@ -60,7 +59,6 @@ __all__ = [
     "RunParticipants",
     "Signals",
     "Watchdog",
-    "begin",
     "choose_start",
     "controlled",
     "evaluate",
@@ -77,6 +75,7 @@ __all__ = [
     "monitoring_ranks",
     "run_lifecycle",
     "save",
+    "wait_for_ranks",
 ]
 
 log = logging.getLogger("hookline")
@@ -97,7 +96,7 @@ def run_lifecycle(run: Run, body: Callable[[Run], T]) -> T:
         if not run.strategy.ranks.alone:
             join_ranks(run)
         participants.begin()
-        set_up(run)
+        prepare_run(run)
         strategy_is_up = True
         set_up_strategy(run)
         try:
@@ -114,22 +113,22 @@ def run_lifecycle(run: Run, body: Callable[[Run], T]) -> T:
         strategy_is_up = False
         failures += run_events.tear_down_strategy(run)
         if run.stage == "fit":
-            end_fit(run)
+            finish_fit(run)
     except BaseException as caught:
         error = caught
         write_pending_metrics(run)
-        record_failure(run, caught)
+        begin_failure(run, caught)
         failures += run_events.report_failure(run)
         failures += save_after_failure(run)
         record_end(run, run.resume.was_refused)
         if strategy_is_up:
             failures += run_events.tear_down_strategy(run)
-    failures += tear_down(run)
+    failures += tear_down_all(run)
     try:
         participants.leave()
     except BaseException as caught:
         failures.append(caught)
-    release(run)
+    release_resources(run)
     if error is not None:
         failures.insert(0, error)
         error = None  # avoids a reference cycle: its traceback holds this frame
@@ -151,7 +150,7 @@ def join_ranks(run: Run) -> None:
     run.traits.started = rank_sync.now()
 
 
-def record_failure(run: Run, error: BaseException) -> None:
+def begin_failure(run: Run, error: BaseException) -> None:
     """Mark the run as failed, and report it to the other ranks before anything else."""
     s = run.state
     is_agreed = s.status == "interrupted"  # Ctrl-C ends all ranks
@@ -175,7 +174,7 @@ def write_pending_metrics(run: Run) -> None:
             s.logger.log_row(Metrics(pending).read(), s.step, s.epoch, "step")
 
 
-def release(run: Run) -> None:
+def release_resources(run: Run) -> None:
     """Free what the trainer would keep alive: workers, the memory of savers, the tensors of a failed step."""
     for loader in itertools.chain(*run.data.loaders.values()):
         loader.close()  # the garbage collector takes seconds to end workers
@@ -185,7 +184,7 @@ def release(run: Run) -> None:
         run.traits.compiled.close()
 
 
-def end_fit(run: Run) -> None:
+def finish_fit(run: Run) -> None:
     """Emit on_fit_end, save at the last save point and wait until everything is written."""
     run_events.end_fit(run)
     run.boundary.sync_point()
@@ -220,7 +219,7 @@ def save_after_failure(run: Run) -> list[BaseException]:
     return []
 
 
-def set_up(run: Run) -> None:
+def prepare_run(run: Run) -> None:
     """Prepare the data, emit `setup`, configure the model, and restore the module of a resumed run."""
     plan, s = run.plan, run.state
     if run.strategy.local_rank == 0:  # once per machine: all its ranks share the downloaded files
@@ -246,21 +245,26 @@ def set_up_strategy(run: Run) -> None:
     compile_model(run)
     if run.stage != "fit":
         return
-    s.setup.optimizers, run.schedules = parse(plan.configure_optimizers(s), type(run.steps).__name__)
+    s.setup.optimizers, run.schedules = parse_optimizers(
+        plan.configure_optimizers(s), type(run.steps).__name__
+    )
     follow_parameters(s.optimizers, before, run.module)
     s.setup.optimizers = run.strategy.prepare_optimizers(s.optimizers)
     check_optimizers(run)
     choose_optimizers(run)
     if not run.strategy.ranks.alone and not run.traits.is_manual:
-        from hookline.training.ranks.gradient_sync import RankGradientSync
+        from hookline.training.ranks.step import RankGradientSync
 
         run.gradient_sync = RankGradientSync(run)
     s.setup.schedulers = [schedule.scheduler for schedule in run.schedules]
     install_closure(run)
-    compile_step(run)
+    if compiles_step(run.options.compile):
+        from hookline.training.compiled_step import CompiledStep
+
+        run.traits.compiled = CompiledStep(run)
     run.manual.optimizers = [ManualOptimizer(run, each, index) for index, each in enumerate(s.optimizers)]
     run.watch.optimizers = s.optimizers
-    run.identity.settings = settings_of(run)
+    run.identity.settings = collect_settings(run)
     if run.resume.path is not None:
         restore_progress(run)
         run_events.report_loaded(run, run.resume.path)
@@ -277,7 +281,7 @@ def choose_optimizers(run: Run) -> None:
     """Make the router of a mixture in which some loaders train some optimizers only."""
     if asked_mixture(run) is None:
         return
-    routes = mixture_of(run).optimizers
+    routes = resolve_mixture(run).optimizers
     if routes and run.traits.is_manual:
         raise OptionError(
             "Mixture: optimizers= is for automatic optimization; a manual training step chooses its own."
@@ -317,7 +321,7 @@ class RunParticipants(LateHooks[Run]):
         self.bind()
         run, s = self.run, self.run.state
         install_actions(run)
-        for hook in _as_list(run.plan.configure_hooks(s)):
+        for hook in _hooks_as_list(run.plan.configure_hooks(s)):
             self.handles.append(
                 s.hooks.add(hook)
             )  # one by one, so that `leave` removes them if one is refused
@@ -349,7 +353,7 @@ class RunParticipants(LateHooks[Run]):
         run, s = self.run, self.run.state
         s.logger.open(run.run_dir)
         if s.logger and run.stage == "fit":
-            s.logger.log_hyperparams(describe(run))
+            s.logger.log_hyperparams(hyperparameters_of(run))
         begin_record(run)
         if run.participants.control is not None:
             run.participants.control.open()
@@ -380,7 +384,7 @@ class RunParticipants(LateHooks[Run]):
             super().on_hook_added(entry)
 
 
-def describe(run: Run) -> dict[str, Any]:
+def hyperparameters_of(run: Run) -> dict[str, Any]:
     """Return the hyperparameters of a run, for its log."""
     return {
         "options": dataclasses.asdict(run.options),
@@ -394,7 +398,7 @@ def describe(run: Run) -> dict[str, Any]:
     }
 
 
-def _as_list(returned: Any) -> list[Any]:
+def _hooks_as_list(returned: Any) -> list[Any]:
     if returned is None:
         return []
     return list(returned) if isinstance(returned, list | tuple) else [returned]
@@ -442,7 +446,7 @@ def end_without_lock(run: Run, sender: int, who: str) -> None:
     )
 
 
-def begin(run: Run, **given: Any) -> None:
+def wait_for_ranks(run: Run, **given: Any) -> None:
     """Wait until all ranks have begun this run, if there are several. given: see `start_ranks`."""
     if not run.strategy.ranks.alone:
         from hookline.training.ranks.preflight import start_ranks

@@ -12,9 +12,9 @@ from hookline.data.sharding import RankSharding
 from hookline.engine.listener import overrides
 from hookline.run.module import PlainSteps
 from hookline.run.run import Run
+from hookline.training.batch_totals import make_totals
 from hookline.training.evaluate import check_aggregation
 from hookline.training.restore import restoring
-from hookline.training.weighting import make_totals
 from hookline.util.errors import OptionError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def load(run: Run, kind: str) -> list[Loader]:
             )
     if kind == "train" and run.options.overfit_batches:
         loaders = [rules.overfitted(each) for each in loaders]
-    _check(run, kind, loaders)
+    _check_loaders(run, kind, loaders)
     for loader in loaders:
         loader.agree()
     if kind in ("val", "test"):
@@ -104,7 +104,7 @@ def set_training_loader(run: Run, loaders: list[Loader]) -> None:
         return
     from hookline.data.mixture import MixedLoader
 
-    mixture = mixture_of(run)
+    mixture = resolve_mixture(run)
     run.data.train, run.data.is_mixture = MixedLoader(loaders, mixture, run.data.count_tokens), True
     run.state.current.several_loaders = len(loaders) > 1
     s, metrics = run.state, run.state.log
@@ -151,7 +151,7 @@ def asked_mixture(run: Run) -> Any:
     return run.data.mixture if run.data.mixture is not None else getattr(run.datamodule, "mixture", None)
 
 
-def mixture_of(run: Run) -> Mixture:
+def resolve_mixture(run: Run) -> Mixture:
     """Return how training loaders are mixed: as given, or by default."""
     from hookline.data.mixing import Mixture, make_mixture
 
@@ -172,7 +172,7 @@ def estimated_steps(run: Run) -> float:
     return min(steps, options.max_steps) if options.max_steps >= 0 else steps
 
 
-def _check(run: Run, kind: str, loaders: list[Loader]) -> None:
+def _check_loaders(run: Run, kind: str, loaders: list[Loader]) -> None:
     name = type(run.module).__name__
     if kind == "train" and not loaders:
         raise OptionError(

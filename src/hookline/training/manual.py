@@ -81,7 +81,7 @@ class ManualOptimizer:
         run, s, events = self._run, self._run.state, self._events
         events.focus(self._index, self.optimizer)
         if not run.traits.is_manual:
-            refuse(run, "step() on what self.optimizers() returns")
+            refuse_automatic(run, "step() on what self.optimizers() returns")
         if not self._is_usable(closure):
             skip_step(run, "nonfinite")
             return
@@ -112,8 +112,7 @@ class ManualOptimizer:
 
     def _is_finite(self) -> bool:
         """Return whether the gradients are finite on every rank; with sharding each rank has its own."""
-        ranks, is_finite = self._run.strategy.ranks, all_finite([], gradients(self.optimizer))
-        return is_finite if ranks.alone else ranks.total([not is_finite]).read() == [0]
+        return self._run.strategy.ranks.everywhere(all_finite([], gradients(self.optimizer)))
 
 
 def unscale_once(run: Run, optimizer: Any) -> bool:
@@ -130,7 +129,7 @@ def manual_backward(run: Run, loss: Tensor, **options: Any) -> None:
     """Differentiate a loss and emit the events around it. options: those of `Tensor.backward`."""
     s = run.state
     if not run.traits.is_manual:
-        refuse(run, "self.manual_backward()")
+        refuse_automatic(run, "self.manual_backward()")
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         raise LossError(cannot_train_on(s))
     s.current.backward_options = options
@@ -141,7 +140,7 @@ def manual_backward(run: Run, loss: Tensor, **options: Any) -> None:
         run.watch.look(value)
 
 
-def refuse(run: Run, call: str) -> None:
+def refuse_automatic(run: Run, call: str) -> None:
     """Raise, because a module with automatic optimization would train twice on every batch."""
     raise HooklineError(
         f"{type(run.module).__name__} has called {call}, but its optimization is automatic: the trainer "

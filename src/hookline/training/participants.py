@@ -78,7 +78,7 @@ def teardown_removed(run: EmittingRun) -> None:
     raise_first(_teardown_removed(run, _leaving(run)))
 
 
-def tear_down(run: EmittingRun) -> list[BaseException]:
+def tear_down_all(run: EmittingRun) -> list[BaseException]:
     """Tear down every participant whose set-up began, even if some fail; return what they raised."""
     failures = _teardown_removed(run, _leaving(run))
     failures += run_events.tear_down(run)

@@ -120,17 +120,17 @@ def reads_late(run: Run, sharded: dict[str, Any]) -> bool:
 def restore_hook(entry: Any, contents: dict[str, Any], s: State) -> None:
     """Restore the state of a hook and the counts of its filters, by its name; a new hook starts at zero."""
     for listener in entry.listeners:
-        for each in listener.filters:
-            each.begin(s)
+        for filter_ in listener.filters:
+            filter_.begin(s)
     if (state := find_state(entry, contents)) is not None and hasattr(entry.hook, "load_state_dict"):
         with naming(entry, "load_state_dict", s):
             load_hook(entry, state)
     saved = contents.get("filters", {}).get(entry.name, [])
     for listener, states in zip(entry.listeners, saved, strict=False):
-        for each, state in zip(listener.filters, states, strict=False):
+        for filter_, state in zip(listener.filters, states, strict=False):
             # a filter with another interval starts at zero, because the saved count does not apply to it
-            if state["of"] == f"{listener.event.name} {each.text}":
-                each.load_state_dict(state)
+            if state["of"] == f"{listener.event.name} {filter_.text}":
+                filter_.load_state_dict(state)
 
 
 def find_state(entry: Any, contents: dict[str, Any]) -> Any:
@@ -267,7 +267,7 @@ def load_optimizer(optimizer: Any, saved: dict[str, Any]) -> None:
                 held[key] = value.to(held[key].device, copy=True)
 
 
-MOMENTS = (
+MOMENT_KEYS = (
     "exp_avg",
     "exp_avg_sq",
     "max_exp_avg_sq",
@@ -286,7 +286,7 @@ MOMENTS = (
 
 def check_moments(state: dict[str, Any], parameter: Tensor) -> None:
     """Refuse moments of another shape, which torch would load and then fail at the next update."""
-    for key in MOMENTS:
+    for key in MOMENT_KEYS:
         if state.get(key) is not None and getattr(state[key], "shape", None) != parameter.shape:
             raise CheckpointError(
                 f"its optimizer has {key} {described(state[key])} for a parameter {described(parameter)}."

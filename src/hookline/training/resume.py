@@ -30,7 +30,7 @@ from hookline.checkpoint.files import read_on_all_ranks
 from hookline.checkpoint.writer import WRITE_TIMEOUT
 from hookline.distributed.comm import Ranks
 from hookline.run.directory import RunDirectory
-from hookline.run.lock import held
+from hookline.run.lock import hold_lock
 from hookline.run.record import limits, read_record, run_dir_of, unsaved_end
 from hookline.run.run import Run
 from hookline.util.errors import CheckpointError, OptionError, RunLockedError, closest
@@ -38,7 +38,7 @@ from hookline.util.text import printable
 from hookline.util.urls import MANIFEST, check_url, is_url, shown
 
 log = logging.getLogger("hookline")
-WORDS = ("auto", "best")
+SEARCH_WORDS = ("auto", "best")
 START_OVER = (
     "To train longer, raise its limits (max_epochs, max_steps, max_time). To start over, pass resume=None "
     "(on the command line: hookline fit --fresh), or choose another run_dir."
@@ -50,7 +50,7 @@ MOST_NAMED = 20
 def choose_start(run: Run, resume: str | os.PathLike[str] | None, directory: RunDirectory) -> None:
     """Choose the checkpoint to resume from and read it: rank zero chooses, each rank reads its part."""
     ranks, identity = run.strategy.ranks, run.identity
-    if run.options.fast_dev_run and resume in WORDS:
+    if run.options.fast_dev_run and resume in SEARCH_WORDS:
         resume = None  # a trial run does not continue another run
     found = find_checkpoint(resume, directory, ranks=ranks) if resume is not None else None
     if found is not None:
@@ -142,12 +142,11 @@ def find_checkpoint(
     """
     if not isinstance(which, str | os.PathLike):
         raise OptionError(f"{option}={which!r}: pass None, 'auto', 'best' or the path of a checkpoint.")
-    if which in WORDS:
+    if which in SEARCH_WORDS:
         return _search(Asked(option, which), within or directory.searched, ranks, directory)
-    if isinstance(which, str) and "/" not in which and not Path(which).exists() and closest(which, WORDS):
-        raise OptionError(
-            f"{option}={which!r}: pass 'auto', 'best' or the path of a checkpoint.{closest(which, WORDS)}"
-        )
+    hint = closest(which, SEARCH_WORDS) if isinstance(which, str) and "/" not in which else ""
+    if hint and not Path(which).exists():
+        raise OptionError(f"{option}={which!r}: pass 'auto', 'best' or the path of a checkpoint.{hint}")
     if isinstance(which, str) and is_url(which):
         return Start(check_url(which, option), read_on_all_ranks(which, ranks))
     path = Path(which).expanduser()
@@ -224,7 +223,7 @@ def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -
         "best" if asked.is_best else "newest",
         looked["known"] - len(unreadable),
     )
-    if asked.which not in WORDS and len({each.run for each in mine}) > 1:
+    if asked.which not in SEARCH_WORDS and len({each.run for each in mine}) > 1:
         runs = sorted({str(run_dir_of(each.path, folder) or each.path.parent) for each in mine})
         say(
             "%s: there are several runs below it, and this is the newest checkpoint of all. To choose a "
@@ -273,7 +272,9 @@ def _look(asked: Asked, folder: Path, directory: RunDirectory) -> dict[str, Any]
     }
     if not exists:
         return looked
-    if asked.resumes and asked.which in WORDS:  # do not clean up other directories, nor one that is only read
+    if (
+        asked.resumes and asked.which in SEARCH_WORDS
+    ):  # do not clean up other directories, nor one that is only read
         if directory.has_name:
             clean_up_below(folder, alone=directory.is_locked)
         else:
@@ -315,7 +316,7 @@ def _claim_newest(asked: Asked, folder: Path, directory: RunDirectory) -> None:
         if left_overs(path):  # of a job that was killed, or of one that is writing now
             inside = path.relative_to(folder).parts
             run_dir = run_dir_of(path / MANIFEST, folder) or folder.joinpath(*inside[:1])
-            with contextlib.suppress(RunLockedError), held(run_dir) as lock:
+            with contextlib.suppress(RunLockedError), hold_lock(run_dir) as lock:
                 clean_up(path, alone=lock.is_held)
     _, mine, _ = _own(folder)
     if newest := (best_first(mine) if asked.is_best else mine):

@@ -83,7 +83,7 @@ def save(run: Run, request: SaveRequest) -> None:
         after_save(run)
     whole = edit_saved(run, contents, path, request.reason)
     about = {
-        **describe(s, request, run.identity.id),
+        **manifest_facts(s, request, run.identity.id),
         "saves": run.saves.count,
         "started_at": run.identity.started_at,
     }
@@ -203,7 +203,7 @@ def announce(run: Run) -> None:
         report_saved(run, saved, run.options.saving.on_error)
 
 
-def describe(s: State, request: SaveRequest, run: str) -> dict[str, Any]:
+def manifest_facts(s: State, request: SaveRequest, run: str) -> dict[str, Any]:
     """Return the facts of a checkpoint for its manifest, which is read without the tensors. run: its id."""
     return {
         "run": run,
@@ -229,7 +229,7 @@ def collect(run: Run) -> dict[str, Any]:
         "world_size": s.world_size,
         "module": run.module.state_dict(),
         **made_with(run.module),
-        "hooks": states_of(entries, s),
+        "hooks": hook_states(entries, s),
         "datamodule": run.datamodule.state_dict() if run.datamodule is not None else {},
         "optimizers": [each.state_dict() for each in s.optimizers],
         "schedulers": [each.state_dict() for each in s.schedulers],
@@ -266,7 +266,7 @@ def made_with(module: nn.Module) -> dict[str, Any]:
     return {} if made is None else {"hparams": dict(made.recorded), "hparams_left_out": dict(made.left_out)}
 
 
-def states_of(entries: Iterable[Entry], s: State) -> dict[str, Any]:
+def hook_states(entries: Iterable[Entry], s: State) -> dict[str, Any]:
     """Return the state of hooks by their names; the error of a hook that fails names it."""
     states = {}
     for entry in entries:
@@ -309,10 +309,10 @@ def state_before_validation(run: Run) -> dict[str, Any]:
     s = run.state
     listening = [each for each in s.hooks.entries() if any(precedes_end(x.event) for x in each.listeners)]
     return {
-        "hooks": frozen(states_of(listening, s)),
+        "hooks": copy_small(hook_states(listening, s)),
         "filters": {each.name: [counts_of(x) for x in each.listeners] for each in listening},
-        "module": frozen(dict(run.module.named_buffers())),
-        "log": frozen(s.log.state_dict()),
+        "module": copy_small(dict(run.module.named_buffers())),
+        "log": copy_small(s.log.state_dict()),
         "metrics": dict(s.metrics.raw()),
         "rng": rng_state(),
         "loggers": s.logger.position(),
@@ -327,14 +327,14 @@ def precedes_end(event: Event) -> bool:
     )
 
 
-def frozen(value: Any) -> Any:
+def copy_small(value: Any) -> Any:
     """Return a deep copy; tensors of more than SMALL elements are shared."""
     if isinstance(value, Tensor):
         return value.detach().clone() if value.numel() <= SMALL else value
     if isinstance(value, dict):
-        return {key: frozen(each) for key, each in value.items()}
+        return {key: copy_small(each) for key, each in value.items()}
     if type(value) in (list, tuple, set):
-        return type(value)(frozen(each) for each in value)
+        return type(value)(copy_small(each) for each in value)
     return value.copy() if isinstance(value, np.ndarray) else value
 
 

@@ -14,10 +14,10 @@ from hookline.run.run import Run
 
 log = logging.getLogger("hookline")
 
-Settings = dict[str, Any]
+SettingValues = dict[str, Any]
 """Plain values by name: "optimizers.0.groups.0.lr"."""
 
-OPTIONS = (
+COMPARED_OPTIONS = (
     "accumulate_grad_batches",
     "accumulate_by",
     "gradient_clip_val",
@@ -31,7 +31,7 @@ DERIVED = ("params", "param_names", "initial_lr", "max_lr", "min_lr", "base_mome
 """Entries of parameter groups that are not settings, or that a scheduler sets."""
 PROGRESS = ("last_epoch", "base_lrs", "best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i", "verbose")
 """Entries of schedulers that change as they advance."""
-ADVICE = {
+CHANGE_ADVICE = {
     "optimizers": "The checkpoint restores optimizers. To use new values, set them in on_checkpoint_load "
     "(optimizers[0].param_groups[0]['lr'] = ...), or start a new run with hookline.load_weights(module, "
     "path).",
@@ -44,9 +44,9 @@ MOST_LINES = 30
 _NONE = object()
 
 
-def settings_of(run: Run) -> Settings:
+def collect_settings(run: Run) -> SettingValues:
     """Return the present settings of a run, without limits such as max_epochs, which are often raised."""
-    found = {name: getattr(run.options, name) for name in OPTIONS} | {
+    found = {name: getattr(run.options, name) for name in COMPARED_OPTIONS} | {
         "precision": run.strategy.precision.name
     }
     for index, optimizer in enumerate(run.state.optimizers):
@@ -61,9 +61,9 @@ def settings_of(run: Run) -> Settings:
         found |= {
             f"schedule.{index}.{key}": getattr(schedule, key) for key in ("interval", "frequency", "monitor")
         }
-        found |= {f"schedulers.{index}.{key}": each for key, each in _arguments(schedule.scheduler)}
+        found |= {f"schedulers.{index}.{key}": each for key, each in _scheduler_settings(schedule.scheduler)}
     found |= {f"module.{name}": value for name, value in module_settings(run.module).items()}
-    plain = {name: _plain(value) for name, value in found.items()}
+    plain = {name: _as_comparable(value) for name, value in found.items()}
     return {name: value for name, value in plain.items() if value is not _NONE}
 
 
@@ -71,11 +71,11 @@ def report_changes(run: Run, saved: Any) -> None:
     """Warn which settings differ from the checkpoint, and which value is used. Call it after the restore."""
     if not isinstance(saved, dict) or run.resume.finished:
         return
-    now, used = run.identity.settings, settings_of(run)
+    now, used = run.identity.settings, collect_settings(run)
     lines: dict[str, int] = {}
     kept: set[str] = set()
     for name in now:
-        was, new = _plain(saved.get(name, _NONE)), now[name]
+        was, new = _as_comparable(saved.get(name, _NONE)), now[name]
         if was is _NONE or was == new or (name == "seed" and new is None):
             continue
         is_restored = name.startswith(RESTORED)
@@ -87,8 +87,8 @@ def report_changes(run: Run, saved: Any) -> None:
         if taken != new:
             kept.add(name.partition(".")[0])
         line = (
-            f"{_shown_name(name, run)}: {_shown(was)} in the checkpoint, {_shown(new)} now; "
-            f"{_shown(taken)} is used"
+            f"{_setting_label(name, run)}: {_short_repr(was)} in the checkpoint, {_short_repr(new)} now; "
+            f"{_short_repr(taken)} is used"
         )
         lines[line] = lines.get(line, 0) + 1
     if not lines:
@@ -98,27 +98,27 @@ def report_changes(run: Run, saved: Any) -> None:
         for line, count in list(lines.items())[:MOST_LINES]
     ]
     shown += [f"  and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
-    advice = [each for kind, each in ADVICE.items() if kind in kept]
+    advice = [each for kind, each in CHANGE_ADVICE.items() if kind in kept]
     text = "\n".join(["Settings have changed since the checkpoint was made:", *shown, *advice])
     if run.state.rank == 0:
         log.warning(text)
     run.state.logger.log_event("warning", {"step": run.state.step, "epoch": run.state.epoch, "message": text})
 
 
-def module_settings(module: nn.Module) -> Settings:
+def module_settings(module: nn.Module) -> SettingValues:
     """Return the numbers, flags and strings of torch's layers, and the dropout rates of other modules.
 
     Layers that differ only by their number share one entry: `layers.*.drop.p`.
     """
     found: dict[str, list[Any]] = {}
-    for path, each in module.named_modules():
+    for path, submodule in module.named_modules():
         is_layer = any(
             kind.__module__.startswith("torch.nn.modules.")
-            for kind in type(each).__mro__
+            for kind in type(submodule).__mro__
             if not kind.__module__.endswith((".module", ".container"))
         )
         place = re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
-        for name, value in vars(each).items():
+        for name, value in vars(submodule).items():
             if name.startswith("_") or name in ("training", "inplace"):
                 continue
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -132,39 +132,39 @@ def module_settings(module: nn.Module) -> Settings:
     }
 
 
-def _arguments(scheduler: Any) -> Iterator[tuple[str, Any]]:
+def _scheduler_settings(scheduler: Any) -> Iterator[tuple[str, Any]]:
     state = scheduler.state_dict() if callable(getattr(scheduler, "state_dict", None)) else None
-    yield from _named(state if isinstance(state, dict) else {})
+    yield from _scheduler_entries(state if isinstance(state, dict) else {})
 
 
-def _named(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _scheduler_entries(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in state.items():
         if key == "_schedulers" and isinstance(value, list | tuple):
             for number, inner in enumerate(value):
                 yield from (
                     (f"{number}.{name}", each)
-                    for name, each in _named(inner if isinstance(inner, dict) else {})
+                    for name, each in _scheduler_entries(inner if isinstance(inner, dict) else {})
                 )
         elif not key.startswith("_") and key not in PROGRESS:
             yield key, value
 
 
-def _plain(value: Any) -> Any:
+def _as_comparable(value: Any) -> Any:
     """Return a value in the types of JSON; `_NONE` if it cannot be compared, such as a tensor."""
     if isinstance(value, Tensor) and value.numel() == 1 and value.device.type != "meta":
         return value.item()
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Mapping):
-        parts = {str(key): _plain(each) for key, each in value.items()}
+        parts = {str(key): _as_comparable(each) for key, each in value.items()}
         return _NONE if any(each is _NONE for each in parts.values()) else parts
     if type(value) in (list, tuple):
-        inside = [_plain(each) for each in value]
+        inside = [_as_comparable(each) for each in value]
         return _NONE if any(each is _NONE for each in inside) else inside
     return _NONE
 
 
-def _shown_name(name: str, run: Run) -> str:
+def _setting_label(name: str, run: Run) -> str:
     """Return the name of a setting for a message, such as `lr of SGD`."""
     kind, _, rest = name.partition(".")
     if kind == "module":
@@ -179,6 +179,6 @@ def _shown_name(name: str, run: Run) -> str:
     return f"{rest} of {type(owners[int(index)]).__name__}{number}"
 
 
-def _shown(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"

@@ -23,7 +23,7 @@ class TrainStep(BatchEvents):
     """Train on one batch, with one update per batch.
 
     `choose_step` picks the class and its parts before the first batch. Subclasses replace the named
-    methods: see `accumulation.py`, `manual.py` and `counted_step.py`.
+    methods: see `accumulation.py` and `manual.py`.
     """
 
     def __init__(self, run: Run, backward: Backward, update: Update) -> None:
@@ -89,7 +89,13 @@ class TrainStep(BatchEvents):
 
     def skip(self, signal: Signal) -> Signal | None:
         """Leave this batch out: no further events."""
-        return signal if signal is END_EPOCH else None
+        if signal is END_EPOCH:
+            return signal
+        self.end_skipped()
+        return None
+
+    def end_skipped(self) -> None:
+        """Do what remains of a batch that is left out: nothing."""
 
     def learn(self) -> None:
         """Clear the gradients of the last step, differentiate the loss and update the weights."""

@@ -15,7 +15,7 @@ from torch import nn
 from hookline.data.seeding import Creation, isolated_rng, report_unseeded, seed_everything
 from hookline.distributed.build import make_strategy
 from hookline.engine.events import EVENTS
-from hookline.engine.filters import When
+from hookline.engine.filters import FilterSettings
 from hookline.engine.foreign import DataLike, adopt_data, adopt_steps
 from hookline.engine.hook_list import FunctionRegistration, Handle, HookList
 from hookline.engine.plan import Plan
@@ -128,9 +128,8 @@ class Trainer(RunView):
         from hookline.training import lifecycle
 
         refuse_unknown(Trainer.fit, unknown)
-        train, datamodule = _separate(train, datamodule)
         run = self._start("fit", module, datamodule, {"train": train, "val": val}, loss, step, optimizer)
-        lifecycle.begin(run, resume=resume)
+        lifecycle.wait_for_ranks(run, resume=resume)
         run.data.mixture = mixture
         self._directory.renew()
         with lifecycle.locked(run):
@@ -169,7 +168,6 @@ class Trainer(RunView):
                     "arguments."
                 )
             return self._validate_in_run(self._run)
-        loaders, datamodule = _separate(loaders, datamodule)
         run = self._start("validate", module, datamodule, {"val": loaders}, loss, step, None)
         self._use_weights(run, checkpoint)
         return self._finish(run, _on_loaders("val", lifecycle.evaluate, lifecycle.VALIDATION)) or Metrics()
@@ -189,7 +187,6 @@ class Trainer(RunView):
         from hookline.training import lifecycle
 
         refuse_unknown(Trainer.test, unknown)
-        loaders, datamodule = _separate(loaders, datamodule)
         run = self._start("test", module, datamodule, {"test": loaders}, loss, step, None)
         self._use_weights(run, checkpoint)
         return self._finish(run, _on_loaders("test", lifecycle.evaluate, lifecycle.TEST)) or Metrics()
@@ -208,7 +205,6 @@ class Trainer(RunView):
         from hookline.training.predict import predict
 
         refuse_unknown(Trainer.predict, unknown)
-        loaders, datamodule = _separate(loaders, datamodule)
         run = self._start("predict", module, datamodule, {"predict": loaders}, None, None, None)
         self._use_weights(run, checkpoint)
         return self._finish(run, _on_loaders("predict", predict, return_predictions)) or []
@@ -242,6 +238,9 @@ class Trainer(RunView):
             raise OptionError(
                 f"{stage}() takes a hookline.Module or any nn.Module, not {type(module).__name__}."
             )
+        first = next(iter(loaders))
+        if isinstance(given := adopt_data(loaders[first]), DataModule):  # passed in place of loaders
+            loaders[first], datamodule = None, given
         datamodule = adopt_data(datamodule)
         if datamodule is not None and not isinstance(datamodule, DataModule):
             raise OptionError(f"datamodule= takes a hookline.DataModule, not {type(datamodule).__name__}.")
@@ -313,7 +312,7 @@ class Trainer(RunView):
         """
         from hookline.training import lifecycle
 
-        lifecycle.begin(run, checkpoint=checkpoint)
+        lifecycle.wait_for_ranks(run, checkpoint=checkpoint)
         if checkpoint is None:
             return
         # after a fit, 'best' and 'auto' mean checkpoints of that fit only
@@ -394,7 +393,9 @@ class Trainer(RunView):
         """Register a function: `@trainer.on("train_batch_end", every=100)`, or
         `trainer.on("step_end")(function)`.
         """
-        return FunctionRegistration(self.hooks, list(events), When(every, once, after, before, when), name)
+        return FunctionRegistration(
+            self.hooks, list(events), FilterSettings(every, once, after, before, when), name
+        )
 
     def add_console_logging(self, log_every_n_batches: int = 10) -> Handle:
         """Print the loss every so many batches; the hook is called `console_log`."""
@@ -441,7 +442,7 @@ class Trainer(RunView):
         train: Any = None,
         *,
         datamodule: DataLike | None = None,
-        verb: str = "fit",
+        stage: str = "fit",
         mixture: Mixture | Mapping[str, Any] | None = None,
     ) -> Explanation:
         """Return the lifecycle of a run with its listeners, before it runs; `print` it, or use its `data()`.
@@ -456,18 +457,18 @@ class Trainer(RunView):
             running = self._run is not None and self._run.data.is_mixture
             graphs = "" if self._run is None else lifecycle.explain_graphs(self._run)
             read = {} if self._run is None else self._run.data.readings()
-            return explain_plan(self.plan, verb, str(self.loaders) if running else "", graphs, read)
+            return explain_plan(self.plan, stage, str(self.loaders) if running else "", graphs, read)
         with self.strategy.silent():  # a single rank may call explain()
-            run = self._start(verb, module, datamodule, {"train": train}, None, None, None, connects=False)
+            run = self._start(stage, module, datamodule, {"train": train}, None, None, None, connects=False)
             run.data.mixture = mixture
             participants = lifecycle.RunParticipants(run)
             try:
                 participants.attach()
-                if train is not None and verb == "fit":
+                if run.data.given["train"] is not None and stage == "fit":
                     lifecycle.load(run, "train")
                 mixed = str(run.data.train) if run.data.is_mixture else ""
                 return explain_plan(
-                    self.plan, verb, mixed, lifecycle.explain_graphs(run), run.data.readings()
+                    self.plan, stage, mixed, lifecycle.explain_graphs(run), run.data.readings()
                 )
             finally:
                 participants.leave()
@@ -563,12 +564,6 @@ def _is_inside(path: Path | str | None, directory: RunDirectory) -> bool:
     return path is None or (
         isinstance(path, Path) and path.absolute().is_relative_to(directory.intended().absolute())
     )
-
-
-def _separate(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
-    """Return loaders and data module; a data module, also of another package, may be passed as loaders."""
-    loaders = adopt_data(loaders)
-    return (None, loaders) if isinstance(loaders, DataModule) else (loaders, datamodule)
 
 
 def _on_loaders(kind: str, body: Callable[[Run, Any], T], argument: Any) -> Callable[[Run], T | None]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from hookline.distributed.sharded_norms import agree_on_overflow, scale
+from hookline.distributed.sharded_norms import agree_on_overflow, scale_gradients
 from hookline.engine.plan import noop
 from hookline.run.optimizers import gradients, needs_closure, total_norm
 from hookline.run.run import Run
@@ -18,7 +18,7 @@ from hookline.training.backward import loss_of
 from hookline.training.batch_events import UpdateEvents, report_clip, set_outputs, skip_step
 from hookline.util.errors import SKIP_STEP, STEP_DONE, LossError, Signal
 
-Check = Callable[[], bool]
+UpdateCheck = Callable[[], bool]
 Action = Callable[[], Any]
 
 
@@ -34,7 +34,7 @@ class Update(UpdateEvents):
         self,
         run: Run,
         *,
-        checks: tuple[Check, ...] = (),
+        checks: tuple[UpdateCheck, ...] = (),
         adjustments: tuple[Action, ...] = (),
         recorders: tuple[Action, ...] = (),
         closing: tuple[Action, ...] = (),
@@ -84,7 +84,7 @@ class Update(UpdateEvents):
 # ---- the checks and actions of an update -------------------------------------------------------------------
 
 
-def unscaling(run: Run) -> Check:
+def unscaling(run: Run) -> UpdateCheck:
     """Make a check that unscales the gradients and skips an optimizer with an infinite one."""
 
     def is_finite() -> bool:
@@ -96,7 +96,7 @@ def unscaling(run: Run) -> Check:
     return is_finite
 
 
-def norm_capture(run: Run) -> Check:
+def norm_capture(run: Run) -> UpdateCheck:
     """Make a check that measures the gradient norm before the update, if a listener requests it."""
     plan, s = run.plan, run.state
 
@@ -130,7 +130,7 @@ def fresh_closure(run: Run) -> Action:
     return renew
 
 
-def routing(run: Run) -> Check:
+def routing(run: Run) -> UpdateCheck:
     """Make a check that skips optimizers which no batch of the window trained, and rescales gradients."""
     s, window = run.state, run.window
 
@@ -162,7 +162,7 @@ def rescale(optimizers: list[Optimizer], factor: float) -> None:
     """Multiply the gradients. Losses were divided by the planned weight of the window, not the actual one."""
     for optimizer in optimizers:
         if grads := gradients(optimizer):
-            scale(grads, factor)
+            scale_gradients(grads, factor)
 
 
 def run_training_step(run: Run) -> None:

@@ -151,15 +151,15 @@ def described(value: Any) -> str:
     if (shape := getattr(value, "shape", None)) is not None:
         return f"{kind} {_of_shape(shape)}"
     if isinstance(value, list | tuple) and value:
-        return f"{kind} ({', '.join(map(_inside, value[:4]))}{', ...' if len(value) > 4 else ''})"
+        return f"{kind} ({', '.join(map(_describe_item, value[:4]))}{', ...' if len(value) > 4 else ''})"
     if isinstance(value, dict) and value:
-        items = [f"{key!r}: {_inside(each)}" for key, each in list(value.items())[:4]]
+        items = [f"{key!r}: {_describe_item(each)}" for key, each in list(value.items())[:4]]
         return f"{kind} ({', '.join(items)}{', ...' if len(value) > 4 else ''})"
     text = repr(value)
     return text if len(text) <= 80 and "\n" not in text else kind
 
 
-def _inside(value: Any) -> str:
+def _describe_item(value: Any) -> str:
     shape = getattr(value, "shape", None)
     return type(value).__name__ if shape is None else f"{type(value).__name__} {_of_shape(shape)}"
 
@@ -179,22 +179,22 @@ def misspelling_of(name: str, known: tuple[str, ...]) -> str:
     """Return the known name that `name` is a misspelling of, or an empty string."""
     if name in known:
         return ""
-    by_letters, by_length = _index(known)
+    by_letters, by_length = _index_names(known)
     words = name.split("_")
     similar = (right for right, meant in by_length.get(len(words), ()) if _is_misspelled(words, meant))
-    return by_letters.get(_joined(name)) or next(similar, "")
+    return by_letters.get(_letters_of(name)) or next(similar, "")
 
 
 @functools.lru_cache(maxsize=32)
-def _index(known: tuple[str, ...]) -> tuple[dict[str, str], dict[int, list[tuple[str, list[str]]]]]:
+def _index_names(known: tuple[str, ...]) -> tuple[dict[str, str], dict[int, list[tuple[str, list[str]]]]]:
     """Return the names by their letters, and by their number of words."""
     by_length: dict[int, list[tuple[str, list[str]]]] = {}
     for name in known:
         by_length.setdefault(name.count("_") + 1, []).append((name, name.split("_")))
-    return {_joined(name): name for name in reversed(known)}, by_length
+    return {_letters_of(name): name for name in reversed(known)}, by_length
 
 
-def _joined(name: str) -> str:
+def _letters_of(name: str) -> str:
     """Return the letters of a name: equal for `onStepEnd`, `On_step_end` and `on_step_end`."""
     return name.replace("_", "").lower()
 

@@ -14,7 +14,7 @@ MANIFEST_BYTES = 2**24
 STRUCTURE_BYTES = 2**28
 """256 MB of `state.json`. Large data belongs in tensors and arrays, which are stored as such."""
 RECORD_BYTES = 2**20
-LEVELS = 500
+STATE_LEVELS = 500
 """Nesting in `state.json`: a dictionary in the state takes up to four levels, and a state may have a
 hundred.
 """
@@ -33,10 +33,10 @@ def read_within(path: Path, most: int) -> bytes:
         return file.read()
 
 
-def parse_json(data: bytes, levels: int = LEVELS) -> Any:
+def parse_json(data: bytes, levels: int = STATE_LEVELS) -> Any:
     """Parse JSON. Raise ValueError for NaN, a duplicate key, bytes that are not text, or deep nesting."""
     try:
-        value = json.loads(data, parse_constant=_refuse, object_pairs_hook=_once)
+        value = json.loads(data, parse_constant=_refuse_constant, object_pairs_hook=_table_of_unique_keys)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     level = [value]
@@ -52,11 +52,11 @@ def parse_json(data: bytes, levels: int = LEVELS) -> Any:
     raise ValueError(f"it is nested more than {levels} levels deep")
 
 
-def _refuse(constant: str) -> Any:
+def _refuse_constant(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _table_of_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
         names = [name for name, _ in pairs]

@@ -40,7 +40,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_copies)
 
 
-def ends(thread: threading.Thread, seconds: float) -> bool:
+def wait_for_end(thread: threading.Thread, seconds: float) -> bool:
     """Wait for a thread for at most this many seconds; return whether it has ended.
 
     It waits in short turns, so that the time in which the whole process was suspended does not count.
@@ -59,7 +59,7 @@ def join(thread: threading.Thread, seconds: float, lost: str = "") -> bool:
 
     lost: the consequence, for the message.
     """
-    if ends(thread, seconds):
+    if wait_for_end(thread, seconds):
         return True
     log.warning(
         "The thread %r did not end within %g s and is abandoned%s.",

@@ -24,10 +24,10 @@ def redact(text: object, url: str = "") -> str:
     said = str(text)
     for secret in sorted(_secrets(url), key=len, reverse=True):
         said = said.replace(secret, "...")
-    return _WORD.sub(lambda found: _shown(found[0]), said) if "://" in said or "?" in said else said
+    return _WORD.sub(lambda found: _redact_word(found[0]), said) if "://" in said or "?" in said else said
 
 
-def _shown(word: str) -> str:
+def _redact_word(word: str) -> str:
     protocol, found, rest = word.partition("://")
     if not found:  # errors of `requests` have a path without its host
         path, _, query = word.partition("?")
@@ -106,20 +106,20 @@ def printable_lines(text: object) -> str:
 # ---- settings and command lines without secrets ------------------------------------------------------------
 
 
-HIDDEN = "(not shown)"
-LONGEST_TEXT = 1000
+HIDDEN_VALUE = "(not shown)"
+LONGEST_VALUE = 1000
 """Characters of one value."""
 LONGEST_COMMAND = 4000
 MOST_ITEMS = 500
 """Entries of one table or list."""
-DEEPEST = 20
+DEEPEST_VALUE = 20
 STRONG = ("passw", "passphrase", "secret", "credential", "apikey", "authorization", "dsn", "cookie")
 """A name with a word that contains one of these belongs to a secret, whatever the value is."""
 WEAK = ("auth", "bearer", "signature", "sig", "pwd", "pat")
 """So does a name with one of these words, or a word that ends in key or token, unless the value is a number:
 `key_dim`, `max_tokens`.
 """
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_NAME_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _WEB = re.compile(r"""(?i)(https?://)([^\s'"<>\\]+)""")
 _PAIR = re.compile(r"""(?ix) (?<![\w.-]) ([\w.-]++) (["'\])]{0,3} \s*+ [:=] \s*+)
                    ("[^"]*" | '[^']*' | (?:bearer|basic|token) \s+ [^\s'",;}]+ | [^\s'",;}\])]+)""")
@@ -135,7 +135,7 @@ def is_secret(name: str, value: object = "") -> bool:
 
     A number, true, false or None is hidden only under a strong name.
     """
-    words = [each.lower() for each in _WORDS.findall(name)]
+    words = [each.lower() for each in _NAME_WORDS.findall(name)]
     joined = "".join(words[-2:])
     if any(mark in each for each in (*words, joined) for mark in STRONG):
         return value is not None and not isinstance(value, bool)
@@ -144,7 +144,7 @@ def is_secret(name: str, value: object = "") -> bool:
     return any(each in WEAK or each.removesuffix("s").endswith(("key", "token")) for each in words)
 
 
-def mask_text(text: str, most: int = LONGEST_TEXT) -> str:
+def mask_text(text: str, most: int = LONGEST_VALUE) -> str:
     """Return text without secrets: those of URLs, `name=value` and `"name": value` with a secret's name, and
     known tokens.
     """
@@ -167,10 +167,12 @@ def _host_only(found: re.Match[str]) -> str:
 def _hide_pair(found: re.Match[str]) -> str:
     name, between, value = found.groups()
     bare = value.strip("'\"")
-    return f"{name}{between}..." if bare and value != "..." and is_secret(name, _typed(bare)) else found[0]
+    return (
+        f"{name}{between}..." if bare and value != "..." and is_secret(name, _as_number(bare)) else found[0]
+    )
 
 
-def _typed(text: str) -> str | float:
+def _as_number(text: str) -> str | float:
     return float(text) if re.fullmatch(r"[-+]?\d{1,20}(?:\.\d{1,20})?", text) else text
 
 
@@ -181,7 +183,7 @@ def mask(value: Any, name: str = "", depth: int = 0) -> Any:
     Long text, large tables and deep nesting are cut, with a note instead of the missing part.
     """
     if is_secret(name, value):
-        return HIDDEN
+        return HIDDEN_VALUE
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -190,17 +192,22 @@ def mask(value: Any, name: str = "", depth: int = 0) -> Any:
         return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, str | os.PathLike):
         return mask_text(str(value))
-    if depth >= DEEPEST:
-        return f"(nested more than {DEEPEST} levels deep)"
+    if depth >= DEEPEST_VALUE:
+        return f"(nested more than {DEEPEST_VALUE} levels deep)"
     if isinstance(value, Mapping):
         pairs = [
-            (mask_text(str(key), 200), mask(each, str(key), depth + 1)) for key, each in _first(value.items())
+            (mask_text(str(key), 200), mask(each, str(key), depth + 1))
+            for key, each in _first_items(value.items())
         ]
-        return dict(pairs) | _missing(len(value))
+        return dict(pairs) | _note_of_missing(len(value))
     if isinstance(value, list | tuple | set | frozenset):
         if value and all(isinstance(each, str) for each in value):
-            return mask_words(list(_first(value)), most=LONGEST_TEXT) + list(_missing(len(value)).values())
-        return [mask(each, "", depth + 1) for each in _first(value)] + list(_missing(len(value)).values())
+            return mask_words(list(_first_items(value)), most=LONGEST_VALUE) + list(
+                _note_of_missing(len(value)).values()
+            )
+        return [mask(each, "", depth + 1) for each in _first_items(value)] + list(
+            _note_of_missing(len(value)).values()
+        )
     return kind_of(value)
 
 
@@ -210,11 +217,11 @@ def kind_of(value: Any) -> str:
     return f"{getattr(named, '__module__', '?')}.{named.__qualname__}"
 
 
-def _first(items: Iterable[Any]) -> Iterable[Any]:
+def _first_items(items: Iterable[Any]) -> Iterable[Any]:
     return (each for _, each in zip(range(MOST_ITEMS), items, strict=False))
 
 
-def _missing(count: int) -> dict[str, str]:
+def _note_of_missing(count: int) -> dict[str, str]:
     return {"...": f"{count - MOST_ITEMS:,} more"} if count > MOST_ITEMS else {}
 
 
@@ -226,10 +233,10 @@ def mask_words(words: Sequence[str], most: int = LONGEST_COMMAND) -> list[str]:
     option = ""
     for word in words:
         name, is_pair, value = word.partition("=")
-        if option and not word.startswith("--") and is_secret(option, _typed(word)):
+        if option and not word.startswith("--") and is_secret(option, _as_number(word)):
             word, is_pair = "...", ""
         option = word if word.startswith("-") and not is_pair and " " not in word else ""
-        hides = is_pair and value and " " not in name and is_secret(name, _typed(value))
+        hides = is_pair and value and " " not in name and is_secret(name, _as_number(value))
         shown.append(f"{name}=..." if hides else mask_text(word, most))
     return shown
 

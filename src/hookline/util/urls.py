@@ -14,7 +14,7 @@ from hookline.util.errors import CheckpointError, OptionError, closest
 from hookline.util.text import redact
 
 MANIFEST = "manifest.json"
-FILES = ("model.safetensors", "state.safetensors", "state.json")
+CHECKPOINT_FILES = ("model.safetensors", "state.safetensors", "state.json")
 """The files of every checkpoint, beside its manifest."""
 OF_RANK = re.compile(r"rank-(0|[1-9][0-9]{0,6})\.(?:json|safetensors)")
 """Files of single ranks: their shards of tensors, and the state that differs from rank zero's."""
@@ -26,11 +26,11 @@ BROKEN_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _testing: list[str] = []
 
 
-def is_ours(name: str) -> bool:
+def is_checkpoint_file(name: str) -> bool:
     """Return whether Hookline writes files of this name into a checkpoint's directory. All others are left
     alone.
     """
-    return name == MANIFEST or name in FILES or OF_RANK.fullmatch(name) is not None
+    return name == MANIFEST or name in CHECKPOINT_FILES or OF_RANK.fullmatch(name) is not None
 
 
 def is_url(path: object) -> bool:
@@ -93,7 +93,7 @@ def open_url(url: str, options: Mapping[str, Any] | None = None) -> tuple[Any, s
     return kind(**{**kind._get_kwargs_from_urls(url), **(options or {})}), kind._strip_protocol(url)
 
 
-def below(folder: str, name: str) -> str:
+def url_below(folder: str, name: str) -> str:
     """Return the URL of a file in a folder. The query of an http URL, such as a signature, stays at its
     end.
     """
@@ -101,12 +101,12 @@ def below(folder: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}{mark}{query}"
 
 
-def beside(url: str, name: str) -> str:
+def url_beside(url: str, name: str) -> str:
     """Return the URL of a file next to another one. The query, which may contain slashes, stays at its
     end.
     """
     path, mark, query = split_query(url)
-    return below(f"{path.rstrip('/').rpartition('/')[0]}{mark}{query}", name)
+    return url_below(f"{path.rstrip('/').rpartition('/')[0]}{mark}{query}", name)
 
 
 def split_query(folder: str) -> tuple[str, str, str]:
@@ -123,33 +123,33 @@ def put_folder(fs: Any, folder: Path, target: str) -> None:
     fs.invalidate_cache()
     manifest = folder / MANIFEST
     files = sorted((each for each in folder.rglob("*") if each.is_file()), key=lambda each: each == manifest)
-    targets = {each: below(target, each.relative_to(folder).as_posix()) for each in files}
-    if fs.exists(below(target, MANIFEST)):
+    targets = {each: url_below(target, each.relative_to(folder).as_posix()) for each in files}
+    if fs.exists(url_below(target, MANIFEST)):
         for old in set(fs.find(target)) - {fs._strip_protocol(each) for each in targets.values()}:
-            if not is_ours(old[len(target.rstrip("/")) + 1 :]):
+            if not is_checkpoint_file(old[len(target.rstrip("/")) + 1 :]):
                 fs.rm_file(old)  # before the manifest goes, so that a second attempt gets here again
-        fs.rm_file(below(target, MANIFEST))  # from here to the end, the folder is not a checkpoint
-    for each, remote in targets.items():
-        if each == manifest:
+        fs.rm_file(url_below(target, MANIFEST))  # from here to the end, the folder is not a checkpoint
+    for file, remote in targets.items():
+        if file == manifest:
             _remove_unlisted(fs, target, {one.name for one in files})
         fs.makedirs(remote.rpartition("/")[0], exist_ok=True)
-        fs.put_file(str(each), remote)
-        if fs.size(remote) != each.stat().st_size:
-            raise OSError(f"{each.name} was not copied completely")
+        fs.put_file(str(file), remote)
+        if fs.size(remote) != file.stat().st_size:
+            raise OSError(f"{file.name} was not copied completely")
 
 
 def _remove_unlisted(fs: Any, target: str, names: set[str]) -> None:
     """Remove our files that the new checkpoint does not have, such as those of ranks that no longer exist."""
     for old in fs.find(target, maxdepth=1):
         name = old.rpartition("/")[2]
-        if is_ours(name) and name not in names:
+        if is_checkpoint_file(name) and name not in names:
             fs.rm_file(old)
 
 
-def remove_folder(fs: Any, target: str) -> None:
+def remove_remote_folder(fs: Any, target: str) -> None:
     """Remove a folder that has a manifest. The manifest goes first, so that an incomplete folder is not a
     checkpoint.
     """
-    if fs.exists(below(target, MANIFEST)):
-        fs.rm_file(below(target, MANIFEST))
+    if fs.exists(url_below(target, MANIFEST)):
+        fs.rm_file(url_below(target, MANIFEST))
         fs.rm(target, recursive=True)

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from hookline import OptionError
-from hookline.data.mixing import Mixture, check, describe, epoch_batches, planned, proportions, schedule
+from hookline.data.mixing import (
+    Mixture,
+    check_mixture,
+    describe_mixture,
+    epoch_batches,
+    planned,
+    proportions,
+    schedule,
+)
 
 Lengths = dict[str, int | None]
 
@@ -22,7 +30,7 @@ def picks(mixture: Mixture, lengths: Lengths, epoch: int = 0, position: int = 0)
 def refused(*args: Any, lengths: Lengths | None = None, names: list[str] | None = None, **kwargs: Any) -> str:
     lengths = {"web": 5, "code": 3} if lengths is None else lengths
     with pytest.raises(OptionError) as error:
-        check(Mixture(*args, **kwargs), names or list(lengths), lengths)
+        check_mixture(Mixture(*args, **kwargs), names or list(lengths), lengths)
     return str(error.value)
 
 
@@ -151,25 +159,29 @@ def test_an_endless_loader_needs_a_length_of_epoch_that_exists(length: Any) -> N
 def test_a_sequence_must_get_past_every_loader() -> None:
     text = refused("sequential", epoch_length=10, lengths={"web": None, "code": 3})
     assert "order='sequential' would never get past 'web'" in text
-    check(Mixture("sequential", epoch_length=10), ["code", "web"], {"code": 3, "web": None})
+    check_mixture(Mixture("sequential", epoch_length=10), ["code", "web"], {"code": 3, "web": None})
 
 
 def test_what_may_not_be_meant_is_reported_not_refused() -> None:
     lengths: Lengths = {"web": 100, "code": 100}
     names = list(lengths)
-    assert check(Mixture("weighted", {"web": 0.9, "code": 0.1}), names, lengths) == []
-    (never,) = check(Mixture("weighted", {"web": 0.999, "code": 0.001}, epoch_length=20), names, lengths)
+    assert check_mixture(Mixture("weighted", {"web": 0.9, "code": 0.1}), names, lengths) == []
+    (never,) = check_mixture(
+        Mixture("weighted", {"web": 0.999, "code": 0.001}, epoch_length=20), names, lengths
+    )
     assert "contains no batch of 'code'" in never
-    (never,) = check(Mixture("sequential", epoch_length="min"), names, lengths)
+    (never,) = check_mixture(Mixture("sequential", epoch_length="min"), names, lengths)
     assert "contains no batch of 'code'" in never
-    (shorter,) = check(Mixture(epoch_length=500, when_exhausted="end"), names, lengths)
+    (shorter,) = check_mixture(Mixture(epoch_length=500, when_exhausted="end"), names, lengths)
     assert "200 batches, not 500" in shorter
-    (moot,) = check(Mixture("weighted", {"web": 0.9, "code": 0.1}, when_exhausted="end"), names, lengths)
+    (moot,) = check_mixture(
+        Mixture("weighted", {"web": 0.9, "code": 0.1}, when_exhausted="end"), names, lengths
+    )
     assert "The weights cannot be met" in moot and "'web' 50.0% instead of 90.0%" in moot
 
 
 def test_a_weight_of_nothing_is_a_loader_left_out_on_purpose() -> None:
-    assert check(Mixture("weighted", {"a": 1, "b": 0}), ["a", "b"], {"a": 3, "b": 3}) == []
+    assert check_mixture(Mixture("weighted", {"a": 1, "b": 0}), ["a", "b"], {"a": 3, "b": 3}) == []
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
@@ -177,13 +189,13 @@ def test_a_weight_of_nothing_is_a_loader_left_out_on_purpose() -> None:
 
 def test_an_epoch_is_described_before_it_runs() -> None:
     mixture = Mixture("weighted", {"web": 3, "code": 1}, epoch_length=40)
-    assert describe(mixture, {"web": 50, "code": 4}).splitlines() == [
+    assert describe_mixture(mixture, {"web": 50, "code": 4}).splitlines() == [
         "weighted: 40 batches an epoch; exhausted loaders start again",
         "  web    75.0%  30 batches of 50",
         "  code   25.0%  10 batches, 2.5 times all 4",
         "  begins: web web web code web web web code web web web code web web web code web web web code ...",
     ]
-    assert describe(Mixture(burst=2), {"a": 2, "b": 2}).splitlines() == [
+    assert describe_mixture(Mixture(burst=2), {"a": 2, "b": 2}).splitlines() == [
         "round_robin, 2 in a row: 4 batches an epoch (sum); exhausted loaders end",
         "  a  2 batches, all of them once",
         "  b  2 batches, all of them once",
@@ -193,7 +205,7 @@ def test_an_epoch_is_described_before_it_runs() -> None:
 
 def test_a_random_epoch_is_described_as_an_expectation_with_its_real_beginning() -> None:
     mixture, lengths = Mixture("random", {"a": 1, "b": 0}, epoch_length=30, seed=3), {"a": None, "b": 4}
-    lines = describe(mixture, lengths, picks=3).splitlines()
+    lines = describe_mixture(mixture, lengths, picks=3).splitlines()
     assert lines[0].startswith("random, seed 3: 30 batches")
     assert lines[1].endswith("about 30 batches of an endless loader")
     assert lines[2].endswith("0 batches of 4, left out")
@@ -207,8 +219,8 @@ def test_describing_and_checking_a_huge_epoch_draws_next_to_nothing() -> None:
         Mixture("sequential", epoch_length=10**13),
         Mixture("weighted", {"a": 1, "b": 1, "c": 1}),
     ):
-        check(mixture, list(lengths), lengths)
-        assert describe(mixture, lengths)
+        check_mixture(mixture, list(lengths), lengths)
+        assert describe_mixture(mixture, lengths)
         assert sum(planned(mixture, lengths).values()) == epoch_batches(mixture, lengths)
 
 

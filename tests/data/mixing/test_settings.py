@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hookline import OptionError
-from hookline.data.mixing import Mixture, check
+from hookline.data.mixing import Mixture, check_mixture
 
 Lengths = dict[str, int | None]
 
@@ -15,7 +15,7 @@ Lengths = dict[str, int | None]
 def refused(*args: Any, lengths: Lengths | None = None, names: list[str] | None = None, **kwargs: Any) -> str:
     lengths = {"web": 5, "code": 3} if lengths is None else lengths
     with pytest.raises(OptionError) as error:
-        check(Mixture(*args, **kwargs), names or list(lengths), lengths)
+        check_mixture(Mixture(*args, **kwargs), names or list(lengths), lengths)
     return str(error.value)
 
 

@@ -53,9 +53,9 @@ def test_ranks_out_of_step_are_told_of_the_failure_before() -> None:
 
 
 def test_a_url_is_compared_as_a_whole_but_shown_without_its_secrets() -> None:
-    one, other = (preflight._as_text(f"https://x.org/last?key={key}") for key in ("s3cret", "0ther"))
+    one, other = (preflight._public_text(f"https://x.org/last?key={key}") for key in ("s3cret", "0ther"))
     assert one != other and "s3cret" not in one and "0ther" not in other
-    assert preflight._as_text("runs/a") == "runs/a"
+    assert preflight._public_text("runs/a") == "runs/a"
 
 
 def test_keys_are_returned_once_all_are_there() -> None:

@@ -40,3 +40,39 @@ def test_an_overflow_on_one_rank_skips_the_update_on_all(found: Found, name: str
 @pytest.mark.parametrize("name", [*MAKERS, "fsdp"])
 def test_a_manual_step_may_update_several_times(found: Found, name: str) -> None:
     assert max(found[f"{name}: manual"]) < CLOSE
+
+
+# ---- Gradients are averaged once per window on all ranks, also where a rank has no loss
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(
+    "case", ["no loss on the last batch", "no loss in a window", "skipped", "skipped, no window"]
+)
+def test_a_rank_without_a_loss_takes_part_and_the_update_is_that_of_the_losses_there_were(
+    found: Found, name: str, case: str
+) -> None:
+    for far, steps, expected in found[f"{name}: {case}"]:
+        assert far < CLOSE and steps == expected > 2
+
+
+@pytest.mark.parametrize("case", [f"{what}, {n}" for what in ("no loss", "skipped") for n in (1, 2, 3)])
+def test_where_layers_are_sharded_a_batch_left_out_by_one_rank_is_left_out_by_all(
+    found: Found, case: str
+) -> None:
+    for far, steps, expected in found[f"fsdp: {case}"]:
+        assert far < CLOSE and steps == expected > 1
+
+
+@pytest.mark.parametrize("name", [*MAKERS, "fsdp"])
+def test_a_window_that_ends_early_brings_its_gradients_together(found: Found, name: str) -> None:
+    for far, steps, expected in found[f"{name}: short window"]:
+        assert far < CLOSE and steps == expected == 2
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_stops_all_and_names_it(found: Found) -> None:
+    for each in (
+        *found["stops"],
+        *found["stops at the end"],
+    ):  # noticed in the next window, or before the run is over
+        assert each["error"] == "NonFiniteLoss" and "not finite on rank 1" in each["text"]

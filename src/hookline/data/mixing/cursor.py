@@ -9,13 +9,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from hookline.data.mixing.schedule import Stretch, asked_batches
-from hookline.data.mixing.settings import Mixture, refuse
+from hookline.data.mixing.settings import Mixture, refuse_problems
 from hookline.util.errors import CheckpointError, OptionError, closest
 
 # ---- checks of a mixture against its loaders ---------------------------------------------------------------
 
 
-def check(mixture: Mixture, names: Sequence[str], lengths: Mapping[str, int | None]) -> list[str]:
+def check_mixture(mixture: Mixture, names: Sequence[str], lengths: Mapping[str, int | None]) -> list[str]:
     """Raise for an invalid mixture; return warnings about a valid one, one sentence each.
 
     lengths: batches per pass; None for an endless loader or an unknown length.
@@ -25,7 +25,7 @@ def check(mixture: Mixture, names: Sequence[str], lengths: Mapping[str, int | No
         *_name_problems(mixture, names),
         *_length_problems(mixture, names, lengths),
     ]
-    refuse([("", each) for each in problems])
+    refuse_problems([("", each) for each in problems])
     return _doubts(mixture, {name: lengths[name] for name in names})
 
 
@@ -140,7 +140,7 @@ class MixtureCursor:
     """
 
     def __init__(self, mixture: Mixture, lengths: Mapping[str, int | None], epoch: int = 0) -> None:
-        self.doubts: list[str] = check(mixture, list(lengths), lengths)
+        self.doubts: list[str] = check_mixture(mixture, list(lengths), lengths)
         """Warnings about settings that are valid but probably not intended."""
         self.epoch = epoch
         self._given = (mixture, dict(lengths))
@@ -171,13 +171,6 @@ class MixtureCursor:
             at = 0
         self._at = at + 1
         return self._window[at]
-
-    def upcoming(self, limit: int | None = None) -> list[int]:
-        """Return the fixed picks for prefetching, up to the end of the window.
-
-        The first draw opens a window: before it, the list is empty.
-        """
-        return self._window[self._at : None if limit is None else self._at + limit]
 
     def ended(self, index: int) -> bool:
         """Report that the picked loader is exhausted. Return True to start it again, False to draw again.
@@ -293,7 +286,7 @@ class MixtureCursor:
         Defaults come from `latest`. The check runs now, so that a wrong name raises in the caller.
         """
         mixture, lengths = mixture or self.latest[0], dict(self.latest[1] if lengths is None else lengths)
-        self.doubts = check(mixture, list(lengths), lengths)
+        self.doubts = check_mixture(mixture, list(lengths), lengths)
         self._pending = (mixture, lengths)
         return self.next_window
 
@@ -320,14 +313,14 @@ class MixtureCursor:
             "passes": list(self._passes),
             "pass_began": list(self._pass_began),
             "stretch": {
-                **_plain((stretch.mixture, dict(stretch.lengths))),
+                **_settings_to_plain((stretch.mixture, dict(stretch.lengths))),
                 "start": stretch.start,
                 "asked": stretch.asked,
                 "counts": list(stretch.counts),
             },
-            "now": _plain(self._now),
-            "pending": None if self._pending is None else _plain(self._pending),
-            "given": _plain(self._given),
+            "now": _settings_to_plain(self._now),
+            "pending": None if self._pending is None else _settings_to_plain(self._pending),
+            "given": _settings_to_plain(self._given),
             "later": self._later,
         }
 
@@ -350,11 +343,11 @@ class MixtureCursor:
             )
         self.epoch, self._names = state["epoch"], names
         self._passes, self._pass_began = list(state["passes"]), list(state["pass_began"])
-        self._now, self._later = _from_plain(state["now"]), state["later"]
-        self._pending = None if state["pending"] is None else _from_plain(state["pending"])
-        if _plain(self._given) not in (state["given"], state["pending"] or state["now"]):
+        self._now, self._later = _settings_from_plain(state["now"]), state["later"]
+        self._pending = None if state["pending"] is None else _settings_from_plain(state["pending"])
+        if _settings_to_plain(self._given) not in (state["given"], state["pending"] or state["now"]):
             self._pending = self._given
-        mixture, lengths = _from_plain(saved)
+        mixture, lengths = _settings_from_plain(saved)
         stretch = Stretch(
             mixture, tuple(names), lengths, saved["start"], tuple(saved["counts"]), saved["asked"]
         )
@@ -435,9 +428,9 @@ class MixtureCursor:
         return self._counts[index] + self._window[: self._at].count(index)
 
 
-def _plain(settings: tuple[Mixture, Lengths]) -> dict[str, Any]:
+def _settings_to_plain(settings: tuple[Mixture, Lengths]) -> dict[str, Any]:
     return {"mixture": settings[0].to_dict(), "lengths": dict(settings[1])}
 
 
-def _from_plain(data: Mapping[str, Any]) -> tuple[Mixture, Lengths]:
+def _settings_from_plain(data: Mapping[str, Any]) -> tuple[Mixture, Lengths]:
     return Mixture(**data["mixture"]), dict(data["lengths"])

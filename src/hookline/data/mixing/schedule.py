@@ -130,8 +130,8 @@ def take_turns(turns: Sequence[Burst], left: Mapping[int, int | None]) -> Iterat
         a_round = _per_round(live)
         rounds = min(rest[index] // each for index, each in a_round.items())
         yield from itertools.chain.from_iterable(itertools.repeat(live, rounds))
-        for index, each in a_round.items():
-            rest[index] -= rounds * each
+        for index, batches in a_round.items():
+            rest[index] -= rounds * batches
         for index, run in live:  # the round in which a loader ends
             if batches := min(run, rest[index]):
                 rest[index] -= batches
@@ -373,7 +373,9 @@ def proportions(counts: Mapping[str, float], weights: Mapping[str, float]) -> di
     }
 
 
-def describe(mixture: Mixture, lengths: Mapping[str, int | None], epoch: int = 0, picks: int = 20) -> str:
+def describe_mixture(
+    mixture: Mixture, lengths: Mapping[str, int | None], epoch: int = 0, picks: int = 20
+) -> str:
     """Return a few lines of text: the order, each loader's part of an epoch, and the first picks."""
     total = epoch_batches(mixture, lengths)
     width = max(map(len, lengths), default=0)
@@ -381,7 +383,7 @@ def describe(mixture: Mixture, lengths: Mapping[str, int | None], epoch: int = 0
     about = "about " if mixture.order == "random" else ""
     for name, batches in planned(mixture, lengths, epoch).items():
         lines.append(
-            f"  {name:<{width}}  {_weight(mixture, name)}{about}{batches} "
+            f"  {name:<{width}}  {_weight_text(mixture, name)}{about}{batches} "
             f"batches{_use(batches, lengths[name])}"
         )
     names = list(lengths)
@@ -400,7 +402,7 @@ def _headline(mixture: Mixture, total: int) -> str:
     return f"{mixture.order}{pattern}{burst}{seed}: {total} batches an epoch{rule}; exhausted loaders {ends}"
 
 
-def _weight(mixture: Mixture, name: str) -> str:
+def _weight_text(mixture: Mixture, name: str) -> str:
     if not mixture.weights:
         return ""
     return f"{mixture.weights[name] / sum(mixture.weights.values()):6.1%}  "

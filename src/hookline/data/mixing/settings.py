@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from hookline.engine.checks import is_number
 from hookline.util.errors import OptionError, closest
 
 ORDERS = ("sequential", "round_robin", "weighted", "random", "alternating")
@@ -78,10 +79,12 @@ class Mixture:
                 self, "loss_weights", {str(name): float(each) for name, each in self.loss_weights.items()}
             )
             object.__setattr__(
-                self, "optimizers", {str(name): _numbers(each) for name, each in self.optimizers.items()}
+                self,
+                "optimizers",
+                {str(name): _optimizer_numbers(each) for name, each in self.optimizers.items()},
             )
             problems = [*_weight_problems(self), *_combination_problems(self)]
-        refuse(problems, vars(self))
+        refuse_problems(problems, vars(self))
 
     @property
     def cycles(self) -> bool:
@@ -115,7 +118,7 @@ def make_mixture(given: Mixture | Mapping[str, Any]) -> Mixture:
     return Mixture(**given)
 
 
-def refuse(problems: Sequence[Problem], settings: Mapping[str, Any] | None = None) -> None:
+def refuse_problems(problems: Sequence[Problem], settings: Mapping[str, Any] | None = None) -> None:
     """Raise one OptionError with all problems."""
     if len(problems) == 1:
         option, text = problems[0]
@@ -156,7 +159,7 @@ def _shape_problems(mixture: Mixture) -> list[Problem]:
             )
         )
     if not isinstance(mixture.loss_weights, Mapping) or not all(
-        _is_number(each) for each in mixture.loss_weights.values()
+        is_number(weight) and math.isfinite(weight) for weight in mixture.loss_weights.values()
     ):
         found.append(
             (
@@ -166,7 +169,7 @@ def _shape_problems(mixture: Mixture) -> list[Problem]:
             )
         )
     if not isinstance(mixture.optimizers, Mapping) or not all(
-        _numbers(each) for each in mixture.optimizers.values()
+        _optimizer_numbers(each) for each in mixture.optimizers.values()
     ):
         found.append(
             (
@@ -234,14 +237,10 @@ def _combination_problems(mixture: Mixture) -> list[Problem]:
     return found
 
 
-def _numbers(given: Any) -> list[int]:
+def _optimizer_numbers(given: Any) -> list[int]:
     """Return the numbers of optimizers; an empty list if they are invalid."""
     numbers = [given] if _is_whole(given) else list(given) if isinstance(given, list | tuple) else []
     return numbers if all(_is_whole(each) and each >= 0 for each in numbers) else []
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_whole(value: Any) -> bool:

@@ -22,7 +22,7 @@ from hookline.run.parts import EmittingRun
 from hookline.run.save_request import Saved, SaveRequest
 from hookline.training.restore import load_optimizer, load_scheduler, restore_hook, restoring
 from hookline.training.run_events import begin_loading, edit_loaded, edit_saved, report_loaded, report_saved
-from hookline.training.saving import counts_of, describe, states_of
+from hookline.training.saving import counts_of, hook_states, manifest_facts
 from hookline.util.errors import CheckpointError, NonFiniteLoss
 from hookline.util.urls import shown
 
@@ -49,7 +49,7 @@ def hosted_state(view: KeptRun) -> dict[str, Any]:
     s, entries = view.state, view.hooks.in_order()
     return {
         "counters": s.counts.state_dict(),
-        "hooks": states_of(entries, s),
+        "hooks": hook_states(entries, s),
         "filters": {each.name: [counts_of(x) for x in each.listeners] for each in entries},
         "metrics": dict(s.metrics.read()),
         "log": s.log.state_dict(),
@@ -80,7 +80,9 @@ def save_hosted(view: KeptRun, request: SaveRequest, ranks: Ranks) -> None:
     saved = Saved(path, request.reason, s.step)
     if s.rank == 0:
         try:
-            files.write(contents, path, describe(s, request, view.host.name), staging=lambda: view.run_dir)
+            files.write(
+                contents, path, manifest_facts(s, request, view.host.name), staging=lambda: view.run_dir
+            )
         except CheckpointError as error:
             saved = replace(saved, error=error)
     refused = ranks.from_zero(str(saved.error) if saved.error is not None else None)

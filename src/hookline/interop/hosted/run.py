@@ -30,12 +30,12 @@ from hookline.run.directory import RunDirectory
 from hookline.run.optimizers import bare
 from hookline.run.options import make_options
 from hookline.run.parts import Participants, Progress, Resume
-from hookline.run.reduction import Rows
+from hookline.run.reduction import WaitingRows
 from hookline.run.rows import MetricRows
 from hookline.run.state import State
 from hookline.run.view import View
 from hookline.training import run_events
-from hookline.training.participants import LateHooks, attach_failures, tear_down, teardown_removed
+from hookline.training.participants import LateHooks, attach_failures, tear_down_all, teardown_removed
 from hookline.training.pass_events import VALIDATION, Names
 from hookline.util.errors import HooklineError, OptionError, Signal
 
@@ -89,7 +89,7 @@ class HostedRows(MetricRows):
         """holds: whether rows wait until the host logs."""
         super().__init__(plan, state)
         self.holds = holds
-        self.over_ranks: Rows | None = None
+        self.over_ranks: WaitingRows | None = None
         """Reduces the results of a pass over all ranks, if there are several."""
 
     def write(
@@ -222,7 +222,10 @@ class HostedRun(HostView):
         if s.setup.world_size > 1 and distributed.is_initialized():
             self.ranks = Ranks(s.setup.rank, s.setup.local_rank, s.setup.world_size, control_group())
             assert isinstance(self.rows, HostedRows)
-            self.rows.over_ranks, self.rank_sync = Rows(self.ranks, s.log), HostedRankSync(self, self.ranks)
+            self.rows.over_ranks, self.rank_sync = (
+                WaitingRows(self.ranks, s.log),
+                HostedRankSync(self, self.ranks),
+            )
             self.updates.signal_filters = (self.rank_sync.on_update,)
         self._directory.renew()
         if not self.ranks.alone:
@@ -292,7 +295,7 @@ class HostedRun(HostView):
         """Tear down every hook whose set-up began, once, whatever happened; return their failures."""
         self.abandon()
         self.updates.unwatch()
-        failures = tear_down(self)
+        failures = tear_down_all(self)
         self.hooks.stopwatch.stop()
         self.hooks.observer = None
         self.loggers.close()

@@ -14,7 +14,7 @@ from hookline.engine.binding import Binding
 from hookline.engine.events import EventTable
 from hookline.engine.hook import TIERS
 from hookline.engine.listener import Listener, refuse_misspelled
-from hookline.engine.source_text import parsed, words_of
+from hookline.engine.source_text import parse_source, words_of
 from hookline.interop.adapter import AdoptedCallback
 from hookline.interop.lightning.binder import bind
 from hookline.interop.lightning.module_view import is_lightning_module, shown_to_callbacks
@@ -65,7 +65,7 @@ def owner_of(path: str) -> type:
 
 def mentions(callback: Any, base: type, name: str) -> bool:
     """Return whether the callback's source text contains this name."""
-    trees = [parsed(function) for _, function in _functions(callback, base)]
+    trees = [parse_source(function) for _, function in _functions(callback, base)]
     return any(name in words_of(tree) for tree in trees if tree is not None)
 
 
@@ -88,7 +88,7 @@ def _function(value: Any) -> Any:
 
 def _missing_in(function: Any, name: str, depth: int = 0) -> Iterator[tuple[str, bool]]:
     """Yield the missing attributes, and whether the code sets them."""
-    source = parsed(function)
+    source = parse_source(function)
     if source is None or not source.body:
         return  # generated at run time, or in C: then the view raises an error on access
     tree = source.body[0]

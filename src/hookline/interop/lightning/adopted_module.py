@@ -28,7 +28,7 @@ from hookline.interop.lightning.table import (
 )
 from hookline.interop.lightning.trainer_view import Experiment, TrainerView
 from hookline.run.module import Actions, DataModule
-from hookline.run.optimizers import parse
+from hookline.run.optimizers import parse_optimizers
 from hookline.util.errors import HookError, OptionError
 
 HOOK_CLASSES = ("ModelHooks", "DataHooks", "CheckpointHooks")
@@ -244,7 +244,7 @@ def _checked(returned: Any, module: str) -> Any:
     """Convert what a module returned; raise what is wrong with it as Lightning's own error, too."""
     try:
         converted = _converted(returned)
-        parse(converted, module)
+        parse_optimizers(converted, module)
     except OptionError as error:
         raise refusal(str(error), "configure_optimizers", None) from None
     return converted

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-from hookline.engine.binding import IF_SEVERAL, Binding, Source
+from hookline.engine.binding import IF_SEVERAL, Binding, CallSource, factory
 from hookline.engine.events import EventTable
 from hookline.interop.adapter import FactConverter, Row
 from hookline.interop.lightning.checkpoint_file import LIGHTNING
@@ -61,7 +61,7 @@ def bind(
         "seen = d[0].trainer.__dict__; caller = seen['_caller']; seen['_caller'] = d[0].caller"
     )
     end = f"names[{NAME_OF_HOOK!r}] = before; seen['_caller'] = caller"
-    call = Source(function, tuple(expressions), tuple(values), begin, end, answers)
+    call = CallSource(function, tuple(expressions), tuple(values), begin, end, answers)
     return Binding(call.caller(), tuple(facts), call)
 
 
@@ -107,10 +107,8 @@ def make(f, names):
 
 def recording_name(function: Callable[..., Any], method: str, names: dict[str, Any]) -> Callable[..., Any]:
     """Return a step or action that records its name as the current hook while it runs."""
-    source = STEP.format(where=NAME_OF_HOOK, method=method)
-    space: dict[str, Any] = {}
-    exec(compile(source, "<hookline adopted>", "exec"), space)
-    made: Any = functools.wraps(function)(space["make"](function, names))
+    made: Any = factory(STEP.format(where=NAME_OF_HOOK, method=method))(function, names)
+    made = functools.wraps(function)(made)
     made.__signature__ = inspect.signature(function)
     return made  # type: ignore[no-any-return]
 

@@ -16,10 +16,9 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
-from hookline.data.generators import find_generators, put_back, states_of
 from hookline.data.loaders import Loader, set_epoch
-from hookline.data.readers import Reader, Saved, StateReader, read_again
-from hookline.data.seeding import rng_state, set_rng_state
+from hookline.data.readers import LoaderState, Reader, StateReader, read_again
+from hookline.data.seeding import find_generators, put_back, rng_state, set_rng_state, states_of
 from hookline.data.sharding import END
 from hookline.data.sources import has_state
 from hookline.data.workers import WorkerStart, end_workers, signals_held
@@ -49,7 +48,7 @@ class SharedStreamReader(Reader):
         self.batches: Iterator[Any] | None = None
 
     def open(
-        self, key: int, position: int, passed_over: int, limit: int | None, saved: Saved | None
+        self, key: int, position: int, passed_over: int, limit: int | None, saved: LoaderState | None
     ) -> Iterator[Any]:
         """Return a new pass; a resumed one begins as it did before, and is read up to the position."""
         is_inside, now = saved is not None and saved["in_pass"], None
@@ -72,7 +71,7 @@ class SharedStreamReader(Reader):
         """Return whether the next pass uses the same object, with its persistent workers."""
         return self.loader is not None and getattr(self.source, "persistent_workers", False)
 
-    def state(self, in_pass: bool, position: int) -> Saved:
+    def state(self, in_pass: bool, position: int) -> LoaderState:
         """Return the streams and generators at the start of the pass."""
         return {**super().state(in_pass, position), **({"streams": self.streams} if in_pass else {})}
 
@@ -164,7 +163,7 @@ class SharedStreamLoader(Loader):
         """Return a pass for an evaluation; generators advance."""
         return self.open(epoch) if self.sharding.ranks.alone else super().batches(epoch)
 
-    def _read(self, position: int, saved: Saved | None) -> Iterator[Any]:
+    def _read(self, position: int, saved: LoaderState | None) -> Iterator[Any]:
         seed_workers(self.source)
         batches = self.reader.open(0, position, position, self.length, saved)
         if self.length is None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hookline.engine.source_text import parsed, words_of
+from hookline.engine.source_text import parse_source, words_of
 from hookline.interop.lightning.binder import NAME_OF_HOOK
 from hookline.interop.lightning.checkpoint_save import save_file
 from hookline.interop.lightning.loggers import originals
@@ -156,7 +156,7 @@ def _names_of_trainer(package: str) -> set[str]:
         for name, module in sys.modules.items()
         if name.startswith(f"{package}.trainer") and module is not None
     ]
-    names = {word for tree in filter(None, map(parsed, modules)) for word in words_of(tree)}
+    names = {word for tree in filter(None, map(parse_source, modules)) for word in words_of(tree)}
     return names | set(dir(sys.modules[f"{package}.trainer.trainer"].Trainer))
 
 

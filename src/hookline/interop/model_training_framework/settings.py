@@ -15,7 +15,7 @@ import torch
 from hookline.config.classes import Part
 from hookline.config.hooks import HooksConfig as Switches
 from hookline.engine.checks import check_choice
-from hookline.engine.filters import When
+from hookline.engine.filters import FilterSettings
 from hookline.engine.hook import FunctionHook
 from hookline.hooks.device_stats import DeviceStats
 from hookline.hooks.early_stopping import EarlyStopping
@@ -467,7 +467,10 @@ def hooks_of(config: GenericTrainerConfig) -> list[Any]:
     if config.log_loss_every_n_steps is not None:
         hooks.append(
             FunctionHook(
-                _log_loss, ["on_step_end"], When(every=f"{config.log_loss_every_n_steps} steps"), "loss_line"
+                _log_loss,
+                ["on_step_end"],
+                FilterSettings(every=f"{config.log_loss_every_n_steps} steps"),
+                "loss_line",
             )
         )
     if config.preemption.requeue_job:

@@ -26,7 +26,7 @@ from hookline.interop.trainers.hooks import (
 )
 from hookline.metrics.metric_log import Metrics
 from hookline.run.module import Module
-from hookline.run.options import ARGUMENTS, OLD_NAMES, refuse_unknown_options
+from hookline.run.options import ARGUMENT_NAMES, OLD_NAMES, refuse_unknown_options
 from hookline.run.state import State
 from hookline.training.trainer import Trainer
 from hookline.util.errors import OptionError
@@ -93,7 +93,7 @@ OPTION_NAMES = {
 }
 """The options of `trainers`, and Hookline's names for them."""
 SET_HERE = {*OPTION_NAMES.values(), "device", "strategy", "callbacks"}
-KNOWN = (*OPTION_NAMES, "val_dataloader", "loss", *(name for name in ARGUMENTS if name not in SET_HERE))
+KNOWN = (*OPTION_NAMES, "val_dataloader", "loss", *(name for name in ARGUMENT_NAMES if name not in SET_HERE))
 """The options of a trainer here: its own, and those of `hookline.Trainer` that it does not set itself."""
 
 

@@ -43,7 +43,7 @@ class PaddingBackup:
     """A copy of what a padding batch would change: metrics, and buffers such as those of batch norm."""
 
     def __init__(self, module: nn.Module, log: MetricLog) -> None:
-        self._metrics = [(each, _state(each)) for each in metric_objects(module, log)]
+        self._metrics = [(each, _metric_state(each)) for each in metric_objects(module, log)]
         self._buffers = [
             (owner, name, each, each.detach().clone())
             for owner in module.modules()
@@ -72,7 +72,7 @@ def metric_objects(module: nn.Module, log: MetricLog) -> Iterator[Any]:
             yield found
 
 
-def _state(metric: Any) -> dict[str, Any]:
+def _metric_state(metric: Any) -> dict[str, Any]:
     """Return a copy of what an update changes, without methods: torchmetrics binds them to the instance."""
     return {
         name: copy.deepcopy(value)

@@ -46,9 +46,9 @@ PAUSE, LONG_PAUSE = 0.005, 0.1
 class NestedValidation:
     """Make validate() inside a hook start on all ranks, or fail if another rank does not call it."""
 
-    def __init__(self, run: Run, store: Any, messages: Any) -> None:
+    def __init__(self, monitor: RankMonitor, store: Any, messages: Any) -> None:
         """Take two connections to the store: `store` for the main thread, `messages` for the other."""
-        self.run = run
+        self.monitor, self.run = monitor, monitor.run
         self.count = 0
         """How often the hooks of this rank have called validate()."""
         self._store, self._messages = store, messages
@@ -58,15 +58,13 @@ class NestedValidation:
 
     def begin(self) -> None:
         """Wait until all ranks have called validate(), or one answers that it will not."""
-        monitor = self.run.failure_monitor
-        assert monitor is not None
         self.count += 1
         key, began, asked = f"nested/{self.count}", time.monotonic(), False
         self._store.add(key, 1)
         while self._store.add(key, 0) < self.run.strategy.world_size:
-            monitor.raise_failure()
+            self.monitor.raise_failure()
             if not asked and time.monotonic() - began > ASK_AFTER:
-                monitor.ask_for_validate(self.count, self.run.boundary.polls)
+                self.monitor.ask_for_validate(self.count, self.run.boundary.polls)
                 asked = True
             if asked and self._store.check([f"{key}/past"]):
                 other = self._store.get(f"{key}/past").decode()
@@ -174,9 +172,9 @@ class LivenessRing:
         for connection in self._incoming:
             with contextlib.suppress(OSError):
                 connection.sendall(GOODBYE)
-        for each in (*self._incoming, self._outgoing, self._server, self._wake_reader, self._wake_writer):
-            if each is not None:
-                each.close()
+        for endpoint in (*self._incoming, self._outgoing, self._server, self._wake_reader, self._wake_writer):
+            if endpoint is not None:
+                endpoint.close()
 
 
 def own_address() -> str:
@@ -215,7 +213,7 @@ OWN_TIMEOUT = 7.0
 """Seconds in which a rank that has failed itself may emit on_exception and tear down."""
 CLOSING = 1.0
 """Seconds in which the loggers may write their pending records."""
-SILENCE = 3.0
+DEATH_REPORT_SECONDS = 3.0
 """Seconds to wait for the message of which rank has died, when this rank has only lost a connection."""
 LEAVING = 10.0
 """Seconds in which a call to the store returns, also on a busy machine."""
@@ -259,7 +257,7 @@ class RankMonitor:
         # one connection for each thread
         self._store, self._messages = ranks.store(self._name), ranks.store(self._name)
         self._liveness = LivenessRing(ranks.rank, ranks.world_size, self._store)
-        self.nested = NestedValidation(run, self._store, self._messages)
+        self.nested = NestedValidation(self, self._store, self._messages)
         run.failure_monitor = self
         for watch in (self._watch_next, self._watch_messages):
             thread = threading.Thread(
@@ -286,7 +284,7 @@ class RankMonitor:
         self._error = error
         self._deadline = time.monotonic() + OWN_TIMEOUT
         if _is_lost_connection(error):
-            self._failed.wait(SILENCE)  # the rank before the one that died reports it
+            self._failed.wait(DEATH_REPORT_SECONDS)  # the rank before the one that died reports it
         if self.failure is None:
             # the first note names the hook and event, or the position of the run
             where = next(iter(getattr(error, "__notes__", [])), "")
@@ -386,7 +384,11 @@ class RankMonitor:
 
     def _interrupt(self) -> None:
         """Interrupt a busy hook so that it can end in good order: our SIGTERM handler raises `PeerError`."""
-        if not self._interrupted and self._error is None and _is_ours(signal.getsignal(signal.SIGTERM)):
+        if (
+            not self._interrupted
+            and self._error is None
+            and _is_our_handler(signal.getsignal(signal.SIGTERM))
+        ):
             os.kill(os.getpid(), signal.SIGTERM)
         self._interrupted = True
 
@@ -417,7 +419,7 @@ def wait_at_exit(thread: threading.Thread) -> None:
     atexit.register(join, thread, LEAVING)
 
 
-def _is_ours(handler: Any) -> bool:
+def _is_our_handler(handler: Any) -> bool:
     return isinstance(getattr(handler, "__self__", None), Signals)
 
 

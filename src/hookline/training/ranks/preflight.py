@@ -14,8 +14,8 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hookline.distributed.comm import STARTS, Ranks, describe_ended_ranks, listed
-from hookline.distributed.rendezvous import wait_until
+from hookline.distributed.comm import STARTS, Ranks, describe_ended_ranks, format_ranks
+from hookline.distributed.process_group import wait_until
 from hookline.run.run import Run
 from hookline.util.errors import HookError, HooklineError, OptionError
 from hookline.util.urls import shown
@@ -27,7 +27,7 @@ OF_ONE_RANK = ("run_dir", "default_root_dir", "enable_progress_bar", "control", 
 def check_equal(run: Run) -> None:
     """Compare the listeners, options and model of all ranks, by a hash first, and raise if they differ."""
     ranks = run.strategy.ranks
-    mine = {"listeners": listeners_of(run), "options": options_of(run), "about": describe(run)}
+    mine = {"listeners": listeners_of(run), "options": shared_options(run), "about": facts_of_run(run)}
     hashes = ranks.gather(hashlib.sha256(json.dumps(mine).encode()).hexdigest())
     if len(set(hashes)) == 1:
         return
@@ -41,8 +41,8 @@ def check_equal(run: Run) -> None:
             f"The ranks were started differently: {'; '.join(found)}. Start all with the same program."
         )
     found = [
-        f"{label} ({cls}) listens to {event}{f' {filters}' if filters else ''} on {listed(here)}, not on "
-        f"{listed(missing)}"
+        f"{label} ({cls}) listens to {event}{f' {filters}' if filters else ''} on {format_ranks(here)}, "
+        f"not on {format_ranks(missing)}"
         for (event, label, cls, filters), here, missing in absent([each["listeners"] for each in of_all])
     ]
     if found:
@@ -74,13 +74,13 @@ def listeners_of(run: Run) -> list[list[str]]:
     ]
 
 
-def options_of(run: Run) -> dict[str, str]:
+def shared_options(run: Run) -> dict[str, str]:
     """Return every option that must be the same on all ranks, as text."""
     given = {each.name: getattr(run.options, each.name) for each in dataclasses.fields(run.options)}
-    return {name: _shown(value) for name, value in given.items() if name not in OF_ONE_RANK}
+    return {name: _option_text(value) for name, value in given.items() if name not in OF_ONE_RANK}
 
 
-def describe(run: Run) -> dict[str, str]:
+def facts_of_run(run: Run) -> dict[str, str]:
     """Return the stage, module and strategy of a run, by the words of an error message."""
     parameters = sum(each.numel() for each in run.module.parameters())
     return {
@@ -101,7 +101,7 @@ def differing(tables: list[dict[str, str]], named: Callable[[str], str]) -> Iter
         for rank, table in enumerate(tables):
             values.setdefault(table.get(name, "nothing"), []).append(rank)
         if len(values) > 1:
-            found = ", ".join(f"{value} on {listed(where)}" for value, where in values.items())
+            found = ", ".join(f"{value} on {format_ranks(where)}" for value, where in values.items())
             yield f"{named(name)} is {found}"
 
 
@@ -114,7 +114,7 @@ def absent(lists: list[list[list[str]]]) -> Iterable[tuple[tuple[str, ...], list
             yield item, here, [rank for rank in range(len(sets)) if rank not in here]
 
 
-def _shown(value: Any) -> str:
+def _option_text(value: Any) -> str:
     """Return a value as text; a function by its name, because its address differs between processes."""
     return getattr(value, "__qualname__", None) or str(value)
 
@@ -129,7 +129,10 @@ def start_ranks(run: Run, **given: Any) -> None:
     number = store.add(f"done/{ranks.rank}", 0) + 1
     store.delete_key(f"{number - 1}/{ranks.rank}")  # rank zero has read it before that run continued
     mine = {
-        "about": {"the stage": run.stage, **{f"{name}=": _as_text(value) for name, value in given.items()}},
+        "about": {
+            "the stage": run.stage,
+            **{f"{name}=": _public_text(value) for name, value in given.items()},
+        },
         "exchanges": ranks.exchanges,
         "logs": bool(run.state.logger),
     }
@@ -148,7 +151,7 @@ def start_ranks(run: Run, **given: Any) -> None:
         raise OptionError(differs)
 
 
-def _as_text(value: Any) -> str:
+def _public_text(value: Any) -> str:
     """Return a value as text to compare and show: a URL without its secrets, but with a hash of all of it."""
     text, public = str(value), shown(value)
     return public if public == text else f"{public} (sha256 {hashlib.sha256(text.encode()).hexdigest()[:8]})"

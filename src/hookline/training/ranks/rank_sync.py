@@ -128,8 +128,8 @@ class RankSync(Boundary):
         self._seconds = clock / 1000
         if position != -least:
             raise HooklineError(
-                f"The ranks are out of step: one is {_describe(-least)}, another {_describe(position)}. "
-                "All of them must train on the same number of batches."
+                f"The ranks are out of step: one is {_describe_position(-least)}, another "
+                f"{_describe_position(position)}. All of them must train on the same number of batches."
             )
         return bool(is_new) or most != -fewest
 
@@ -251,7 +251,7 @@ def _switched_off(hooks: Any) -> list[Listener]:
     return [listener for entry in hooks.entries() if not entry.enabled for listener in entry.listeners]
 
 
-def _describe(position: int) -> str:
+def _describe_position(position: int) -> str:
     batches, kind = divmod(position, 2)
     return f"{'after' if kind == AFTER_BATCH else 'at the end of, or before,'} batch {batches} of its epoch"
 
