@@ -13,6 +13,7 @@ from typing import Any
 from hookline.engine.binding import Caller
 from hookline.engine.events import Event
 from hookline.util.errors import HookError, closest
+from hookline.util.text import align_columns
 
 SLOW = 0.05
 """The share of the training time from which a hook is reported as slow."""
@@ -106,19 +107,13 @@ def cost_table(rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0)
         )
         for row in shown
     ]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     total = sum(row.seconds for row in rows) - counted_twice
     share = f", {total / seconds:.1%}" if seconds else ""
     lines = [
         f"Hooks took {duration(total)} of {duration(seconds)} of training{share}, validation and saving "
         f"included:"
     ]
-    for line in cells:
-        parts = [
-            text.ljust(width) if column < 2 else text.rjust(width)
-            for column, (text, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        lines.append("  " + "  ".join(parts).rstrip())
+    lines += [f"  {line}" for line in align_columns(cells, left=2)]
     if rest := rows[SHOWN:]:
         lines.append(
             f"  and {len(rest)} more, {duration(sum(row.seconds for row in rest))} in total: "

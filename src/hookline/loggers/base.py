@@ -20,6 +20,7 @@ import torch
 
 from hookline.engine.checks import check_path, refused
 from hookline.util.errors import HooklineError, OptionError
+from hookline.util.text import flatten
 
 log = logging.getLogger("hookline")
 
@@ -385,18 +386,15 @@ def picture(tag: str, figure: Any) -> np.ndarray[Any, Any]:
     return np.array(Image.open(io.BytesIO(drawn(tag, figure))).convert("RGBA")).transpose(2, 0, 1)
 
 
-def flat(params: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
+def flat(params: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
     """Return nested parameters flattened (`options/max_epochs`), each of a type that every client accepts."""
-    side_by_side: dict[str, bool | int | float | str] = {}
-    for key, value in params.items():
-        name = printable(f"{prefix}{key}")
-        if isinstance(value, Mapping):
-            side_by_side.update(flat(value, f"{name}/"))
-        elif isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 2**53):
-            side_by_side[name] = value
-        else:
-            side_by_side[name] = printable(str(value))
-    return side_by_side
+    return {
+        encodable(name): value
+        if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 2**53)
+        else encodable(str(value))
+        for name, value in flatten(params, "/").items()
+        if not isinstance(value, Mapping) or value
+    }
 
 
 def file_name(tag: str, step: int | None, ending: str) -> str:
@@ -406,7 +404,7 @@ def file_name(tag: str, step: int | None, ending: str) -> str:
     return f"{readable}-{unique}-{step}.{ending}"
 
 
-def printable(text: str) -> str:
+def encodable(text: str) -> str:
     """Return text that can be encoded, with lone surrogates escaped."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from hookline.engine.checks import refused
-from hookline.loggers.base import Logger, check_image, finite, flat, number, printable
+from hookline.loggers.base import Logger, check_image, encodable, finite, flat, number
 
 
 class Console(Logger):
@@ -86,4 +86,4 @@ def _at(step: int | None) -> str:
 
 def _one_line(text: str) -> str:
     """Return text without line breaks and control characters."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", printable(text))
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", encodable(text))

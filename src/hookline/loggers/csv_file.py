@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from hookline.loggers.base import Logger, check_folder, flat, number, printable
+from hookline.loggers.base import Logger, check_folder, encodable, flat, number
 
 OWN = ("step", "epoch")
 
@@ -147,7 +147,7 @@ class CSV(Logger):
 
 def _column(metric: str) -> str:
     """Return the name of a column on one line, other than `step` and `epoch`."""
-    name = printable(metric).replace("\n", "\\n").replace("\r", "\\r").replace("\0", "\\0")
+    name = encodable(metric).replace("\n", "\\n").replace("\r", "\\r").replace("\0", "\\0")
     return f"metric/{name}" if name in OWN else name
 
 

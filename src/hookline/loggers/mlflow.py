@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.loggers.base import ClientLogger, file_name, finite, flat, histogram, printable
+from hookline.loggers.base import ClientLogger, encodable, file_name, finite, flat, histogram
 from hookline.loggers.jsonl import png
 
 LONGEST_NAME, LONGEST_VALUE, LARGEST_BATCH = 250, 6000, 100
@@ -116,7 +116,7 @@ class MLflow(ClientLogger):
         counts, edges = histogram(shown, 30)
         step = self._step(global_step)
         record = {
-            "tag": printable(tag),
+            "tag": encodable(tag),
             "step": step,
             "counts": counts.tolist(),
             "edges": edges.tolist(),
@@ -126,7 +126,7 @@ class MLflow(ClientLogger):
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
         name = file_name(tag, self._step(global_step), "txt")
-        self.client.log_text(self.run_id, printable(str(text_string)), f"text/{name}")
+        self.client.log_text(self.run_id, encodable(str(text_string)), f"text/{name}")
 
     def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
         data, name = png(tag, img_tensor), file_name(tag, self._step(global_step), "png")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hookline.engine.checks import check_choice, refused
-from hookline.loggers.base import ClientLogger, finite, flat, histogram, pixels, printable
+from hookline.loggers.base import ClientLogger, encodable, finite, flat, histogram, pixels
 from hookline.util.errors import HooklineError
 
 RESUME = ("allow", "must", "never")
@@ -101,7 +101,7 @@ class Trackio(ClientLogger):
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
         import trackio
 
-        self._write({tag: trackio.Markdown(printable(str(text_string)))}, self._step(global_step))
+        self._write({tag: trackio.Markdown(encodable(str(text_string)))}, self._step(global_step))
 
     def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
         import trackio
@@ -113,7 +113,7 @@ class Trackio(ClientLogger):
 
 
 def _key(tag: str) -> str:
-    name = printable(tag)
+    name = encodable(tag)
     return f"metric/{name}" if name in RESERVED or name.startswith("__") else name
 
 

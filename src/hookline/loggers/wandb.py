@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hookline.engine.checks import check_choice, refused
-from hookline.loggers.base import ClientLogger, finite, histogram, pixels, printable
+from hookline.loggers.base import ClientLogger, encodable, finite, histogram, pixels
 from hookline.loggers.jsonl import jsonable
+from hookline.util.text import map_texts
 
 STEP = "trainer/global_step"
 UNNAMED = "unnamed"  # W&B drops records without a name
@@ -81,11 +82,11 @@ class WandB(ClientLogger):
 
     def _write(self, metrics: Mapping[str, Any], step: int) -> None:
         self.client.log(
-            {**{printable(name) or UNNAMED: value for name, value in metrics.items()}, STEP: step}
+            {**{encodable(name) or UNNAMED: value for name, value in metrics.items()}, STEP: step}
         )
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
-        self.client.config.update(_plain(jsonable(params)), allow_val_change=True)
+        self.client.config.update(map_texts(jsonable(params), encodable), allow_val_change=True)
 
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
         import wandb
@@ -97,7 +98,7 @@ class WandB(ClientLogger):
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
         import wandb
 
-        shown = f"<pre>{html.escape(printable(str(text_string)))}</pre>"
+        shown = f"<pre>{html.escape(encodable(str(text_string)))}</pre>"
         self._write({tag: wandb.Html(shown, inject=False)}, self._step(global_step))
 
     def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
@@ -107,12 +108,3 @@ class WandB(ClientLogger):
         self._write(
             {tag: wandb.Image(image[:, :, 0] if image.shape[2] == 1 else image)}, self._step(global_step)
         )
-
-
-def _plain(value: Any) -> Any:
-    """Return the value with text that W&B can send."""
-    if isinstance(value, dict):
-        return {_plain(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    return printable(value) if isinstance(value, str) else value

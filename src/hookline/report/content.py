@@ -25,6 +25,7 @@ from hookline.report.run_events import (
 )
 from hookline.report.timeline import timelines
 from hookline.run.timings import PARTS, SAMPLED, WORDS
+from hookline.util.text import flatten
 
 PICTURE_BYTES = 900_000
 """Bytes of all pictures together, before they are encoded as text."""
@@ -34,8 +35,6 @@ LONGEST_VALUE = 500
 MOST_EVENTS = 600
 MOST_CHECKPOINTS = 300
 MOST_KEYS = 800
-DEEPEST = 20
-"""Nested groups in a configuration; a deeper one is shown as one value."""
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -225,7 +224,10 @@ def _config(runs: list[RunData], notes: list[str]) -> list[dict[str, Any]]:
     """Return every key with its value in each run, None where a run does not have it. Values stay as logged,
     with their masks.
     """
-    flat = [_flat(run.params) for run in runs]
+    flat = [
+        {key: cut(_spell_setting(value), LONGEST_VALUE) for key, value in flatten(run.params).items()}
+        for run in runs
+    ]
     keys = list(dict.fromkeys(key for each in flat for key in each if key not in ("torch", "hookline")))
     if len(keys) > MOST_KEYS:
         notes.append(
@@ -234,14 +236,8 @@ def _config(runs: list[RunData], notes: list[str]) -> list[dict[str, Any]]:
     return [{"key": cut(key, 200), "values": [each.get(key) for each in flat]} for key in keys[:MOST_KEYS]]
 
 
-def _flat(value: Any, key: str = "", depth: int = 0) -> dict[str, str]:
-    if isinstance(value, dict) and value and depth < DEEPEST:
-        named = [
-            _flat(each, f"{key}.{inner}" if key else str(inner), depth + 1) for inner, each in value.items()
-        ]
-        return {name: text for each in named for name, text in each.items()}
-    spelled = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return {key: cut(spelled, LONGEST_VALUE)} if key else {}
+def _spell_setting(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _versions(runs: list[RunData]) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ INSIDE = ("checkpoints", "media", "logs")
 
 
 @dataclass(slots=True)
-class Listed:
+class ListedRun:
     """One run in the list."""
 
     path: Path
@@ -76,7 +76,7 @@ class Listing:
     """All runs below a directory, the newest first."""
 
     folder: Path
-    runs: list[Listed] = field(default_factory=list)
+    runs: list[ListedRun] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """Directories that cannot be read, and other reasons why the list is incomplete."""
 
@@ -100,7 +100,7 @@ def list_runs(folder: Path | str | None = None, now: float | None = None) -> Lis
     listing, now = Listing(where), time.time() if now is None else now
     for path in _run_dirs(where, listing.problems):
         try:
-            listing.runs.append(_listed(path, now))
+            listing.runs.append(_list_run(path, now))
         except OSError as error:
             listing.problems.append(f"{path}: {error.strerror or error}")
     listing.runs.sort(key=lambda each: (each.started or 0.0, str(each.path)), reverse=True)
@@ -123,7 +123,7 @@ def _run_dirs(folder: Path, problems: list[str]) -> Iterator[Path]:
             yield Path(parent)
 
 
-def _listed(path: Path, now: float) -> Listed:
+def _list_run(path: Path, now: float) -> ListedRun:
     run = RunData(path, record=read_record(path))
     best, is_partial, said = best_of(run), False, ""
     alive = is_running(path)
@@ -138,7 +138,7 @@ def _listed(path: Path, now: float) -> Listed:
     step = at.step if is_over or not record else max(at.step, record["step"])
     epochs = at.epochs if at.epochs is not None else whole(record.get("epochs"))
     started = timestamp(record.get("started_at") or record.get("noted_at"))
-    return Listed(
+    return ListedRun(
         path,
         run,
         status,

@@ -16,14 +16,13 @@ from hookline.report.run_events import how_it_ended, position, score, time_spent
 from hookline.report.runs import disk_usage, standing, tail, utc
 from hookline.run.lock import is_running
 from hookline.util.errors import OptionError
-from hookline.util.text import mask
+from hookline.util.text import flatten, mask
 
 VERSION = 1
 """The version of the data of `hookline summary --json`: it changes if a field changes its meaning or is
 removed.
 """
 MOST_CHECKPOINTS = 100
-DEEPEST = 20
 PLACES = ("run_dir", "default_root_dir", "trace")
 """Options that usually differ between runs and do not affect training."""
 LOGGED = ("options", "module", "device", "precision", "strategy", "hooks", "torch", "hookline")
@@ -137,12 +136,12 @@ def settings_of(run: RunData) -> dict[str, Any]:
     }
     own = {key: each for key, each in logged.items() if key not in LOGGED}
     known["logged"] = None if hparams else own  # what HParams has logged
-    flat: dict[str, Any] = {}
-    for name, value in known.items():
-        if value is not None:
-            # A log of an older version may have secrets. The data section has only numbers, and a loader may
-            # be called "tokens".
-            flat |= _flat(value if name == "data" else mask(value), name)
+    # A log of an older version may have secrets. The data section has only numbers, and a loader may be
+    # called "tokens".
+    flat = flatten(
+        {name: value if name == "data" else mask(value) for name, value in known.items() if value is not None}
+    )
+    flat = {key.removeprefix("."): value for key, value in flat.items() if value != {}}
     twice = {f"config.{key}" for key in flat if key.startswith("trainer.")}
     return {
         key: value for key, value in flat.items() if key.rpartition(".")[2] not in PLACES and key not in twice
@@ -169,15 +168,6 @@ def _commit(git: Any) -> str | None:
     if not isinstance(git, dict) or not isinstance(git.get("commit"), str):
         return None
     return f"{git['commit'][:12]}{' with changes' if git.get('dirty') else ''}"
-
-
-def _flat(value: Any, key: str, depth: int = 0) -> dict[str, Any]:
-    if isinstance(value, dict) and depth < DEEPEST:
-        found: dict[str, Any] = {}
-        for inner, each in value.items():
-            found |= _flat(each, f"{key}.{inner}" if key else str(inner), depth + 1)
-        return found
-    return {key: value}
 
 
 def differences(settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
