@@ -1,10 +1,12 @@
-"""The base of loggers, several loggers as one, and conversions of logged values."""
+"""The base of loggers, several loggers as one, the loggers of a trainer, and conversions of logged values."""
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import importlib.util
+import inspect
 import io
 import json
 import logging
@@ -19,6 +21,7 @@ import numpy as np
 import torch
 
 from hookline.engine.checks import check_path, refused
+from hookline.engine.foreign import adopt_logger
 from hookline.util.errors import HooklineError, OptionError
 from hookline.util.text import flatten
 
@@ -99,11 +102,11 @@ class Logger:
         """End the run and write everything to disk."""
 
 
-SLOW = 1.0
+SLOW_CALL = 1.0
 """Seconds after which a call of a direct logger is reported as slow."""
 
 
-OF_THE_RUN = ("open", "position", "resume", "begin_afresh", "close")
+RUN_METHODS = ("open", "position", "resume", "begin_afresh", "close")
 """Methods that the run itself calls, without values of the user."""
 
 
@@ -114,11 +117,9 @@ class Loggers(Logger):
     continue.
     """
 
-    def __init__(
-        self, loggers: Iterable[Logger] = (), through: Callable[[Logger], Logger] | None = None
-    ) -> None:
+    def __init__(self, loggers: Iterable[Logger] = (), called: Iterable[Logger] | None = None) -> None:
         self.members = list(loggers)
-        self._called = [through(each) for each in self.members] if through is not None else self.members
+        self._called = list(called) if called is not None else self.members
         """The object to call for each member: itself, or its wrapper with a thread."""
         self._failed: list[Logger] = []
         self._slow: set[str] = set()
@@ -132,8 +133,8 @@ class Loggers(Logger):
         return f"<loggers: {', '.join(type(each).__name__ for each in self.members) or 'none'}>"
 
     def _call_all(self, method: str, *given: Any) -> None:
-        for each in self._called:
-            self._call(each, method, *given)
+        for logger in self._called:
+            self._call(logger, method, *given)
 
     def _call(self, each: Logger, method: str, *given: Any) -> Any:
         if self._failed and any(each is failed for failed in self._failed):
@@ -143,7 +144,12 @@ class Loggers(Logger):
         try:
             answer = getattr(each, method)(*given)
             took = time.monotonic() - began
-            if took > SLOW and each.queued is False and method != "close" and each.label not in self._slow:
+            if (
+                took > SLOW_CALL
+                and each.queued is False
+                and method != "close"
+                and each.label not in self._slow
+            ):
                 self._slow.add(each.label)
                 log.warning(
                     "%s took %.1f s in %s and holds up the training; without `queued = False` it would not.",
@@ -155,7 +161,7 @@ class Loggers(Logger):
                 json.dumps(answer)  # a value that a checkpoint cannot hold would fail the save
             return answer
         except Exception as error:
-            if isinstance(error, BadValue) and method not in OF_THE_RUN:
+            if isinstance(error, BadValue) and method not in RUN_METHODS:
                 raise
             self._failed.append(each)
             log.warning("%s failed in %s and is switched off for this run", each.label, method, exc_info=True)
@@ -166,9 +172,9 @@ class Loggers(Logger):
     def _by_name(self) -> Iterator[tuple[str, Logger]]:
         """Yield the members by stable names: `CSV`, and `CSV 2` for the second of its kind."""
         seen: dict[str, int] = {}
-        for each in self._called:
-            number = seen[each.label] = seen.get(each.label, 0) + 1
-            yield (each.label if number == 1 else f"{each.label} {number}"), each
+        for logger in self._called:
+            count = seen[logger.label] = seen.get(logger.label, 0) + 1
+            yield (logger.label if count == 1 else f"{logger.label} {count}"), logger
 
     @property
     def client(self) -> Any:
@@ -178,11 +184,9 @@ class Loggers(Logger):
 
     def log_row(self, metrics: Mapping[str, float], step: int, epoch: int, over: str) -> None:
         """Log a row of the run, with the scope of its metrics for loggers that take it."""
-        for each in self._called:
-            if each.tells_rows_apart:
-                self._call(each, "log_metrics", metrics, step, epoch, over)
-            else:
-                self._call(each, "log_metrics", metrics, step, epoch)
+        for logger in self._called:
+            scope = (over,) if logger.tells_rows_apart else ()
+            self._call(logger, "log_metrics", metrics, step, epoch, *scope)
 
     def log_event(self, kind: str, data: Mapping[str, Any]) -> None:
         self._call_all("log_event", kind, data)
@@ -220,17 +224,69 @@ class Loggers(Logger):
         return {name: position for name, position in positions.items() if position is not None}
 
     def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
-        for name, each in self._by_name():
-            self._call(each, "resume", (position or {}).get(name), step, epoch, path)
+        for name, logger in self._by_name():
+            self._call(logger, "resume", (position or {}).get(name), step, epoch, path)
 
     def begin_afresh(self) -> None:
         self._call_all("begin_afresh")
 
     def close(self) -> None:
-        for each in self._failed:  # a failed member may still hold a file or a connection
+        for logger in self._failed:  # a failed member may still hold a file or a connection
             with contextlib.suppress(Exception):
-                each.close()
+                logger.close()
         self._call_all("close")
+
+
+def make_loggers(given: Any, default: Callable[[], Logger]) -> Loggers:
+    """Return the loggers for True, False, one logger or several, also those of Lightning.
+
+    Loggers that may be slow get a thread.
+    """
+    if given is True:
+        return Loggers([default()])
+    if given is False or given is None:
+        return Loggers()
+    members: list[Any] = (
+        [given] if isinstance(given, Logger | str) or not isinstance(given, Iterable) else list(given)
+    )
+    members = [adopt_logger(each) for each in members]
+    for logger in members:
+        if not isinstance(logger, Logger):
+            raise refused(
+                "logger",
+                logger,
+                "True, False, a Logger, or a list of them",
+                " hookline.loggers has CSV, Console, JSONLines, MLflow, TensorBoard, Trackio and WandB; "
+                "Lightning's loggers can be passed as they are.",
+            )
+        _check_methods(logger)
+    from hookline.loggers.queued import Queued
+
+    members = [Queued(logger) if logger.queued else logger for logger in members]
+    direct = [logger.queued is False or isinstance(logger, Queued | Loggers) for logger in members]
+    called = [
+        logger if is_direct else Queued(logger, waits=True)
+        for logger, is_direct in zip(members, direct, strict=True)
+    ]
+    return Loggers(members, called)
+
+
+def _check_methods(logger: Logger) -> None:
+    """Refuse a wrong signature of log_metrics, and a misspelt method, before any row is lost."""
+    called: tuple[Any, ...] = ({}, 0, 0, "step") if logger.tells_rows_apart else ({}, 0, 0)
+    try:
+        inspect.signature(logger.log_metrics).bind(*called)
+    except TypeError:
+        names = ", ".join(("metrics", "step", "epoch", "over")[: len(called)])
+        raise OptionError(
+            f"{logger.label}.log_metrics{inspect.signature(logger.log_metrics)} is called with {names}."
+        ) from None
+    known = [name for name in vars(Logger) if name.startswith(("log_", "add_"))]
+    own = {name for cls in type(logger).__mro__ if not issubclass(Logger, cls) for name in vars(cls)}
+    for name in sorted(own - set(known)):
+        meant = difflib.get_close_matches(name, [each for each in known if each not in own], n=1, cutoff=0.9)
+        if meant and name.startswith(("log_", "add_")):
+            raise OptionError(f"{logger.label}.{name} is not called by a run. Did you mean {meant[0]!r}?")
 
 
 class ClientLogger(Logger):
