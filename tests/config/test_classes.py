@@ -12,7 +12,7 @@ from hookline import OptionError
 from hookline.config import HooksConfig
 from hookline.config.classes import annotation, parameters
 from hookline.config.problems import spelled
-from hookline.config.sections import TrainerSettings
+from hookline.config.sections import TrainerSection
 from hookline.distributed import DDP, FSDP, Accelerated
 from hookline.engine.registry import BUILTIN_HOOKS, hook_class
 from hookline.loggers import CSV, Console, JSONLines, MLflow, Queued, TensorBoard, Trackio, WandB
@@ -74,7 +74,7 @@ def test_a_module_that_needs_another_one_says_which(project: Path) -> None:
 
 @pytest.mark.parametrize(
     "cls",
-    [*map(hook_class, BUILTIN_HOOKS), *LOGGERS, TrainerSettings, DDP, FSDP, Accelerated],
+    [*map(hook_class, BUILTIN_HOOKS), *LOGGERS, TrainerSection, DDP, FSDP, Accelerated],
     ids=lambda cls: cls.__name__,
 )
 def test_every_parameter_of_what_hookline_brings_has_a_type_in_words(cls: type) -> None:

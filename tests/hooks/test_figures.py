@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hookline import HookError
-from hookline.hooks._figures import MOST_LABELS, edges, heat_map, lr_curve, need_matplotlib, save
+from hookline.hooks._figures import MOST_LABELS, edges, heat_map, lr_curve, need_matplotlib, save_figure
 
 
 def labels(figure: Any) -> list[str]:
@@ -60,7 +60,7 @@ def test_the_curve_of_a_range_test_marks_the_suggestion_and_is_not_flattened_by_
 
 
 def test_a_figure_is_a_png_in_a_folder_that_is_made(tmp_path: Path) -> None:
-    save(heat_map(["a"], [1], [[1.0]], 1e-7, 1e3), tmp_path / "figures" / "it.png")
+    save_figure(heat_map(["a"], [1], [[1.0]], 1e-7, 1e3), tmp_path / "figures" / "it.png")
     assert (tmp_path / "figures" / "it.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -12,16 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.checkpoint import manifest as manifests
 from hookline.checkpoint.cleanup import clean_up
 from hookline.checkpoint.format import Packed
-from hookline.checkpoint.manifest import Manifest
+from hookline.checkpoint.manifest import Manifest, parse_manifest
 from hookline.checkpoint.reader import read_folder, read_for_rank, read_module, refuse_unlisted, verify_folder
 from hookline.checkpoint.writer import owner, protect_from_cleanup, write_folder
 from hookline.util.errors import CheckpointError, HooklineError
 from hookline.util.limited_json import MANIFEST_BYTES
 from hookline.util.text import holds_secret, redact
-from hookline.util.urls import below, is_ours, open_url, put_folder, remove_folder, split_query
+from hookline.util.urls import MANIFEST, below, is_ours, open_url, put_folder, remove_folder, split_query
 
 
 def write_url(
@@ -105,7 +104,7 @@ def _names_at(url: str) -> list[str]:
 def read_url_manifest(url: str) -> Manifest:
     """Download and verify only the manifest."""
     with _open_remote(url, "cannot be read") as (fs, root):
-        return manifests.parse(_download_manifest(fs, root, url), redact(url))
+        return parse_manifest(_download_manifest(fs, root, url), redact(url))
 
 
 def remove_url(url: str) -> None:
@@ -118,9 +117,9 @@ def list_urls(url: str) -> list[str]:
     """Return the URLs of all checkpoints at or below a URL, but not inside of another checkpoint."""
     with _open_remote(url, "cannot be listed") as (fs, root):
         fs.invalidate_cache()
-        if fs.exists(below(root, manifests.NAME)):
+        if fs.exists(below(root, MANIFEST)):
             return [url.rstrip("/")]
-        root_path, suffix = split_query(root)[0].rstrip("/"), f"/{manifests.NAME}"
+        root_path, suffix = split_query(root)[0].rstrip("/"), f"/{MANIFEST}"
         found = sorted(each.removesuffix(suffix) for each in fs.find(root) if each.endswith(suffix))
         outermost = [each for each in found if not any(each.startswith(f"{other}/") for other in found)]
         base, mark, query = split_query(url)
@@ -129,18 +128,18 @@ def list_urls(url: str) -> list[str]:
 
 def _download_manifest(fs: Any, root: str, url: str) -> bytes:
     fs.invalidate_cache()
-    file = below(root, manifests.NAME)
+    file = below(root, MANIFEST)
     try:
         if fs.size(file) is None:  # the server does not report sizes
             return fs.cat_file(file, 0, MANIFEST_BYTES + 1)  # type: ignore[no-any-return]
         if fs.size(file) > MANIFEST_BYTES:
             raise CheckpointError(
-                f"The checkpoint {redact(url)} is damaged: {manifests.NAME} is larger than "
+                f"The checkpoint {redact(url)} is damaged: {MANIFEST} is larger than "
                 f"{MANIFEST_BYTES // 2**20} MB, the limit for a manifest."
             )
         return fs.cat_file(file)  # type: ignore[no-any-return]
     except FileNotFoundError:
-        raise CheckpointError(f"{redact(url)} is not a checkpoint: it has no {manifests.NAME}.") from None
+        raise CheckpointError(f"{redact(url)} is not a checkpoint: it has no {MANIFEST}.") from None
 
 
 @contextlib.contextmanager
@@ -152,7 +151,7 @@ def _downloaded(url: str) -> Iterator[Path]:
     ):
         folder = Path(name)
         data = _download_manifest(fs, root, url)
-        for file, expected in manifests.parse(data, redact(url))["files"].items():
+        for file, expected in parse_manifest(data, redact(url))["files"].items():
             with contextlib.suppress(FileNotFoundError):  # the reader reports which file is missing
                 size = fs.size(below(root, file))
                 # checked before the download, because the file may be larger than the disk
@@ -162,7 +161,7 @@ def _downloaded(url: str) -> Iterator[Path]:
                         f"{expected['bytes']}."
                     )
                 fs.get_file(below(root, file), str(folder / file))
-        (folder / manifests.NAME).write_bytes(data)
+        (folder / MANIFEST).write_bytes(data)
         yield folder
 
 

@@ -9,19 +9,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hookline.checkpoint import files, manifest, remote
+from hookline.checkpoint import files, remote
 from hookline.checkpoint.averages import scored_hook
-from hookline.checkpoint.catalog import Found, best_first, find, newest_first
-from hookline.checkpoint.export import export_weights
+from hookline.checkpoint.catalog import FoundCheckpoint, best_first, find_checkpoints, newest_first
 from hookline.checkpoint.format import TAG
-from hookline.checkpoint.tensors import LONGEST_HEADER, NAMES
+from hookline.checkpoint.tensors import DTYPE_NAMES, LONGEST_HEADER
+from hookline.checkpoint.weights import export_weights
 from hookline.cli.output import FAILED, OK, format_number, format_size, print_result
+from hookline.report.reader import folders_beside
 from hookline.report.runs import in_words, standing_of
 from hookline.run.record import read_record, unsaved_end
 from hookline.util.errors import CheckpointError, OptionError, closest
 from hookline.util.limited_json import parse_json
 from hookline.util.text import align_columns, holds_secret, map_texts, printable, redact
-from hookline.util.urls import below, is_url, open_url
+from hookline.util.urls import MANIFEST, below, is_url, open_url
 
 KEPT = ("id", "status", "reason", "step", "epochs", "limits", "noted_at")
 """The keys of run.json that `show` prints."""
@@ -52,7 +53,7 @@ class ListedCheckpoint:
                 self.problem = str(error)
 
 
-def find_checkpoints(path: str) -> tuple[list[ListedCheckpoint], bool]:
+def list_checkpoints(path: str) -> tuple[list[ListedCheckpoint], bool]:
     """Return a checkpoint, or all below a directory or URL, the newest first; and whether the path itself is
     one.
     """
@@ -62,18 +63,16 @@ def find_checkpoints(path: str) -> tuple[list[ListedCheckpoint], bool]:
         )
         if not found:
             raise CheckpointError(
-                f"There is no checkpoint at {redact(path)} or below it: nothing there has a {manifest.NAME}."
+                f"There is no checkpoint at {redact(path)} or below it: nothing there has a {MANIFEST}."
             )
         return found, [each.place for each in found] == [path.rstrip("/")]
     folder = Path(path)
     if not folder.is_dir():
-        beside = (
-            [each.name for each in folder.parent.iterdir() if each.is_dir()] if folder.parent.is_dir() else []
-        )
+        beside = folders_beside(folder)
         there = f" {folder.parent} has: {', '.join(sorted(beside)[:20])}." if beside else ""
         kind = "is a file, but a checkpoint is a directory" if folder.exists() else "does not exist"
         raise CheckpointError(f"{folder} {kind}.{closest(folder.name, beside)}{there}")
-    whole, broken = find(folder)
+    whole, broken = find_checkpoints(folder)
     listed = [
         *(ListedCheckpoint(each.path, each.manifest) for each in whole),
         *(ListedCheckpoint(each, None, why) for each, why in broken.items()),
@@ -102,7 +101,7 @@ def verify(chosen: argparse.Namespace) -> int:
     checked: list[ListedCheckpoint] = []
     for path in chosen.paths:
         try:
-            found, _ = find_checkpoints(path)
+            found, _ = list_checkpoints(path)
         except CheckpointError as error:
             found = [ListedCheckpoint(path if is_url(path) else Path(path), None, str(error))]
         for checkpoint in found:
@@ -159,7 +158,7 @@ def export(chosen: argparse.Namespace) -> int:
 
 def show(chosen: argparse.Namespace) -> int:
     """Describe a checkpoint, or list those of a run."""
-    found, single = find_checkpoints(chosen.path)
+    found, single = list_checkpoints(chosen.path)
     if single:
         data = _describe_checkpoint(found[0], chosen.tensors)
         return print_result(chosen, data, _describe_text(map_texts(data, printable)))
@@ -208,7 +207,7 @@ def _look_inside(listed: ListedCheckpoint) -> tuple[dict[str, Any], list[dict[st
         if length > min(LONGEST_HEADER, listed.manifest["files"][file]["bytes"]):
             raise ValueError("its header is longer than the file, or than the limit")
         head = parse_json(_piece(listed, file, 8 + length)[8:])
-        types = {short: str(dtype).removeprefix("torch.") for dtype, short in NAMES.items()}
+        types = {short: str(dtype).removeprefix("torch.") for dtype, short in DTYPE_NAMES.items()}
         tensors = []
         for name, packed in (module["value"] if TAG in module else module).items():
             if not isinstance(packed, dict) or packed.get(TAG) not in ("tensor", "sharded"):
@@ -291,30 +290,30 @@ def _table_data(found: list[ListedCheckpoint], path: str) -> dict[str, Any]:
     is_remote = is_url(path)
     record = {} if is_remote else read_record(Path(path))
     if not is_remote:
-        for each in found:
-            each.verify()
+        for checkpoint in found:
+            checkpoint.verify()
     usable = [
-        Found(each.place, each.manifest)
+        FoundCheckpoint(each.place, each.manifest)
         for each in found
         if isinstance(each.place, Path) and each.manifest and not each.problem
     ]
     mine = [each for each in usable if record and record["id"] == each.run]
     taken = {"auto": mine[:1], "best": best_first(mine)[:1]}
     rows = []
-    for each in found:
-        facts = each.manifest or {}
+    for checkpoint in found:
+        facts = checkpoint.manifest or {}
         rows.append(
             {
-                "path": each.name,
+                "path": checkpoint.name,
                 **{
                     key: facts.get(key)
                     for key in ("step", "epoch", "reason", "monitor", "saved_at", "status")
                 },
                 "bytes": _total_bytes(facts) if facts else None,
-                "whole": False if each.problem else None if is_remote else True,
-                "problem": each.problem or None,
-                "extra": each.extra,
-                "resume": [word for word, one in taken.items() if one and one[0].path == each.place],
+                "whole": False if checkpoint.problem else None if is_remote else True,
+                "problem": checkpoint.problem or None,
+                "extra": checkpoint.extra,
+                "resume": [word for word, one in taken.items() if one and one[0].path == checkpoint.place],
             }
         )
     about = None
@@ -336,30 +335,30 @@ def _table_data(found: list[ListedCheckpoint], path: str) -> dict[str, Any]:
 def _table_text(data: dict[str, Any]) -> str:
     head = ("checkpoint", "step", "epoch", "reason", "score", "size", "saved (UTC)", "")
     rows: list[tuple[str, ...]] = [head]
-    for each in data["checkpoints"]:
-        if each["problem"]:
+    for row in data["checkpoints"]:
+        if row["problem"]:
             state = (
-                each["problem"]
-                .removeprefix(f"The checkpoint {each['path']} is ")
-                .removeprefix(f"{each['path']} is ")
+                row["problem"]
+                .removeprefix(f"The checkpoint {row['path']} is ")
+                .removeprefix(f"{row['path']} is ")
             )
         else:
-            state = "whole" if each["whole"] else "not verified"
-            state += f", with {', '.join(each['extra'])}" if each["extra"] else ""
-        resume = "".join(f', resume="{word}"' for word in each["resume"])
-        name = each["path"].removeprefix(data["path"].rstrip("/")).lstrip("/")
-        if each["saved_at"] is None:
+            state = "whole" if row["whole"] else "not verified"
+            state += f", with {', '.join(row['extra'])}" if row["extra"] else ""
+        resume = "".join(f', resume="{word}"' for word in row["resume"])
+        name = row["path"].removeprefix(data["path"].rstrip("/")).lstrip("/")
+        if row["saved_at"] is None:
             rows.append((name, "?", "?", "?", "", "?", "?", state))
         else:
             rows.append(
                 (
                     name,
-                    str(each["step"]),
-                    str(each["epoch"]),
-                    each["reason"],
-                    _score(each["monitor"]),
-                    format_size(each["bytes"]),
-                    _time(each["saved_at"]),
+                    str(row["step"]),
+                    str(row["epoch"]),
+                    row["reason"],
+                    _score(row["monitor"]),
+                    format_size(row["bytes"]),
+                    _time(row["saved_at"]),
                     state + resume,
                 )
             )

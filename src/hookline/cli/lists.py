@@ -73,7 +73,7 @@ def listed_hook(name: str) -> dict[str, Any]:
 def hook_data(name: str) -> dict[str, Any]:
     """Return a hook with its parameters and its events."""
     from hookline.config.classes import annotation
-    from hookline.config.problems import plain, spelled
+    from hookline.config.problems import plain_values, spelled
     from hookline.engine.listener import event_methods
 
     cls = hook_class(name)
@@ -88,7 +88,7 @@ def hook_data(name: str) -> dict[str, Any]:
                 "name": str(parameter).partition(":")[0] if further else parameter.name,
                 "type": kind,
                 "required": required,
-                "default": None if required or further else plain(parameter.default),
+                "default": None if required or further else plain_values(parameter.default),
             }
         )
     bare = object.__new__(cls)

@@ -8,11 +8,11 @@ from typing import Any
 
 from hookline.cli.output import print_result
 from hookline.config import load_config
-from hookline.config.classes import Part
-from hookline.config.files import Source
+from hookline.config.classes import ConfigPart
+from hookline.config.files import ConfigSource
 from hookline.config.hooks import make_hooks
 from hookline.config.permissions import Permissions
-from hookline.config.problems import ConfigError, Override, has_secret, shown
+from hookline.config.problems import ConfigError, Override, format_value, has_secret
 from hookline.engine.cost import duration
 from hookline.engine.explain import Explanation
 from hookline.tracing.reader import merge, of_first_rank, read_trace
@@ -87,7 +87,7 @@ def _different_settings(chosen: argparse.Namespace, overrides: list[str]) -> lis
 def _setting(key: str, values: dict[str, Any]) -> str:
     if key not in values:
         return "not set"
-    return "(not shown)" if has_secret(key, values[key]) else shown(values[key])
+    return "(not shown)" if has_secret(key, values[key]) else format_value(values[key])
 
 
 def _list_lines(none: str, title: str, lines: list[str]) -> str:
@@ -155,12 +155,12 @@ def _make_hook(chosen: argparse.Namespace) -> Any:
     """Return the hook by name or class path, with its arguments; modules in the current folder can be
     named.
     """
-    source = Source({}, name="the command line")
+    source = ConfigSource({}, name="the command line")
     arguments: dict[str, Any] = {}
     for setting in chosen.set:
         key, equals, text = setting.partition("=")
         if not equals or not key.isidentifier():
             raise ConfigError(f"--set {setting!r}: write it as NAME=VALUE, an argument of the hook.")
         arguments[key] = Override(text)
-    part = Part("hook", chosen.hook, arguments, {key: f"--set {key}" for key in arguments})
+    part = ConfigPart("hook", chosen.hook, arguments, {key: f"--set {key}" for key in arguments})
     return next(iter(make_hooks(source, [("hook", part)], Permissions(Path.cwd(), trusted=True)).values()))

@@ -110,7 +110,7 @@ def _explain_nothing() -> None:
 
 def convert_config(chosen: argparse.Namespace) -> int:
     """Convert the file, write the result beside it, and print the command that runs it."""
-    source = files.read(chosen.config)
+    source = files.read_config(chosen.config)
     out = Path(chosen.out or Path(chosen.config).with_suffix(".hookline.yaml"))
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError("the configuration is written as YAML: name a .yaml file.", where=str(out))

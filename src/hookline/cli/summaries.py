@@ -11,7 +11,7 @@ from typing import Any
 from hookline.cli.output import format_number, format_size, format_table, print_result
 from hookline.loggers.jsonl import jsonable
 from hookline.report import write_report
-from hookline.report.run_events import duration, position, status, timestamp
+from hookline.report.run_events import format_duration, position, status_in_words, timestamp
 from hookline.report.runs import ListedRun, Listing, in_words, list_runs
 from hookline.report.summary import summarize
 from hookline.run.options import Options
@@ -41,7 +41,7 @@ def report(chosen: argparse.Namespace) -> int:
     about: list[dict[str, Any]] = [
         {
             "run_dir": str(run.path),
-            "status": status(run, now)[0],
+            "status": status_in_words(run, now)[0],
             "step": at.step,
             "epochs": at.epochs,
             "records": run.records,
@@ -52,7 +52,9 @@ def report(chosen: argparse.Namespace) -> int:
         for run, at in zip(runs, positions, strict=True)
     ]
     lines = [
-        printable(f"{run.path}: {status(run, now)[0]}, {at}, {counted(run.records, 'record', 'records')}")
+        printable(
+            f"{run.path}: {status_in_words(run, now)[0]}, {at}, {counted(run.records, 'record', 'records')}"
+        )
         for run, at in zip(runs, positions, strict=True)
     ]
     data = {"report": str(path), "bytes": size, "runs": about}
@@ -73,7 +75,7 @@ def _listing_text(listing: Listing, now: float) -> str:
     for run in listing.runs:
         path = run.path.relative_to(listing.folder) if run.path != listing.folder else run.path
         epochs = "" if run.epochs is None else f"{run.epochs:,}"
-        age = "" if run.started is None else duration(max(0.0, now - run.started))
+        age = "" if run.started is None else format_duration(max(0.0, now - run.started))
         standing = in_words(run.status, run.is_certain)
         size = format_size(run.bytes)
         rows.append((str(path), standing, f"{run.step:,}", epochs, _best_in_list(run), age, size))
@@ -105,7 +107,7 @@ def _summary_text(data: dict[str, Any]) -> str:
     took = (
         []
         if seconds is None
-        else [f"{duration(seconds) if seconds >= 1 else 'under 1 s'} in all, set-up included"]
+        else [f"{format_duration(seconds) if seconds >= 1 else 'under 1 s'} in all, set-up included"]
     )
     many = len(about["sessions"])
     git = about["git"] if isinstance(about["git"], dict) else {}
@@ -188,15 +190,15 @@ def _metrics_text(metrics: list[dict[str, Any]]) -> str:
     )
     twice = of_steps & of_epochs
     ordered = sorted(metrics, key=lambda each: (each["direction"] is None, each["over"] == "step"))
-    for each in ordered[:MOST_METRICS]:
-        best, lowest, highest = each["best"], each["lowest"], each["highest"]
+    for metric in ordered[:MOST_METRICS]:
+        best, lowest, highest = metric["best"], metric["lowest"], metric["highest"]
         if best is None and lowest is not None:
             shown, at = f"{format_number(lowest['value'])} to {format_number(highest['value'])}", ""
         else:
             shown, at = ("", "") if best is None else (format_number(best["value"]), f"{best['step']:,}")
-        name = f"{each['name']} ({each['over']})" if each["name"] in twice else each["name"]
+        name = f"{metric['name']} ({metric['over']})" if metric["name"] in twice else metric["name"]
         rows.append(
-            (name, format_number(each["last"]["value"]), shown, at, each["trend"], f"{each['count']:,}")
+            (name, format_number(metric["last"]["value"]), shown, at, metric["trend"], f"{metric['count']:,}")
         )
     more = len(ordered) - MOST_METRICS
     return format_table(rows) + (f"\n... and {more} more metrics; --json has them all" if more > 0 else "")
@@ -208,14 +210,14 @@ def _cost_text(cost: dict[str, Any]) -> str:
     if isinstance(timings, dict):
         parts.append(f"training loop of the newest session: {printable(_timings_text(timings))}")
     rows = [("hook", "event", "calls", "seconds", "share")]
-    for each in cost["hooks"][:MOST_HOOKS]:
-        share = each.get("share")
+    for row in cost["hooks"][:MOST_HOOKS]:
+        share = row.get("share")
         rows.append(
             (
-                str(each.get("hook", "")),
-                str(each.get("event", "")),
-                str(each.get("calls", "")),
-                format_number(each.get("total")),
+                str(row.get("hook", "")),
+                str(row.get("event", "")),
+                str(row.get("calls", "")),
+                format_number(row.get("total")),
                 f"{share:.1%}" if isinstance(share, float) else "",
             )
         )

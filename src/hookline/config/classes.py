@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import pkgutil
 import re
+import types
 import typing
 from argparse import ArgumentError
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from hookline.config.files import Source
-from hookline.config.functions import Functions, import_path, is_a, is_text
+from hookline.config.files import ConfigSource
 from hookline.config.permissions import PATH, Permissions
-from hookline.config.problems import SECRET, ConfigError, Override, choices, shown, spelled
+from hookline.config.problems import SECRET, ConfigError, Override, choices, format_value, nearest, spelled
 from hookline.util.errors import HooklineError, closest
 
 
@@ -46,7 +47,7 @@ def _public(cls: type) -> str:
 
 
 @dataclass(slots=True)
-class Part:
+class ConfigPart:
     """A class path with its arguments and the key of each argument in the file."""
 
     key: str
@@ -58,10 +59,12 @@ class Part:
     """Key -> why a text does not name a function; added to the error if the class refuses the text."""
 
 
-def read_part(source: Source, key: str, given: Any, place: ConfigKey, default_path: str = "") -> Part:
+def read_part(
+    source: ConfigSource, key: str, given: Any, place: ConfigKey, default_path: str = ""
+) -> ConfigPart:
     """Read `"pkg.Class"`, or a table with class_path and either init_args or the arguments themselves."""
     if isinstance(given, str):
-        return Part(key, str(given))
+        return ConfigPart(key, str(given))
     if not isinstance(given, dict):
         raise source.wrong(
             key, f"must be a class path, or a table with class_path and init_args, for {place.word}.", given
@@ -75,7 +78,7 @@ def read_part(source: Source, key: str, given: Any, place: ConfigKey, default_pa
             else ""
         )
         raise source.wrong(key, f"class_path is missing: the dotted name of {place.word}.{hint}", given)
-    part = Part(key, str(path))
+    part = ConfigPart(key, str(path))
     inner = given.get("init_args", {})
     if inner is None:
         inner = {}
@@ -92,7 +95,7 @@ def read_part(source: Source, key: str, given: Any, place: ConfigKey, default_pa
     return part
 
 
-def resolve(source: Source, part: Part, place: ConfigKey, permissions: Permissions) -> Any:
+def resolve(source: ConfigSource, part: ConfigPart, place: ConfigKey, permissions: Permissions) -> Any:
     """Return the class that a path names. Check the permission first, then import, then check its kind."""
     path = part.class_path
     key = f"{part.key}.class_path"
@@ -104,7 +107,7 @@ def resolve(source: Source, part: Part, place: ConfigKey, permissions: Permissio
         if not place.home:
             raise source.wrong(key, f"a class path needs its module: 'module.{path}'.", path)
         path = f"{place.home}.{path}"
-    found = import_path(source, key, path, permissions, is_a(place.kinds), part.class_path)
+    found = import_path(source, key, path, permissions, is_subclass_of(place.kinds), part.class_path)
     if not inspect.isclass(found):
         if hasattr(found, "__hookline_on__") and not part.init_args and place.word == "a hook":
             return found
@@ -143,8 +146,8 @@ def _parser(cls: type, skip: frozenset[str | int]) -> tuple[Any, list[str]]:
     return parser, names
 
 
-def check(
-    source: Source, part: Part, cls: type, place: ConfigKey, permissions: Permissions
+def check_arguments(
+    source: ConfigSource, part: ConfigPart, cls: type, place: ConfigKey, permissions: Permissions
 ) -> dict[str, Any]:
     """Return the arguments converted to their types, nested class paths as objects. Raise for the first wrong
     one.
@@ -161,12 +164,12 @@ def check(
                     raise source.wrong(part.keys[name], refusal, value)
         functions = Functions(source, permissions)
         values = {
-            name: _one(functions, part, cls, name, value, {*names, *place.skip})
+            name: _check_argument(functions, part, cls, name, value, {*names, *place.skip})
             for name, value in part.init_args.items()
         }
         part.doubts.update(functions.doubts)
         # checked here, because jsonargparse does not require a parameter without a type
-        if missing := [name for name in _required(cls) if name in names and name not in values]:
+        if missing := [name for name in _required_parameters(cls) if name in names and name not in values]:
             raise source.wrong(
                 part.key, f"{cls.__name__} needs {', '.join(missing)}: write {part.key}.{missing[0]} = ..."
             )
@@ -183,17 +186,19 @@ def check(
         return {name: made[name] for name in values}
 
 
-def _check_resolved(source: Source, key: str, given: Any, parsed: Any, permissions: Permissions) -> None:
+def _check_resolved(
+    source: ConfigSource, key: str, given: Any, parsed: Any, permissions: Permissions
+) -> None:
     """Refuse classes and functions that jsonargparse resolved by itself: from a bare name, or where a type
     cannot be read.
     """
     known = {id(each) for _, each in _items([given])}
-    for name, each in _items([parsed]):
-        if name == "class_path" and isinstance(each, str) and "." in each:
-            import_path(source, key, each, permissions, inspect.isclass, function=True)
-        elif inspect.isroutine(each) and id(each) not in known:
-            path = f"{each.__module__}.{each.__qualname__}"
-            if refusal := permissions.refusal_of(path, each, function=True):
+    for name, item in _items([parsed]):
+        if name == "class_path" and isinstance(item, str) and "." in item:
+            import_path(source, key, item, permissions, inspect.isclass, function=True)
+        elif inspect.isroutine(item) and id(item) not in known:
+            path = f"{item.__module__}.{item.__qualname__}"
+            if refusal := permissions.refusal_of(path, item, function=True):
                 raise source.wrong(key, refusal, path)
 
 
@@ -215,9 +220,9 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
         inner = value.items()
     elif type(value).__name__ == "Namespace":  # jsonargparse's tables
         inner = vars(value).items()
-    for name, each in inner:
-        yield name, each
-        yield from _items(each)
+    for name, item in inner:
+        yield name, item
+        yield from _items(item)
 
 
 def _untyped(cls: type, name: str, path: str) -> str:
@@ -230,7 +235,7 @@ def _untyped(cls: type, name: str, path: str) -> str:
     )
 
 
-def _required(cls: type) -> list[str]:
+def _required_parameters(cls: type) -> list[str]:
     """Return the parameters without a default, or an empty list if the signature cannot be read."""
     try:
         return [
@@ -240,7 +245,9 @@ def _required(cls: type) -> list[str]:
         return []
 
 
-def _one(functions: Functions, part: Part, cls: type, name: str, value: Any, names: set[str | int]) -> Any:
+def _check_argument(
+    functions: Functions, part: ConfigPart, cls: type, name: str, value: Any, names: set[str | int]
+) -> Any:
     """Check one value alone, so that an error is about this value only."""
     from jsonargparse import ArgumentParser
 
@@ -306,8 +313,8 @@ def _wrong(cls: type, name: str, value: Any, error: Exception) -> str:
 
 def annotation(cls: Any, name: str) -> Any:
     """Return the type of a parameter, or None if it cannot be resolved."""
-    for each in inspect.getmro(cls):
-        owner = each if name in vars(each).get("__annotations__", {}) else vars(each).get("__init__")
+    for base in inspect.getmro(cls):
+        owner = base if name in vars(base).get("__annotations__", {}) else vars(base).get("__init__")
         try:
             hints = typing.get_type_hints(owner, include_extras=True)
         except (NameError, TypeError, AttributeError):
@@ -332,7 +339,7 @@ def _innermost(error: Exception) -> str:
     return " ".join((telling or lines)[-1:] or [type(error).__name__])
 
 
-def _check_filename(source: Source, key: str, value: Any) -> None:
+def _check_filename(source: ConfigSource, key: str, value: Any) -> None:
     parts = PurePosixPath(str(value).replace("\\", "/"))
     if isinstance(value, str) and (parts.is_absolute() or ".." in parts.parts):
         raise source.wrong(
@@ -340,7 +347,7 @@ def _check_filename(source: Source, key: str, value: Any) -> None:
         )
 
 
-def make(source: Source, part: Part, cls: Any, arguments: dict[str, Any]) -> Any:
+def make_part(source: ConfigSource, part: ConfigPart, cls: Any, arguments: dict[str, Any]) -> Any:
     """Call the class. Report a refused value as an error of the configuration; let other errors through with
     a note.
     """
@@ -356,7 +363,152 @@ def make(source: Source, part: Part, cls: Any, arguments: dict[str, Any]) -> Any
             key, error, *([part.init_args[name]] if name in part.keys else []), more=doubt
         ) from error
     except Exception as error:
-        error.add_note(
-            f"while making {part.key} ({part.class_path} with {shown(part.init_args)}) from {source.name}"
-        )
+        given = f"{part.class_path} with {format_value(part.init_args)}"
+        error.add_note(f"while making {part.key} ({given}) from {source.name}")
         raise
+
+
+# ---- functions by their dotted names -----------------------------------------------------------------------
+
+
+def import_path(
+    source: ConfigSource,
+    key: str,
+    path: str,
+    permissions: Permissions,
+    fits: Callable[[Any], bool],
+    given: str = "",
+    *,
+    function: bool = False,
+) -> Any:
+    """Return the object that `package.module.name` (or `package.module:name`) names.
+
+    fits: which names to suggest if there is no such name. given: the text in the file, if it is not the path.
+    function: a function is accepted as well as a class.
+    """
+    dotted, given = path.replace(":", "."), given or path
+    if refusal := permissions.refusal(dotted):
+        raise source.wrong(key, refusal, given)
+    permissions.open_folder()
+    found = _look_up(source, key, dotted, fits, given)
+    if refusal := permissions.refusal_of(dotted, found, function=function):
+        raise source.wrong(key, refusal, given)
+    return found
+
+
+def _look_up(source: ConfigSource, key: str, dotted: str, fits: Callable[[Any], bool], given: str) -> Any:
+    module, _, name = dotted.rpartition(".")
+    try:
+        return pkgutil.resolve_name(f"{module}:{name}")
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{dotted}.".startswith(f"{error.name}."):
+            error.add_note(f"while importing {dotted} for {key} of {source.name}")
+            raise  # the module exists and imports another one that does not
+        if module.rpartition(".")[0] and error.name == module:  # perhaps something inside a class
+            try:
+                return pkgutil.resolve_name(f"{module.rpartition('.')[0]}:{module.rpartition('.')[2]}.{name}")
+            except (ModuleNotFoundError, AttributeError):
+                pass
+        problem = f"there is no module {error.name!r}. Is it installed, or beside the file?"
+        raise source.wrong(key, problem, given) from None
+    except AttributeError as error:
+        if "has no attribute" not in str(error):
+            raise
+        there = pkgutil.resolve_name(module)
+        names = [
+            each for each in dir(there) if not each.startswith("_") and callable(getattr(there, each, None))
+        ]
+        fitting = [each for each in names if fits(getattr(there, each))]
+        own = [each for each in fitting if getattr(getattr(there, each), "__module__", "") == module]
+        # suggest only the names that a single file defines, but all names that a package re-exports
+        offered = (fitting if hasattr(there, "__path__") else own) or fitting or names
+        raise source.wrong(
+            key, f"{module} has no {name!r}.{nearest(name, offered, 'It has')}", given
+        ) from None
+
+
+def is_subclass_of(kinds: tuple[type, ...]) -> Callable[[Any], bool]:
+    """Return a function that tells whether an object is a subclass of one of these."""
+    return lambda found: inspect.isclass(found) and issubclass(found, kinds)
+
+
+class Functions:
+    """Replaces paths of functions by the functions."""
+
+    def __init__(self, source: ConfigSource, permissions: Permissions) -> None:
+        self.source, self.permissions = source, permissions
+        self.doubts: dict[str, str] = {}
+        """Key -> why the text there does not name a function. It may be plain text."""
+
+    def within(self, hint: Any, value: Any, key: str) -> Any:
+        """Return the value with paths replaced wherever its type has a callable."""
+        kinds = list(union_members(hint))
+        if isinstance(value, str):
+            wanted = [each for each in kinds if is_function_type(each)]
+            if not wanted or not PATH.fullmatch(value) or not {".", ":"} & set(value):
+                return value
+            try:
+                return self._find(str(value), key, wanted)
+            except ConfigError as error:
+                if str not in kinds:
+                    raise
+                self.doubts[key] = error.problem
+                return value
+        for kind in kinds:
+            origin, inner = typing.get_origin(kind), typing.get_args(kind)
+            if (
+                isinstance(value, Mapping)
+                and "class_path" not in value
+                and len(inner) == 2
+                and _is(origin, Mapping)
+            ):
+                return {name: self.within(inner[1], item, f"{key}.{name}") for name, item in value.items()}
+            if isinstance(value, list) and inner and _is(origin, Sequence):
+                return [self.within(inner[0], item, f"{key}.{place}") for place, item in enumerate(value)]
+        return value
+
+    def _find(self, path: str, key: str, wanted: list[Any]) -> Any:
+        """Return the function, or the path of a class, which jsonargparse instantiates."""
+        dotted = path.replace(":", ".")
+        found = import_path(self.source, key, path, self.permissions, inspect.isroutine, function=True)
+        if inspect.isclass(found):
+            made = [typing.get_args(each)[-1] for each in wanted if typing.get_args(each)]
+            if any("__call__" in vars(each) for each in found.__mro__) or any(
+                _is(found, each) for each in made
+            ):
+                return dotted
+            raise self.source.wrong(
+                key, f"{dotted} is a class whose objects cannot be called; needed is a function.", path
+            )
+        if not callable(found):
+            kind = "a module" if inspect.ismodule(found) else f"{found!r:.60} ({type(found).__name__})"
+            raise self.source.wrong(
+                key, f"{dotted} is {kind}, which cannot be called; needed is a function.", path
+            )
+        return found
+
+
+def union_members(hint: Any) -> Iterator[Any]:
+    """Yield the members of a union, or the type itself."""
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        yield from union_members(typing.get_args(hint)[0])
+    elif origin in (typing.Union, types.UnionType):
+        for member in typing.get_args(hint):
+            yield from union_members(member)
+    else:
+        yield hint
+
+
+def is_function_type(hint: Any) -> bool:
+    """Return whether a type is `Callable`, with or without parameters."""
+    return Callable in (hint, typing.get_origin(hint))
+
+
+def is_text(hint: Any) -> bool:
+    """Return whether the type accepts any text."""
+    return any(each in (str, Any, object) for each in union_members(hint))
+
+
+def _is(origin: Any, kind: Any) -> bool:
+    return inspect.isclass(origin) and inspect.isclass(kind) and issubclass(origin, kind)

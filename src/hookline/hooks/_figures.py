@@ -22,7 +22,7 @@ def need_matplotlib(what: str) -> None:
         )
 
 
-def save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
     """Write a figure as a PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)

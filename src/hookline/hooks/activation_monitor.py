@@ -14,8 +14,8 @@ from torch.utils.hooks import RemovableHandle
 
 from hookline.engine.checks import Above, Count, Several, checked_parameters, members
 from hookline.engine.hook import Hook
-from hookline.hooks._patterns import as_patterns, choose
-from hookline.hooks._statistics import between_graphs, plain
+from hookline.hooks._settings import as_patterns, choose
+from hookline.hooks._statistics import between_graphs, local_values
 from hookline.util.errors import HookError
 
 log = logging.getLogger("hookline")
@@ -126,11 +126,11 @@ class ActivationMonitor(Hook):
         self._numbers, self._seen = {}, {}
 
     def _look(self, name: str, value: Tensor) -> None:
-        values = plain(value)
+        values = local_values(value)
         if self.statistics and value.is_floating_point() and value.numel() and not value.is_meta:
             values = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-            for each in self.statistics:
-                self._numbers[f"activations/{name}/{each}"] = STATISTICS[each](values).float()
+            for statistic in self.statistics:
+                self._numbers[f"activations/{name}/{statistic}"] = STATISTICS[statistic](values).float()
         if self.capture:
             self._keep(self._seen, name, value)
 
@@ -176,13 +176,13 @@ class ActivationMonitor(Hook):
 def _listener(name: str, look: Callable[[str, Tensor], None]) -> Callable[..., None]:
     def listen(module: nn.Module, inputs: Any, output: Any) -> None:
         with torch.no_grad():
-            for part, value in _parts(name, output):
+            for part, value in _output_tensors(name, output):
                 look(part, value)
 
     return between_graphs(listen)
 
 
-def _parts(name: str, output: Any) -> Iterator[tuple[str, Tensor]]:
+def _output_tensors(name: str, output: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors in a module's output, named `attention`, or `attention.0` if there are several."""
     if isinstance(output, Tensor):
         yield name, output
@@ -194,5 +194,5 @@ def _parts(name: str, output: Any) -> Iterator[tuple[str, Tensor]]:
         if isinstance(output, list | tuple)
         else ()
     )
-    for key, each in pairs:
-        yield from _parts(f"{name}.{key}", each)
+    for key, inner in pairs:
+        yield from _output_tensors(f"{name}.{key}", inner)

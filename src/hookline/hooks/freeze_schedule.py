@@ -12,8 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hookline.engine.checks import checked_parameters, refused
 from hookline.engine.filters import UNITS
 from hookline.engine.hook import Hook
-from hookline.hooks._patterns import listed
-from hookline.hooks._schedules import parse_moment
+from hookline.hooks._settings import list_some, parse_moment
 from hookline.util.errors import HookError, LossError, OptionError, closest
 
 Moments = tuple[tuple[int, str], ...]
@@ -114,7 +113,7 @@ class FreezeSchedule(Hook):
             pattern: f"{number} {unit}{'s' if number != 1 else ''}"
             for pattern, (number, unit) in self.moments.items()
         }
-        return f"FreezeSchedule({moments}) has frozen {listed(self.frozen)}"
+        return f"FreezeSchedule({moments}) has frozen {list_some(self.frozen)}"
 
     def on_exception(self, exception: BaseException) -> None:
         """Add a note about frozen parameters to the error of a loss without trainable ones."""

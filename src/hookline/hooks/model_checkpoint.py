@@ -13,8 +13,7 @@ from typing import Annotated, Any
 from hookline.engine.checks import Count, Duration, OnDisk, checked_parameters, longest_name
 from hookline.engine.filters import When
 from hookline.engine.hook import Hook
-from hookline.hooks._file_name import WHO, FileName, _raw
-from hookline.hooks._monitor import Mode, Monitored, no_validation_in
+from hookline.hooks._monitor import WHO, FileName, Mode, Monitored, no_validation_in, raw_values
 from hookline.util.errors import HookError, OptionError
 from hookline.util.urls import below, check_url, is_url, shown, split_query
 
@@ -99,7 +98,7 @@ class ModelCheckpoint(Hook):
             )
         self.filename = FileName("{epoch}-{step}" if filename is None else filename, auto_insert_metric_name)
         self.url = check_url(str(dirpath).rstrip("/"), f"{WHO}: dirpath") if is_url(dirpath) else ""
-        self.dirpath = _inside(Path("checkpoints" if dirpath is None or self.url else dirpath))
+        self.dirpath = _check_inside(Path("checkpoints" if dirpath is None or self.url else dirpath))
         self.every_n_epochs = self._triggers(every_n_train_steps, every_n_epochs, train_time_interval)
         self.needs_metrics = tuple(filter(None, [monitor, *self.filename.metrics])) if strict else ()
         self.needs_validation = (
@@ -247,7 +246,9 @@ class ModelCheckpoint(Hook):
     def _after_steps(self, state: Any) -> None:
         step, value = self._metric.validated_at
         old = (
-            self.monitor is not None and step != state.step and _raw(state.metrics).get(self.monitor) is value
+            self.monitor is not None
+            and step != state.step
+            and raw_values(state.metrics).get(self.monitor) is value
         )
         if self._is_fresh(state.metrics) and not old:
             self._check(
@@ -276,7 +277,7 @@ class ModelCheckpoint(Hook):
     def _is_fresh(self, metrics: Any) -> bool:
         """Return whether the metric was logged since the last check. An old value is of older weights."""
         return self.monitor is None or (
-            self.monitor in metrics and _raw(metrics)[self.monitor] is not self._metric.seen
+            self.monitor in metrics and raw_values(metrics)[self.monitor] is not self._metric.seen
         )
 
     def _epoch_is_due(self, state: Any) -> bool:
@@ -292,7 +293,7 @@ class ModelCheckpoint(Hook):
                 self._request(state, metrics, float(state.step), "interval", certain)
         elif self._is_fresh(metrics) or self.monitor not in metrics:
             score = self.current_score = self.watch.find(metrics)
-            self._metric.seen = _raw(metrics).get(self.monitor)
+            self._metric.seen = raw_values(metrics).get(self.monitor)
             if score is not None:
                 self.watch.warn_of_nonfinite(score)
                 if self._is_wanted(score):
@@ -469,7 +470,7 @@ class ModelCheckpoint(Hook):
             self._unwritten = {
                 path: score for path, score in self._unwritten.items() if path not in self.best_k_models
             }
-        raw = _raw(state.metrics)
+        raw = raw_values(state.metrics)
         if self.monitor in raw and raw[self.monitor] == self.current_score:
             self._metric.seen = raw[self.monitor]
 
@@ -505,7 +506,7 @@ def _scores(kept: Any) -> dict[str, float]:
     return dict(kept)
 
 
-def _inside(path: Path) -> Path:
+def _check_inside(path: Path) -> Path:
     if ".." in path.parts:
         raise OptionError(
             f"{WHO}: dirpath={str(path)!r} must stay inside the run's directory: '..' is refused.",

@@ -23,7 +23,7 @@ import torch
 from hookline.engine.checks import check_path, refused
 from hookline.engine.foreign import adopt_logger
 from hookline.util.errors import HooklineError, OptionError
-from hookline.util.text import flatten
+from hookline.util.text import encodable, flatten
 
 log = logging.getLogger("hookline")
 
@@ -458,11 +458,6 @@ def file_name(tag: str, step: int | None, ending: str) -> str:
     readable = re.sub(r"[^A-Za-z0-9_-]+", "_", tag)[:60]
     unique = hashlib.sha256(tag.encode(errors="surrogatepass")).hexdigest()[:8]
     return f"{readable}-{unique}-{step}.{ending}"
-
-
-def encodable(text: str) -> str:
-    """Return text that can be encoded, with lone surrogates escaped."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def check_folder(name: str, folder: str | Path) -> str:

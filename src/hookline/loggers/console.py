@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from hookline.engine.checks import refused
-from hookline.loggers.base import Logger, check_image, encodable, finite, flat, number
+from hookline.loggers.base import Logger, check_image, finite, flat, number
+from hookline.util.text import encodable
 
 
 class Console(Logger):

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from hookline.loggers.base import Logger, check_folder, encodable, flat, number
+from hookline.loggers.base import Logger, check_folder, flat, number
+from hookline.util.text import encodable
 
 OWN = ("step", "epoch")
 

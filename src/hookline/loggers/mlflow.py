@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.loggers.base import ClientLogger, encodable, file_name, finite, flat, histogram
+from hookline.loggers.base import ClientLogger, file_name, finite, flat, histogram
 from hookline.loggers.jsonl import png
+from hookline.util.text import encodable
 
 LONGEST_NAME, LONGEST_VALUE, LARGEST_BATCH = 250, 6000, 100
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hookline.engine.checks import Count
-from hookline.loggers.base import ClientLogger, check_folder, encodable, finite, flat, pixels
+from hookline.loggers.base import ClientLogger, check_folder, finite, flat, pixels
+from hookline.util.text import encodable
 
 
 class TensorBoard(ClientLogger):

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hookline.engine.checks import check_choice, refused
-from hookline.loggers.base import ClientLogger, encodable, finite, flat, histogram, pixels
+from hookline.loggers.base import ClientLogger, finite, flat, histogram, pixels
 from hookline.util.errors import HooklineError
+from hookline.util.text import encodable
 
 RESUME = ("allow", "must", "never")
 RESERVED = ("project", "run", "timestamp", "step", "time", "metrics")

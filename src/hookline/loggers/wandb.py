@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hookline.engine.checks import check_choice, refused
-from hookline.loggers.base import ClientLogger, encodable, finite, histogram, pixels
+from hookline.loggers.base import ClientLogger, finite, histogram, pixels
 from hookline.loggers.jsonl import jsonable
-from hookline.util.text import map_texts
+from hookline.util.text import encodable, map_texts
 
 STEP = "trainer/global_step"
 UNNAMED = "unnamed"  # W&B drops records without a name

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hookline.checkpoint.catalog import best_first, find
+from hookline.checkpoint.catalog import best_first, find_checkpoints
 from hookline.engine.init_arguments import init_arguments
 from hookline.run.directory import LAST, LAST_STATE
 from hookline.run.module import Module
@@ -184,7 +184,7 @@ def best_of(run: Run) -> dict[str, Any] | None:
 def best_below(folder: Path, run_id: str = "") -> dict[str, Any] | None:
     """Return the best checkpoint below a folder. run_id: by default the run of the folder's record."""
     run_id = run_id or read_record(folder).get("id", "")
-    found = best_first([each for each in find(folder)[0] if not run_id or each.run == run_id])
+    found = best_first([each for each in find_checkpoints(folder)[0] if not run_id or each.run == run_id])
     if not found:
         return None
     manifest = found[0].manifest

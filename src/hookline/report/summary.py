@@ -9,16 +9,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hookline.report.content import names
+from hookline.report.page import names
 from hookline.report.progress import RULES, Best, best_of, progress_of
-from hookline.report.reader import LOG, RunData, read_run
-from hookline.report.run_events import how_it_ended, position, score, time_spent, timestamp
+from hookline.report.reader import LOG, RecordedRun, read_run
+from hookline.report.run_events import format_score, how_it_ended, position, time_spent, timestamp
 from hookline.report.runs import disk_usage, standing, tail, utc
 from hookline.run.lock import is_running
 from hookline.util.errors import OptionError
 from hookline.util.text import flatten, mask
 
-VERSION = 1
+SUMMARY_VERSION = 1
 """The version of the data of `hookline summary --json`: it changes if a field changes its meaning or is
 removed.
 """
@@ -38,9 +38,15 @@ def summarize(run_dirs: list[Path | str], now: float | None = None) -> dict[str,
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise OptionError(f"A run is named twice: {', '.join(map(str, run_dirs))}.")
     metric = _common_metric(runs)
-    about = [_about(run, name, metric, now) for run, name in zip(runs, names(runs), strict=True)]
+    about = [_summarize_run(run, name, metric, now) for run, name in zip(runs, names(runs), strict=True)]
     differing = differences([each["settings"] for each in about]) if len(runs) > 1 else []
-    return {"version": VERSION, "rules": RULES, "runs": about, "metric": metric, "differences": differing}
+    return {
+        "version": SUMMARY_VERSION,
+        "rules": RULES,
+        "runs": about,
+        "metric": metric,
+        "differences": differing,
+    }
 
 
 def _found(path: Path) -> Path:
@@ -49,13 +55,13 @@ def _found(path: Path) -> Path:
     return below if not path.exists() and not path.is_absolute() and below.is_dir() else path
 
 
-def _common_metric(runs: list[RunData]) -> str | None:
+def _common_metric(runs: list[RecordedRun]) -> str | None:
     """Return the main metric of most of the runs; of several, the first one's."""
     found = [best.metric for run in runs if (best := best_of(run)) is not None]
     return max(found, key=found.count) if found else None
 
 
-def _about(run: RunData, name: str, metric: str | None, now: float) -> dict[str, Any]:
+def _summarize_run(run: RecordedRun, name: str, metric: str | None, now: float) -> dict[str, Any]:
     record, end, at = run.record, how_it_ended(run), position(run)
     status, is_certain = standing(run, now, is_running(run.path))
     best: Best | None = best_of(run, metric) or best_of(run)
@@ -79,24 +85,24 @@ def _about(run: RunData, name: str, metric: str | None, now: float) -> dict[str,
         "sessions": sessions if isinstance(sessions, list) else [],
         "best": None if best is None else best.data(),
         "metrics": [each.data() for each in progress_of(run)],
-        "cost": {"hooks": run.costs.rows, "time": _timings(run)},
+        "cost": {"hooks": run.costs.rows, "time": _newest_record(run)},
         "checkpoints": [
             {
                 "path": str(each.path),
                 "step": each.manifest["step"],
                 "reason": each.manifest["reason"],
-                "score": score(each.manifest),
+                "score": format_score(each.manifest),
             }
             for each in run.checkpoints[:MOST_CHECKPOINTS]
         ],
         "checkpoint_count": len(run.checkpoints),
         "bytes": disk_usage(run.path),
         **{key: record.get(key) for key in ("command", "directory", "git", "versions", "machine")},
-        "settings": settings_of(run),
+        "settings": recorded_settings(run),
     }
 
 
-def _timings(run: RunData) -> dict[str, Any] | None:
+def _newest_record(run: RecordedRun) -> dict[str, Any] | None:
     """Return the time of each part of the newest session, if the record or the end of the log has it."""
     known = run.record.get("time")
     if isinstance(known, dict):
@@ -109,7 +115,7 @@ def _timings(run: RunData) -> dict[str, Any] | None:
 # ---- settings ----------------------------------------------------------------------------------------------
 
 
-def settings_of(run: RunData) -> dict[str, Any]:
+def recorded_settings(run: RecordedRun) -> dict[str, Any]:
     """Return every setting by its name, the ones that users set first: configuration, module, trainer, hooks,
     optimizers.
     """

@@ -98,6 +98,11 @@ def printable(text: object) -> str:
     )
 
 
+def encodable(text: str) -> str:
+    """Return text that can be encoded, with unpaired surrogates escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def printable_lines(text: object) -> str:
     """Return the text with control characters escaped, but with its lines and tabs."""
     return "\n".join("\t".join(map(printable, line.split("\t"))) for line in str(text).split("\n"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from hookline.config.classes import Part
+from hookline.config.classes import ConfigPart
 from hookline.config.hooks import HooksConfig as Switches
 from hookline.hooks.console_log import ConsoleLog
 from hookline.hooks.early_stopping import EarlyStopping
@@ -122,7 +122,7 @@ class HooksConfig(Settings, Switches):
 
     __slots__ = ()
 
-    def parts(self, key: str = "hooks") -> list[tuple[str, Part]]:
+    def parts(self, key: str = "hooks") -> list[tuple[str, ConfigPart]]:
         """Return the hooks by name, in order, not yet created."""
         found = super().parts(key)
         for _, part in found:
