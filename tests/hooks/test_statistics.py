@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hookline.hooks._statistics import local_values, norms, percentiles, sample_of
+from hookline.hooks._statistics import local_values, norms, percentiles, sample_of, tensors_in, with_gradients
 
 
 def test_percentiles_of_a_sample_are_near_those_of_the_whole() -> None:
@@ -80,3 +80,18 @@ def test_a_sample_is_of_all_tensors_and_of_all_columns() -> None:
 def test_percentiles_of_rows_of_other_lengths_are_interpolated() -> None:
     found = percentiles([torch.tensor([3.0, 1.0, 2.0]), torch.tensor([5.0])], [0, 25, 50, 100])
     assert found.tolist() == [[1.0, 1.5, 2.0, 3.0], [5.0] * 4]
+
+
+def test_tensors_in_nested_containers_have_names() -> None:
+    one, two = torch.zeros(1), torch.ones(1)
+    assert tensors_in("out", one) == [("out", one)]
+    assert [name for name, _ in tensors_in("out", (one, {"a": [two], "b": "text"}))] == ["out.0", "out.1.a.0"]
+    assert [name for name, _ in tensors_in("batch", {"x": one}, "{}[{!r}]")] == ["batch['x']"]
+
+
+def test_only_the_parameters_of_an_optimizer_with_a_gradient_are_taken() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(net[0].parameters(), lr=0.1)
+    assert with_gradients(net, optimizer) == []
+    net[0].weight.grad, net[1].weight.grad = torch.ones(2, 2), torch.ones(1, 2)
+    assert [name for name, _ in with_gradients(net, optimizer)] == ["0.weight"]

@@ -11,8 +11,8 @@ import pytest
 import torch
 from tiny import Net, batches, quiet
 
-from hookline import Hook, Logger, OptionError, Trainer
-from hookline.loggers import BadValue, JSONLines, Loggers, Queued, base, make_loggers
+from hookline import Hook, Logger
+from hookline.loggers import BadValue, JSONLines, Loggers, base
 
 CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("log_metrics", ({"a": 1.0}, 1, 0)),
@@ -261,6 +261,14 @@ def test_the_group_has_the_first_client_of_its_members() -> None:
     assert Loggers([Logger(), Talks()]).client == "raw"
 
 
+def test_histograms_and_images_are_made_ready_for_a_client() -> None:
+    row = base.histogram_row("h", [1.0, 2.0, float("nan")], lambda np_histogram: np_histogram)
+    assert row["h"][0].sum() == 2 and row["h/nonfinite"] == 1
+    assert base.histogram_row("h", [], dict) == {}
+    assert base.flat_pixels("i", torch.zeros(1, 2, 3)).shape == (2, 3)
+    assert base.flat_pixels("i", torch.zeros(3, 2, 3)).shape == (2, 3, 3)
+
+
 def test_values_are_made_plain() -> None:
     nested = {"a": {"b": 1, "c": {"d": None}}, "e": [1, 2], 3: True, "huge": 10**400, "text": "x\ud800"}
     assert base.flat(nested) == {
@@ -295,66 +303,3 @@ def test_a_direct_logger_that_holds_up_the_training_is_named_once(
     loggers.log_metrics({}, 1, 0)
     loggers.log_metrics({}, 2, 0)
     assert caplog.text.count("Slow took 0.0 s in log_metrics and holds up the training") == 1
-
-
-# ---- the loggers of a trainer ------------------------------------------------------------------------------
-
-
-def test_what_may_be_passed_as_logger() -> None:
-    one = Logger()
-    assert [type(each) for each in make_loggers(True, JSONLines).members] == [JSONLines]
-    assert make_loggers(False, JSONLines).members == make_loggers(None, JSONLines).members == []
-    assert make_loggers(one, JSONLines).members == [one]
-    assert make_loggers([one, one], JSONLines).members == [one, one]
-    with pytest.raises(OptionError, match="logger='wandb' must be True, False, a Logger"):
-        make_loggers("wandb", JSONLines)
-
-
-def test_any_iterable_of_loggers_will_do() -> None:
-    assert len(make_loggers((each for each in [Logger(), Logger()]), JSONLines).members) == 2
-
-
-def test_a_trainer_logs_json_lines_unless_told_otherwise() -> None:
-    assert [type(each) for each in Trainer().loggers.members] == [JSONLines]
-    assert not Trainer(logger=False).loggers
-    assert not Trainer(fast_dev_run=True).loggers
-
-
-def test_a_logger_that_asks_for_a_queue_gets_one() -> None:
-    class Slow(Logger):
-        queued = True
-
-    plain, slow, own = Logger(), Slow(), Queued(Slow(), size=5)
-    first, second, third = make_loggers([plain, slow, own], JSONLines).members
-    assert first is plain and third is own
-    assert isinstance(second, Queued) and second.logger is slow and second.label == "Slow"
-
-
-class AsInLightning(Logger):
-    def log_metrics(self, metrics: Any, step: int) -> None:  # type: ignore[override]
-        ...
-
-
-class Misspelt(Logger):
-    def log_metric(self, metrics: Any, step: int, epoch: int) -> None: ...
-
-
-class Own(Logger):
-    def log_metrics(self, *given: Any, **named: Any) -> None: ...
-
-    def log_metric(self, name: str) -> None: ...
-
-    def log_tables(self) -> None: ...
-
-
-def test_a_logger_whose_rows_would_be_lost_is_refused_at_once() -> None:
-    with pytest.raises(
-        OptionError,
-        match=r"AsInLightning.log_metrics\(metrics.*step.*\) .*is called with metrics, step, epoch",
-    ):
-        make_loggers(AsInLightning(), JSONLines)
-    with pytest.raises(
-        OptionError, match="Misspelt.log_metric is not called by a run. Did you mean 'log_metrics'?"
-    ):
-        make_loggers(Misspelt(), JSONLines)
-    assert make_loggers(Own(), JSONLines).members

@@ -75,7 +75,7 @@ def _int_or_zero(value: Any) -> int:
 def find_checkpoints(folder: Path) -> tuple[list[FoundCheckpoint], dict[Path, str]]:
     """Return all checkpoints below a folder, the newest first, and the invalid ones with the reason."""
     found, broken = [], {}
-    for path in (path for path, is_checkpoint in _walk(folder) if is_checkpoint):
+    for path in (path for path, is_checkpoint in _walk_folders(folder) if is_checkpoint):
         try:
             found.append(FoundCheckpoint(path, read_manifest(path)))
         except CheckpointError as error:
@@ -91,10 +91,10 @@ def clean_up_below(folder: Path, alone: bool = False) -> None:
 
 def places_below(folder: Path) -> list[Path]:
     """Return the folders that may contain checkpoints."""
-    return sorted(path for path, _ in _walk(folder))
+    return sorted(path for path, _ in _walk_folders(folder))
 
 
-def _walk(folder: Path) -> Iterator[tuple[Path, bool]]:
+def _walk_folders(folder: Path) -> Iterator[tuple[Path, bool]]:
     """Yield the folder and those below it, and whether each is a checkpoint, or the remains of one.
 
     A directory that is being written or removed is hidden, and is skipped.

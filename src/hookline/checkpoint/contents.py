@@ -142,12 +142,12 @@ def _from(least: int) -> Check:
     return lambda value: is_whole(value, least)
 
 
-def _list_of(is_valid: Check, *kinds: type) -> Check:
-    """Return a check for a list, or one of these other containers, in which every item passes."""
-    return lambda value: isinstance(value, kinds or list) and all(map(is_valid, value))
+def _list_of(is_valid: Check) -> Check:
+    """Return a check for a list in which every item passes."""
+    return lambda value: isinstance(value, list) and all(map(is_valid, value))
 
 
-def _items(*checks: Check) -> Check:
+def _items_of(*checks: Check) -> Check:
     """Return a check for a list or tuple with one item for each of these checks."""
     return lambda value: (
         isinstance(value, list | tuple)
@@ -182,7 +182,7 @@ _is_log = _has(
         "train_loss": _is_accumulator,
         "means": _values(_is_accumulator),
         "by_loader": _values(_is_accumulator),
-        "keys": _values(_items(_is_flag, _is_flag, _none_or(_is_accumulator))),
+        "keys": _values(_items_of(_is_flag, _is_flag, _none_or(_is_accumulator))),
         "pending": _values(_is_value),
         "reductions": _values(is_text),
     },
@@ -199,7 +199,7 @@ _is_open_window = _has(
         "had_none": _is_flag,
         "losses": _list_of(_is_value),
         "factors": _list_of(_is_value),
-        "held": _list_of(_items(_is_value, _is_value, is_text)),
+        "held": _list_of(_items_of(_is_value, _is_value, is_text)),
         "fed": _values(_is_amount, is_key=is_whole),
         "gradients": _values(lambda gradient: isinstance(gradient, Tensor | ShardedTensor)),
         **WEIGHTING,
@@ -216,7 +216,7 @@ def _is_window(value: Any) -> bool:
 _is_position = _has(
     {
         "batches": is_whole,
-        "validated_at": _items(_from(-1), _from(-1)),
+        "validated_at": _items_of(_from(-1), _from(-1)),
         "epoch_advanced": _is_flag,
         "owes_validation": _is_flag,
         "plateau_due": _is_flag,

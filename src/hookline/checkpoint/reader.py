@@ -34,7 +34,7 @@ def read_folder(path: Path) -> dict[str, Any]:
         return _read_contents(rank_files, rank_files.whole, read_tensors, 0, 1)
 
 
-def read_module(path: Path, as_shards: bool = False) -> dict[str, Any]:
+def read_module_weights(path: Path, as_shards: bool = False) -> dict[str, Any]:
     """Verify a checkpoint and return its weights. as_shards: leave large tensors unread.
 
     Include averaged weights in the states of hooks, and the entry that names the scored weights.
@@ -137,7 +137,7 @@ def refuse_unlisted(names: Iterable[str], manifest: Manifest, path: str) -> None
         )
 
 
-def extra_names(path: Path) -> list[str]:
+def extra_names_in(path: Path) -> list[str]:
     """Return the names in a checkpoint's directory that Hookline did not write, without hidden ones."""
     return sorted(name for name in _names_in(path) if not is_ours(name) and not name.startswith("."))
 

@@ -15,7 +15,13 @@ from typing import Any
 from hookline.checkpoint.cleanup import clean_up
 from hookline.checkpoint.format import Packed
 from hookline.checkpoint.manifest import Manifest, parse_manifest
-from hookline.checkpoint.reader import read_folder, read_for_rank, read_module, refuse_unlisted, verify_folder
+from hookline.checkpoint.reader import (
+    read_folder,
+    read_for_rank,
+    read_module_weights,
+    refuse_unlisted,
+    verify_folder,
+)
 from hookline.checkpoint.writer import owner, protect_from_cleanup, write_folder
 from hookline.util.errors import CheckpointError, HooklineError
 from hookline.util.limited_json import MANIFEST_BYTES
@@ -78,7 +84,7 @@ def read_url_for_rank(url: str, rank: int, world_size: int) -> dict[str, Any]:
 def read_url_module(url: str) -> dict[str, Any]:
     """Download a checkpoint and read only its weights."""
     with _downloaded(url) as folder:
-        return read_module(folder)
+        return read_module_weights(folder)
 
 
 def verify_url(url: str) -> None:

@@ -456,7 +456,6 @@ def _write_weights(weights: Mapping[str, Any], temporary: Path, suffix: str) -> 
 
 
 M = TypeVar("M", bound=nn.Module)
-log = logging.getLogger("hookline")
 
 
 def load_module(

@@ -116,26 +116,26 @@ def _command(given: list[str]) -> int:
         from hookline.cli import plans
 
         if chosen.command == "explain":
-            return plans.explain(chosen, overrides)
-        return plans.trace(chosen) if chosen.command == "trace" else plans.replay(chosen)
+            return plans.explain_run(chosen, overrides)
+        return plans.describe_traces(chosen) if chosen.command == "trace" else plans.replay_run(chosen)
     if chosen.command in ("run", "convert"):
         from hookline.cli import scripts
 
         return scripts.run_program(chosen) if chosen.command == "run" else scripts.convert_config(chosen)
     if chosen.command == "checkpoint":
-        from hookline.cli import checkpoints
+        from hookline.cli.checkpoints import export_checkpoint, show_checkpoints, verify_checkpoints
 
-        actions = {"show": checkpoints.show, "verify": checkpoints.verify, "export": checkpoints.export}
+        actions = {"show": show_checkpoints, "verify": verify_checkpoints, "export": export_checkpoint}
         return actions[chosen.action](chosen)
     if chosen.command in ("runs", "summary", "report"):
-        from hookline.cli import summaries
+        from hookline.cli.summaries import print_report, print_runs, print_summary
 
-        views = {"runs": summaries.runs, "summary": summaries.summary, "report": summaries.report}
+        views = {"runs": print_runs, "summary": print_summary, "report": print_report}
         return views[chosen.command](chosen)
     if chosen.command in ("watch", "control"):
         from hookline.cli import live
 
-        return live.watch(chosen) if chosen.command == "watch" else live.control(chosen)
+        return live.serve_page(chosen) if chosen.command == "watch" else live.send_command(chosen)
     if chosen.command == "new":
         from hookline.cli.scaffold import write_project
 

@@ -16,10 +16,9 @@ from hookline.checkpoint.format import TAG
 from hookline.checkpoint.tensors import DTYPE_NAMES, LONGEST_HEADER
 from hookline.checkpoint.weights import export_weights
 from hookline.cli.output import FAILED, OK, format_number, format_size, print_result
-from hookline.report.reader import folders_beside
 from hookline.report.runs import in_words, standing_of
 from hookline.run.record import read_record, unsaved_end
-from hookline.util.errors import CheckpointError, OptionError, closest
+from hookline.util.errors import CheckpointError, OptionError, closest, folders_beside
 from hookline.util.limited_json import parse_json
 from hookline.util.text import align_columns, holds_secret, map_texts, printable, redact
 from hookline.util.urls import MANIFEST, below, is_url, open_url
@@ -96,7 +95,7 @@ def _at_url(url: str) -> ListedCheckpoint:
 # ---- verify and export -------------------------------------------------------------------------------------
 
 
-def verify(chosen: argparse.Namespace) -> int:
+def verify_checkpoints(chosen: argparse.Namespace) -> int:
     """Read and verify every file of checkpoints."""
     checked: list[ListedCheckpoint] = []
     for path in chosen.paths:
@@ -122,7 +121,7 @@ def _verdict(checkpoint: ListedCheckpoint) -> str:
     return printable(f"whole  {checkpoint.name}{others}")
 
 
-def export(chosen: argparse.Namespace) -> int:
+def export_checkpoint(chosen: argparse.Namespace) -> int:
     """Write the weights of a checkpoint to a file."""
     if is_url(chosen.out):
         raise OptionError(f"{redact(chosen.out)}: weights are exported to a file here, not to a URL.")
@@ -156,7 +155,7 @@ def export(chosen: argparse.Namespace) -> int:
 # ---- show --------------------------------------------------------------------------------------------------
 
 
-def show(chosen: argparse.Namespace) -> int:
+def show_checkpoints(chosen: argparse.Namespace) -> int:
     """Describe a checkpoint, or list those of a run."""
     found, single = list_checkpoints(chosen.path)
     if single:

@@ -10,27 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from hookline.cli.output import OK, print_result
-from hookline.control.client import ask
+from hookline.control.client import COMMAND_ARGUMENTS, ask
 from hookline.util.errors import OptionError, closest
 from hookline.util.text import align_columns
 
 LONGEST_WAIT = 3600.0
 WIDEST_HOOK = 60
 """The most characters of a hook's name in the table."""
-ACTIONS: dict[str, tuple[str, ...]] = {
-    "status": (),
-    "enable": ("hook",),
-    "disable": ("hook",),
-    "every": ("hook", "interval"),
-    "checkpoint": (),
-    "stop": (),
-    "attach": ("file",),
-    "detach": ("hook",),
-}
-"""The actions, and the arguments of each."""
 
 
-def watch(chosen: argparse.Namespace) -> int:
+def serve_page(chosen: argparse.Namespace) -> int:
     """Serve the page about a run until Ctrl-C."""
     from hookline.watch import Watch
 
@@ -47,7 +36,7 @@ def watch(chosen: argparse.Namespace) -> int:
     return OK
 
 
-def control(chosen: argparse.Namespace) -> int:
+def send_command(chosen: argparse.Namespace) -> int:
     """Send a request to a running job and print the answer."""
     if not 0 <= chosen.wait <= LONGEST_WAIT:
         raise OptionError(f"--wait {chosen.wait:g} must be a number of seconds from 0 to {LONGEST_WAIT:g}.")
@@ -75,11 +64,12 @@ def _answer_text(chosen: argparse.Namespace, answer: dict[str, Any]) -> str:
 
 def _request_arguments(chosen: argparse.Namespace) -> dict[str, Any]:
     action, words = chosen.action, list(chosen.words)
-    if action not in ACTIONS:
+    known = COMMAND_ARGUMENTS
+    if action not in known:
         raise OptionError(
-            f"{action!r} is not an action.{closest(action, ACTIONS)} Actions: {', '.join(ACTIONS)}."
+            f"{action!r} is not an action.{closest(action, known)} Actions: {', '.join(known)}."
         )
-    names = ACTIONS[action]
+    names = [name for name in known[action] if name != "name"]  # which is an option
     if "interval" in names:  # `every NAME 200 steps` needs no quotes
         words = [*words[:1], *([" ".join(words[1:])] if words[1:] else [])]
     if len(words) != len(names):

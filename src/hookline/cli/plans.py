@@ -23,7 +23,7 @@ MOST_REQUESTS = 20
 """The most requests of a replayed hook that are listed."""
 
 
-def explain(chosen: argparse.Namespace, overrides: list[str]) -> int:
+def explain_run(chosen: argparse.Namespace, overrides: list[str]) -> int:
     """Print the plan of a configuration, compare it with a trace, or compare two plans."""
     if chosen.diff:
         if chosen.config or chosen.trace:
@@ -97,7 +97,7 @@ def _list_lines(none: str, title: str, lines: list[str]) -> str:
 # ---- recorded runs -----------------------------------------------------------------------------------------
 
 
-def trace(chosen: argparse.Namespace) -> int:
+def describe_traces(chosen: argparse.Namespace) -> int:
     """Describe traces, or merge those of several ranks."""
     paths = [Path(each) for each in chosen.traces]
     if chosen.out:
@@ -127,11 +127,11 @@ def _describe_trace(path: Path) -> dict[str, Any]:
     }
 
 
-def replay(chosen: argparse.Namespace) -> int:
+def replay_run(chosen: argparse.Namespace) -> int:
     """Replay a recorded run to a hook."""
-    from hookline.tracing.replay import replay as replay_trace
+    from hookline.tracing.replay import replay
 
-    done = replay_trace(chosen.trace, _make_hook(chosen), rank=chosen.rank)
+    done = replay(chosen.trace, _named_hook(chosen), rank=chosen.rank)
     data = {
         "hook": done.hook,
         "events": done.events,
@@ -151,7 +151,7 @@ def replay(chosen: argparse.Namespace) -> int:
     return print_result(chosen, data, "\n".join(lines))
 
 
-def _make_hook(chosen: argparse.Namespace) -> Any:
+def _named_hook(chosen: argparse.Namespace) -> Any:
     """Return the hook by name or class path, with its arguments; modules in the current folder can be
     named.
     """

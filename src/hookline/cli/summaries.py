@@ -27,13 +27,13 @@ MOST_HOOKS = 6
 MOST_PROBLEMS = 20
 
 
-def summary(chosen: argparse.Namespace) -> int:
+def print_summary(chosen: argparse.Namespace) -> int:
     """Print how a run ended, or compare several runs."""
     data = summarize(chosen.run_dirs)
     return print_result(chosen, jsonable(data), _summary_text(data))
 
 
-def report(chosen: argparse.Namespace) -> int:
+def print_report(chosen: argparse.Namespace) -> int:
     """Write the page about one run or several, and print its path."""
     path, runs = write_report(chosen.run_dirs, chosen.out)
     size, now = path.stat().st_size, time.time()
@@ -61,7 +61,7 @@ def report(chosen: argparse.Namespace) -> int:
     return print_result(chosen, data, "\n".join([*lines, f"wrote {path} ({size / 1e6:.1f} MB)"]))
 
 
-def runs(chosen: argparse.Namespace) -> int:
+def print_runs(chosen: argparse.Namespace) -> int:
     """Print a list of the runs below a directory."""
     now = time.time()
     listing = list_runs(chosen.directory, now)

@@ -192,8 +192,8 @@ def _check_resolved(
     """Refuse classes and functions that jsonargparse resolved by itself: from a bare name, or where a type
     cannot be read.
     """
-    known = {id(each) for _, each in _items([given])}
-    for name, item in _items([parsed]):
+    known = {id(each) for _, each in _all_items([given])}
+    for name, item in _all_items([parsed]):
         if name == "class_path" and isinstance(item, str) and "." in item:
             import_path(source, key, item, permissions, inspect.isclass, function=True)
         elif inspect.isroutine(item) and id(item) not in known:
@@ -207,11 +207,11 @@ def class_paths(value: Any) -> list[str]:
     string.
     """
     return [
-        str(each) if isinstance(each, str) else "" for name, each in _items(value) if name == "class_path"
+        str(each) if isinstance(each, str) else "" for name, each in _all_items(value) if name == "class_path"
     ]
 
 
-def _items(value: Any) -> Iterator[tuple[str, Any]]:
+def _all_items(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the keys and values of all tables in a value; members of lists have an empty key."""
     inner: Any = ()
     if isinstance(value, list | tuple):
@@ -222,7 +222,7 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
         inner = vars(value).items()
     for name, item in inner:
         yield name, item
-        yield from _items(item)
+        yield from _all_items(item)
 
 
 def _untyped(cls: type, name: str, path: str) -> str:
@@ -256,7 +256,7 @@ def _check_argument(
     readings = [first, _gathered(first), *([str(value)] if isinstance(value, Override) else [])]
     failure: Exception | None = None
     hint = annotation(cls, name)
-    if isinstance(first, str) and not first.strip() and hint is not None and not is_text(hint):
+    if isinstance(first, str) and not first.strip() and hint is not None and not accepts_text(hint):
         # YAML reads it as null: an option that a script left empty would silently be the default
         raise functions.source.wrong(
             part.keys[name], f"this is empty; {name} must be {spelled(hint)}.", value
@@ -505,7 +505,7 @@ def is_function_type(hint: Any) -> bool:
     return Callable in (hint, typing.get_origin(hint))
 
 
-def is_text(hint: Any) -> bool:
+def accepts_text(hint: Any) -> bool:
     """Return whether the type accepts any text."""
     return any(each in (str, Any, object) for each in union_members(hint))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from hookline.distributed.sharded_norms import over_shards
 
@@ -21,6 +22,28 @@ def local_values(tensor: Tensor) -> Tensor:
         values = values.coalesce().values()
     dense: Tensor = torch.view_as_real(values) if values.is_complex() else values
     return dense
+
+
+def tensors_in(name: str, value: Any, path: str = "{}.{}") -> list[tuple[str, Tensor]]:
+    """Return the tensors in nested containers by name. path: the format of a container's name and a key."""
+    if isinstance(value, Tensor):
+        return [(name, value)]
+    pairs: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        pairs = value.items()
+    elif isinstance(value, list | tuple):
+        pairs = enumerate(value)
+    return [found for key, inner in pairs for found in tensors_in(path.format(name, key), inner, path)]
+
+
+def with_gradients(module: nn.Module, optimizer: Optimizer) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters of an optimizer that have a gradient, with their names in the module."""
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return [
+        (name, parameter)
+        for name, parameter in module.named_parameters()
+        if id(parameter) in own and parameter.grad is not None
+    ]
 
 
 def between_graphs(function: Callable[..., None]) -> Callable[..., None]:

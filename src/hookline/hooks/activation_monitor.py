@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from hookline.engine.checks import Above, Count, Several, checked_parameters, members
 from hookline.engine.hook import Hook
 from hookline.hooks._settings import as_patterns, choose
-from hookline.hooks._statistics import between_graphs, local_values
+from hookline.hooks._statistics import between_graphs, local_values, tensors_in
 from hookline.util.errors import HookError
 
 log = logging.getLogger("hookline")
@@ -176,23 +176,7 @@ class ActivationMonitor(Hook):
 def _listener(name: str, look: Callable[[str, Tensor], None]) -> Callable[..., None]:
     def listen(module: nn.Module, inputs: Any, output: Any) -> None:
         with torch.no_grad():
-            for part, value in _output_tensors(name, output):
+            for part, value in tensors_in(name, output):  # `attention`, or `attention.0` of several
                 look(part, value)
 
     return between_graphs(listen)
-
-
-def _output_tensors(name: str, output: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in a module's output, named `attention`, or `attention.0` if there are several."""
-    if isinstance(output, Tensor):
-        yield name, output
-        return
-    pairs = (
-        output.items()
-        if isinstance(output, dict)
-        else enumerate(output)
-        if isinstance(output, list | tuple)
-        else ()
-    )
-    for key, inner in pairs:
-        yield from _output_tensors(f"{name}.{key}", inner)

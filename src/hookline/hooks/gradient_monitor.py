@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -17,7 +16,7 @@ from hookline.engine.checks import Count, checked_parameters, members, refused
 from hookline.engine.hook import Hook
 from hookline.hooks._figures import heat_map, need_matplotlib, save_figure
 from hookline.hooks._settings import as_patterns, choose, is_match, list_some
-from hookline.hooks._statistics import norms, percentiles, sample_of
+from hookline.hooks._statistics import norms, percentiles, sample_of, with_gradients
 from hookline.util.errors import HookError, OptionError
 
 # ---- measurements of one update, and their history ---------------------------------------------------------
@@ -37,7 +36,7 @@ class Measured:
         self.sizes = self.changes = self.norms.new_empty(0)
         self._before: list[Tensor] = []
 
-    def sample_of(self, limit: int, wanted: Sequence[float], keep: bool) -> None:
+    def sample(self, limit: int, wanted: Sequence[float], keep: bool) -> None:
         """Sample values of each layer for percentiles and, with `keep`, for histograms."""
         share = limit // shards_of(self.grads)
         taken = [sample_of([self.grads[index] for index in indices], share) for indices in self.rows.values()]
@@ -242,12 +241,7 @@ class GradientMonitor(Hook):
             self._done + 1
         ) % self.log_frequency:  # not `step`: the second optimizer of an update finds it advanced
             return
-        used = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        named = [
-            (name, each)
-            for name, each in module.named_parameters()
-            if each.grad is not None and id(each) in used
-        ]
+        named = with_gradients(module, optimizer)
         if not named or named[0][1].is_meta:
             return
         rows: dict[str, list[int]] = {}
@@ -311,9 +305,7 @@ class GradientMonitor(Hook):
             log.warning("GradientMonitor draws no gradient_flow.png: %s", self._nothing())
             return
         try:
-            figure = self.figure()
-            save_figure(figure, Path(trainer.run_dir) / "gradient_flow.png")
-            logger.add_figure("gradient_flow", figure, step)
+            save_figure(self.figure(), "gradient_flow", trainer.run_dir, logger, step)
         except Exception:  # a figure must not fail the run
             log.warning("GradientMonitor could not draw gradient_flow.png", exc_info=True)
 

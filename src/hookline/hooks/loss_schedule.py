@@ -13,7 +13,7 @@ from hookline.engine.hook import Hook
 from hookline.hooks._settings import facts_asked, parse_moment
 from hookline.util.errors import HookError, LossError, OptionError, closest, described
 
-LOSS_FACTS: dict[str, Callable[[Any], Any]] = {
+TERM_FACTS: dict[str, Callable[[Any], Any]] = {
     "loss": lambda s: s.live_loss,
     "batch": lambda s: s.batch,
     "outputs": lambda s: s.returned,
@@ -130,10 +130,10 @@ class _FactFunction:
         if not callable(function):
             raise OptionError(f"LossSchedule: {what} must be a function, not {function!r}.")
         self.function, self.what = function, what
-        self.names = facts_asked(function, f"LossSchedule: {what}", LOSS_FACTS)
+        self.names = facts_asked(function, f"LossSchedule: {what}", TERM_FACTS)
 
     def __call__(self, state: Any) -> Any:
-        return self.function(**{name: LOSS_FACTS[name](state) for name in self.names})
+        return self.function(**{name: TERM_FACTS[name](state) for name in self.names})
 
     def loss(self, state: Any) -> Tensor:
         value = self(state)

@@ -6,7 +6,6 @@ import copy
 import logging
 import math
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -224,9 +223,7 @@ class LRFinder(Hook):
         elif rank == 0:
             log.info("LRFinder suggests a learning rate of %.2g", self.suggestion)
         if self.plot and rank == 0 and len(self.lrs) > 2:
-            figure = self.figure()
-            save_figure(figure, Path(trainer.run_dir) / "lr_finder.png")
-            logger.add_figure("lr_finder", figure, step)
+            save_figure(self.figure(), "lr_finder", trainer.run_dir, logger, step)
 
     # ---- the result ----------------------------------------------------------------------------------------
 

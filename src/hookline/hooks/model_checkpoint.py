@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import itertools
 import logging
 import math
 from dataclasses import dataclass
@@ -122,12 +123,9 @@ class ModelCheckpoint(Hook):
                 f"{WHO}: {' and '.join(given)} cannot be combined; add a second ModelCheckpoint for the "
                 f"other."
             )
-        if seconds is not None:
-            self._listen(
-                "on_step_end", When(every=f"{seconds:.6f} seconds")(functools.partial(self._after_steps))
-            )
-        elif steps:
-            self._listen("on_step_end", When(every=f"{steps} steps")(functools.partial(self._after_steps)))
+        interval = f"{steps} steps" if seconds is None else f"{seconds:.6f} seconds"
+        if steps or seconds is not None:
+            self._listen("on_step_end", When(every=interval)(functools.partial(self._after_steps)))
         if self.save_on_exception:
             self._listen("on_exception", self._after_failure)
         return epochs if epochs is not None else 0 if given else 1
@@ -316,13 +314,13 @@ class ModelCheckpoint(Hook):
             state.epoch, state.step, metrics, lambda name: not certain or state.log.is_of_training(name)
         )
         path = self._path_of(state, stem)
-        if not (
-            self.save_top_k == 1 and str(path) in known
-        ):  # with one to keep, a fixed name is written over
-            versions = 1
+        if self.save_top_k != 1 or str(path) not in known:  # with one to keep, a fixed name is written over
+            versions = itertools.count(1)
             while str(path) in known or (isinstance(path, Path) and path.exists()):
-                path = self._path_of(state, f"{stem}-v{versions}")
-                versions += 1
+                path = self._path_of(state, f"{stem}-v{next(versions)}")
+        self._save(state, path, score, reason)
+
+    def _save(self, state: Any, path: Path | str, score: float, reason: str) -> None:
         self._requested[str(path)] = score
         monitor = None if self.monitor is None else {"name": self.monitor, "mode": self.mode, "score": score}
         state.trainer.save_checkpoint(path, reason, monitor)
@@ -433,59 +431,33 @@ class ModelCheckpoint(Hook):
         self.last_model_path, self.current_score = state["last_model_path"], state["current_score"]
         self._metric.is_waiting, self._metric.has_validated = state["waiting"], state["validated"]
 
-    def _find_again(self, state: Any) -> None:
-        """Rebase saved paths, because the run's directory may have been moved, copied or renamed."""
-        folder = self._folder(state)
+    def on_checkpoint_load(self, state: Any) -> None:
+        """Rebase saved paths: the run's directory may have been moved, and a checkpoint has no secrets."""
 
         def now(path: str) -> str:
-            here = folder / Path(path).name
-            return str(here) if path and here.is_dir() else path
+            if self.url:
+                here = below(self.url, _name_of(path))
+                return here if shown(here) == path else path
+            moved = folder / Path(path).name
+            return str(moved) if path and moved.is_dir() else path
 
-        kept = {now(path): score for path, score in self.best_k_models.items()}
-        self.best_k_models = {path: score for path, score in kept.items() if Path(path).is_dir()}
+        folder = Path() if self.url else self._folder(state)
         self.best_model_path, self.last_model_path = now(self.best_model_path), now(self.last_model_path)
-        owed = {now(path): score for path, score in self._unwritten.items()}
+        kept = {now(path): score for path, score in self.best_k_models.items()}
+        self.best_k_models = {path: score for path, score in kept.items() if self.url or Path(path).is_dir()}
         self._unwritten = {
-            str(folder / Path(path).name): score
-            for path, score in owed.items()
+            path if self.url else str(folder / Path(path).name): score
+            for path, score in ((now(path), score) for path, score in self._unwritten.items())
             if path not in self.best_k_models
         }
-
-    def _complete_urls(self) -> None:
-        """Add the secrets of the URL to saved paths, because a checkpoint does not hold them."""
-
-        def now(path: str) -> str:
-            here = below(self.url, _name_of(path))
-            return here if shown(here) == path else path
-
-        self.best_k_models = {now(path): score for path, score in self.best_k_models.items()}
-        self._unwritten = {now(path): score for path, score in self._unwritten.items()}
-        self.best_model_path, self.last_model_path = now(self.best_model_path), now(self.last_model_path)
-
-    def on_checkpoint_load(self, state: Any) -> None:
-        if not self.url:
-            self._find_again(state)
-        else:
-            self._complete_urls()
-            self._unwritten = {
-                path: score for path, score in self._unwritten.items() if path not in self.best_k_models
-            }
         raw = raw_values(state.metrics)
         if self.monitor in raw and raw[self.monitor] == self.current_score:
             self._metric.seen = raw[self.monitor]
 
     def on_train_start(self, state: Any) -> None:
-        for (
-            path,
-            score,
-        ) in (
-            self._unwritten.items()
-        ):  # the process ended between two checkpoints of one state: this is that state
-            self._requested[path] = score
-            monitor = (
-                None if self.monitor is None else {"name": self.monitor, "mode": self.mode, "score": score}
-            )
-            state.trainer.save_checkpoint(path, "interval" if monitor is None else "best", monitor)
+        # the process ended between two checkpoints of one state: this is that state
+        for path, score in self._unwritten.items():
+            self._save(state, path, score, "interval" if self.monitor is None else "best")
         self._unwritten = {}
 
 

@@ -16,10 +16,12 @@ from hookline.distributed.sharded_norms import held
 from hookline.engine.checks import Count, Several, checked_parameters
 from hookline.engine.hook import Hook
 from hookline.hooks._settings import list_some
-from hookline.hooks._statistics import between_graphs, norms
+from hookline.hooks._statistics import between_graphs, norms, tensors_in, with_gradients
 from hookline.util.errors import NonFiniteLoss, OptionError
 
 log = logging.getLogger("hookline")
+BRACKETS = "{}[{!r}]"
+"""How a tensor in a batch or an output is named: `batch['labels']`."""
 CHECKS = ("batch", "activations", "loss", "gradients", "parameters")
 
 
@@ -72,7 +74,7 @@ class NaNGuard(Hook):
             self._shapes = shapes
             log.info("batch %d: %s", batches_seen, shapes)
         self._due = batches_seen % self.every == 0
-        if self._due and "batch" in self.check and (bad := not_finite(tensors_in("batch", batch))):
+        if self._due and "batch" in self.check and (bad := not_finite(tensors_in("batch", batch, BRACKETS))):
             self._report(f"The batch has values that are not finite: {list_some(bad)}.", state)
         self._release()
         if self._due and "activations" in self.check:
@@ -94,9 +96,7 @@ class NaNGuard(Hook):
         self, module: nn.Module, optimizer: Optimizer, step: int, state: Any
     ) -> None:
         if "gradients" in self.check and step % self.every == 0:
-            used = {id(each) for group in optimizer.param_groups for each in group["params"]}
-            named = [(name, each) for name, each in module.named_parameters() if id(each) in used]
-            grads = [(name, each.grad) for name, each in named if each.grad is not None]
+            grads: Any = [(name, each.grad) for name, each in with_gradients(module, optimizer)]
             if bad := not_finite(grads):  # the backward pass goes from the last parameter to the first
                 self._report(
                     f"The gradient of parameter {bad[-1]!r} is not finite, the first on the way back from "
@@ -122,7 +122,7 @@ class NaNGuard(Hook):
     def _report(self, what: str, state: Any) -> None:
         self.found += 1
         clues = [f"{what} ({state.position}; batch: {describe_batch(state.batch)})"]
-        if bad := not_finite(tensors_in("batch", state.batch)):
+        if bad := not_finite(tensors_in("batch", state.batch, BRACKETS)):
             clues.append(f"The batch itself is not finite: {list_some(bad)}.")
         # only this rank's shards: other ranks may have found nothing, so a collective would hang
         if bad := not_finite([(name, held(each)) for name, each in state.module.named_parameters()]):
@@ -147,12 +147,9 @@ class NaNGuard(Hook):
 
     def _collector(self, name: str) -> Any:
         def collect(module: nn.Module, inputs: Any, output: Any) -> None:
-            held = [
-                (part, each.detach()) for part, each in tensors_in(name, output) if each.is_floating_point()
-            ]
-            self._outputs += [
-                (part, norms([each], math.inf)[0]) for part, each in held if each.numel() and not each.is_meta
-            ]
+            for part, value in tensors_in(name, output, BRACKETS):
+                if value.is_floating_point() and value.numel() and not value.is_meta:
+                    self._outputs.append((part, norms([value.detach()], math.inf)[0]))
 
         return between_graphs(collect)
 
@@ -179,20 +176,6 @@ def not_finite(named: Sequence[tuple[str, Tensor]]) -> list[str]:
         return []
     largest = norms([each for _, each in floats], math.inf).tolist()
     return [name for (name, _), value in zip(floats, largest, strict=True) if not math.isfinite(value)]
-
-
-def tensors_in(name: str, value: Any) -> list[tuple[str, Tensor]]:
-    """Return the tensors in a nested structure, each with its path as name."""
-    if isinstance(value, Tensor):
-        return [(name, value)]
-    pairs = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list | tuple)
-        else ()
-    )
-    return [each for key, inner in pairs for each in tensors_in(f"{name}[{key!r}]", inner)]
 
 
 def describe_batch(batch: Any) -> str:

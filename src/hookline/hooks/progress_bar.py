@@ -21,7 +21,7 @@ from hookline.metrics.metric_log import Metrics
 # ---- layout of a line --------------------------------------------------------------------------------------
 
 
-BAR, LONGEST_BAR, CLOCK = 5, 40, 8
+BAR, LONGEST_BAR, NOTEBOOK_BAR, CLOCK = 5, 40, 30, 8
 
 
 class BarTexts(Protocol):
@@ -209,9 +209,9 @@ class Notebook:
         pass
 
 
-def _blocks(bar: Bar, width: int = 30) -> str:
-    full = 0 if not bar.total else min(width, width * bar.done // bar.total)
-    return "█" * full + "░" * (width - full)
+def _blocks(bar: Bar) -> str:
+    full = 0 if not bar.total else min(NOTEBOOK_BAR, NOTEBOOK_BAR * bar.done // bar.total)
+    return "█" * full + "░" * (NOTEBOOK_BAR - full)
 
 
 class Terminal:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from hookline.engine.registry import lazy_names
 
 if TYPE_CHECKING:
-    from hookline.loggers.base import BadValue, Logger, Loggers, make_loggers
+    from hookline.loggers.base import BadValue, Logger, Loggers
+    from hookline.loggers.build import make_loggers
     from hookline.loggers.console import Console
     from hookline.loggers.csv_file import CSV
     from hookline.loggers.jsonl import JSONLines
@@ -46,7 +47,7 @@ __getattr__, __dir__ = lazy_names(
         "Console": "console",
         "CSV": "csv_file",
         "JSONLines": "jsonl",
-        "make_loggers": "base",
+        "make_loggers": "build",
         "MLflow": "mlflow",
         "Queued": "queued",
         "read_log": "log_reader",

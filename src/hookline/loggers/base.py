@@ -1,12 +1,10 @@
-"""The base of loggers, several loggers as one, the loggers of a trainer, and conversions of logged values."""
+"""The base of loggers, several loggers as one, and conversions of logged values."""
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import importlib.util
-import inspect
 import io
 import json
 import logging
@@ -21,7 +19,6 @@ import numpy as np
 import torch
 
 from hookline.engine.checks import check_path, refused
-from hookline.engine.foreign import adopt_logger
 from hookline.util.errors import HooklineError, OptionError
 from hookline.util.text import encodable, flatten
 
@@ -237,58 +234,6 @@ class Loggers(Logger):
         self._call_all("close")
 
 
-def make_loggers(given: Any, default: Callable[[], Logger]) -> Loggers:
-    """Return the loggers for True, False, one logger or several, also those of Lightning.
-
-    Loggers that may be slow get a thread.
-    """
-    if given is True:
-        return Loggers([default()])
-    if given is False or given is None:
-        return Loggers()
-    members: list[Any] = (
-        [given] if isinstance(given, Logger | str) or not isinstance(given, Iterable) else list(given)
-    )
-    members = [adopt_logger(each) for each in members]
-    for logger in members:
-        if not isinstance(logger, Logger):
-            raise refused(
-                "logger",
-                logger,
-                "True, False, a Logger, or a list of them",
-                " hookline.loggers has CSV, Console, JSONLines, MLflow, TensorBoard, Trackio and WandB; "
-                "Lightning's loggers can be passed as they are.",
-            )
-        _check_methods(logger)
-    from hookline.loggers.queued import Queued
-
-    members = [Queued(logger) if logger.queued else logger for logger in members]
-    direct = [logger.queued is False or isinstance(logger, Queued | Loggers) for logger in members]
-    called = [
-        logger if is_direct else Queued(logger, waits=True)
-        for logger, is_direct in zip(members, direct, strict=True)
-    ]
-    return Loggers(members, called)
-
-
-def _check_methods(logger: Logger) -> None:
-    """Refuse a wrong signature of log_metrics, and a misspelt method, before any row is lost."""
-    called: tuple[Any, ...] = ({}, 0, 0, "step") if logger.tells_rows_apart else ({}, 0, 0)
-    try:
-        inspect.signature(logger.log_metrics).bind(*called)
-    except TypeError:
-        names = ", ".join(("metrics", "step", "epoch", "over")[: len(called)])
-        raise OptionError(
-            f"{logger.label}.log_metrics{inspect.signature(logger.log_metrics)} is called with {names}."
-        ) from None
-    known = [name for name in vars(Logger) if name.startswith(("log_", "add_"))]
-    own = {name for cls in type(logger).__mro__ if not issubclass(Logger, cls) for name in vars(cls)}
-    for name in sorted(own - set(known)):
-        meant = difflib.get_close_matches(name, [each for each in known if each not in own], n=1, cutoff=0.9)
-        if meant and name.startswith(("log_", "add_")):
-            raise OptionError(f"{logger.label}.{name} is not called by a run. Did you mean {meant[0]!r}?")
-
-
 class ClientLogger(Logger):
     """Base of loggers that use the client of another package, made at the first record."""
 
@@ -363,20 +308,20 @@ def number(tag: str, value: Any) -> float:
     try:
         return float(value.detach() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise BadValue(f"{tag!r} takes one number, not {_kind(value)}.") from error
+        raise BadValue(f"{tag!r} takes one number, not {_describe_kind(value)}.") from error
 
 
 def numbers(tag: str, values: Any) -> np.ndarray[Any, Any]:
     """Return all values as a flat array."""
     try:
-        tensor = _tensor(values)
+        tensor = _as_tensor(values)
         return (
             tensor.to("cpu", torch.float64 if tensor.dtype == torch.float64 else torch.float32)
             .flatten()
             .numpy()
         )
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-        raise BadValue(f"{tag!r} takes a tensor of numbers, not {_kind(values)}.") from error
+        raise BadValue(f"{tag!r} takes a tensor of numbers, not {_describe_kind(values)}.") from error
 
 
 def finite(tag: str, values: Any) -> tuple[np.ndarray[Any, Any], int]:
@@ -398,13 +343,20 @@ def histogram(values: np.ndarray[Any, Any], bins: int) -> tuple[np.ndarray[Any, 
         return np.array([values.size]), np.array([wide.min(), wide.max()])
 
 
+def histogram_row(tag: str, values: Any, make: Callable[..., Any]) -> dict[str, Any]:
+    """Return the records of a histogram: a client's object of its finite values, and the number of others."""
+    shown, others = finite(tag, values)
+    row = {tag: make(np_histogram=histogram(shown, 64))} if shown.size else {}
+    return row | ({f"{tag}/nonfinite": others} if others else {})
+
+
 def check_image(tag: str, image: Any) -> None:
     """Refuse a value without the shape of an image. Does not read the device."""
     shape = tuple(getattr(image, "shape", ()))
     if len(shape) != 2 and (len(shape) != 3 or shape[0] not in (1, 3, 4)):
         raise BadValue(
             f"{tag!r} takes an image of shape (1, 3 or 4, height, width) or (height, width), not "
-            f"{_kind(image)}."
+            f"{_describe_kind(image)}."
         )
 
 
@@ -412,9 +364,9 @@ def pixels(tag: str, image: Any) -> np.ndarray[Any, Any]:
     """Return an image (bytes, or floats from 0 to 1) as bytes of shape (height, width, channels)."""
     check_image(tag, image)
     try:
-        data = _tensor(image).cpu()
+        data = _as_tensor(image).cpu()
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-        raise BadValue(f"{tag!r} takes an image of numbers, not {_kind(image)}.") from error
+        raise BadValue(f"{tag!r} takes an image of numbers, not {_describe_kind(image)}.") from error
     data = data.unsqueeze(0) if data.ndim == 2 else data
     if data.is_floating_point():
         data = data.float().nan_to_num(0.0).clamp(0, 1) * 255
@@ -423,10 +375,16 @@ def pixels(tag: str, image: Any) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(data.clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy())
 
 
+def flat_pixels(tag: str, image: Any) -> np.ndarray[Any, Any]:
+    """Return an image as `pixels` does, without the dimension of the channels if it has one channel."""
+    data = pixels(tag, image)
+    return data[:, :, 0] if data.shape[2] == 1 else data
+
+
 def drawn(tag: str, figure: Any) -> bytes:
     """Return a figure as the bytes of a PNG file."""
     if not hasattr(figure, "savefig"):
-        raise BadValue(f"{tag!r} takes a matplotlib figure, not {_kind(figure)}.")
+        raise BadValue(f"{tag!r} takes a matplotlib figure, not {_describe_kind(figure)}.")
     file = io.BytesIO()
     try:
         figure.savefig(file, format="png")
@@ -469,11 +427,11 @@ def check_folder(name: str, folder: str | Path) -> str:
     return str(path)
 
 
-def _tensor(value: Any) -> torch.Tensor:
+def _as_tensor(value: Any) -> torch.Tensor:
     """Return a value as a tensor. Copy arrays, because torch rejects read-only and reversed ones."""
     return torch.as_tensor(np.array(value) if isinstance(value, np.ndarray) else value).detach()
 
 
-def _kind(value: Any) -> str:
+def _describe_kind(value: Any) -> str:
     shape = getattr(value, "shape", None)
     return f"a {type(value).__name__}" + (f" of shape {tuple(shape)}" if shape is not None else "")

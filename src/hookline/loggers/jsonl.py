@@ -19,7 +19,7 @@ import torch
 from hookline.engine.checks import check_path
 from hookline.loggers.base import Logger, drawn, file_name, finite, histogram, number, pixels
 
-_encode = json.JSONEncoder(allow_nan=False).encode
+_encode_record = json.JSONEncoder(allow_nan=False).encode
 
 LOOKED_AT = 4096
 """Bytes before a position that identify a log. Every line in them has its own time."""
@@ -59,9 +59,9 @@ class JSONLines(Logger):
             self._file = self._opened()
         whole = {"type": kind, "time": round(time.time(), 3), **record}
         try:
-            line = _encode(whole)
+            line = _encode_record(whole)
         except (TypeError, ValueError):  # a value that JSON cannot hold
-            line = _encode(jsonable(whole))
+            line = _encode_record(jsonable(whole))
         self._file.write(line + "\n")
 
     def _opened(self) -> IO[str]:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hookline.engine.checks import check_choice, refused
-from hookline.loggers.base import ClientLogger, finite, flat, histogram, pixels
+from hookline.loggers.base import ClientLogger, flat, flat_pixels, histogram_row
 from hookline.util.errors import HooklineError
 from hookline.util.text import encodable
 
-RESUME = ("allow", "must", "never")
+TRACKIO_RESUME = ("allow", "must", "never")
 RESERVED = ("project", "run", "timestamp", "step", "time", "metrics")
 
 
@@ -41,7 +41,7 @@ class Trackio(ClientLogger):
         super().__init__(queued)
         if not isinstance(project, str) or not project:
             raise refused("project", project, "the name of a project")
-        check_choice("resume", resume, RESUME)
+        check_choice("resume", resume, TRACKIO_RESUME)
         self.project, self.name, self.group, self._resume = project, name, group, resume
         self._began = False
 
@@ -93,11 +93,7 @@ class Trackio(ClientLogger):
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
         import trackio
 
-        shown, others = finite(tag, values)
-        row: dict[str, Any] = (
-            {tag: trackio.Histogram(np_histogram=histogram(shown, 64))} if shown.size else {}
-        )
-        self._write({**row, **({f"{tag}/nonfinite": others} if others else {})}, self._step(global_step))
+        self._write(histogram_row(tag, values, trackio.Histogram), self._step(global_step))
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
         import trackio
@@ -107,10 +103,7 @@ class Trackio(ClientLogger):
     def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
         import trackio
 
-        image = pixels(tag, img_tensor)
-        self._write(
-            {tag: trackio.Image(image[:, :, 0] if image.shape[2] == 1 else image)}, self._step(global_step)
-        )
+        self._write({tag: trackio.Image(flat_pixels(tag, img_tensor))}, self._step(global_step))
 
 
 def _key(tag: str) -> str:

@@ -45,14 +45,14 @@ def model_line(run: Run) -> str:
         return _not_saved(run)
     step = newest.step if newest is not None else progress[0] if progress is not None else s.step
     is_saved = run.saves.is_final or progress is None or progress == run.stamp
-    text = f"Model: {_text(path)} (step {step})"
+    text = f"Model: {_as_posix(path)} (step {step})"
     if not is_saved:
         text = (
             f"Model: the last state, of step {s.step}, is NOT saved. The newest checkpoint is "
-            f"{_text(path)} (step {step})"
+            f"{_as_posix(path)} (step {step})"
         )
-    if (best := best_of(run)) is not None and Path(best["path"]) != Path(path):
-        text += f". Best: {_text(best['path'])} ({best['name']} {best['score']:.4g}, step {best['step']})"
+    if (best := best_checkpoint_of(run)) is not None and Path(best["path"]) != Path(path):
+        text += f". Best: {_as_posix(best['path'])} ({best['name']} {best['score']:.4g}, step {best['step']})"
     return f"{text}. Load it: {how_to_load(run.module, _restored(run) or path, run.state.hooks)}"
 
 
@@ -101,7 +101,7 @@ def how_to_load(module: nn.Module, path: Path | str, hooks: Any) -> str:
 
     It also makes the module if the checkpoint has its arguments and its class can be imported.
     """
-    where, name = json.dumps(_text(path), ensure_ascii=False), type(module).__name__
+    where, name = json.dumps(_as_posix(path), ensure_ascii=False), type(module).__name__
     if isinstance(module, Module) and _can_be_made(module, hooks) and (code := import_of(type(module))):
         return f"{code}; model = {name}.load_from_checkpoint({where})"
     if Path(str(path)).is_file():  # in another package's format
@@ -168,14 +168,14 @@ def _can_be_made(module: Module, hooks: Any) -> bool:
     return not left_out and not changed and all(each.name in known for each in needed)
 
 
-def _text(path: Path | str) -> str:
+def _as_posix(path: Path | str) -> str:
     return shown(path) if is_url(path) else Path(path).as_posix()
 
 
 # ---- the best ----------------------------------------------------------------------------------------------
 
 
-def best_of(run: Run) -> dict[str, Any] | None:
+def best_checkpoint_of(run: Run) -> dict[str, Any] | None:
     """Return the best checkpoint in the run's directory: path, step, and the metric's name and score."""
     known = run.directory.existing()
     return best_below(known, run.identity.id) if known is not None else None

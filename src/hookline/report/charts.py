@@ -25,11 +25,11 @@ COLUMNS_PER_MAP = (16, 160)
 MOST_DIGITS = 15
 """Digits of a number in a curve."""
 
-STAGES = ("train", "val", "test")
+STAGE_PREFIXES = ("train", "val", "test")
 HEADLINES = ("train/loss", "val/loss")
 """Shown on the card of a run."""
-SECTIONS = ("Loss and metrics", "Learning rate", "Gradients", "Throughput", "Device", "Other metrics")
-DEVICES = ("cpu", "cuda", "gpu", "device")
+CHART_SECTIONS = ("Loss and metrics", "Learning rate", "Gradients", "Throughput", "Device", "Other metrics")
+DEVICE_PREFIXES = ("cpu", "cuda", "gpu", "device")
 RATE_DETAIL = re.compile(r"-(momentum|beta2|weight_decay)(?=/|$)")
 FAMILIES = (
     (re.compile(r"(grad_norm)/(.+)"), "gradient norm"),
@@ -61,21 +61,21 @@ def section_of(name: str) -> tuple[str, str]:
         return "Gradients", name
     if not slash:
         return "Loss and metrics", name
-    if first in STAGES:
+    if first in STAGE_PREFIXES:
         loader, _, metric = rest.partition("/")
         return "Loss and metrics", f"{metric} of each loader" if loader.startswith("dl_") and metric else rest
     if first == "loss":
         return "Loss and metrics", name
     if first == "throughput":
         return "Throughput", rest.replace("_per_sec", " per second")
-    return ("Device" if first in DEVICES else "Other metrics"), name
+    return ("Device" if first in DEVICE_PREFIXES else "Other metrics"), name
 
 
 def sections(runs: list[RecordedRun]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return all charts by section, and the names of the metrics that are not drawn."""
     charts: dict[tuple[str, str], list[tuple[int, str, Series]]] = {}
     for number, run in enumerate(runs):
-        for name, series in shown(run).items():
+        for name, series in drawn_series(run).items():
             if layer_of(name) is None:
                 charts.setdefault(section_of(name), []).append((number, name, series))
     ordered = sorted(charts, key=_chart_order)
@@ -93,7 +93,7 @@ def sections(runs: list[RecordedRun]) -> tuple[list[dict[str, Any]], list[str]]:
         room -= len(drawn)
         if any(each["x"] for each in drawn):
             made.setdefault(section, []).append({"title": title, "series": drawn})
-    return [{"title": title, "charts": made[title]} for title in SECTIONS if title in made], sorted(
+    return [{"title": title, "charts": made[title]} for title in CHART_SECTIONS if title in made], sorted(
         set(left_out)
     )
 
@@ -104,12 +104,12 @@ def _chart_order(chart: tuple[str, str]) -> tuple[int, bool, int]:
     """
     section, title = chart
     is_loss = "loss" in title
-    return SECTIONS.index(section), not is_loss, len(title) if is_loss else 0
+    return CHART_SECTIONS.index(section), not is_loss, len(title) if is_loss else 0
 
 
 def _stage(name: str) -> int:
     first = name.partition("/")[0]
-    return STAGES.index(first) if first in STAGES else len(STAGES)
+    return STAGE_PREFIXES.index(first) if first in STAGE_PREFIXES else len(STAGE_PREFIXES)
 
 
 def _natural(name: str) -> list[Any]:
@@ -134,16 +134,16 @@ def _curve(run: int, name: str, series: Series, most: int) -> dict[str, Any]:
     return made if means is None else {**made, "mean": _round_values(means, digits)}
 
 
-def summary(runs: list[RecordedRun]) -> tuple[list[dict[str, Any]], list[str]]:
+def metric_rows(runs: list[RecordedRun]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return every metric's last, lowest and highest value, from all of its values and unrounded; and the
     names without a row.
     """
-    each_shown = [shown(run) for run in runs]
+    each_shown = [drawn_series(run) for run in runs]
     names = list(dict.fromkeys(name for found in each_shown for name in found if layer_of(name) is None))
     names, left_out = names[:MOST_SERIES], names[MOST_SERIES:]
     names.sort(
         key=lambda name: (
-            SECTIONS.index(section_of(name)[0]),
+            CHART_SECTIONS.index(section_of(name)[0]),
             "loss" not in name,
             _natural(section_of(name)[1]),
             _stage(name),
@@ -158,7 +158,7 @@ def summary(runs: list[RecordedRun]) -> tuple[list[dict[str, Any]], list[str]]:
     return rows, left_out
 
 
-def shown(run: RecordedRun) -> dict[str, Series]:
+def drawn_series(run: RecordedRun) -> dict[str, Series]:
     """Return the metrics of a run that have values, each once.
 
     Every row of a step has the rate of the first parameter group as `lr`, and LRMonitor logs it under another
@@ -180,7 +180,7 @@ def newest(run: RecordedRun) -> list[dict[str, Any]]:
     """Return the losses for a run's card: the newest step's value, or the epoch's mean if it is as new, and
     the lowest.
     """
-    found = shown(run)
+    found = drawn_series(run)
     rows: list[dict[str, Any]] = []
     for name in HEADLINES:
         known = [each for each in (f"{name}{EPOCH}", name) if each in found]
@@ -224,8 +224,8 @@ def heat_maps(runs: list[RecordedRun]) -> list[dict[str, Any]]:
 
 
 def _heat_map(key: tuple[int, str, str], layers: dict[str, Series], most: int) -> dict[str, Any]:
-    shown = list(layers)[:MOST_LAYERS]
-    arrays = [layers[name].arrays() for name in shown]
+    names = list(layers)[:MOST_LAYERS]
+    arrays = [layers[name].arrays() for name in names]
     firsts, column = columns(np.concatenate([steps for steps, _ in arrays]), most)
     values, done = [], 0
     for steps, row in arrays:
@@ -236,10 +236,10 @@ def _heat_map(key: tuple[int, str, str], layers: dict[str, Series], most: int) -
         "run": key[0],
         "family": key[1],
         "meaning": key[2],
-        "rows": shown,
+        "rows": names,
         "steps": firsts.astype(np.int64).tolist(),
         "values": values,
-        "left_out": len(layers) - len(shown),
+        "left_out": len(layers) - len(names),
     }
 
 

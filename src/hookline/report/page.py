@@ -17,7 +17,7 @@ from typing import Any
 
 from hookline._version import __version__
 from hookline.loggers.jsonl import jsonable
-from hookline.report.charts import heat_maps, newest, sections, summary, timelines
+from hookline.report.charts import heat_maps, metric_rows, newest, sections, timelines
 from hookline.report.reader import RecordedRun, read_run
 from hookline.report.run_events import (
     all_events,
@@ -139,11 +139,11 @@ def page_data(runs: list[RecordedRun]) -> dict[str, Any]:
             notes.append(f"{name}: the traces of {run.trace.unread} further ranks are not read.")
     if left_out:
         notes.append(
-            f"{len(left_out)} metrics beyond the first few hundred are not drawn: {_shorten(left_out)}"
+            f"{len(left_out)} metrics beyond the first few hundred are not drawn: {_list_names(left_out)}"
         )
-    rows, left_out = summary(runs)
+    rows, left_out = metric_rows(runs)
     if left_out:
-        notes.append(f"{len(left_out)} metrics are not in the table of values: {_shorten(left_out)}")
+        notes.append(f"{len(left_out)} metrics are not in the table of values: {_list_names(left_out)}")
     pictures, without = _pictures(runs)
     if without:
         notes.append(
@@ -185,7 +185,7 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
 
 
-def _shorten(found: list[str]) -> str:
+def _list_names(found: list[str]) -> str:
     return cut(", ".join(found), LONGEST_VALUE)
 
 
@@ -244,7 +244,7 @@ def _checkpoint_rows(runs: list[RecordedRun], notes: list[str]) -> list[dict[str
         _below(each.path, run.path) for run in runs for each in run.checkpoints[MOST_CHECKPOINTS_SHOWN:]
     ]
     if without:
-        notes.append(f"{len(without)} older checkpoints are not in the table: {_shorten(without)}")
+        notes.append(f"{len(without)} older checkpoints are not in the table: {_list_names(without)}")
     return [
         {
             "run": number,
@@ -313,7 +313,8 @@ def _config(runs: list[RecordedRun], notes: list[str]) -> list[dict[str, Any]]:
     keys = list(dict.fromkeys(key for each in flat for key in each if key not in ("torch", "hookline")))
     if len(keys) > MOST_KEYS:
         notes.append(
-            f"{len(keys) - MOST_KEYS} keys of the configuration are not shown: {_shorten(keys[MOST_KEYS:])}"
+            f"{len(keys) - MOST_KEYS} keys of the configuration are not shown: "
+            f"{_list_names(keys[MOST_KEYS:])}"
         )
     return [{"key": cut(key, 200), "values": [each.get(key) for each in flat]} for key in keys[:MOST_KEYS]]
 
@@ -359,7 +360,8 @@ def _texts(runs: list[RecordedRun], notes: list[str]) -> list[dict[str, Any]]:
                 without.append(tag)
     if without:
         notes.append(
-            f"The texts of {len(without)} tags are not in this page because of its size: {_shorten(without)}"
+            f"The texts of {len(without)} tags are not in this page because of its size: "
+            f"{_list_names(without)}"
         )
     return made
 

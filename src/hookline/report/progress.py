@@ -199,12 +199,13 @@ def trend_of(values: Any, direction: str | None) -> str:
 
 def modes_of(run: RecordedRun) -> dict[str, str]:
     """Return 'min' or 'max' for every metric that a hook of the run monitors, those of the record first."""
-    kept = [checkpoint.manifest.get("monitor") for checkpoint in run.checkpoints]
-    known = [(each["metric"], each["mode"]) for each in _recorded_monitors(run)]
-    known += [(monitor["name"], monitor["mode"]) for monitor in kept if _is_monitor(monitor, "name")]
     found: dict[str, str] = {}
-    for name, mode in known:
-        found.setdefault(name, mode)
+    for monitor in _recorded_monitors(run):
+        found.setdefault(monitor["metric"], monitor["mode"])
+    for checkpoint in run.checkpoints:
+        kept: Any = checkpoint.manifest.get("monitor")
+        if _is_monitor_of(kept, "name"):
+            found.setdefault(kept["name"], kept["mode"])
     return found
 
 
@@ -213,11 +214,11 @@ def _recorded_monitors(run: RecordedRun) -> list[dict[str, Any]]:
     return [
         each
         for each in (monitors.values() if isinstance(monitors, dict) else ())
-        if _is_monitor(each, "metric")
+        if _is_monitor_of(each, "metric")
     ]
 
 
-def _is_monitor(about: Any, name: str) -> bool:
+def _is_monitor_of(about: Any, name: str) -> bool:
     return (
         isinstance(about, dict) and isinstance(about.get(name), str) and about.get("mode") in ("min", "max")
     )

@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookline.checkpoint.catalog import FoundCheckpoint, find_checkpoints
-from hookline.loggers.log_reader import LONGEST_LINE, RESUME, lines_of, read_log
+from hookline.control.client import check_directory
+from hookline.loggers.log_reader import LONGEST_LINE, RESUME_START, lines_of, read_log
 from hookline.reliability.summary import PRUNED
 from hookline.report.trace_columns import LAST_STEP, TraceData, TraceReader, read_traces
 from hookline.run.record import RECORD, read_record
 from hookline.run.timings import PARTS, SAMPLED
-from hookline.util.errors import OptionError, closest
+from hookline.util.errors import OptionError, folders_with
 
 LOG = "log.jsonl"
 EPOCH = " (epoch)"
@@ -212,21 +213,11 @@ def read_beside(run: RecordedRun) -> None:
 
 def check_run_dir(path: Path) -> None:
     """Refuse a path that is not the directory of a run, and suggest one that is."""
-    if not path.exists():
-        raise OptionError(f"{path} does not exist.{closest(path.name, folders_beside(path))}")
-    if not path.is_dir():
-        raise OptionError(f"{path} is a file; give the directory of a run, such as {path.parent}.")
+    check_directory(path)
     if not (path / LOG).is_file() and not (path / RECORD).is_file():
-        below = sorted(
-            str(each.parent) for pattern in (f"*/{LOG}", f"*/*/{LOG}") for each in path.glob(pattern)
-        )
-        hint = f" There are runs below it: {', '.join(below[-5:])}." if below else ""
+        below = folders_with(path, LOG)
+        hint = f" There are runs below it: {', '.join(below)}." if below else ""
         raise OptionError(f"{path} is not the directory of a run: it has neither {LOG} nor {RECORD}.{hint}")
-
-
-def folders_beside(path: Path) -> list[str]:
-    """Return the names of the folders in the folder of a path, to suggest one of them."""
-    return [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
 
 
 # ---- one record --------------------------------------------------------------------------------------------
@@ -490,7 +481,7 @@ class FollowedRun:
             for line in lines_of(file):
                 if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
                     break  # the line is still being written
-                if line.startswith(RESUME):
+                if line.startswith(RESUME_START):
                     return False
                 self._end += len(line)
                 try:

@@ -13,12 +13,12 @@ from typing import Any
 from hookline.control.client import is_answered
 from hookline.reliability.summary import PRUNED
 from hookline.report.charts import layer_of
-from hookline.report.reader import LAST_STEP, RecordedRun, RunEvent, failure_kind
+from hookline.report.reader import RecordedRun, RunEvent, failure_kind
+from hookline.report.trace_columns import LAST_STEP, LINE_BYTES
 from hookline.run.state import progress
 
 SILENT = 600.0
 """Seconds without a record after which a run that trains by its record counts as silent."""
-LINE_BYTES = 1_000_000
 HANG = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (.*)")
 SERIOUS = ("exception", "failure", "failed", "error", "hang", "not finite", "damaged")
 NOTABLE = (

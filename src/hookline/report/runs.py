@@ -13,11 +13,11 @@ from typing import Any
 
 from hookline.control.client import is_answered
 from hookline.report.progress import Best, best_of
-from hookline.report.reader import LOG, RecordedRun, folders_beside, read_logged, take
+from hookline.report.reader import LOG, RecordedRun, read_logged, take
 from hookline.report.run_events import SILENT, how_it_ended, position, timestamp, whole
 from hookline.run.lock import is_running
 from hookline.run.record import RECORD, read_record
-from hookline.util.errors import OptionError, closest
+from hookline.util.errors import OptionError, closest, folders_beside
 from hookline.util.urls import MANIFEST
 
 LOG_BYTES = 4_000_000

@@ -29,16 +29,15 @@ LOGGED = ("options", "module", "device", "precision", "strategy", "hooks", "torc
 """Hyper-parameters that every log has; the others are the module's."""
 
 
-def summarize(run_dirs: list[Path | str], now: float | None = None) -> dict[str, Any]:
+def summarize(run_dirs: list[Path | str]) -> dict[str, Any]:
     """Return a summary of each run, and for several runs the settings that differ. Nothing is written."""
     if not run_dirs:
         raise OptionError("A summary needs the directory of a run.")
-    now = time.time() if now is None else now
     runs = [read_run(_found(Path(each))) for each in run_dirs]
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise OptionError(f"A run is named twice: {', '.join(map(str, run_dirs))}.")
     metric = _common_metric(runs)
-    about = [_summarize_run(run, name, metric, now) for run, name in zip(runs, names(runs), strict=True)]
+    about = [_summarize_run(run, name, metric) for run, name in zip(runs, names(runs), strict=True)]
     differing = differences([each["settings"] for each in about]) if len(runs) > 1 else []
     return {
         "version": SUMMARY_VERSION,
@@ -61,9 +60,9 @@ def _common_metric(runs: list[RecordedRun]) -> str | None:
     return max(found, key=found.count) if found else None
 
 
-def _summarize_run(run: RecordedRun, name: str, metric: str | None, now: float) -> dict[str, Any]:
+def _summarize_run(run: RecordedRun, name: str, metric: str | None) -> dict[str, Any]:
     record, end, at = run.record, how_it_ended(run), position(run)
-    status, is_certain = standing(run, now, is_running(run.path))
+    status, is_certain = standing(run, time.time(), is_running(run.path))
     best: Best | None = best_of(run, metric) or best_of(run)
     started, (began, spent) = timestamp(record.get("started_at")), time_spent(run)
     sessions = record.get("sessions")

@@ -20,7 +20,8 @@ from hookline.engine.foreign import DataLike, adopt_data, adopt_steps
 from hookline.engine.hook_list import FunctionRegistration, Handle, HookList
 from hookline.engine.plan import Plan
 from hookline.engine.registry import hook_class
-from hookline.loggers.base import Loggers, make_loggers
+from hookline.loggers.base import Loggers
+from hookline.loggers.build import make_loggers
 from hookline.loggers.jsonl import JSONLines
 from hookline.metrics.metric_log import Metrics
 from hookline.run.directory import RunDirectory

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from hookline.control.client import ask
+from hookline.control.client import COMMAND_ARGUMENTS, ask
 from hookline.report.page import LIVE_SCRIPTS, embed, fill, names, page_data
 from hookline.report.reader import FollowedRun
 from hookline.util.errors import HooklineError, OptionError
@@ -171,15 +171,8 @@ OWN_NAMES = (HOME, "localhost")
 REQUEST_BYTES = 10_000
 KEEP_ALIVE = 15.0
 """Seconds after which something is always sent, so that a closed browser is detected."""
-PAGE_COMMANDS = {
-    "enable": ("hook",),
-    "disable": ("hook",),
-    "every": ("hook", "interval"),
-    "checkpoint": (),
-    "stop": (),
-    "attach": ("file", "name"),
-    "detach": ("hook",),
-}
+PAGE_COMMANDS = {name: given for name, given in COMMAND_ARGUMENTS.items() if name != "status"}
+"""The page gets the status with its updates."""
 NO_SUCH_PAGE = "This page does not exist."
 ONCE = (
     "Open the address that hookline watch printed. It works once: the browser that opened it was sent to "

@@ -38,7 +38,7 @@ from hookline.interop.lightning.trainer_parts import Part
 from hookline.interop.lightning.trainer_settings import TrainerSettings
 from hookline.interop.lightning.trainer_view import TrainerView
 from hookline.interop.lightning.tuning import CheckpointConnector, Snapshot, is_tuner, run_loop
-from hookline.loggers.base import make_loggers
+from hookline.loggers.build import make_loggers
 from hookline.loggers.jsonl import JSONLines
 from hookline.run.options import OLD_NAMES
 
