@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hookline import Hook, HookError, OptionError
-from hookline.hooks._settings import as_patterns, choose, is_match, list_some, parse_moment
+from hookline.hooks._settings import as_patterns, is_match, list_some, matching_names, parse_moment
 from hookline.hooks.freeze_schedule import FreezeSchedule
 from hookline.hooks.loss_schedule import LossSchedule
 from hookline.hooks.mixture_schedule import MixtureSchedule
@@ -33,17 +33,17 @@ def test_plain_text_matches_any_part_and_a_pattern_the_whole_name(pattern: str, 
 
 
 def test_names_keep_their_order_and_come_once() -> None:
-    assert choose("it", ["weight", "encoder.*"], NAMES) == NAMES
-    assert choose("it", ["bias"], NAMES) == ["encoder.0.bias"]
+    assert matching_names("it", ["weight", "encoder.*"], NAMES) == NAMES
+    assert matching_names("it", ["bias"], NAMES) == ["encoder.0.bias"]
 
 
 def test_a_pattern_that_matches_nothing_is_an_error_with_the_nearest_name() -> None:
     with pytest.raises(
         HookError, match=r"it: 'decoder.wieght' matches nothing. Did you mean 'decoder.weight'"
     ):
-        choose("it", ["bias", "decoder.wieght"], NAMES)
+        matching_names("it", ["bias", "decoder.wieght"], NAMES)
     with pytest.raises(HookError, match="Names: none"):
-        choose("it", ["x"], [])
+        matching_names("it", ["x"], [])
 
 
 def test_one_pattern_or_several_are_a_tuple() -> None:

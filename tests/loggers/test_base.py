@@ -271,7 +271,7 @@ def test_histograms_and_images_are_made_ready_for_a_client() -> None:
 
 def test_values_are_made_plain() -> None:
     nested = {"a": {"b": 1, "c": {"d": None}}, "e": [1, 2], 3: True, "huge": 10**400, "text": "x\ud800"}
-    assert base.flat(nested) == {
+    assert base.flat_params(nested) == {
         "a/b": 1,
         "a/c/d": "None",
         "e": "[1, 2]",
@@ -284,7 +284,7 @@ def test_values_are_made_plain() -> None:
         [255, 0],
     ]
     assert base.pixels("x", torch.tensor([[0, 300], [-5, 7]])).squeeze().tolist() == [[0, 255], [0, 7]]
-    assert base.finite("x", torch.tensor([1.0, math.nan, math.inf]))[1] == 2
+    assert base.finite_values("x", torch.tensor([1.0, math.nan, math.inf]))[1] == 2
     names = {base.file_name(tag, 1, "png") for tag in ("a/b", "a b", "../a_b", "")}
     assert len(names) == 4 and not any("/" in name or name.startswith(".") for name in names)
 

@@ -14,7 +14,7 @@ from report.reported import curve, data_of, metrics, traced, whole_run, written
 from tiny import Net, batches, quiet
 
 from hookline import Hook
-from hookline.report.charts import columns, in_order, min_max, strongest
+from hookline.report.charts import group_columns, in_order, min_max, strongest
 
 
 def test_train_and_val_share_a_chart_and_layers_share_a_heat_map() -> None:
@@ -108,14 +108,14 @@ def test_steps_that_go_back_are_put_in_order_and_what_is_not_finite_is_left_out(
 
 
 def test_a_column_of_a_heat_map_shows_its_strongest_value() -> None:
-    firsts, place = columns(np.arange(10.0), 5)
+    firsts, place = group_columns(np.arange(10.0), 5)
     assert firsts.tolist() == [0, 2, 4, 6, 8]
     found = strongest(place, np.array([1, 2, -9, 3, np.nan, 1e9, 0, 0, 5, 4]), 5)
     assert found.tolist() == [2, -9, np.inf, 0, 5]
 
 
 def test_steps_that_a_layer_has_no_value_for_stay_empty() -> None:
-    firsts, place = columns(np.array([0.0, 10, 20]), 100)
+    firsts, place = group_columns(np.array([0.0, 10, 20]), 100)
     assert np.isnan(strongest(place[:2], np.array([1.0, 2.0]), firsts.size)).tolist() == [False, False, True]
 
 

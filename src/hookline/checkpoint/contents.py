@@ -24,7 +24,7 @@ from hookline.util.urls import shown
 AMOUNTS = ("samples_seen", "tokens_seen")
 MT_STATE_WORDS = 624
 """Words of the Mersenne Twister. NumPy accepts a larger position and then reads beyond the array."""
-Check = Callable[[Any], bool]
+TypeCheck = Callable[[Any], bool]
 
 
 def check_contents(contents: Mapping[str, Any], path: object) -> None:
@@ -48,7 +48,7 @@ def check_parts(contents: Mapping[str, Any], names: Iterable[str], path: object)
             )
 
 
-def _passes(is_valid: Check, value: Any) -> bool:
+def _passes(is_valid: TypeCheck, value: Any) -> bool:
     try:
         return bool(is_valid(value))
     except Exception:  # such as the comparison of a tensor with a number
@@ -130,24 +130,24 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
-def _none_or(is_valid: Check) -> Check:
+def _none_or(is_valid: TypeCheck) -> TypeCheck:
     return lambda value: value is None or is_valid(value)
 
 
-def _one_of(allowed: Container[Any]) -> Check:
+def _one_of(allowed: Container[Any]) -> TypeCheck:
     return lambda value: value in allowed
 
 
-def _from(least: int) -> Check:
+def _from(least: int) -> TypeCheck:
     return lambda value: is_whole(value, least)
 
 
-def _list_of(is_valid: Check) -> Check:
+def _list_of(is_valid: TypeCheck) -> TypeCheck:
     """Return a check for a list in which every item passes."""
     return lambda value: isinstance(value, list) and all(map(is_valid, value))
 
 
-def _items_of(*checks: Check) -> Check:
+def _items_of(*checks: TypeCheck) -> TypeCheck:
     """Return a check for a list or tuple with one item for each of these checks."""
     return lambda value: (
         isinstance(value, list | tuple)
@@ -156,14 +156,14 @@ def _items_of(*checks: Check) -> Check:
     )
 
 
-def _values(is_valid: Check, is_key: Check = is_text) -> Check:
+def _values(is_valid: TypeCheck, is_key: TypeCheck = is_text) -> TypeCheck:
     """Return a check for a dict in which every key and every value passes."""
     return lambda value: (
         isinstance(value, dict) and all(map(is_key, value)) and all(map(is_valid, value.values()))
     )
 
 
-def _has(entries: Mapping[str, Check], optional: Iterable[str] = ()) -> Check:
+def _has(entries: Mapping[str, TypeCheck], optional: Iterable[str] = ()) -> TypeCheck:
     """Return a check for a dict with these entries, each of which passes its check."""
     return lambda value: (
         isinstance(value, dict)
@@ -188,7 +188,7 @@ _is_log = _has(
     },
     optional=["reductions"],
 )
-WEIGHTING: dict[str, Check] = {"by": _one_of(ACCUMULATE_BY), "unit": _is_amount, "correction": _is_amount}
+WEIGHTING: dict[str, TypeCheck] = {"by": _one_of(ACCUMULATE_BY), "unit": _is_amount, "correction": _is_amount}
 """Entries of an accumulation window that also exist between two windows."""
 _is_weighting = _has(WEIGHTING, optional=WEIGHTING)
 _is_open_window = _has(
@@ -279,7 +279,7 @@ def _is_loader_state(value: Any) -> bool:
         return _is_mixture(value)
     if "of_samples" in value and not set(LOADER_FACTS) <= set(value.get("facts") or ()):
         return False
-    own: dict[str, Check] = {
+    own: dict[str, TypeCheck] = {
         "generators": is_table,
         "current": is_table,
         "opened": _is_flag,
@@ -315,7 +315,7 @@ _is_optimizer_state = _has(
 _is_rng = _has({"python": _is_python_stream, "numpy": _is_numpy_stream, "torch": _is_tensor})
 
 
-RUN_PARTS: dict[str, tuple[Check, str]] = {
+RUN_PARTS: dict[str, tuple[TypeCheck, str]] = {
     "run": (is_text, "text"),
     "module": (is_table, "a table of weights"),
     "datamodule": (_is_anything, ""),

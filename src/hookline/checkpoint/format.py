@@ -353,7 +353,7 @@ def _pack_array(value: Any, tensors: TensorStore, where: str) -> Any:
     }
 
 
-def stored(tensor: Tensor) -> Tensor:
+def as_storable(tensor: Tensor) -> Tensor:
     """Return a tensor in a dtype that safetensors supports: complex as pairs, rare dtypes as bytes."""
     if tensor.dtype in PLAIN_TYPES:
         return tensor
@@ -375,7 +375,7 @@ def _add_tensor(tensor: Tensor, tensors: TensorStore, where: str) -> str:
         return first
     while name in tensors or name == RESERVED_NAME:
         name += "'"
-    tensors[name] = stored(tensor)
+    tensors[name] = as_storable(tensor)
     if memory is not None:
         tensors.index[memory] = name
     return name

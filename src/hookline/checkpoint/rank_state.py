@@ -256,19 +256,17 @@ def nothing_logged(log: dict[str, Any]) -> dict[str, Any]:
     """Return the same keys with empty values, because rank zero has the combined log."""
     return {
         **log,
-        "train_loss": _emptied(log["train_loss"]),
+        "train_loss": _empty(log["train_loss"]),
         **{
-            kind: {name: _emptied(state) for name, state in log[kind].items()}
+            kind: {name: _empty(state) for name, state in log[kind].items()}
             for kind in ("means", "by_loader")
         },
-        "keys": {
-            name: [on_step, bar, _emptied(epoch)] for name, (on_step, bar, epoch) in log["keys"].items()
-        },
+        "keys": {name: [on_step, bar, _empty(epoch)] for name, (on_step, bar, epoch) in log["keys"].items()},
         "pending": {},
     }
 
 
-def _emptied(state: dict[str, Any] | None) -> dict[str, Any] | None:
+def _empty(state: dict[str, Any] | None) -> dict[str, Any] | None:
     return state and {"reduce": state["reduce"], "total": None, "count": type(state["count"])(0)}
 
 

@@ -35,10 +35,10 @@ def write_url(
     about: Mapping[str, Any] | None,
     staging: Callable[[], Path] | None,
 ) -> Manifest:
-    """Write a checkpoint to a local folder and copy it to a URL. staging: see `staged`."""
+    """Write a checkpoint to a local folder and copy it to a URL. staging: see `staging_folder`."""
     with (
         _open_remote(url, "could not be written") as (fs, root),
-        staged(staging) as folder,
+        staging_folder(staging) as folder,
         _show_url_in_errors(url, str(folder)),
     ):
         manifest = write_folder(contents, folder / "checkpoint", about)
@@ -47,7 +47,7 @@ def write_url(
 
 
 @contextlib.contextmanager
-def staged(staging: Callable[[], Path] | None) -> Iterator[Path]:
+def staging_folder(staging: Callable[[], Path] | None) -> Iterator[Path]:
     """Create a temporary folder below the one that `staging` returns, or in the system's default."""
     parent = staging() if staging else None
     if parent is not None:
@@ -67,14 +67,14 @@ def copy_to_url(folder: Path, url: str) -> None:
 
 def read_url(url: str) -> dict[str, Any]:
     """Download a checkpoint and read it."""
-    with _downloaded(url) as folder:
+    with _download(url) as folder:
         return read_folder(folder)
 
 
 def read_url_for_rank(url: str, rank: int, world_size: int) -> dict[str, Any]:
     """Download a checkpoint and read it for one rank; delete the download once its tensors are released."""
     with contextlib.ExitStack() as until_read:
-        folder = until_read.enter_context(_downloaded(url))
+        folder = until_read.enter_context(_download(url))
         verify_folder(folder)
         contents, rank_files = read_for_rank(folder, rank, world_size)
         weakref.finalize(rank_files, until_read.pop_all().close)
@@ -83,13 +83,13 @@ def read_url_for_rank(url: str, rank: int, world_size: int) -> dict[str, Any]:
 
 def read_url_module(url: str) -> dict[str, Any]:
     """Download a checkpoint and read only its weights."""
-    with _downloaded(url) as folder:
+    with _download(url) as folder:
         return read_module_weights(folder)
 
 
 def verify_url(url: str) -> None:
     """Download a checkpoint and verify it."""
-    with _downloaded(url) as folder:
+    with _download(url) as folder:
         refuse_unlisted(_names_at(url), verify_folder(folder), redact(url))
 
 
@@ -149,7 +149,7 @@ def _download_manifest(fs: Any, root: str, url: str) -> bytes:
 
 
 @contextlib.contextmanager
-def _downloaded(url: str) -> Iterator[Path]:
+def _download(url: str) -> Iterator[Path]:
     with (
         _open_remote(url, "cannot be read") as (fs, root),
         tempfile.TemporaryDirectory() as name,

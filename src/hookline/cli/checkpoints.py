@@ -16,7 +16,7 @@ from hookline.checkpoint.format import TAG
 from hookline.checkpoint.tensors import DTYPE_NAMES, LONGEST_HEADER
 from hookline.checkpoint.weights import export_weights
 from hookline.cli.output import FAILED, OK, format_number, format_size, print_result
-from hookline.report.runs import in_words, standing_of
+from hookline.report.runs import recorded_status, status_word
 from hookline.run.record import read_record, unsaved_end
 from hookline.util.errors import CheckpointError, OptionError, closest, folders_beside
 from hookline.util.limited_json import parse_json
@@ -317,7 +317,7 @@ def _table_data(found: list[ListedCheckpoint], path: str) -> dict[str, Any]:
         )
     about = None
     if record:
-        status, is_certain = standing_of(Path(path), record)
+        status, is_certain = recorded_status(Path(path), record)
         about = {
             **{name: record[name] for name in KEPT if name in record},
             "status": status,
@@ -365,7 +365,7 @@ def _table_text(data: dict[str, Any]) -> str:
     record = data["run"]
     if record:
         why = f" ({record['reason']})" if record["reason"] else ""
-        status = in_words(record["status"], record["is_certain"])
+        status = status_word(record["status"], record["is_certain"])
         lines.insert(0, f"{data['path']}: run {record['id']}, {status} at step {record['step']}{why}")
         if data["unsaved"]:
             lines.insert(1, f"Its last state is not on disk: it was {data['unsaved']}.")

@@ -73,7 +73,7 @@ def listed_hook(name: str) -> dict[str, Any]:
 def hook_data(name: str) -> dict[str, Any]:
     """Return a hook with its parameters and its events."""
     from hookline.config.classes import annotation
-    from hookline.config.problems import plain_values, spelled
+    from hookline.config.problems import describe_type, plain_values
     from hookline.engine.listener import event_methods
 
     cls = hook_class(name)
@@ -82,7 +82,13 @@ def hook_data(name: str) -> dict[str, Any]:
         hint = annotation(cls, parameter.name)
         further = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         required = parameter.default is parameter.empty and not further
-        kind = "further arguments, by name" if further else spelled(hint) if hint is not None else "anything"
+        kind = (
+            "further arguments, by name"
+            if further
+            else describe_type(hint)
+            if hint is not None
+            else "anything"
+        )
         found.append(
             {
                 "name": str(parameter).partition(":")[0] if further else parameter.name,

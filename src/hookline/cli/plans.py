@@ -33,11 +33,11 @@ def explain_run(chosen: argparse.Namespace, overrides: list[str]) -> int:
         return _compare_with_trace(chosen, overrides)
     if not chosen.config:
         raise ConfigError("explain needs a configuration, --from TRACE, or --diff CONFIG CONFIG.")
-    explanation = _planned(chosen.config, chosen, overrides)
+    explanation = _plan_of(chosen.config, chosen, overrides)
     return print_result(chosen, explanation.data(), explanation.text(everything=chosen.all))
 
 
-def _planned(config: str, chosen: argparse.Namespace, overrides: list[str], verb: str = "") -> Explanation:
+def _plan_of(config: str, chosen: argparse.Namespace, overrides: list[str], verb: str = "") -> Explanation:
     from hookline.training.trainer import Trainer
 
     parts = load_config(config, overrides, allow=chosen.allow, hooks=chosen.hook).build()
@@ -52,7 +52,7 @@ def _compare_with_trace(chosen: argparse.Namespace, overrides: list[str]) -> int
     recorded = count(of_first_rank(read_trace(chosen.trace)))
     planned: list[dict[str, Any]] | None = None
     if chosen.config:
-        rows = _planned(chosen.config, chosen, overrides, recorded.verb).data()
+        rows = _plan_of(chosen.config, chosen, overrides, recorded.verb).data()
         planned = [row for row in rows if row["listeners"]]
     explanation, different = beside(recorded, planned)
     data = {"events": recorded.events, "listeners": explanation.data(), "differences": different}
@@ -61,7 +61,7 @@ def _compare_with_trace(chosen: argparse.Namespace, overrides: list[str]) -> int
 
 
 def _compare_configurations(chosen: argparse.Namespace, overrides: list[str]) -> int:
-    first, second = (_planned(config, chosen, overrides) for config in chosen.diff)
+    first, second = (_plan_of(config, chosen, overrides) for config in chosen.diff)
     different = [
         *_different_settings(chosen, overrides),
         *compare(first, second, (chosen.diff[0], chosen.diff[1])),

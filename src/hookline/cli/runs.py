@@ -51,13 +51,13 @@ def run_stage(chosen: argparse.Namespace, overrides: list[str]) -> int:
         _add_resume_command(error, chosen, overrides, trainer)
         raise
     if not trainer.strategy.ranks.alone and predictions is not None:
-        predictions = _of_all_ranks(predictions, trainer.strategy.ranks)
+        predictions = _gather_predictions(predictions, trainer.strategy.ranks)
     if trainer.strategy.rank == 0:
         _print_result(chosen, overrides, trainer, saved, predictions, interrupted=code != OK)
     return code
 
 
-def _of_all_ranks(predictions: list[Any], ranks: Any) -> list[Any]:
+def _gather_predictions(predictions: list[Any], ranks: Any) -> list[Any]:
     """Return the predictions of all ranks in the order of the data: the batches are dealt to ranks in
     turn.
     """
@@ -114,7 +114,7 @@ def _print_result(
         "step": trainer.global_step,
         "epochs": state.epochs_seen,
         "metrics": {name: float(value) for name, value in trainer.metrics.items()},
-        **_on_disk(chosen, trainer, saved),
+        **_newest_on_disk(chosen, trainer, saved),
     }
     if predictions is not None:
         result["predictions"] = str(_write_predictions(predictions, trainer.run_dir / "predictions.jsonl"))
@@ -132,7 +132,7 @@ def _print_result(
     line = _model_line(trainer) if chosen.command == "fit" else ""  # it has the checkpoint
     for what in ("predictions", "checkpoint", "run_dir"):
         if (chosen.command == "fit" and not line) if what == "checkpoint" else result.get(what):
-            text = _of_step(result) if what == "checkpoint" else result[what]
+            text = _checkpoint_text(result) if what == "checkpoint" else result[what]
             print(f"{what.replace('_dir', ' directory')}: {text}")
     if interrupted and saved.path is not None:
         again = _resume_command(chosen, overrides, trainer, saved.path)
@@ -147,7 +147,7 @@ def _model_line(trainer: Any) -> str:
     return model_line(trainer._fitted) if trainer._fitted is not None else ""
 
 
-def _on_disk(chosen: argparse.Namespace, trainer: Any, saved: SavedPath) -> dict[str, Any]:
+def _newest_on_disk(chosen: argparse.Namespace, trainer: Any, saved: SavedPath) -> dict[str, Any]:
     """Return the newest checkpoint of a fit, its step, and whether it has the last state of the fit."""
     run = trainer._fitted
     if chosen.command != "fit" or run is None:
@@ -162,7 +162,7 @@ def _on_disk(chosen: argparse.Namespace, trainer: Any, saved: SavedPath) -> dict
     }
 
 
-def _of_step(result: dict[str, Any]) -> str:
+def _checkpoint_text(result: dict[str, Any]) -> str:
     if result["checkpoint"] is None:
         return "none; nothing of this run is saved"
     missing = (

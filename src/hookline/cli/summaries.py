@@ -12,7 +12,7 @@ from hookline.cli.output import format_number, format_size, format_table, print_
 from hookline.loggers.jsonl import jsonable
 from hookline.report import write_report
 from hookline.report.run_events import format_duration, position, status_in_words, timestamp
-from hookline.report.runs import ListedRun, Listing, in_words, list_runs
+from hookline.report.runs import ListedRun, Listing, list_runs, status_word
 from hookline.report.summary import summarize
 from hookline.run.options import Options
 from hookline.run.state import counted, progress
@@ -76,7 +76,7 @@ def _listing_text(listing: Listing, now: float) -> str:
         path = run.path.relative_to(listing.folder) if run.path != listing.folder else run.path
         epochs = "" if run.epochs is None else f"{run.epochs:,}"
         age = "" if run.started is None else format_duration(max(0.0, now - run.started))
-        standing = in_words(run.status, run.is_certain)
+        standing = status_word(run.status, run.is_certain)
         size = format_size(run.bytes)
         rows.append((str(path), standing, f"{run.step:,}", epochs, _best_in_list(run), age, size))
     table = (
@@ -116,7 +116,7 @@ def _summary_text(data: dict[str, Any]) -> str:
     for label, text in (
         (
             "status",
-            f"{in_words(about['status'], about['is_certain'])}{reason}, "
+            f"{status_word(about['status'], about['is_certain'])}{reason}, "
             f"{progress(about['step'], about['epochs'])}",
         ),
         ("error", f"{error.get('type')}: {error.get('message')}" if error else ""),
@@ -293,7 +293,7 @@ def _comparison_text(data: dict[str, Any]) -> str:
         rows.append(
             (
                 about["name"],
-                in_words(about["status"], about["is_certain"]),
+                status_word(about["status"], about["is_certain"]),
                 f"{about['step']:,}",
                 shown,
                 *values,

@@ -15,7 +15,15 @@ from typing import Any
 
 from hookline.config.files import ConfigSource
 from hookline.config.permissions import PATH, Permissions
-from hookline.config.problems import SECRET, ConfigError, Override, choices, format_value, nearest, spelled
+from hookline.config.problems import (
+    SECRET,
+    ConfigError,
+    Override,
+    choices,
+    describe_type,
+    format_value,
+    nearest,
+)
 from hookline.util.errors import HooklineError, closest
 
 
@@ -37,10 +45,10 @@ class ConfigKey:
     @property
     def wanted(self) -> str:
         """Return the accepted classes in words."""
-        return " or ".join(_public(each) for each in self.kinds)
+        return " or ".join(_public_path(each) for each in self.kinds)
 
 
-def _public(cls: type) -> str:
+def _public_path(cls: type) -> str:
     """Return the public path of a class: hookline.Hook, torch.nn.Module, torch.optim.Optimizer."""
     depth = 2 if cls.__module__.startswith("torch.") else 1
     return ".".join([*cls.__module__.split(".")[:depth], cls.__name__])
@@ -156,7 +164,7 @@ def check_arguments(
         parser, names = _parser(cls, place.skip)
         for name, value in part.init_args.items():
             if name not in names:
-                raise source.wrong(part.keys[name], _unknown(cls, name, names, place), value)
+                raise source.wrong(part.keys[name], _explain_unknown(cls, name, names, place), value)
             if name == "filename":
                 _check_filename(source, part.keys[name], value)
             for path in class_paths(value):
@@ -176,13 +184,13 @@ def check_arguments(
         try:
             parsed = parser.parse_object(values)
         except (ArgumentError, TypeError, ValueError) as error:
-            raise source.wrong(part.key, f"{cls.__name__} cannot be made: {_innermost(error)}") from None
+            raise source.wrong(part.key, f"{cls.__name__} cannot be made: {_last_reason(error)}") from None
         for name, value in values.items():
             _check_resolved(source, part.keys[name], value, parsed[name], permissions)
         made = parser.instantiate(parsed)
         for name in values if not permissions.trusted else ():
             if left := class_paths(made[name]):  # also of a text that jsonargparse has read as YAML
-                raise source.wrong(part.keys[name], _untyped(cls, name, left[0]), part.init_args[name])
+                raise source.wrong(part.keys[name], _no_type(cls, name, left[0]), part.init_args[name])
         return {name: made[name] for name in values}
 
 
@@ -225,10 +233,10 @@ def _all_items(value: Any) -> Iterator[tuple[str, Any]]:
         yield from _all_items(item)
 
 
-def _untyped(cls: type, name: str, path: str) -> str:
+def _no_type(cls: type, name: str, path: str) -> str:
     """Return the error about a class path for a parameter whose type is not a class."""
     hint = annotation(cls, name)
-    takes = f"takes {spelled(hint)}" if hint is not None else "has no type"
+    takes = f"takes {describe_type(hint)}" if hint is not None else "has no type"
     return (
         f"{path!r} was not made: a class path is accepted where a parameter's type names the class, and "
         f"{name} of {cls.__name__} {takes}. Give it a type, such as `{name}: nn.Module`."
@@ -253,13 +261,13 @@ def _check_argument(
 
     skip = names - {name}
     first = value.guess if isinstance(value, Override) else value
-    readings = [first, _gathered(first), *([str(value)] if isinstance(value, Override) else [])]
+    readings = [first, _gather_arguments(first), *([str(value)] if isinstance(value, Override) else [])]
     failure: Exception | None = None
     hint = annotation(cls, name)
     if isinstance(first, str) and not first.strip() and hint is not None and not accepts_text(hint):
         # YAML reads it as null: an option that a script left empty would silently be the default
         raise functions.source.wrong(
-            part.keys[name], f"this is empty; {name} must be {spelled(hint)}.", value
+            part.keys[name], f"this is empty; {name} must be {describe_type(hint)}.", value
         )
     for reading in readings:
         reading = functions.within(hint, reading, part.keys[name])
@@ -271,16 +279,16 @@ def _check_argument(
         except (ArgumentError, TypeError, ValueError) as error:
             failure = failure or error
     assert failure is not None
-    raise functions.source.wrong(part.keys[name], _wrong(cls, name, readings[0], failure), value)
+    raise functions.source.wrong(part.keys[name], _explain_wrong(cls, name, readings[0], failure), value)
 
 
-def _gathered(value: Any) -> Any:
+def _gather_arguments(value: Any) -> Any:
     """Move arguments beside a class_path into init_args, where jsonargparse expects nested ones."""
     if isinstance(value, list):
-        return [_gathered(each) for each in value]
+        return [_gather_arguments(each) for each in value]
     if not isinstance(value, dict):
         return value
-    value = {name: _gathered(each) for name, each in value.items()}
+    value = {name: _gather_arguments(each) for name, each in value.items()}
     inner = value.get("init_args") or {}
     beside = {name: each for name, each in value.items() if name not in ("class_path", "init_args")}
     if "class_path" not in value or not beside or not isinstance(inner, dict) or set(inner) & set(beside):
@@ -288,7 +296,7 @@ def _gathered(value: Any) -> Any:
     return {"class_path": value["class_path"], "init_args": {**inner, **beside}}
 
 
-def _unknown(cls: type, name: str, names: list[str], place: ConfigKey) -> str:
+def _explain_unknown(cls: type, name: str, names: list[str], place: ConfigKey) -> str:
     near = closest(name, [*names, *place.settings, "class_path", "init_args"])
     return (
         f"{cls.__name__} has no parameter {name!r}.{near} It has: "
@@ -296,19 +304,19 @@ def _unknown(cls: type, name: str, names: list[str], place: ConfigKey) -> str:
     )
 
 
-def _wrong(cls: type, name: str, value: Any, error: Exception) -> str:
-    text = _innermost(error)
+def _explain_wrong(cls: type, name: str, value: Any, error: Exception) -> str:
+    text = _last_reason(error)
     if denied := re.search(r"Importing '([\w.]+)' is not allowed", str(error)):
         top = denied[1].partition(".")[0]
         return f"{denied[1]!r} may not be imported from here, and was not. If you trust it: --allow {top}."
     hint = annotation(cls, name)
     if SECRET.search(name):  # jsonargparse quotes the value
-        return f"{name} must be {spelled(hint) if hint is not None else 'something else'}."
+        return f"{name} must be {describe_type(hint) if hint is not None else 'something else'}."
     if hint is None:
         return text
     near = closest(str(value), choices(hint))
     nested = f" ({text})" if isinstance(value, dict) else ""
-    return f"{name} must be {spelled(hint)}.{near}{nested}"
+    return f"{name} must be {describe_type(hint)}.{near}{nested}"
 
 
 def annotation(cls: Any, name: str) -> Any:
@@ -324,7 +332,7 @@ def annotation(cls: Any, name: str) -> Any:
     return None
 
 
-def _innermost(error: Exception) -> str:
+def _last_reason(error: Exception) -> str:
     lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
     noise = (
         "Parser key",
@@ -460,10 +468,10 @@ class Functions:
                 isinstance(value, Mapping)
                 and "class_path" not in value
                 and len(inner) == 2
-                and _is(origin, Mapping)
+                and _is_subclass(origin, Mapping)
             ):
                 return {name: self.within(inner[1], item, f"{key}.{name}") for name, item in value.items()}
-            if isinstance(value, list) and inner and _is(origin, Sequence):
+            if isinstance(value, list) and inner and _is_subclass(origin, Sequence):
                 return [self.within(inner[0], item, f"{key}.{place}") for place, item in enumerate(value)]
         return value
 
@@ -474,7 +482,7 @@ class Functions:
         if inspect.isclass(found):
             made = [typing.get_args(each)[-1] for each in wanted if typing.get_args(each)]
             if any("__call__" in vars(each) for each in found.__mro__) or any(
-                _is(found, each) for each in made
+                _is_subclass(found, each) for each in made
             ):
                 return dotted
             raise self.source.wrong(
@@ -510,5 +518,5 @@ def accepts_text(hint: Any) -> bool:
     return any(each in (str, Any, object) for each in union_members(hint))
 
 
-def _is(origin: Any, kind: Any) -> bool:
+def _is_subclass(origin: Any, kind: Any) -> bool:
     return inspect.isclass(origin) and inspect.isclass(kind) and issubclass(origin, kind)

@@ -100,11 +100,11 @@ def read_config(path: str | Path) -> ConfigSource:
         raise ConfigError(str(error), where=name) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"it cannot be read: {error}", where=name) from None
-    values = _toml(text, name) if path.suffix == ".toml" else read_yaml(text, name)
+    values = _read_toml(text, name) if path.suffix == ".toml" else read_yaml(text, name)
     return ConfigSource(values, path)
 
 
-def _toml(text: str, name: str) -> dict[str, Any]:
+def _read_toml(text: str, name: str) -> dict[str, Any]:
     try:
         problems.check_toml(text)
         values = tomllib.loads(text)

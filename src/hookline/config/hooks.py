@@ -241,7 +241,7 @@ def read_hooks(source: ConfigSource, given: Any) -> list[tuple[str, ConfigPart]]
             switches[name] = plain_values(value)
         elif not _is_off(value):
             found.append((name, _read_hook(source, name, value)))
-    return [*found, *_switched(source, switches)]
+    return [*found, *_read_switches(source, switches)]
 
 
 def _is_off(value: Any) -> bool:
@@ -279,7 +279,7 @@ def _read_hook(source: ConfigSource, name: str, value: Any) -> ConfigPart:
     return part
 
 
-def _switched(source: ConfigSource, switches: dict[str, Any]) -> list[tuple[str, ConfigPart]]:
+def _read_switches(source: ConfigSource, switches: dict[str, Any]) -> list[tuple[str, ConfigPart]]:
     if not switches:
         return []
     try:

@@ -70,7 +70,7 @@ def read_optimizer(source: ConfigSource, permissions: Permissions) -> OptimizerS
     part = read_part(source, "optimizer", values["optimizer"], OPTIMIZER_KEY)
     cls = resolve(source, part, OPTIMIZER_KEY, permissions)
     settings = OptimizerSettings(cls, check_arguments(source, part, cls, OPTIMIZER_KEY, permissions))
-    _try(source, part, lambda: settings([nn.Parameter(_zeros())]))
+    _try_out(source, part, lambda: settings([nn.Parameter(_zeros())]))
     if values.get("lr_scheduler") is None:
         return settings
     part = read_part(source, "lr_scheduler", values["lr_scheduler"], SCHEDULER_KEY)
@@ -83,7 +83,7 @@ def read_optimizer(source: ConfigSource, permissions: Permissions) -> OptimizerS
     )
     from hookline.run.optimizers import parse
 
-    _try(source, part, lambda: parse(settings([nn.Parameter(_zeros())]), "lr_scheduler"))
+    _try_out(source, part, lambda: parse(settings([nn.Parameter(_zeros())]), "lr_scheduler"))
     return settings
 
 
@@ -93,7 +93,7 @@ def _zeros() -> Any:
     return torch.zeros(2, 2)  # Muon requires two dimensions
 
 
-def _try(source: ConfigSource, part: ConfigPart, call: Any) -> None:
+def _try_out(source: ConfigSource, part: ConfigPart, call: Any) -> None:
     import warnings
 
     with warnings.catch_warnings():

@@ -140,7 +140,7 @@ class ConfigError(OptionError):
 
     def data(self) -> dict[str, Any]:
         """Return the error as plain data."""
-        value = plain_values(_masked(self.value))
+        value = plain_values(_mask(self.value))
         return {
             "where": self.where,
             "key": self.key,
@@ -173,11 +173,11 @@ class Override(str):
             except (ValueError, RecursionError):
                 continue
         if self.startswith(("[", "{")):
-            return _flow(str(self))
+            return _read_flow_yaml(str(self))
         return str(self)
 
 
-def _flow(text: str) -> Any:
+def _read_flow_yaml(text: str) -> Any:
     import yaml
     from jsonargparse import get_loader
 
@@ -205,26 +205,24 @@ def format_value(value: Any) -> str:
         value = value.guess
     text = redact(
         json.dumps(
-            str(value) if isinstance(value, Override) else plain_values(_masked(value)), ensure_ascii=False
+            str(value) if isinstance(value, Override) else plain_values(_mask(value)), ensure_ascii=False
         )
     )
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _masked(value: Any) -> Any:
+def _mask(value: Any) -> Any:
     if isinstance(value, dict):
-        return {
-            key: "(not shown)" if SECRET.search(str(key)) else _masked(each) for key, each in value.items()
-        }
+        return {key: "(not shown)" if SECRET.search(str(key)) else _mask(each) for key, each in value.items()}
     if isinstance(value, Override) and value.startswith(("[", "{")):
-        return _masked(value.guess)
-    return [_masked(each) for each in value] if isinstance(value, list | tuple) else value
+        return _mask(value.guess)
+    return [_mask(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def has_secret(key: str, value: Any) -> bool:
     """Return whether a value holds a secret, so that it must not be shown."""
     known = plain_values(value)
-    return SECRET.search(key) is not None or bool(_masked(known) != known)
+    return SECRET.search(key) is not None or bool(_mask(known) != known)
 
 
 def nearest(name: str, allowed: Iterable[str], what: str) -> str:
@@ -235,13 +233,13 @@ def nearest(name: str, allowed: Iterable[str], what: str) -> str:
     return f"{meant} {what}: {', '.join(names) or 'none'}."
 
 
-def spelled(annotation: Any) -> str:
+def describe_type(annotation: Any) -> str:
     """Return a type in words: `int | None` is 'a whole number or nothing (null)'."""
     if (known := _TYPE_WORDS.get(annotation) if isinstance(annotation, Hashable) else None) is not None:
         return known
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
-        return spelled(arguments[0])
+        return describe_type(arguments[0])
     if origin is typing.Literal:
         return " or ".join(format_value(each) for each in arguments)
     if origin in (typing.Union, types.UnionType):
@@ -250,7 +248,7 @@ def spelled(annotation: Any) -> str:
             return "anything"
         return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
     if origin in (list, set, frozenset, tuple) or (inspect.isclass(origin) and issubclass(origin, Iterable)):
-        inner = spelled(arguments[0]) if arguments and arguments[0] is not Ellipsis else ""
+        inner = describe_type(arguments[0]) if arguments and arguments[0] is not Ellipsis else ""
         if origin is dict or (inspect.isclass(origin) and hasattr(origin, "keys")):
             return "a table"
         word, bracket, more = inner.partition(" (")
@@ -276,7 +274,7 @@ def _member_words(annotation: Any) -> list[str]:
         return ["true", "false"]
     if typing.get_origin(annotation) is typing.Literal:
         return [format_value(each) for each in typing.get_args(annotation)]
-    return [spelled(annotation)]
+    return [describe_type(annotation)]
 
 
 def choices(annotation: Any) -> list[str]:

@@ -31,7 +31,7 @@ from hookline.util.urls import is_url, shown
 
 LARGEST_FILE = 1_000_000
 LONGEST_HOOK_NAME = 200
-MARK_NAME = "__hookline_attached__"
+MARKED = "__hookline_attached__"
 """The attribute of an attached hook: its file, its class and the name that was given."""
 _module_numbers = itertools.count(1)
 
@@ -90,20 +90,20 @@ def make_hook(about: dict[str, Any]) -> Hook:
             f"{cls.__name__} cannot be created without arguments ({error}); give them defaults."
         ) from error
     check_name(about["name"] or hook.name)
-    setattr(hook, MARK_NAME, (str(file), cls.__name__, about["name"]))
+    setattr(hook, MARKED, (str(file), cls.__name__, about["name"]))
     return hook
 
 
-def attached(hooks: HookList) -> list[Entry]:
+def attached_hooks(hooks: HookList) -> list[Entry]:
     """Return the hooks that were attached from outside."""
-    return [entry for entry in hooks.entries() if hasattr(entry.hook, MARK_NAME)]
+    return [entry for entry in hooks.entries() if hasattr(entry.hook, MARKED)]
 
 
 def earlier_attached(hook: Hook, name: str | None, hooks: HookList) -> list[Entry]:
     """Return the attached hooks that this one replaces: by name if it has one, else by file and class."""
     if name:
-        return [entry for entry in attached(hooks) if entry.name == name]
-    return [entry for entry in attached(hooks) if getattr(entry.hook, MARK_NAME) == getattr(hook, MARK_NAME)]
+        return [entry for entry in attached_hooks(hooks) if entry.name == name]
+    return [entry for entry in attached_hooks(hooks) if getattr(entry.hook, MARKED) == getattr(hook, MARKED)]
 
 
 def _choose(module: types.ModuleType, file: str, wanted: str) -> type[Hook]:
@@ -165,7 +165,7 @@ def check_interval(entry: Entry, interval: int | str) -> None:
                 f"hook {entry.name!r} counts by itself ({own}={getattr(entry.hook, own)!r}): "
                 f"every={interval!r} does not fit; use for example {right}."
             )
-    elif not _repeated(entry):
+    elif not _repeated_listeners(entry):
         events = ", ".join(each.event.name for each in entry.listeners) or "no events"
         raise HookError(
             f"hook {entry.name!r} listens to {events}, which do not repeat with every batch, so "
@@ -185,7 +185,7 @@ def change_interval(plan: Any, entry: Entry, interval: int | str, s: Any) -> Non
     if not filtered and (own := _own_interval(entry.hook)):
         setattr(entry.hook, own, number * SECONDS[unit] if unit in SECONDS else int(number))
         return
-    for listener in filtered or _repeated(entry):
+    for listener in filtered or _repeated_listeners(entry):
         kept = [each for each in listener.filters if not _is_interval(each)]
         made = When(every=interval).filters()
         for new_filter in made:
@@ -200,7 +200,7 @@ def _is_interval(each: Filter) -> bool:
     return each.text.startswith("every ")
 
 
-def _repeated(entry: Entry) -> list[Listener]:
+def _repeated_listeners(entry: Entry) -> list[Listener]:
     return [each for each in entry.listeners if each.event.inside in REPEATED]
 
 
@@ -283,7 +283,7 @@ def _check_file(run: Run, asked: PlainData) -> PlainData:
     if name is not None:
         check_name(name)
         hooks = run.state.hooks
-        if name in hooks and name not in [each.name for each in attached(hooks)]:
+        if name in hooks and name not in [each.name for each in attached_hooks(hooks)]:
             raise HookError(
                 f"attach: name={name!r} is the name of a hook of the program. Use a new name, or that of a "
                 f"hook that was attached before. Hooks: {', '.join(each.name for each in hooks.entries())}."
@@ -328,7 +328,7 @@ def _attach(run: Run, asked: PlainData) -> PlainData:
 
 def _check_attached(run: Run, asked: PlainData) -> PlainData:
     name, hooks = _required_text(asked, "hook"), run.state.hooks
-    names = [each.name for each in attached(hooks)]
+    names = [each.name for each in attached_hooks(hooks)]
     if hooks.entry(name).name not in names:
         raise HookError(
             f"detach: {name!r} is a hook of the program and was not attached from outside; use disable to "
@@ -477,7 +477,7 @@ def _hook_status(entry: Any, elapsed: float) -> PlainData:
         "class": type(entry.given).__name__,
         "enabled": entry.enabled,
         "every": interval_of(entry),
-        "attached": hasattr(entry.hook, MARK_NAME),
+        "attached": hasattr(entry.hook, MARKED),
         "events": [each.event.name for each in entry.listeners],
         "calls": sum(each.calls for each in accounts),
         "total": spent,

@@ -38,7 +38,7 @@ class Monitored:
         Number(0.0)(f"{who}: min_delta", min_delta)
         check_bool(f"{who}: strict", strict)
         # upper case is not a mistake: a metric of the user may be 'val/Loss'
-        if strict and (meant := misspelt(monitor, LOSSES)) and meant != monitor.lower():
+        if strict and (meant := nearest_known(monitor, LOSSES)) and meant != monitor.lower():
             raise OptionError(
                 f"{who}: monitor={monitor!r}. Did you mean {meant!r}? If {monitor!r} is a metric of your "
                 "own, pass strict=False.",
@@ -104,7 +104,7 @@ class Monitored:
         )
 
 
-def misspelt(name: str, known: tuple[str, ...]) -> str | None:
+def nearest_known(name: str, known: tuple[str, ...]) -> str | None:
     """Return the known name that differs by case or by one missing, doubled or swapped letter."""
     given = name.lower()
     for right in known if name not in known else ():
@@ -170,7 +170,7 @@ class FileName(str):
         self.metrics = [field for _, field, _ in self.parts if field and field not in NAME_COUNTERS]
         """The metrics among the fields."""
         for field in self.metrics:
-            if meant := misspelt(field, (*NAME_COUNTERS, *LOSSES)):
+            if meant := nearest_known(field, (*NAME_COUNTERS, *LOSSES)):
                 raise OptionError(
                     f"{WHO}: filename={template!r} has the field {field!r}. Did you mean {meant!r}? Fields "
                     "are epoch, step and metrics, such as val/loss.",

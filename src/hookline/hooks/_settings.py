@@ -29,7 +29,7 @@ def is_match(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) if any(each in pattern for each in "*?[") else pattern in name
 
 
-def choose(what: str, patterns: Iterable[str], names: Iterable[str]) -> list[str]:
+def matching_names(what: str, patterns: Iterable[str], names: Iterable[str]) -> list[str]:
     """Return the names that match a pattern. Raise with the closest name if a pattern matches none."""
     names = list(names)
     for pattern in patterns:

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookline.engine.checks import Above, Count, Several, checked_parameters, members
 from hookline.engine.hook import Hook
-from hookline.hooks._settings import as_patterns, choose
+from hookline.hooks._settings import as_patterns, matching_names
 from hookline.hooks._statistics import between_graphs, local_values, tensors_in
 from hookline.util.errors import HookError
 
@@ -99,11 +99,7 @@ class ActivationMonitor(Hook):
     def on_before_backward(self) -> None:
         self._watching.close()  # the forward pass is over
 
-    def on_validation_start(self) -> None:
-        self._watching.close()  # a step without a loss had no backward
-
-    def on_train_epoch_end(self) -> None:
-        self._watching.close()
+    on_validation_start = on_train_epoch_end = on_before_backward  # after a step without a loss
 
     def on_step_end(self, trainer: Any, step: int) -> None:
         if step != self._looked_at + 1:
@@ -159,7 +155,7 @@ class ActivationMonitor(Hook):
                 handle.remove()
 
     def _choose(self, model: nn.Module) -> list[str]:
-        return choose(
+        return matching_names(
             "ActivationMonitor: modules", self.modules, [name for name, _ in model.named_modules() if name]
         )
 

@@ -15,7 +15,7 @@ from hookline.distributed.sharded_norms import gather_rows, shards_of
 from hookline.engine.checks import Count, checked_parameters, members, refused
 from hookline.engine.hook import Hook
 from hookline.hooks._figures import heat_map, need_matplotlib, save_figure
-from hookline.hooks._settings import as_patterns, choose, is_match, list_some
+from hookline.hooks._settings import as_patterns, is_match, list_some, matching_names
 from hookline.hooks._statistics import norms, percentiles, sample_of, with_gradients
 from hookline.util.errors import HookError, OptionError
 
@@ -228,7 +228,7 @@ class GradientMonitor(Hook):
             self.history.clear()
             self._flagged.clear()
         if self.param_filter is not None:
-            choose(
+            matching_names(
                 "GradientMonitor: param_filter",
                 self.param_filter,
                 [name for name, _ in module.named_parameters()],

@@ -86,7 +86,7 @@ class HParams(Hook):
     def _read(self, module: Any, is_first: bool) -> None:
         made, who = init_arguments(module), type(module).__name__
         if made is None:
-            made, unknown = _guessed(module)
+            made, unknown = _guess_arguments(module)
             is_sure = isinstance(module, Module) or getattr(module, "hparams", None)
             if is_first and not is_sure and (made.recorded or unknown):
                 log.warning(
@@ -109,7 +109,7 @@ class HParams(Hook):
             )
 
 
-def _guessed(module: Any) -> tuple[InitArguments, list[str]]:
+def _guess_arguments(module: Any) -> tuple[InitArguments, list[str]]:
     """Return the arguments found in Lightning's `hparams` or as attributes, and the names of the others."""
     kept = getattr(module, "hparams", None)
     known = dict(kept) if isinstance(kept, Mapping) else {}

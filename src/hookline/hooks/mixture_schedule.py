@@ -79,11 +79,10 @@ class MixtureSchedule(Hook):
                 raise OptionError(f"{WHO}: the phase at {at} {unit}s is not possible. {error}") from None
         self._look(state)
 
-    def on_train_epoch_start(self, state: Any) -> None:
-        self._look(state)
-
     def on_step_end(self, state: Any) -> None:
         self._look(state)
+
+    on_train_epoch_start = on_step_end
 
     def _by_tokens(self, state: Any, tokens_seen: int) -> None:
         self._look(state)

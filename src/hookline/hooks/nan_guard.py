@@ -113,11 +113,7 @@ class NaNGuard(Hook):
     def on_validation_start(self) -> None:
         self._release()  # a step without a loss had no backward
 
-    def on_train_epoch_end(self) -> None:
-        self._release()
-
-    def teardown(self) -> None:
-        self._release()
+    on_train_epoch_end = teardown = on_validation_start
 
     def _report(self, what: str, state: Any) -> None:
         self.found += 1

@@ -289,7 +289,7 @@ class ClientLogger(Logger):
         self._write({tag: number(tag, scalar_value)}, self._step(global_step))
 
     def add_figure(self, tag: str, figure: Any, global_step: int | None = None) -> None:
-        self.add_image(tag, picture(tag, figure), global_step)
+        self.add_image(tag, figure_pixels(tag, figure), global_step)
 
     def close(self) -> None:
         self._run_dir = None
@@ -324,7 +324,7 @@ def numbers(tag: str, values: Any) -> np.ndarray[Any, Any]:
         raise BadValue(f"{tag!r} takes a tensor of numbers, not {_describe_kind(values)}.") from error
 
 
-def finite(tag: str, values: Any) -> tuple[np.ndarray[Any, Any], int]:
+def finite_values(tag: str, values: Any) -> tuple[np.ndarray[Any, Any], int]:
     """Return the finite values, and the number of others."""
     every = numbers(tag, values)
     shown = every[np.isfinite(every)]
@@ -345,7 +345,7 @@ def histogram(values: np.ndarray[Any, Any], bins: int) -> tuple[np.ndarray[Any, 
 
 def histogram_row(tag: str, values: Any, make: Callable[..., Any]) -> dict[str, Any]:
     """Return the records of a histogram: a client's object of its finite values, and the number of others."""
-    shown, others = finite(tag, values)
+    shown, others = finite_values(tag, values)
     row = {tag: make(np_histogram=histogram(shown, 64))} if shown.size else {}
     return row | ({f"{tag}/nonfinite": others} if others else {})
 
@@ -381,7 +381,7 @@ def flat_pixels(tag: str, image: Any) -> np.ndarray[Any, Any]:
     return data[:, :, 0] if data.shape[2] == 1 else data
 
 
-def drawn(tag: str, figure: Any) -> bytes:
+def figure_png(tag: str, figure: Any) -> bytes:
     """Return a figure as the bytes of a PNG file."""
     if not hasattr(figure, "savefig"):
         raise BadValue(f"{tag!r} takes a matplotlib figure, not {_describe_kind(figure)}.")
@@ -393,14 +393,14 @@ def drawn(tag: str, figure: Any) -> bytes:
     return file.getvalue()
 
 
-def picture(tag: str, figure: Any) -> np.ndarray[Any, Any]:
+def figure_pixels(tag: str, figure: Any) -> np.ndarray[Any, Any]:
     """Return a figure as an image of shape (4, height, width)."""
     from PIL import Image  # comes with matplotlib
 
-    return np.array(Image.open(io.BytesIO(drawn(tag, figure))).convert("RGBA")).transpose(2, 0, 1)
+    return np.array(Image.open(io.BytesIO(figure_png(tag, figure))).convert("RGBA")).transpose(2, 0, 1)
 
 
-def flat(params: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
+def flat_params(params: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
     """Return nested parameters flattened (`options/max_epochs`), each of a type that every client accepts."""
     return {
         encodable(name): value

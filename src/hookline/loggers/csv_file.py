@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from hookline.loggers.base import Logger, check_folder, flat, number
+from hookline.loggers.base import Logger, check_folder, flat_params, number
 from hookline.util.text import encodable
 
 FIRST_COLUMNS = ("step", "epoch")
@@ -134,7 +134,7 @@ class CSV(Logger):
         return hashlib.sha256(json.dumps(cells or str(self.path.resolve())).encode()).hexdigest()
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
-        rows = ([name, str(value)] for name, value in flat(params).items())
+        rows = ([name, str(value)] for name, value in flat_params(params).items())
         _write_whole(self.path.parent / "hparams.csv", ["name", "value"], rows)
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:

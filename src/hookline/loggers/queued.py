@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from hookline.engine.checks import Count, Timeout
-from hookline.loggers.base import BadValue, Logger, check_image, number, numbers, picture, pixels
+from hookline.loggers.base import BadValue, Logger, check_image, figure_pixels, number, numbers, pixels
 from hookline.loggers.jsonl import jsonable
 from hookline.util.errors import OptionError
 
@@ -180,7 +180,7 @@ class Queued(Logger):
         if self.waits:
             self._put("add_figure", tag, figure, global_step)
         elif not self.off:
-            self._put("add_image", tag, picture(tag, figure), global_step)
+            self._put("add_image", tag, figure_pixels(tag, figure), global_step)
 
     @property
     def client(self) -> Any:

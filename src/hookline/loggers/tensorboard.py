@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.engine.checks import Count
-from hookline.loggers.base import ClientLogger, check_folder, finite, flat, pixels
+from hookline.loggers.base import ClientLogger, check_folder, finite_values, flat_params, pixels
 from hookline.util.text import encodable
 
 
@@ -58,11 +58,11 @@ class TensorBoard(ClientLogger):
         """Log into the same run. The writer's `add_hparams` would make another run."""
         from torch.utils.tensorboard.summary import hparams
 
-        for summary in hparams(flat(params), {}):  # type: ignore[no-untyped-call]
+        for summary in hparams(flat_params(params), {}):  # type: ignore[no-untyped-call]
             self.client.file_writer.add_summary(summary)
 
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
-        (shown, others), step = finite(tag, values), self._step(global_step)
+        (shown, others), step = finite_values(tag, values), self._step(global_step)
         if shown.size:
             self.client.add_histogram(encodable(tag), shown, step)
         if others:

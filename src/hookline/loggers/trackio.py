@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hookline.engine.checks import check_choice, refused
-from hookline.loggers.base import ClientLogger, flat, flat_pixels, histogram_row
+from hookline.loggers.base import ClientLogger, flat_params, flat_pixels, histogram_row
 from hookline.util.errors import HooklineError
 from hookline.util.text import encodable
 
@@ -82,7 +82,7 @@ class Trackio(ClientLogger):
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """Log them with the first record, or later as text."""
-        plain, client = flat(params), self.client
+        plain, client = flat_params(params), self.client
         if not self._began:
             client.config.update(
                 {f"config{name}" if name.startswith("_") else name: value for name, value in plain.items()}

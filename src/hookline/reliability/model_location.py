@@ -53,7 +53,7 @@ def model_line(run: Run) -> str:
         )
     if (best := best_checkpoint_of(run)) is not None and Path(best["path"]) != Path(path):
         text += f". Best: {_as_posix(best['path'])} ({best['name']} {best['score']:.4g}, step {best['step']})"
-    return f"{text}. Load it: {how_to_load(run.module, _restored(run) or path, run.state.hooks)}"
+    return f"{text}. Load it: {how_to_load(run.module, _restored_path(run) or path, run.state.hooks)}"
 
 
 def _not_saved(run: Run) -> str:
@@ -64,7 +64,7 @@ def _not_saved(run: Run) -> str:
     return "Model: not saved, because of checkpoint=False." if is_off else ""
 
 
-def _restored(run: Run) -> Path | str | None:
+def _restored_path(run: Run) -> Path | str | None:
     """Return the checkpoint whose weights a hook has put back into the module at the end (`restore_best`)."""
     if run.state.exception is not None or run.state.status in ("preempted", "interrupted"):
         return None

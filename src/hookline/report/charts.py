@@ -176,7 +176,7 @@ def drawn_series(run: RecordedRun) -> dict[str, Series]:
     return found
 
 
-def newest(run: RecordedRun) -> list[dict[str, Any]]:
+def headline_losses(run: RecordedRun) -> list[dict[str, Any]]:
     """Return the losses for a run's card: the newest step's value, or the epoch's mean if it is as new, and
     the lowest.
     """
@@ -226,7 +226,7 @@ def heat_maps(runs: list[RecordedRun]) -> list[dict[str, Any]]:
 def _heat_map(key: tuple[int, str, str], layers: dict[str, Series], most: int) -> dict[str, Any]:
     names = list(layers)[:MOST_LAYERS]
     arrays = [layers[name].arrays() for name in names]
-    firsts, column = columns(np.concatenate([steps for steps, _ in arrays]), most)
+    firsts, column = group_columns(np.concatenate([steps for steps, _ in arrays]), most)
     values, done = [], 0
     for steps, row in arrays:
         found = strongest(column[done : done + steps.size], row, firsts.size)
@@ -305,7 +305,7 @@ def min_max(steps: Floats, values: Floats, most: int) -> tuple[Floats, Floats, F
     return steps[chosen], values[chosen], means[which[chosen]]
 
 
-def columns(steps: Floats, most: int) -> tuple[Floats, NDArray[np.int64]]:
+def group_columns(steps: Floats, most: int) -> tuple[Floats, NDArray[np.int64]]:
     """Group steps into at most `most` columns; return the first step of each column, and the column of every
     step.
     """

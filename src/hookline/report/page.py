@@ -17,13 +17,13 @@ from typing import Any
 
 from hookline._version import __version__
 from hookline.loggers.jsonl import jsonable
-from hookline.report.charts import heat_maps, metric_rows, newest, sections, timelines
+from hookline.report.charts import headline_losses, heat_maps, metric_rows, sections, timelines
 from hookline.report.reader import RecordedRun, read_run
 from hookline.report.run_events import (
     all_events,
+    ending_of,
     format_duration,
     format_score,
-    how_it_ended,
     level,
     position,
     status_in_words,
@@ -63,7 +63,7 @@ def write_report(
 
 def render_page(runs: list[RecordedRun]) -> str:
     """Return the text of a self-contained page."""
-    return fill(embed(page_data(runs)), names(runs), SCRIPTS)
+    return fill(embed(page_data(runs)), short_names(runs), SCRIPTS)
 
 
 def fill(data: str, titles: list[str], scripts: tuple[str, ...], more_policy: str = "") -> str:
@@ -129,7 +129,7 @@ def page_data(runs: list[RecordedRun]) -> dict[str, Any]:
     """Return the data of a page about these runs."""
     now = time.time()
     charts, left_out = sections(runs)
-    named = list(zip(names(runs), runs, strict=True))
+    named = list(zip(short_names(runs), runs, strict=True))
     notes: list[str] = []
     for name, run in named:
         notes += [f"{name}: {count} {what} are not shown." for what, count in run.unshown.items()]
@@ -170,7 +170,7 @@ def page_data(runs: list[RecordedRun]) -> dict[str, Any]:
     }
 
 
-def names(runs: list[RecordedRun]) -> list[str]:
+def short_names(runs: list[RecordedRun]) -> list[str]:
     """Return the names of the directories, with as much of their paths as makes them distinct."""
     paths = [run.path.resolve() for run in runs]
     for parts in range(1, max(len(path.parts) for path in paths) + 1):
@@ -180,13 +180,13 @@ def names(runs: list[RecordedRun]) -> list[str]:
     return [str(path) for path in paths]
 
 
-def cut(text: str, most: int) -> str:
+def shorten(text: str, most: int) -> str:
     """Return the beginning of a long text, and how much of it is missing."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
 
 
 def _list_names(found: list[str]) -> str:
-    return cut(", ".join(found), LONGEST_VALUE)
+    return shorten(", ".join(found), LONGEST_VALUE)
 
 
 def _run_card(run: RecordedRun, name: str, now: float) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def _run_card(run: RecordedRun, name: str, now: float) -> dict[str, Any]:
     began, spent = time_spent(run)
     if began is not None and spent is not None and run.times.ended is not None:
         took, pauses = format_duration(spent) if spent >= 1 else "under 1 s", run.times.ended - began - spent
-    end, at = how_it_ended(run), position(run)
+    end, at = ending_of(run), position(run)
     return {
         "name": name,
         "path": str(run.path),
@@ -204,8 +204,8 @@ def _run_card(run: RecordedRun, name: str, now: float) -> dict[str, Any]:
         "step": at.step,
         "epochs": at.epochs,
         "is_inside": at.is_inside,
-        "newest": newest(run),
-        "reason": cut(end["reason"], LONGEST_VALUE),
+        "newest": headline_losses(run),
+        "reason": shorten(end["reason"], LONGEST_VALUE),
         "took": took,
         "is_over": bool(end["status"]),
         "pauses": format_duration(pauses) if pauses >= 1 else "",
@@ -223,7 +223,7 @@ def _event_rows(runs: list[RecordedRun], notes: list[str]) -> list[dict[str, Any
             "run": number,
             "kind": each.kind,
             "level": level(each.kind),
-            "text": cut(each.text, LONGEST_VALUE),
+            "text": shorten(each.text, LONGEST_VALUE),
             "time": each.time,
             "step": each.step,
         }
@@ -307,7 +307,7 @@ def _config(runs: list[RecordedRun], notes: list[str]) -> list[dict[str, Any]]:
     with their masks.
     """
     flat = [
-        {key: cut(_spell_setting(value), LONGEST_VALUE) for key, value in flatten(run.params).items()}
+        {key: shorten(_spell_setting(value), LONGEST_VALUE) for key, value in flatten(run.params).items()}
         for run in runs
     ]
     keys = list(dict.fromkeys(key for each in flat for key in each if key not in ("torch", "hookline")))
@@ -316,7 +316,9 @@ def _config(runs: list[RecordedRun], notes: list[str]) -> list[dict[str, Any]]:
             f"{len(keys) - MOST_KEYS} keys of the configuration are not shown: "
             f"{_list_names(keys[MOST_KEYS:])}"
         )
-    return [{"key": cut(key, 200), "values": [each.get(key) for each in flat]} for key in keys[:MOST_KEYS]]
+    return [
+        {"key": shorten(key, 200), "values": [each.get(key) for each in flat]} for key in keys[:MOST_KEYS]
+    ]
 
 
 def _spell_setting(value: Any) -> str:
@@ -350,12 +352,12 @@ def _texts(runs: list[RecordedRun], notes: list[str]) -> list[dict[str, Any]]:
         for tag, texts in run.texts.items():
             items = []
             for step, text in reversed(texts.kept):
-                short = cut(text, TEXT_LIMIT)
+                short = shorten(text, TEXT_LIMIT)
                 room -= len(short)
                 if room >= 0:
                     items.append({"step": step, "text": short})
             if items:
-                made.append({"run": number, "tag": cut(tag, 200), "items": items, "count": texts.count})
+                made.append({"run": number, "tag": shorten(tag, 200), "items": items, "count": texts.count})
             else:
                 without.append(tag)
     if without:
@@ -384,7 +386,12 @@ def _pictures(runs: list[RecordedRun]) -> tuple[list[dict[str, Any]], int]:
         if data:
             room -= len(data)
             made.append(
-                {"run": number, "tag": cut(tag, 200), "step": step, "src": base64.b64encode(data).decode()}
+                {
+                    "run": number,
+                    "tag": shorten(tag, 200),
+                    "step": step,
+                    "src": base64.b64encode(data).decode(),
+                }
             )
     order = list(dict.fromkeys(each["tag"] for each in made))
     return sorted(made, key=lambda each: (order.index(each["tag"]), each["run"], each["step"] or 0)), without

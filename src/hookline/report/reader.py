@@ -241,7 +241,7 @@ def take(run: RecordedRun, record: dict[str, Any]) -> bool:
     elif kind == "histogram":
         run.unshown["histograms"] += 1
     else:  # an unknown record, such as one of a later version
-        add_event(run, RunEvent(kind, _spelled(record), run.times.ended, step))
+        add_event(run, RunEvent(kind, _record_line(record), run.times.ended, step))
     return True
 
 
@@ -415,7 +415,7 @@ def add_event(run: RecordedRun, event: RunEvent) -> None:
         run.unshown["further events"] += 1
 
 
-def _spelled(record: dict[str, Any]) -> str:
+def _record_line(record: dict[str, Any]) -> str:
     """Return a record of an unknown kind as one line."""
     parts = [
         f"{key} {value}"

@@ -58,7 +58,7 @@ def all_events(run: RecordedRun) -> list[RunEvent]:
 
 def status_in_words(run: RecordedRun, now: float) -> tuple[str, str]:
     """Return the status in words, and as good, bad, warn or info."""
-    said = how_it_ended(run)["status"]
+    said = ending_of(run)["status"]
     if said:
         return said, "good" if said == "completed" else "warn" if said in NOTABLE else "bad"
     is_known = bool(run.record)
@@ -81,7 +81,7 @@ def status_in_words(run: RecordedRun, now: float) -> tuple[str, str]:
     )
 
 
-def how_it_ended(run: RecordedRun) -> dict[str, Any]:
+def ending_of(run: RecordedRun) -> dict[str, Any]:
     """Return status, reason, step, epochs and time from run.json, or from the log, which also has failures.
 
     An empty status: the run is training.
@@ -97,9 +97,9 @@ def how_it_ended(run: RecordedRun) -> dict[str, Any]:
         found = {
             "status": said,
             "reason": str(record.get("reason") or ""),
-            "step": whole(record.get("step")),
+            "step": valid_step(record.get("step")),
             "time": at,
-            "epochs": whole(record.get("epochs")),
+            "epochs": valid_step(record.get("epochs")),
         }
     else:
         found = {
@@ -120,7 +120,7 @@ def how_it_ended(run: RecordedRun) -> dict[str, Any]:
 
 def _epochs_at_end(run: RecordedRun) -> int | None:
     """Return the completed epochs. Logs of older versions only have the epoch in which a run ended."""
-    known, last = whole(run.ending.get("epochs")), whole(run.ending.get("epoch"))
+    known, last = valid_step(run.ending.get("epochs")), valid_step(run.ending.get("epoch"))
     if known is not None or last is None or run.epochs.complete is not None:
         return known
     return last + (run.ending.get("status") == "completed")
@@ -161,7 +161,7 @@ class Position:
 
 def position(run: RecordedRun) -> Position:
     """Return the position of a run, now or at its end."""
-    end = how_it_ended(run)
+    end = ending_of(run)
     step = run.last_step if end["step"] is None else end["step"]
     epochs = run.epochs.complete if end["epochs"] is None else end["epochs"]
     if epochs is None and not end["status"] and run.epochs.newest is not None:
@@ -184,7 +184,7 @@ def format_duration(seconds: float) -> str:
     return " ".join(parts[:2])
 
 
-def whole(value: Any) -> int | None:
+def valid_step(value: Any) -> int | None:
     """Return the value if it is a valid step, else None."""
     return value if type(value) is int and abs(value) < LAST_STEP else None
 
@@ -241,7 +241,7 @@ def _of_json_log(run: RecordedRun) -> Iterator[RunEvent]:
                 record = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            at, step = record.get("time"), whole(record.get("step"))
+            at, step = record.get("time"), valid_step(record.get("step"))
             at = at if isinstance(at, float) else None
             text = f"{record.get('exception', '')}: {record.get('message', '')}"
             if record["type"] == "exception" and (step, text) not in run.failures:
@@ -281,7 +281,7 @@ def _not_finite(run: RecordedRun) -> Iterator[RunEvent]:
 
 
 def _ending(run: RecordedRun) -> Iterator[RunEvent]:
-    end = how_it_ended(run)
+    end = ending_of(run)
     said, reason = end["status"], end["reason"]
     # the log has the failure already, with more detail
     if said and not (said in ("failed", "pruned") and end["step"] in [step for step, _ in run.failures]):

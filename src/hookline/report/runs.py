@@ -14,7 +14,7 @@ from typing import Any
 from hookline.control.client import is_answered
 from hookline.report.progress import Best, best_of
 from hookline.report.reader import LOG, RecordedRun, read_logged, take
-from hookline.report.run_events import SILENT, how_it_ended, position, timestamp, whole
+from hookline.report.run_events import SILENT, ending_of, position, timestamp, valid_step
 from hookline.run.lock import is_running
 from hookline.run.record import RECORD, read_record
 from hookline.util.errors import OptionError, closest, folders_beside
@@ -128,13 +128,13 @@ def _list_run(path: Path, now: float) -> ListedRun:
     if best is None or not run.record or (run.record["status"] == "training" and not alive):
         run, is_partial, said = _read_log(run)
         best = best_of(run)
-    status, is_certain = standing(run, now, alive)
+    status, is_certain = run_status(run, now, alive)
     if said and not run.record:
         status = "unreadable"
     at, record = position(run), run.record
-    is_over = bool(how_it_ended(run)["status"])
+    is_over = bool(ending_of(run)["status"])
     step = at.step if is_over or not record else max(at.step, record["step"])
-    epochs = at.epochs if at.epochs is not None else whole(record.get("epochs"))
+    epochs = at.epochs if at.epochs is not None else valid_step(record.get("epochs"))
     started = timestamp(record.get("started_at") or record.get("noted_at"))
     return ListedRun(
         path,
@@ -147,7 +147,7 @@ def _list_run(path: Path, now: float) -> ListedRun:
         is_partial and best is not None,
         run.times.began if started is None else started,
         disk_usage(path),
-        said or how_it_ended(run)["reason"],
+        said or ending_of(run)["reason"],
     )
 
 
@@ -173,7 +173,7 @@ def _read_log(run: RecordedRun) -> tuple[RecordedRun, bool, str]:
     if not log.is_file():
         return run, False, "" if run.record else f"{RECORD} cannot be read"
     if log.stat().st_size > LOG_BYTES:
-        for record in tail(log):
+        for record in last_records(log):
             take(run, record)
         run.name_curves()
         return run, True, ""
@@ -185,7 +185,7 @@ def _read_log(run: RecordedRun) -> tuple[RecordedRun, bool, str]:
     return read, False, ""
 
 
-def tail(log: Path) -> list[dict[str, Any]]:
+def last_records(log: Path) -> list[dict[str, Any]]:
     """Return the complete records at the end of a log that no later resume has superseded."""
     with log.open("rb") as file:
         length = file.seek(0, 2)
@@ -203,14 +203,14 @@ def tail(log: Path) -> list[dict[str, Any]]:
     return records
 
 
-def standing(run: RecordedRun, now: float, alive: bool | None = None) -> tuple[str, bool]:
+def run_status(run: RecordedRun, now: float, alive: bool | None = None) -> tuple[str, bool]:
     """Return the status of a run in one word ('running', 'killed', or how it ended), and whether that is
     certain.
 
     alive: whether its lock is held. A run that trains by its record was killed if no process is active in its
     directory.
     """
-    said = how_it_ended(run)["status"]
+    said = ending_of(run)["status"]
     if alive:  # even if an earlier session has ended
         return "running", True
     if said:
@@ -226,12 +226,12 @@ def standing(run: RecordedRun, now: float, alive: bool | None = None) -> tuple[s
     return "killed", True
 
 
-def standing_of(path: Path, record: dict[str, Any]) -> tuple[str, bool]:
+def recorded_status(path: Path, record: dict[str, Any]) -> tuple[str, bool]:
     """Return the status of the run in a directory by its record and its lock, as `standing` does."""
-    return standing(RecordedRun(path, record=record), time.time(), is_running(path))
+    return run_status(RecordedRun(path, record=record), time.time(), is_running(path))
 
 
-def in_words(status: str, is_certain: bool) -> str:
+def status_word(status: str, is_certain: bool) -> str:
     """Return 'killed', or 'killed?' if that is not certain."""
     return status if is_certain else f"{status}?"
 

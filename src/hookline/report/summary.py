@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hookline.report.page import names
+from hookline.report.page import short_names
 from hookline.report.progress import RULES, Best, best_of, progress_of
 from hookline.report.reader import LOG, RecordedRun, read_run
-from hookline.report.run_events import format_score, how_it_ended, position, time_spent, timestamp
-from hookline.report.runs import disk_usage, standing, tail, utc
+from hookline.report.run_events import ending_of, format_score, position, time_spent, timestamp
+from hookline.report.runs import disk_usage, last_records, run_status, utc
 from hookline.run.lock import is_running
 from hookline.util.errors import OptionError
 from hookline.util.text import flatten, mask
@@ -33,11 +33,11 @@ def summarize(run_dirs: list[Path | str]) -> dict[str, Any]:
     """Return a summary of each run, and for several runs the settings that differ. Nothing is written."""
     if not run_dirs:
         raise OptionError("A summary needs the directory of a run.")
-    runs = [read_run(_found(Path(each))) for each in run_dirs]
+    runs = [read_run(_find_run_dir(Path(each))) for each in run_dirs]
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise OptionError(f"A run is named twice: {', '.join(map(str, run_dirs))}.")
     metric = _common_metric(runs)
-    about = [_summarize_run(run, name, metric) for run, name in zip(runs, names(runs), strict=True)]
+    about = [_summarize_run(run, name, metric) for run, name in zip(runs, short_names(runs), strict=True)]
     differing = differences([each["settings"] for each in about]) if len(runs) > 1 else []
     return {
         "version": SUMMARY_VERSION,
@@ -48,7 +48,7 @@ def summarize(run_dirs: list[Path | str]) -> dict[str, Any]:
     }
 
 
-def _found(path: Path) -> Path:
+def _find_run_dir(path: Path) -> Path:
     """Return the directory of a run; a bare name may be a run in `runs/`."""
     below = Path("runs") / path
     return below if not path.exists() and not path.is_absolute() and below.is_dir() else path
@@ -61,8 +61,8 @@ def _common_metric(runs: list[RecordedRun]) -> str | None:
 
 
 def _summarize_run(run: RecordedRun, name: str, metric: str | None) -> dict[str, Any]:
-    record, end, at = run.record, how_it_ended(run), position(run)
-    status, is_certain = standing(run, time.time(), is_running(run.path))
+    record, end, at = run.record, ending_of(run), position(run)
+    status, is_certain = run_status(run, time.time(), is_running(run.path))
     best: Best | None = best_of(run, metric) or best_of(run)
     started, (began, spent) = timestamp(record.get("started_at")), time_spent(run)
     sessions = record.get("sessions")
@@ -107,7 +107,7 @@ def _newest_record(run: RecordedRun) -> dict[str, Any] | None:
     if isinstance(known, dict):
         return known
     log = run.path / LOG
-    found = [each for each in tail(log) if each.get("type") == "timings"] if log.is_file() else []
+    found = [each for each in last_records(log) if each.get("type") == "timings"] if log.is_file() else []
     return {key: value for key, value in found[-1].items() if key not in ("type", "time")} if found else None
 
 

@@ -101,7 +101,7 @@ def replay(path: str | Path, hook: Any, *, rank: int | None = None, name: str | 
     rank: of a merged trace; by default the lowest.
     """
     plan = Plan(EVENTS)
-    rank, seen = recorded(path, rank)
+    rank, seen = recorded_facts(path, rank)
     hooks = HookList(plan, EVENTS, rank)
     entry = hooks.add(hook, name).entry
     check_recorded(path, entry.listeners, seen)
@@ -109,7 +109,7 @@ def replay(path: str | Path, hook: Any, *, rank: int | None = None, name: str | 
     state = RecordedState(done.asked)
     hooks.stopwatch.start()
     begun = False
-    for event in _played(path, rank, state):
+    for event in _play_events(path, rank, state):
         if not begun:
             begun = True
             for listener in entry.listeners:
@@ -127,7 +127,7 @@ def replay(path: str | Path, hook: Any, *, rank: int | None = None, name: str | 
     return done
 
 
-def _played(path: str | Path, rank: int, state: RecordedState) -> Iterator[Event]:
+def _play_events(path: str | Path, rank: int, state: RecordedState) -> Iterator[Event]:
     """Yield the events in order, after setting the state to what was recorded."""
     for record in read_trace(path):
         args = record["args"]
@@ -147,7 +147,7 @@ def _played(path: str | Path, rank: int, state: RecordedState) -> Iterator[Event
 
 def _set_own(state: RecordedState, event: Event, args: dict[str, Any]) -> None:
     for key, expression in own_facts(event, EVENTS).items():
-        value = _revived(key, args[key]) if key in args else None
+        value = _revive(key, args[key]) if key in args else None
         if event.inside == "own":
             state.own[key] = value
         elif key in args:
@@ -156,7 +156,7 @@ def _set_own(state: RecordedState, event: Event, args: dict[str, Any]) -> None:
             vars(state).pop(expression.removeprefix("s."), None)  # not what it was at an earlier event
 
 
-def _revived(key: str, value: Any) -> Any:
+def _revive(key: str, value: Any) -> Any:
     if isinstance(value, dict) and key in ("metrics",):
         return Metrics({name: parse_number(each) for name, each in value.items()})
     if key == "path" and isinstance(value, str) and "://" not in value:
@@ -167,7 +167,7 @@ def _revived(key: str, value: Any) -> Any:
 # ---- check that the trace has the requested facts ----------------------------------------------------------
 
 
-def recorded(path: str | Path, rank: int | None) -> tuple[int, dict[str, set[str]]]:
+def recorded_facts(path: str | Path, rank: int | None) -> tuple[int, dict[str, set[str]]]:
     """Return the rank to replay, and the facts that the trace has of it, by event."""
     seen: dict[int, dict[str, set[str]]] = {}
     for record in read_trace(path):

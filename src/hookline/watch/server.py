@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from hookline.control.client import COMMAND_ARGUMENTS, ask
-from hookline.report.page import LIVE_SCRIPTS, embed, fill, names, page_data
+from hookline.report.page import LIVE_SCRIPTS, embed, fill, page_data, short_names
 from hookline.report.reader import FollowedRun
 from hookline.util.errors import HooklineError, OptionError
 from hookline.util.processes import join
@@ -129,7 +129,7 @@ class Feed:
         self.update()
         with self._changes:
             parts = {**self._parts, "live": embed(f"{self._server_id}-{self._number}")}
-        return fill(_join_json(parts), names([self._run.run]), LIVE_SCRIPTS, "; connect-src 'self'")
+        return fill(_join_json(parts), short_names([self._run.run]), LIVE_SCRIPTS, "; connect-src 'self'")
 
     def join(self) -> None:
         """Add a viewer."""
