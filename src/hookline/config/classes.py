@@ -257,9 +257,6 @@ def _check_argument(
     functions: Functions, part: ConfigPart, cls: type, name: str, value: Any, names: set[str | int]
 ) -> Any:
     """Check one value alone, so that an error is about this value only."""
-    from jsonargparse import ArgumentParser
-
-    skip = names - {name}
     first = value.guess if isinstance(value, Override) else value
     readings = [first, _gather_arguments(first), *([str(value)] if isinstance(value, Override) else [])]
     failure: Exception | None = None
@@ -269,10 +266,9 @@ def _check_argument(
         raise functions.source.wrong(
             part.keys[name], f"this is empty; {name} must be {describe_type(hint)}.", value
         )
+    parser, _ = _parser(cls, frozenset(names - {name}))
     for reading in readings:
         reading = functions.within(hint, reading, part.keys[name])
-        parser = ArgumentParser(exit_on_error=False)
-        parser.add_class_arguments(cls, fail_untyped=False, skip=skip or None)
         try:
             parser.parse_object({name: reading})
             return reading

@@ -137,9 +137,7 @@ def read_function(source: ConfigSource, key: str, permissions: Permissions) -> A
     place = ConfigKey(f"a {key} function", (nn.Module,), home="torch.nn.functional")
     part = read_part(source, key, given, place)
     function = resolve_function(source, part, place, permissions)
-    if function is not None:
-        return function
-    return _make_object(source, key, given, place, permissions)
+    return _make_object(source, key, given, place, permissions) if function is None else function
 
 
 def resolve_function(
