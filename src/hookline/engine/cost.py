@@ -13,7 +13,6 @@ from typing import Any
 from hookline.engine.binding import Caller
 from hookline.engine.events import Event
 from hookline.util.errors import HookError, closest
-from hookline.util.text import align_columns
 
 SLOW = 0.05
 """The share of the training time from which a hook is reported as slow."""
@@ -93,6 +92,8 @@ def cost_table(rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0)
 
     The time of a row includes hooks that ran inside its calls.
     """
+    from hookline.util.text import align_columns  # not needed until the end of a run
+
     shown = rows[:SHOWN]
     cells = [("hook", "event", "calls", "total", "mean", "worst", "share")]
     cells += [

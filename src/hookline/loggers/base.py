@@ -20,7 +20,6 @@ import torch
 
 from hookline.engine.checks import check_path, refused
 from hookline.util.errors import HooklineError, OptionError
-from hookline.util.text import encodable, flatten
 
 log = logging.getLogger("hookline")
 
@@ -402,6 +401,8 @@ def figure_pixels(tag: str, figure: Any) -> np.ndarray[Any, Any]:
 
 def flat_params(params: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
     """Return nested parameters flattened (`options/max_epochs`), each of a type that every client accepts."""
+    from hookline.util.text import encodable, flatten  # the loggers of a plain run do not need it
+
     return {
         encodable(name): value
         if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 2**53)
