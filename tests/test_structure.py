@@ -553,29 +553,29 @@ def test_every_module_has_a_mirrored_test_file() -> None:
 
 # ---- figures of the whole --------------------------------------------------------------------------------------
 
-MOST_FILES, MOST_ONE_IMPORTER = 318, 13
+MOST_FILES, MOST_ONE_IMPORTER = 312, 14
 """Modules, and short modules with a single importer. They go down; only a new capability adds a module."""
 MOST_STATEMENTS = {
     "": 88,
-    "checkpoint": 2472,
-    "cli": 1216,
-    "config": 1540,
+    "checkpoint": 2406,
+    "cli": 1151,
+    "config": 1526,
     "control": 570,
-    "data": 2881,
-    "distributed": 1118,
-    "engine": 3033,
-    "hooks": 3269,
-    "interop": 9030,
-    "loggers": 1271,
+    "data": 2906,
+    "distributed": 1137,
+    "engine": 3052,
+    "hooks": 3213,
+    "interop": 9135,
+    "loggers": 1244,
     "metrics": 384,
     "reliability": 793,
-    "report": 1613,
-    "run": 3242,
-    "testing": 201,
+    "report": 1568,
+    "run": 3290,
+    "testing": 193,
     "tracing": 848,
-    "training": 5356,
-    "util": 468,
-    "watch": 314,
+    "training": 5444,
+    "util": 504,
+    "watch": 305,
 }
 """Statements of each package, which no formatter changes. They go down; only a new capability adds to its package."""
 SHORT = 60

@@ -15,8 +15,7 @@ from hookline.engine import registry
 
 if TYPE_CHECKING:
     from hookline.checkpoint.foreign_files import import_checkpoint
-    from hookline.checkpoint.load_module import load_module
-    from hookline.checkpoint.weights import load_weights
+    from hookline.checkpoint.weights import load_module, load_weights
     from hookline.data.mixing import Mixture
     from hookline.data.seeding import seed_everything
     from hookline.distributed.accelerate import Accelerated
@@ -159,7 +158,7 @@ _load, __dir__ = registry.lazy_names(
         "EVENTS": "engine.events",
         "declare_event": "engine.events",
         "import_checkpoint": "checkpoint.foreign_files",
-        "load_module": "checkpoint.load_module",
+        "load_module": "checkpoint.weights",
         "load_weights": "checkpoint.weights",
     },
 )

@@ -15,9 +15,15 @@ from tiny import Net, batches, quiet
 
 from hookline import Hook, load_weights
 from hookline.checkpoint import manifest
-from hookline.checkpoint.catalog import best_first, clean_up_below, find, first_whole, newest_first
+from hookline.checkpoint.catalog import (
+    best_first,
+    clean_up_below,
+    find_checkpoints,
+    first_whole,
+    newest_first,
+)
 from hookline.checkpoint.files import write
-from hookline.checkpoint.writer import machine
+from hookline.checkpoint.writer import machine_id
 from hookline.cli import main
 from hookline.hooks import ModelCheckpoint
 
@@ -40,21 +46,21 @@ def names(found: list[Any]) -> list[str]:
 def test_the_newest_is_first_wherever_it_lies_and_whatever_its_name_says(tmp_path: Path) -> None:
     save(tmp_path / "deep" / "down" / "step-9", 9)
     save(tmp_path / "checkpoints" / "step-3", 3)
-    assert names(find(tmp_path)[0]) == ["step-3", "step-9"]
+    assert names(find_checkpoints(tmp_path)[0]) == ["step-3", "step-9"]
 
 
 def test_what_is_being_written_or_removed_is_not_found(tmp_path: Path) -> None:
     save(tmp_path / "step-1", 1)
     save(tmp_path / ".step-2.gone", 2)
-    save(tmp_path / f".step-3.{machine()}-1.new", 3)
-    assert names(find(tmp_path)[0]) == ["step-1"]
+    save(tmp_path / f".step-3.{machine_id()}-1.new", 3)
+    assert names(find_checkpoints(tmp_path)[0]) == ["step-1"]
 
 
 def test_what_is_left_of_one_is_named_with_the_reason(tmp_path: Path) -> None:
     (save(tmp_path / "no manifest", 1) / "manifest.json").unlink()
     manifest = save(tmp_path / "changed", 2) / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"step": 2', '"step": 7'))
-    found, broken = find(tmp_path)
+    found, broken = find_checkpoints(tmp_path)
     assert not found
     assert "no manifest.json" in broken[tmp_path / "no manifest"]
     assert "manifest.json was changed after it was written" in broken[tmp_path / "changed"]
@@ -65,27 +71,27 @@ def test_the_best_is_by_the_scores_and_the_mode_of_the_newest_monitor(tmp_path: 
     scored(tmp_path / "worse", 0.9)
     scored(tmp_path / "better", 0.1)
     save(tmp_path / "kept for no score", 5)
-    assert names(best_first(find(tmp_path)[0])) == ["better", "worse"]
+    assert names(best_first(find_checkpoints(tmp_path)[0])) == ["better", "worse"]
     scored(tmp_path / "high", 0.8, "max", "val/accuracy")
-    assert names(best_first(find(tmp_path)[0])) == ["high", "of another monitor"]
+    assert names(best_first(find_checkpoints(tmp_path)[0])) == ["high", "of another monitor"]
     assert best_first([]) == []
 
 
 def test_the_first_that_can_be_read_is_taken_and_the_others_are_named(tmp_path: Path) -> None:
     save(tmp_path / "older", 1)
     (save(tmp_path / "newer", 2) / "state.json").write_text("{")
-    chosen, contents, passed_over = first_whole(find(tmp_path)[0])
+    chosen, contents, passed_over = first_whole(find_checkpoints(tmp_path)[0])
     assert chosen is not None and chosen.path.name == "older" and contents["counters"]["step"] == 1
     assert "state.json" in passed_over[tmp_path / "newer"]
     (tmp_path / "older" / "state.json").unlink()
-    assert first_whole(find(tmp_path)[0])[0] is None
+    assert first_whole(find_checkpoints(tmp_path)[0])[0] is None
 
 
 def test_one_that_was_being_replaced_when_its_process_died_is_found_again(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "checkpoints"
-    save(folder / "last", 4).rename(folder / f".last.{machine()}-999999999.old")
+    save(folder / "last", 4).rename(folder / f".last.{machine_id()}-999999999.old")
     clean_up_below(tmp_path / "run")
-    (found,) = find(tmp_path)[0]
+    (found,) = find_checkpoints(tmp_path)[0]
     assert (
         found.path == folder / "last" and json.loads((found.path / "manifest.json").read_text())["step"] == 4
     )
@@ -131,8 +137,8 @@ def began_at(run_dir: Path, **options: Any) -> str:
 @pytest.mark.usefixtures("clock")
 def test_the_newest_state_is_found_although_the_clock_goes_back(tmp_path: Path) -> None:
     assert began_at(tmp_path / "run", max_epochs=1) == ""
-    assert [each.manifest["step"] for each in find(tmp_path / "run")[0]] == [4, 4, 3, 2, 1]
-    assert find(tmp_path / "run")[0][0].path.name == "last"  # the state that the run ended with
+    assert [each.manifest["step"] for each in find_checkpoints(tmp_path / "run")[0]] == [4, 4, 3, 2, 1]
+    assert find_checkpoints(tmp_path / "run")[0][0].path.name == "last"  # the state that the run ended with
     assert began_at(tmp_path / "run", max_epochs=2) == "last"
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "last")
     assert began_at(tmp_path / "run", max_epochs=3) == "epoch=1-step=8"
@@ -146,7 +152,7 @@ def test_what_was_saved_after_a_resume_from_an_older_checkpoint_is_newer_althoug
     began_at(run_dir, max_epochs=1)
     older = run_dir / "checkpoints" / "epoch=0-step=1"
     quiet(run_dir=run_dir, hooks=[every], max_steps=2, checkpoint=True).fit(Net(), batches(4), resume=older)
-    newest = find(run_dir)[0]
+    newest = find_checkpoints(run_dir)[0]
     assert [each.path.name for each in newest] == [
         "last",
         "epoch=0-step=2-v1",
@@ -165,7 +171,7 @@ def test_a_run_that_begins_afresh_is_newer_than_what_was_in_its_directory_before
     quiet(run_dir=tmp_path / "run", hooks=[ModelCheckpoint(filename="first")]).fit(Net(), batches())
     second = Net()
     quiet(run_dir=tmp_path / "run", hooks=[ModelCheckpoint(filename="second")]).fit(second, batches())
-    assert [each.path.name for each in find(tmp_path / "run")[0]] == ["second", "first"]
+    assert [each.path.name for each in find_checkpoints(tmp_path / "run")[0]] == ["second", "first"]
     loaded = Net()
     load_weights(loaded, tmp_path / "run")
     assert torch.equal(loaded.layer.weight, second.layer.weight)
@@ -175,7 +181,7 @@ def test_runs_below_one_folder_are_in_the_order_in_which_they_were_started_last(
     for name in ("one", "two", "one"):
         epochs = 2 if (tmp_path / name).exists() else 1
         began_at(tmp_path / name, max_epochs=epochs)
-    runs = [each.path.parent.parent.name for each in find(tmp_path)[0]]
+    runs = [each.path.parent.parent.name for each in find_checkpoints(tmp_path)[0]]
     assert runs == ["one"] * 9 + ["two"] * 5
 
 
@@ -187,7 +193,7 @@ def test_what_this_version_saves_of_a_run_that_an_older_one_began_is_newer(
     shutil.copytree(Path(__file__).with_name("older"), tmp_path / "run" / "checkpoints" / "older")
     trainer = older_run(tmp_path / "run", resume=tmp_path / "run" / "checkpoints" / "older")
     trainer.save_checkpoint()
-    new, last, old = find(tmp_path / "run")[0]
+    new, last, old = find_checkpoints(tmp_path / "run")[0]
     assert (new.path.name, last.path.name, old.path.name) == (
         "step-6",
         "last",
@@ -221,7 +227,7 @@ def test_manifests_that_say_nothing_of_it_are_the_oldest() -> None:
 
 def test_what_a_kill_in_the_very_first_save_of_a_folder_left_is_removed_there_too(tmp_path: Path) -> None:
     save(tmp_path / "checkpoints" / "step-1", 1)
-    left = tmp_path / "checkpoints" / "best" / f".step-2.{machine()}-999999999.new"
+    left = tmp_path / "checkpoints" / "best" / f".step-2.{machine_id()}-999999999.new"
     left.mkdir(parents=True)
     (left / "model.safetensors").write_text("half")
     inside = tmp_path / "checkpoints" / "step-1" / "hf" / ".notes.gone"

@@ -14,7 +14,7 @@ import torch
 
 from hookline.checkpoint import writer
 from hookline.checkpoint.files import clean_up, read, verify, write
-from hookline.checkpoint.writer import machine
+from hookline.checkpoint.writer import machine_id
 
 
 def contents(step: int = 1) -> dict[str, Any]:
@@ -35,8 +35,8 @@ def names(folder: Path) -> list[str]:
 
 def test_a_half_written_one_of_a_dead_process_goes(tmp_path: Path, dead: int) -> None:
     write(contents(), tmp_path / "step-1")
-    (tmp_path / f".step-2.{machine()}-{dead}.new").mkdir()
-    (tmp_path / f".step-2.{machine()}-{dead}.new" / "model.safetensors").write_text("half")
+    (tmp_path / f".step-2.{machine_id()}-{dead}.new").mkdir()
+    (tmp_path / f".step-2.{machine_id()}-{dead}.new" / "model.safetensors").write_text("half")
     (tmp_path / ".step-0.gone").mkdir()
     assert clean_up(tmp_path) == []
     assert names(tmp_path) == ["step-1"]
@@ -44,15 +44,15 @@ def test_a_half_written_one_of_a_dead_process_goes(tmp_path: Path, dead: int) ->
 
 def test_one_that_was_being_replaced_gets_its_name_back(tmp_path: Path, dead: int) -> None:
     write(contents(), tmp_path / "best.v1")
-    (tmp_path / "best.v1").rename(tmp_path / f".best.v1.{machine()}-{dead}.old")
-    (tmp_path / f".best.v1.{machine()}-{dead}.new").mkdir()
+    (tmp_path / "best.v1").rename(tmp_path / f".best.v1.{machine_id()}-{dead}.old")
+    (tmp_path / f".best.v1.{machine_id()}-{dead}.new").mkdir()
     assert clean_up(tmp_path) == [tmp_path / "best.v1"]
     verify(tmp_path / "best.v1")
     assert names(tmp_path) == ["best.v1"]
 
 
 def test_one_that_was_replaced_goes(tmp_path: Path, dead: int) -> None:
-    write(contents(1), tmp_path / f".best.{machine()}-{dead}.old")
+    write(contents(1), tmp_path / f".best.{machine_id()}-{dead}.old")
     write(contents(2), tmp_path / "best")
     assert clean_up(tmp_path) == []
     assert names(tmp_path) == ["best"]
@@ -63,7 +63,7 @@ def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
     living = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         for kind in ("new", "old"):
-            (tmp_path / f".step-1.{machine()}-{living.pid}.{kind}").mkdir()
+            (tmp_path / f".step-1.{machine_id()}-{living.pid}.{kind}").mkdir()
         before = names(tmp_path)
         clean_up(tmp_path)
         assert names(tmp_path) == before
@@ -76,7 +76,7 @@ def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
 def test_a_predecessor_of_the_same_number_is_dead_but_ones_own_saves_are_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = tmp_path / f".step-1.{machine()}-{os.getpid()}.new"
+    mine = tmp_path / f".step-1.{machine_id()}-{os.getpid()}.new"
     mine.mkdir()
     clean_up(tmp_path)
     assert names(tmp_path) == []
@@ -155,7 +155,7 @@ def test_what_a_process_on_another_machine_writes_is_left_alone(tmp_path: Path) 
 
 
 def test_what_is_no_checkpoint_is_left_alone_whatever_its_name(tmp_path: Path, dead: int) -> None:
-    for name in (".notes.gone", f".step-1.{machine()}-{dead}.new", f".step-1.{machine()}-{dead}.old"):
+    for name in (".notes.gone", f".step-1.{machine_id()}-{dead}.new", f".step-1.{machine_id()}-{dead}.old"):
         (tmp_path / name / "inside").mkdir(parents=True)
         (tmp_path / name / "model.safetensors").write_text("half")
         (tmp_path / name / "inside" / "thesis.txt").write_text("mine")

@@ -12,7 +12,7 @@ from tiny import Net, batches, quiet
 
 from hookline import CheckpointError, Hook
 from hookline.checkpoint.contents import (
-    RUN,
+    RUN_PARTS,
     check_contents,
     check_like,
     check_parts,
@@ -86,12 +86,12 @@ def test_contents_of_a_loop_written_by_hand_have_other_parts() -> None:
     check_contents({"module": {}}, "kept")
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", RUN_PARTS)
 def test_every_part_must_be_there_and_of_its_type(whole: dict[str, Any], name: str) -> None:
     with pytest.raises(CheckpointError, match=rf"checkpoint runs/kept cannot be read.*no '{name}'"):
-        check_parts({key: value for key, value in whole.items() if key != name}, RUN, Path("runs/kept"))
+        check_parts({key: value for key, value in whole.items() if key != name}, RUN_PARTS, Path("runs/kept"))
     if name != "datamodule":  # what a data module keeps is its own business
-        with pytest.raises(CheckpointError, match=f"{name} in its state.json is not {RUN[name][1]}"):
+        with pytest.raises(CheckpointError, match=f"{name} in its state.json is not {RUN_PARTS[name][1]}"):
             check_parts({**whole, name: object()}, [name], "kept")
 
 

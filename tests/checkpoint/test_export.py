@@ -12,7 +12,7 @@ from tiny import Net, batches, quiet
 from torch import Tensor, nn
 
 from hookline import CheckpointError, OptionError
-from hookline.checkpoint.export import export_weights
+from hookline.checkpoint.weights import export_weights
 from hookline.hooks.weight_averaging import WeightAveraging
 
 

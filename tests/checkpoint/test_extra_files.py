@@ -17,10 +17,10 @@ import torch
 from tiny import Net, batches, quiet
 
 from hookline import CheckpointError, Hook, load_weights
-from hookline.checkpoint.catalog import find
+from hookline.checkpoint.catalog import find_checkpoints
 from hookline.checkpoint.files import clean_up, read, remove, verify, write
 from hookline.checkpoint.remote import list_urls
-from hookline.checkpoint.writer import machine
+from hookline.checkpoint.writer import machine_id
 from hookline.cli import main
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 from hookline.hooks.upload_checkpoint import UploadCheckpoint
@@ -94,7 +94,7 @@ def test_a_run_resumes_from_checkpoints_that_a_hook_has_added_files_to(
 def test_files_of_others_are_left_as_they_are(extended: Path) -> None:
     verify(extended)
     assert read(extended)["counters"]["step"] == 1
-    found, broken = find(extended.parent)
+    found, broken = find_checkpoints(extended.parent)
     assert [each.path for each in found] == [extended] and not broken  # what lies in hf/ is not a checkpoint
     assert names(extended / "hf") == ["config.json", "manifest.json", "model.safetensors"]
 
@@ -172,7 +172,7 @@ def test_a_removal_that_was_interrupted_is_finished_with_the_files_of_others(
     extended: Path, dead: int, kind: str
 ) -> None:
     write(contents(2), extended.with_name("other"))
-    left = extended.with_name(".other.gone" if kind == "gone" else f".other.{machine()}-{dead}.old")
+    left = extended.with_name(".other.gone" if kind == "gone" else f".other.{machine_id()}-{dead}.old")
     extended.rename(left)
     (left / "hf" / "config.json").unlink()  # it had begun
     clean_up(left.parent)
@@ -224,7 +224,7 @@ def test_a_removal_killed_at_any_call_leaves_nothing_behind_after_the_next_start
 def test_one_that_was_being_replaced_gets_its_name_back_with_the_files_of_others(
     extended: Path, dead: int
 ) -> None:
-    extended.rename(extended.with_name(f".step-1.{machine()}-{dead}.old"))
+    extended.rename(extended.with_name(f".step-1.{machine_id()}-{dead}.old"))
     assert clean_up(extended.parent) == [extended]
     assert (extended / "hf" / "config.json").read_text() == "of step 1"
 

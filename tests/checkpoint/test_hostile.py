@@ -17,7 +17,7 @@ import torch
 from tiny import Net, batches, quiet
 
 from hookline import CheckpointError, Hook, HooklineError, NonFiniteLoss, load_weights
-from hookline.checkpoint.catalog import best_first, find
+from hookline.checkpoint.catalog import best_first, find_checkpoints
 from hookline.checkpoint.files import read, read_manifest, verify, write
 from hookline.cli import main
 from hookline.hooks.early_stopping import EarlyStopping
@@ -422,7 +422,7 @@ def test_a_record_with_odd_types_is_not_believed(record: Any, tmp_path: Path) ->
 def test_the_best_is_found_among_what_can_be_compared(run: Path) -> None:
     change_manifest(newest(run), {"monitor": {"name": "x", "mode": "max", "score": "nan"}})
     change_manifest(run / "checkpoints" / "s2", {"monitor": {"name": "x", "mode": "max", "score": 1}})
-    assert len(best_first(find(run)[0])) == 2
+    assert len(best_first(find_checkpoints(run)[0])) == 2
 
 
 # ---- many of them ------------------------------------------------------------------------------------------------

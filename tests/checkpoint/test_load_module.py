@@ -11,7 +11,7 @@ from tiny import Net, batches, quiet
 from torch import nn
 
 from hookline import CheckpointError, OptionError
-from hookline.checkpoint.load_module import load_module
+from hookline.checkpoint.weights import load_module
 from hookline.hooks.hparams import HParams
 
 

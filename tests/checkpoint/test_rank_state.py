@@ -10,7 +10,7 @@ import torch
 
 from hookline.checkpoint.format import Packed, Shards, TensorStore, pack
 from hookline.checkpoint.rank_state import (
-    BUFFERS,
+    BUFFERS_PART,
     PerRankState,
     RankFiles,
     add_logs,
@@ -51,7 +51,7 @@ def test_weights_are_not_compared_but_buffers_are() -> None:
     one = PerRankState({**CONTENTS, "module": {"w": torch.ones(3) * 2}}, {"mean": torch.ones(2)}).for_rank(
         1, zero.sums
     )
-    assert set(one.part.structure["own"]) == {BUFFERS}
+    assert set(one.part.structure["own"]) == {BUFFERS_PART}
     assert list(one.part.tensors.values())[0].tolist() == [1.0, 1.0]
     assert not one.model and not one.rest and not one.structure
 

@@ -15,7 +15,7 @@ from hookline import CheckpointError
 from hookline.checkpoint.background import BackgroundSaver
 from hookline.checkpoint.files import read, read_manifest, remove, verify, write
 from hookline.checkpoint.remote import list_urls
-from hookline.checkpoint.writer import machine
+from hookline.checkpoint.writer import machine_id
 
 
 def contents(step: int = 1) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def test_checkpoints_below_a_url_are_those_with_a_manifest(base: str) -> None:
 def test_what_a_killed_process_had_put_together_goes_with_the_next_save(base: str, tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    (tmp_path / f".staging-x.{machine()}-{process.pid}.new").mkdir()
+    (tmp_path / f".staging-x.{machine_id()}-{process.pid}.new").mkdir()
     write(contents(), f"{base}/step-1", staging=lambda: tmp_path)
     assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
 

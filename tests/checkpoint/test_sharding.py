@@ -17,9 +17,8 @@ from torch import distributed as dist
 from torch import nn
 
 from hookline import load_weights
-from hookline.checkpoint.export import export_weights
 from hookline.checkpoint.files import read, read_manifest, verify, write
-from hookline.checkpoint.manifest import render, signature
+from hookline.checkpoint.manifest import render_manifest, signature
 from hookline.checkpoint.reader import read_for_rank
 from hookline.checkpoint.remote import read_url_for_rank
 from hookline.checkpoint.sharded import (
@@ -29,7 +28,7 @@ from hookline.checkpoint.sharded import (
     materialize_optimizer,
     sharded_tensors,
 )
-from hookline.checkpoint.weights import find_weights
+from hookline.checkpoint.weights import export_weights, find_weights
 from hookline.util.errors import CheckpointError
 
 
@@ -92,7 +91,7 @@ def test_pieces_that_do_not_make_whole_tensors_are_damage(mesh: Any, tmp_path: P
     manifest = read_manifest(path)  # as if it had been written so
     data = (path / "rank-0.json").read_bytes()
     manifest["files"]["rank-0.json"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    (path / "manifest.json").write_text(render({**manifest, "sha256": signature(manifest)}))
+    (path / "manifest.json").write_text(render_manifest({**manifest, "sha256": signature(manifest)}))
     for look in (verify, read, lambda path: load_weights(nn.Linear(1, 1), path)):
         with pytest.raises(
             CheckpointError, match="sharded tensors have 10 elements, but their shards have 6"
@@ -228,7 +227,7 @@ def test_what_a_rank_says_of_its_pieces_is_not_believed_whatever_it_is(
     manifest = json.loads((tmp_path / "one" / "manifest.json").read_text())
     manifest["files"]["rank-0.json"] = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
     manifest["sha256"] = signature(manifest)
-    (tmp_path / "one" / "manifest.json").write_text(render(manifest))
+    (tmp_path / "one" / "manifest.json").write_text(render_manifest(manifest))
     for look in (read, verify, lambda path: find_weights(path, as_shards=True).weights["a"].whole()):
         try:
             found = look(tmp_path / "one")

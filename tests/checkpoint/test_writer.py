@@ -14,7 +14,7 @@ import torch
 
 from hookline.checkpoint import writer
 from hookline.checkpoint.files import read, remove, write
-from hookline.checkpoint.writer import exchange, machine
+from hookline.checkpoint.writer import exchange, machine_id
 
 CONTENTS = {"module": {"w": torch.ones(100)}, "optimizers": [{"m": torch.ones(3)}], "counters": {"step": 1}}
 
@@ -48,7 +48,7 @@ def test_everything_is_flushed_before_the_rename_the_manifest_last_and_the_paren
 ) -> None:
     path = tmp_path / "deep" / "checkpoints" / "step-1"
     write(CONTENTS, path)
-    aside = f"{path.parent}/.step-1.{machine()}-{os.getpid()}.new"
+    aside = f"{path.parent}/.step-1.{machine_id()}-{os.getpid()}.new"
     flushed = [each for call, each, _ in calls if call == "fsync"]
     # the names of new folders, the data in any order, then manifest, folder, and, after the rename, the parent
     assert flushed[:2] == [str(tmp_path), f"{tmp_path}/deep"]
@@ -71,7 +71,7 @@ def test_the_old_one_is_replaced_in_one_call_and_deleted_only_once_the_new_one_i
         pytest.skip("this file system cannot exchange two names")
     calls.clear()
     write({**CONTENTS, "counters": {"step": 2}}, path)
-    new = f"{tmp_path}/.step-1.{machine()}-{os.getpid()}.new"
+    new = f"{tmp_path}/.step-1.{machine_id()}-{os.getpid()}.new"
     assert calls[-2:] == [("fsync", str(tmp_path), ""), ("rmtree", new, "")]
     assert ("fsync", new, "") in calls[:-2] and not [each for each in calls if each[0] == "rename"]
     assert read(path)["counters"]["step"] == 2
@@ -94,8 +94,8 @@ def test_where_names_cannot_be_exchanged_the_old_one_is_moved_away_first(
     calls.clear()
     write(CONTENTS, path)
     old, new = (
-        f"{tmp_path}/.step-1.{machine()}-{os.getpid()}.old",
-        f"{tmp_path}/.step-1.{machine()}-{os.getpid()}.new",
+        f"{tmp_path}/.step-1.{machine_id()}-{os.getpid()}.old",
+        f"{tmp_path}/.step-1.{machine_id()}-{os.getpid()}.new",
     )
     assert calls[-4:] == [
         ("rename", str(path), old),

@@ -11,8 +11,8 @@ from config.configured import BASIC, trainer_of
 from hookline import OptionError
 from hookline.config import HooksConfig
 from hookline.config.classes import annotation, parameters
-from hookline.config.problems import spelled
-from hookline.config.sections import TrainerSettings
+from hookline.config.problems import describe_type
+from hookline.config.sections import TrainerSection
 from hookline.distributed import DDP, FSDP, Accelerated
 from hookline.engine.registry import BUILTIN_HOOKS, hook_class
 from hookline.loggers import CSV, Console, JSONLines, MLflow, Queued, TensorBoard, Trackio, WandB
@@ -74,11 +74,13 @@ def test_a_module_that_needs_another_one_says_which(project: Path) -> None:
 
 @pytest.mark.parametrize(
     "cls",
-    [*map(hook_class, BUILTIN_HOOKS), *LOGGERS, TrainerSettings, DDP, FSDP, Accelerated],
+    [*map(hook_class, BUILTIN_HOOKS), *LOGGERS, TrainerSection, DDP, FSDP, Accelerated],
     ids=lambda cls: cls.__name__,
 )
 def test_every_parameter_of_what_hookline_brings_has_a_type_in_words(cls: type) -> None:
-    words = {name: spelled(hint) for name in parameters(cls) if (hint := annotation(cls, name)) is not None}
+    words = {
+        name: describe_type(hint) for name in parameters(cls) if (hint := annotation(cls, name)) is not None
+    }
     assert words or cls is DDP
     for name, text in words.items():
         assert not re.search(r"\bAny\b|typing|<|\[|collections|'>|\ba [AEIOU]", text), f"{name}: {text}"

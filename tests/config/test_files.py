@@ -12,7 +12,7 @@ from config.typed import HEAD, HOOK, PARTS, build, refused
 
 from hookline import Trainer
 from hookline.config import ConfigError, load_config
-from hookline.config.files import read, split_overrides
+from hookline.config.files import read_config, split_overrides
 from hookline.config.problems import Override, has_secret
 
 
@@ -180,14 +180,14 @@ def test_null_for_a_hook_says_how_to_leave_it_out(project: Path) -> None:
 def test_a_missing_file_names_those_beside_it(tmp_path: Path) -> None:
     (tmp_path / "run.toml").touch()
     with pytest.raises(ConfigError, match=r"no such file. In its folder: run.toml"):
-        read(tmp_path / "rum.toml")
+        read_config(tmp_path / "rum.toml")
 
 
 @pytest.mark.parametrize("name", ["run.json", "run", "folder"])
 def test_only_toml_and_yaml_are_configurations(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(ConfigError, match=r"ends in .toml, .yaml, .yml"):
-        read(tmp_path / name)
+        read_config(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_only_toml_and_yaml_are_configurations(tmp_path: Path, name: str) -> Non
 def test_bad_yaml_is_refused(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(ConfigError, match=said):
-        read(tmp_path / "run.yaml")
+        read_config(tmp_path / "run.yaml")
 
 
 def test_overrides_are_told_from_other_arguments() -> None:

@@ -12,7 +12,7 @@ from config.configured import BASIC, trainer_of
 from torch import nn
 
 from hookline.config import ConfigError, load_config
-from hookline.config.problems import Override, spelled
+from hookline.config.problems import Override, describe_type
 
 
 @pytest.mark.parametrize(
@@ -50,16 +50,16 @@ def test_what_a_typed_value_means(typed: str, meant: Any) -> None:
 
 
 def test_types_are_spelled_in_words() -> None:
-    assert spelled(int | None) == "a whole number or nothing (null)"
-    assert spelled(list[str]) == "a list of text"
-    assert spelled(dict[str, int]) == "a table"
-    assert spelled(nn.Module).startswith("a Module")
-    assert spelled(bool | None) == "true, false or nothing (null)"
-    assert spelled(str | list[float] | None) == "text, a list of numbers or nothing (null)"
-    assert spelled(list[nn.Module]) == "a list of Modules (a table with class_path and init_args)"
-    assert spelled(Literal["a", "b"] | int) == '"a", "b" or a whole number'
+    assert describe_type(int | None) == "a whole number or nothing (null)"
+    assert describe_type(list[str]) == "a list of text"
+    assert describe_type(dict[str, int]) == "a table"
+    assert describe_type(nn.Module).startswith("a Module")
+    assert describe_type(bool | None) == "true, false or nothing (null)"
+    assert describe_type(str | list[float] | None) == "text, a list of numbers or nothing (null)"
+    assert describe_type(list[nn.Module]) == "a list of Modules (a table with class_path and init_args)"
+    assert describe_type(Literal["a", "b"] | int) == '"a", "b" or a whole number'
     for anything in (Any, object, int | Any, dict[str, Any] | Any | None):
-        assert spelled(anything) == "anything"
+        assert describe_type(anything) == "anything"
 
 
 def bomb(kind: str, levels: int = 30) -> str:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from hookline import HookError
-from hookline.hooks._figures import MOST_LABELS, edges, heat_map, lr_curve, need_matplotlib, save
+from hookline.hooks._figures import MOST_LABELS, edges, heat_map, lr_curve, need_matplotlib, save_figure
+from hookline.loggers import JSONLines, read_log
 
 
 def labels(figure: Any) -> list[str]:
@@ -59,9 +60,13 @@ def test_the_curve_of_a_range_test_marks_the_suggestion_and_is_not_flattened_by_
     ]
 
 
-def test_a_figure_is_a_png_in_a_folder_that_is_made(tmp_path: Path) -> None:
-    save(heat_map(["a"], [1], [[1.0]], 1e-7, 1e3), tmp_path / "figures" / "it.png")
+def test_a_figure_is_logged_and_is_a_png_in_a_folder_that_is_made(tmp_path: Path) -> None:
+    logger = JSONLines(tmp_path / "log.jsonl")
+    save_figure(heat_map(["a"], [1], [[1.0]], 1e-7, 1e3), "it", tmp_path / "figures", logger, 3)
+    logger.close()
     assert (tmp_path / "figures" / "it.png").read_bytes().startswith(b"\x89PNG")
+    (record,) = read_log(tmp_path / "log.jsonl")
+    assert (record["type"], record["tag"], record["step"]) == ("image", "it", 3)
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

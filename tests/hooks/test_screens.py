@@ -16,8 +16,7 @@ import rich.console
 from hooks.shown import Logs, Terminal, plain_environment
 from tiny import Net, batches, quiet
 
-from hookline.hooks._screens import fit
-from hookline.hooks.progress_bar import ProgressBar
+from hookline.hooks.progress_bar import ProgressBar, fit_lines
 
 
 @pytest.fixture
@@ -53,7 +52,7 @@ class Told:
 @pytest.mark.parametrize("width", range(1, 160))
 def test_a_line_is_never_wider_than_the_terminal_and_says_the_most_important_first(width: int) -> None:
     bars = [Told("epoch 0"), Told("validation 中文", "2/?", "3.0 it/s", "")]
-    found = fit(bars, width)
+    found = fit_lines(bars, width)
     count = 6
     clock = 8 if found.clock else 0
     whole = (
@@ -81,9 +80,9 @@ def test_a_line_is_never_wider_than_the_terminal_and_says_the_most_important_fir
 def test_a_bar_does_not_tremble_with_the_length_of_the_numbers() -> None:
     short, long = Told("epoch 0"), Told("epoch 0")
     long.numbers = ["loss 0.123456789"]
-    first = fit([short], 80)
-    second = fit([long], 80, first.bar, first.clock)
-    third = fit([short], 80, second.bar, second.clock)
+    first = fit_lines([short], 80)
+    second = fit_lines([long], 80, first.bar, first.clock)
+    third = fit_lines([short], 80, second.bar, second.clock)
     assert third.bar == second.bar <= first.bar
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from hookline.hooks._statistics import norms, percentiles, plain, sample
+from hookline.hooks._statistics import local_values, norms, percentiles, sample_of, tensors_in, with_gradients
 
 
 def test_percentiles_of_a_sample_are_near_those_of_the_whole() -> None:
     torch.manual_seed(0)
     large, small = torch.randn(300, 256) * torch.linspace(0.1, 3, 256), torch.randn(7)
-    rows = [sample([large], 2048), sample([small], 2048)]
+    rows = [sample_of([large], 2048), sample_of([small], 2048)]
     assert 1024 <= len(rows[0]) <= 2048 and torch.equal(rows[1], small)
     found = percentiles([each.abs() for each in rows], [10, 50, 90])
     for row, values in zip(found, (large, small), strict=True):
@@ -55,10 +55,10 @@ def test_sparse_and_complex_tensors_are_their_real_values() -> None:
     twice = torch.sparse_coo_tensor(
         torch.tensor([[1, 1]]), torch.tensor([1.0, 2.0]), (3,), check_invariants=True
     )
-    assert plain(twice).tolist() == [3.0]  # values at one place are summed before they are looked at
-    assert plain(torch.tensor([3.0 + 4.0j])).tolist() == [[3.0, 4.0]]
+    assert local_values(twice).tolist() == [3.0]  # values at one place are summed before they are looked at
+    assert local_values(torch.tensor([3.0 + 4.0j])).tolist() == [[3.0, 4.0]]
     weight = torch.ones(2, requires_grad=True)
-    assert not plain(weight).requires_grad
+    assert not local_values(weight).requires_grad
 
 
 def test_norms_do_not_overflow_in_half_precision_and_an_empty_tensor_has_none() -> None:
@@ -69,10 +69,10 @@ def test_norms_do_not_overflow_in_half_precision_and_an_empty_tensor_has_none() 
 
 
 def test_a_sample_is_of_all_tensors_and_of_all_columns() -> None:
-    small = sample([torch.arange(3.0), torch.tensor(7.0)], limit=10)
+    small = sample_of([torch.arange(3.0), torch.tensor(7.0)], limit=10)
     assert small.tolist() == [0.0, 1.0, 2.0, 7.0]
     columns = torch.arange(8.0).repeat(1000, 1)
-    taken = sample([columns, torch.full((2000,), 100.0)], limit=500)
+    taken = sample_of([columns, torch.full((2000,), 100.0)], limit=500)
     assert 300 < len(taken) <= 500
     assert set(taken.tolist()) == {*map(float, range(8)), 100.0}
 
@@ -80,3 +80,18 @@ def test_a_sample_is_of_all_tensors_and_of_all_columns() -> None:
 def test_percentiles_of_rows_of_other_lengths_are_interpolated() -> None:
     found = percentiles([torch.tensor([3.0, 1.0, 2.0]), torch.tensor([5.0])], [0, 25, 50, 100])
     assert found.tolist() == [[1.0, 1.5, 2.0, 3.0], [5.0] * 4]
+
+
+def test_tensors_in_nested_containers_have_names() -> None:
+    one, two = torch.zeros(1), torch.ones(1)
+    assert tensors_in("out", one) == [("out", one)]
+    assert [name for name, _ in tensors_in("out", (one, {"a": [two], "b": "text"}))] == ["out.0", "out.1.a.0"]
+    assert [name for name, _ in tensors_in("batch", {"x": one}, "{}[{!r}]")] == ["batch['x']"]
+
+
+def test_only_the_parameters_of_an_optimizer_with_a_gradient_are_taken() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(net[0].parameters(), lr=0.1)
+    assert with_gradients(net, optimizer) == []
+    net[0].weight.grad, net[1].weight.grad = torch.ones(2, 2), torch.ones(1, 2)
+    assert [name for name, _ in with_gradients(net, optimizer)] == ["0.weight"]

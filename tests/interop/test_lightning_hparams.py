@@ -15,7 +15,7 @@ from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from tiny import quiet
 from torch.utils.data import DataLoader
 
-from hookline.checkpoint.load_module import load_module
+from hookline.checkpoint.weights import load_module
 from hookline.interop import lightning as dialect
 from hookline.loggers.base import Logger
 

@@ -15,7 +15,6 @@ from tiny import Net, batches, quiet
 from hookline import Hook, JSONLines, Logger
 from hookline.loggers import BadValue, Queued, make_loggers
 from hookline.loggers import queued as module
-from hookline.loggers.queued import Awaited
 
 
 class Rows(Logger):
@@ -76,9 +75,9 @@ def impatient(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tensors_that_wait_are_bounded_by_their_bytes(
     values: Any, hung: Callable[[str], Rows], impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LARGEST", 13_000)
+    monkeypatch.setattr(module, "QUEUE_BYTES", 13_000)
     rows = hung("log_metrics")
-    logger = Awaited(rows, timeout=0.1)
+    logger = Queued(rows, timeout=0.1, waits=True)
     logger.log_metrics({}, 1, 0)
     for step in range(10):
         logger.add_histogram("w", values, step)  # 4001 bytes each, with the tag
@@ -168,7 +167,7 @@ def test_values_come_as_they_were_logged_and_stay_that_way() -> None:
 
     weight, image, figure = torch.nn.Parameter(torch.ones(2)), np.zeros((1, 2, 2)), object()
     params = {"path": Path("x"), "net": {"sizes": [1, 2]}}
-    logger = Awaited(Keeps())
+    logger = Queued(Keeps(), waits=True)
     logger.add_histogram("w", weight)
     logger.add_image("i", image)
     logger.add_figure("f", figure)
@@ -220,7 +219,8 @@ def test_who_is_waited_for_who_is_queued_and_who_is_called_directly() -> None:
 
     plain, direct, behind, lines = Logger(), Direct(), Behind(), JSONLines()
     group = make_loggers([plain, direct, behind, lines], JSONLines)
-    assert [type(each) for each in group._called] == [Awaited, Direct, Queued, JSONLines]
+    assert [type(each) for each in group._called] == [Queued, Direct, Queued, JSONLines]
+    assert [getattr(each, "waits", None) for each in group._called] == [True, None, False, None]
     assert group.members[0] is plain  # whoever looks for it finds it
 
 
@@ -254,7 +254,7 @@ def test_a_logger_that_hangs_holds_up_neither_the_training_nor_its_end(
     hung: Callable[[str], Rows], caplog: pytest.LogCaptureFixture, method: str, lost: int
 ) -> None:
     bad, good = hung(method), Rows()
-    through = Awaited(bad, timeout=0.2)
+    through = Queued(bad, timeout=0.2, waits=True)
     trainer = quiet(logger=[through, good], log_every_n_steps=1)
     trainer.fit(Net(), batches(3))
     assert trainer.state.step == 3 and trainer.status == "completed"
@@ -266,7 +266,7 @@ def test_a_logger_that_hangs_holds_up_neither_the_training_nor_its_end(
 def test_what_does_not_fit_into_the_queue_is_counted(
     hung: Callable[[str], Rows], caplog: pytest.LogCaptureFixture
 ) -> None:
-    quiet(logger=Awaited(hung("log_metrics"), size=2, timeout=0.2), log_every_n_steps=1).fit(
+    quiet(logger=Queued(hung("log_metrics"), size=2, timeout=0.2, waits=True), log_every_n_steps=1).fit(
         Net(), batches(6)
     )
     assert [record.message for record in caplog.records][1:] == [
@@ -279,7 +279,7 @@ def test_what_does_not_fit_into_the_queue_is_counted(
 @pytest.mark.usefixtures("impatient")
 def test_the_next_run_waits_for_it_again_or_leaves_it_off_while_it_hangs(hung: Callable[[str], Rows]) -> None:
     bad = hung("log_metrics")
-    through = Awaited(bad, timeout=0.2)
+    through = Queued(bad, timeout=0.2, waits=True)
     for _ in range(2):
         quiet(logger=through, log_every_n_steps=1).fit(Net(), batches(1))
     assert bad.events == ["open"] and through.off

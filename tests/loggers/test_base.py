@@ -261,9 +261,17 @@ def test_the_group_has_the_first_client_of_its_members() -> None:
     assert Loggers([Logger(), Talks()]).client == "raw"
 
 
+def test_histograms_and_images_are_made_ready_for_a_client() -> None:
+    row = base.histogram_row("h", [1.0, 2.0, float("nan")], lambda np_histogram: np_histogram)
+    assert row["h"][0].sum() == 2 and row["h/nonfinite"] == 1
+    assert base.histogram_row("h", [], dict) == {}
+    assert base.flat_pixels("i", torch.zeros(1, 2, 3)).shape == (2, 3)
+    assert base.flat_pixels("i", torch.zeros(3, 2, 3)).shape == (2, 3, 3)
+
+
 def test_values_are_made_plain() -> None:
     nested = {"a": {"b": 1, "c": {"d": None}}, "e": [1, 2], 3: True, "huge": 10**400, "text": "x\ud800"}
-    assert base.flat(nested) == {
+    assert base.flat_params(nested) == {
         "a/b": 1,
         "a/c/d": "None",
         "e": "[1, 2]",
@@ -276,7 +284,7 @@ def test_values_are_made_plain() -> None:
         [255, 0],
     ]
     assert base.pixels("x", torch.tensor([[0, 300], [-5, 7]])).squeeze().tolist() == [[0, 255], [0, 7]]
-    assert base.finite("x", torch.tensor([1.0, math.nan, math.inf]))[1] == 2
+    assert base.finite_values("x", torch.tensor([1.0, math.nan, math.inf]))[1] == 2
     names = {base.file_name(tag, 1, "png") for tag in ("a/b", "a b", "../a_b", "")}
     assert len(names) == 4 and not any("/" in name or name.startswith(".") for name in names)
 
@@ -290,7 +298,7 @@ def test_a_direct_logger_that_holds_up_the_training_is_named_once(
         def log_metrics(self, metrics: Any, step: int, epoch: int) -> None:
             pass
 
-    monkeypatch.setattr(base, "SLOW", -1.0)
+    monkeypatch.setattr(base, "SLOW_CALL", -1.0)
     loggers = Loggers([Slow()])
     loggers.log_metrics({}, 1, 0)
     loggers.log_metrics({}, 2, 0)

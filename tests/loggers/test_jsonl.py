@@ -22,7 +22,7 @@ from tiny import Net, batches, quiet
 
 from hookline import Hook, JSONLines
 from hookline.loggers import BadValue
-from hookline.loggers.jsonl import jsonable, png
+from hookline.loggers.jsonl import image_png, jsonable
 
 
 def strict(line: str) -> Any:
@@ -259,14 +259,14 @@ def read_png(data: bytes) -> tuple[int, int, bytes]:
     ],
 )
 def test_images_are_true_png_files(image: Any, pixels: bytes) -> None:
-    width, height, raw = read_png(png("x", image))
+    width, height, raw = read_png(image_png("x", image))
     assert raw == pixels
     assert (height, width) == tuple(torch.as_tensor(image).shape[-2:])
 
 
 def test_what_is_no_image_is_refused_with_its_shape() -> None:
     with pytest.raises(BadValue, match=r"'x' takes an image of shape .* not a Tensor of shape \(2, 4, 4\)"):
-        png("x", torch.zeros(2, 4, 4))
+        image_png("x", torch.zeros(2, 4, 4))
 
 
 MISTAKES: dict[str, Any] = {

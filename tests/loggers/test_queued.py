@@ -138,7 +138,7 @@ def test_a_full_queue_drops_counts_and_warns_once(slow: Keeps, caplog: pytest.Lo
 
 
 def test_large_tensors_cannot_fill_the_memory(slow: Keeps, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookline.loggers.queued.LARGEST", 1000)
+    monkeypatch.setattr("hookline.loggers.queued.QUEUE_BYTES", 1000)
     queued = Queued(slow)
     slow.gate.clear()
     queued.add_histogram("w", torch.zeros(10_000), 0)  # a single one always fits

@@ -15,7 +15,7 @@ from hookline.checkpoint.files import read, verify
 KILLED = """
 import json, os, signal
 from pathlib import Path
-from hookline.checkpoint.catalog import find, first_whole
+from hookline.checkpoint.catalog import find_checkpoints, first_whole
 from ranks.checkpointed import SaveAt, digest, train
 
 life, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
@@ -30,7 +30,7 @@ def dies_at(call, part):
     setattr(os, call, dying)
 
 def whole_ones(run_dir):
-    found, broken = find(Path(run_dir) / "checkpoints")
+    found, broken = find_checkpoints(Path(run_dir) / "checkpoints")
     return [sorted(each.path.name for each in found), len(broken), first_whole(found)[0].path.name]
 
 def run(name, strategy):
@@ -57,7 +57,7 @@ import ctypes, errno, hashlib, shutil
 import torch
 import hookline.training.resume
 from hookline.checkpoint import rank_writer
-from hookline.checkpoint.manifest import load as read_manifest, render, signature
+from hookline.checkpoint.manifest import load_manifest as read_manifest, render_manifest, signature
 
 def problem(act, *arguments):
     try:
@@ -99,7 +99,7 @@ if rank == 0:  # whole by its sums, and yet nothing that rank 1 can read
     (path / "rank-1.json").write_text("{")
     manifest = read_manifest(path)
     manifest["files"]["rank-1.json"] = {"bytes": 1, "sha256": hashlib.sha256(b"{").hexdigest()}
-    (path / "manifest.json").write_text(render({**manifest, "sha256": signature(manifest)}))
+    (path / "manifest.json").write_text(render_manifest({**manifest, "sha256": signature(manifest)}))
 torch.distributed.barrier()
 found["forged"] = problem(lambda: train("forged", "fsdp", resume="copied/forged"))
 found["left"] = [each for each in os.listdir("copied") if each.startswith(".")]

@@ -13,7 +13,7 @@ from ranks.torchrun import Outcome, torchrun
 from hookline import on
 from hookline.tracing.reader import merge, read_trace
 from hookline.tracing.replay import replay
-from hookline.tracing.report import count, differences
+from hookline.tracing.report import count, differences_from_plan
 
 SCRIPT = '''
 import time
@@ -87,7 +87,7 @@ def test_a_strategy_around_the_modules_step_is_as_planned(job: tuple[Outcome, Pa
         seen.calls["strategy", "DDP", "training_step"].calls
         == seen.calls["module", "Net", "training_step"].calls
     )
-    assert [each for each in differences(seen.rows, seen) if "dear" not in each] == []
+    assert [each for each in differences_from_plan(seen.rows, seen) if "dear" not in each] == []
 
 
 def test_one_rank_tells_what_the_hooks_cost(job: tuple[Outcome, Path]) -> None:

@@ -16,7 +16,7 @@ from hookline.reliability.loader_advice import (
     LoaderFacts,
     Waiting,
     advice,
-    facts_of,
+    loader_facts,
     mostly_waits,
     usable_cores,
 )
@@ -120,8 +120,8 @@ def test_of_several_loaders_the_one_with_the_fewest_workers_is_named() -> None:
 def test_what_is_known_of_a_loader() -> None:
     workers = DataLoader([1, 2], num_workers=2, persistent_workers=True)
     made = make_loaders({"one": workers, "two": DataLoader([1, 2]), "three": (x for x in [1])}, 1.0, "train")
-    assert [facts_of(each).workers for each in made] == [2, 0, None]
-    assert [facts_of(each).persistent for each in made] == [True, False, False]
+    assert [loader_facts(each).workers for each in made] == [2, 0, None]
+    assert [loader_facts(each).persistent for each in made] == [True, False, False]
     assert usable_cores() >= 1
 
 

@@ -429,7 +429,7 @@ class SlowLogger(Logger):
 def test_a_logger_is_named_and_the_report_is_kept_with_the_run(
     watch: Watched, reports: Reports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hookline.loggers.base.SLOW", LIMIT)
+    monkeypatch.setattr("hookline.loggers.base.SLOW_CALL", LIMIT)
     watch()
     trainer = quiet(logger=SlowLogger(reports.wait), log_every_n_steps=1)
     trainer.fit(Net(), batches(1))

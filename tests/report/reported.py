@@ -12,7 +12,7 @@ from tiny import Net, batches, quiet
 
 from hookline import Hook
 from hookline.hooks import GradientMonitor, LRMonitor, ModelCheckpoint, Throughput
-from hookline.report.page import render
+from hookline.report.page import render_page
 from hookline.report.reader import read_run
 from hookline.testing import TinyModule, tiny_batches
 
@@ -95,7 +95,7 @@ def traced(
 
 
 def page_of(*paths: Path) -> str:
-    return render([read_run(path) for path in paths])
+    return render_page([read_run(path) for path in paths])
 
 
 def data_in(page: str) -> dict[str, Any]:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from hookline.report.progress import best_of, direction_of, progress_of, trend_of
-from hookline.report.reader import RunData, take
+from hookline.report.reader import RecordedRun, take
 
 
-def run_of(*rows: dict[str, Any], record: dict[str, Any] | None = None) -> RunData:
-    run = RunData(Path("run"), record=record or {})
+def run_of(*rows: dict[str, Any], record: dict[str, Any] | None = None) -> RecordedRun:
+    run = RecordedRun(Path("run"), record=record or {})
     for row in rows:
         take(run, {"type": "metrics", **row})
     run.name_curves()

@@ -19,11 +19,11 @@ from hookline import Hook
 from hookline.cli import main
 from hookline.hooks import ModelCheckpoint
 from hookline.report import runs
-from hookline.report.runs import Listed, list_runs
+from hookline.report.runs import ListedRun, list_runs
 from hookline.run import lock as runlock
 
 
-def only() -> Listed:
+def only() -> ListedRun:
     (found,) = list_runs(Path()).runs
     return found
 

@@ -22,7 +22,7 @@ from hookline import (
     when,
 )
 from hookline.engine.events import EVENTS
-from hookline.testing import TinyModule, drive, fire, play, tiny_batches
+from hookline.testing import TinyModule, drive, fire, play, tiny_batches, tiny_trainer
 
 
 class Halve(Hook):
@@ -259,3 +259,19 @@ def test_a_plain_mock_does_as_well() -> None:
     trainer.optimizers = [torch.optim.SGD(TinyModule().parameters(), lr=1.0)]
     Halve().on_step_end(step=1, loss=5.0, optimizers=trainer.optimizers)
     assert trainer.optimizers[0].param_groups[0]["lr"] == 0.5
+
+
+# ---- the smallest model, data and trainer ------------------------------------------------------------------
+
+
+def test_the_tiny_model_learns() -> None:
+    data = [(inputs, inputs[:, :2]) for inputs, _ in tiny_batches(8)]
+    torch.manual_seed(0)
+    trainer = tiny_trainer(max_epochs=20)
+    first = trainer.validate(TinyModule(), data)["val/loss"]
+    assert trainer.fit(TinyModule(), data, data)["val/loss"] < first / 2
+
+
+def test_two_plays_are_equal() -> None:
+    assert play().trainer.metrics == play().trainer.metrics
+    assert torch.equal(tiny_batches()[0][0], tiny_batches()[0][0])

@@ -8,7 +8,7 @@ from tracing.traced import Listening, Watch, trace_run
 
 from hookline import DataModule, Hook, every
 from hookline.tracing.reader import read_trace
-from hookline.tracing.report import count, differences
+from hookline.tracing.report import count, differences_from_plan
 
 
 def told(path="trace.json"):
@@ -17,7 +17,7 @@ def told(path="trace.json"):
 
 def different(path="trace.json"):
     seen = told(path)
-    return differences(seen.rows, seen)
+    return differences_from_plan(seen.rows, seen)
 
 
 def test_a_run_as_planned_has_no_differences():
@@ -131,7 +131,7 @@ def test_an_order_that_was_not_planned_is_named():
     for row in seen.rows:
         if row["event"] == "on_step_end":
             row["listeners"].reverse()
-    assert differences(seen.rows, seen) == [
+    assert differences_from_plan(seen.rows, seen) == [
         "on_step_end called watch → second, but the plan is second → watch"
     ]
 
@@ -139,7 +139,7 @@ def test_an_order_that_was_not_planned_is_named():
 def test_another_plan_than_the_runs_own_can_be_compared():
     trace_run()
     planned = [row for row in quiet(hooks=[Watch("other")]).explain(Listening()).data() if row["listeners"]]
-    found = differences(planned, told())
+    found = differences_from_plan(planned, told())
     assert (
         "hook other was never called in on_step_end, which happened 6 times; it was switched off, removed or not added"
         in found

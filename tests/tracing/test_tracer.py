@@ -184,7 +184,7 @@ def test_numbers_that_json_does_not_know_become_text():
 
 
 def test_memory_stays_bounded_and_chunks_are_written_as_they_come(monkeypatch):
-    monkeypatch.setattr(tracer_module, "CHUNK", 64)
+    monkeypatch.setattr(tracer_module, "MOST_PENDING", 64)
     most = 0
 
     class Looks(Hook):

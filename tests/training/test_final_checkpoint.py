@@ -17,7 +17,7 @@ from tiny import Net, batches, quiet
 from torch import Tensor
 
 from hookline import Hook, NonFiniteLoss, Trainer, load_weights
-from hookline.checkpoint.catalog import find
+from hookline.checkpoint.catalog import find_checkpoints
 from hookline.checkpoint.files import read, read_manifest
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 from hookline.hooks.weight_averaging import WeightAveraging
@@ -260,7 +260,7 @@ def test_a_signal_leaves_the_state_that_the_run_continues_from_alone(tmp_path: P
 def test_a_name_that_a_hook_keeps_its_own_checkpoint_under_is_left_to_it(tmp_path: Path) -> None:
     trainer = train(tmp_path, ModelCheckpoint(filename="last", every_n_train_steps=5), every=0)
     assert read_manifest(tmp_path / "checkpoints" / "last")["step"] == 5
-    found, _ = find(tmp_path)
+    found, _ = find_checkpoints(tmp_path)
     assert found[0].manifest["step"] == 8 and found[0].path.name == "last-state"
     left = state_of(trainer)
     assert same(

@@ -13,7 +13,7 @@ import torch
 from tiny import Net, batches, quiet
 
 from hookline import CheckpointError, Hook, OptionError
-from hookline.checkpoint.catalog import find
+from hookline.checkpoint.catalog import find_checkpoints
 from hookline.hooks.early_stopping import EarlyStopping
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 
@@ -104,7 +104,7 @@ def test_the_newest_is_the_one_saved_last_not_the_one_with_the_highest_step(tmp_
     shutil.rmtree(tmp_path / "checkpoints" / "epoch=1-step=6")
     first = tmp_path / "checkpoints" / "epoch=0-step=2"
     fail_at(tmp_path, 5, resume=first)  # another way from there on
-    assert find(tmp_path)[0][0].manifest["step"] == 4
+    assert find_checkpoints(tmp_path)[0][0].manifest["step"] == 4
     taken = Looks()
     train(tmp_path, taken, max_steps=5)
     assert taken.step == 4
@@ -228,7 +228,7 @@ def test_what_is_requested_before_a_save_error_stays_and_the_run_continues_if_th
     assert "file/cannot be could not be written" in caplog.text and "continues without it" in caplog.text
     with pytest.raises(CheckpointError, match="cannot be could not be written"):
         train(tmp_path / "b", AsksForTheImpossible())
-    whole, broken = find(tmp_path / "b")
+    whole, broken = find_checkpoints(tmp_path / "b")
     assert not broken and [each.manifest["step"] for each in whole] == [2]
 
 

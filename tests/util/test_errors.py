@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from hookline import (
     OptionError,
     StopTraining,
 )
-from hookline.util.errors import closest, described
+from hookline.util.errors import closest, described, folders_beside, folders_with
 
 
 @pytest.mark.parametrize(
@@ -98,3 +99,17 @@ def test_a_request_to_stop_is_no_error():
     assert not issubclass(StopTraining, HooklineError)
     assert StopTraining("plateau").reason == "plateau"
     assert StopTraining().reason
+
+
+def test_folders_beside_a_path_can_be_suggested(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "log.txt").write_text("")
+    assert folders_beside(tmp_path / "rums") == ["runs"]
+    assert folders_beside(tmp_path / "nowhere" / "rums") == []
+
+
+def test_folders_with_a_file_are_found_two_levels_below(tmp_path: Path) -> None:
+    for folder in ("a", "b/c", "d/e/f"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "log.jsonl").write_text("")
+    assert folders_with(tmp_path, "log.jsonl") == [str(tmp_path / "a"), str(tmp_path / "b" / "c")]

@@ -6,7 +6,16 @@ import time
 
 import pytest
 
-from hookline.util.text import holds_secret, printable, printable_lines, redact
+from hookline.util.text import (
+    DEEPEST,
+    align_columns,
+    flatten,
+    holds_secret,
+    map_texts,
+    printable,
+    printable_lines,
+    redact,
+)
 
 
 @pytest.mark.parametrize(
@@ -71,3 +80,21 @@ def test_a_message_of_megabytes_is_redacted_at_once(text: str) -> None:
 def test_control_characters_are_spelled_out() -> None:
     assert printable("a\x1b[31mb\nc\u202e\ud800ü") == "a\\x1b[31mb\\nc\\u202e\\ud800ü"
     assert printable_lines("a\x1b\n\tb\r") == "a\\x1b\n\tb\\r"
+
+
+def test_columns_are_as_wide_as_their_longest_cell() -> None:
+    rows = [("hook", "calls"), ("a", "1,000"), ("longer", "2")]
+    assert align_columns(rows) == ["hook    calls", "a       1,000", "longer  2"]
+    assert align_columns(rows, left=1) == ["hook    calls", "a       1,000", "longer      2"]
+
+
+def test_every_text_of_nested_values_is_converted() -> None:
+    assert map_texts({"a": ["b", 1, {"c": None}]}, str.upper) == {"A": ["B", 1, {"C": None}]}
+
+
+def test_nested_tables_become_one_with_dotted_names() -> None:
+    assert flatten({"a": {"b": 1, "c": {}}, "d": [1]}) == {"a.b": 1, "a.c": {}, "d": [1]}
+    assert flatten({"a": {"b": 1}}, "/") == {"a/b": 1}
+    endless: dict[str, object] = {}
+    endless["x"] = endless
+    assert list(flatten(endless)) == [".".join("x" * DEEPEST)]

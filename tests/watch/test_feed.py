@@ -15,9 +15,9 @@ import pytest
 from report.reported import metrics, written
 
 from hookline.control.client import listen
-from hookline.report import content
-from hookline.watch import feed as feed_module
-from hookline.watch.feed import Feed
+from hookline.report import page as report_page
+from hookline.watch import server
+from hookline.watch.server import Feed
 
 
 class Counted(Feed):
@@ -35,8 +35,8 @@ def until(condition: object, seconds: float = 60.0) -> None:
     assert condition()  # type: ignore[operator]
 
 
-def test_nothing_is_read_while_no_page_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_module, "EVERY", 0.01)
+def test_nothing_is_read_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "UPDATE_INTERVAL", 0.01)
     feed = Counted(written("run", metrics(1, loss=1.0)))
     thread = threading.Thread(target=feed.keep_fresh, daemon=True)
     thread.start()
@@ -56,8 +56,8 @@ def test_nothing_is_read_while_no_page_is_open(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_page_is_put_together_only_if_something_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    whole = content.page_data
-    monkeypatch.setattr(feed_module, "page_data", lambda runs: made.append(1) or whole(runs))
+    whole = report_page.page_data
+    monkeypatch.setattr(server, "page_data", lambda runs: made.append(1) or whole(runs))
     feed = Feed(written("run", metrics(1, loss=1.0)))
     for _ in range(3):
         feed.update()
@@ -84,9 +84,9 @@ def test_a_mistake_in_reading_is_said_and_over_when_reading_works_again(
 ) -> None:
     feed = Feed(path := written("run", metrics(1, loss=1.0)))
     thread = threading.Thread(target=feed.keep_fresh, daemon=True)
-    monkeypatch.setattr(feed_module, "EVERY", 0.01)
+    monkeypatch.setattr(server, "UPDATE_INTERVAL", 0.01)
     with monkeypatch.context() as broken:
-        broken.setattr(feed_module, "page_data", lambda runs: {}[len(runs)])
+        broken.setattr(server, "page_data", lambda runs: {}[len(runs)])
         written(path, metrics(1, loss=1.0), metrics(2, loss=0.5))
         feed.join()
         thread.start()

@@ -12,7 +12,7 @@ from browsing import Opened, in_browser, wait_until
 from report.reported import metrics, traced, written
 from watch.watching import served
 
-from hookline.watch import feed as feed_module
+from hookline.watch import server
 
 pytestmark = in_browser
 PHONE = {"width": 390, "height": 740}
@@ -45,8 +45,8 @@ def call(number: int) -> dict[str, Any]:
 
 @pytest.fixture
 def going_on(browser: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A page on a phone, and a way to let the run continue by a step."""
-    monkeypatch.setattr(feed_module, "EVERY", 0.05)
+    """A page on a phone, and a way to let the run go on by a step."""
+    monkeypatch.setattr(server, "UPDATE_INTERVAL", 0.05)
     path = written(
         "run",
         {"type": "hyperparams", "params": {"width": 3}},
@@ -120,7 +120,7 @@ def test_a_page_that_stands_still_says_so_until_it_continues(
     sign = "document.querySelector('#tools [role=status]').textContent"
     wait_until(page, f"{sign} === 'live'")
     with monkeypatch.context() as broken:
-        broken.setattr(feed_module, "page_data", lambda runs: 1 // 0)
+        broken.setattr(server, "page_data", lambda runs: 1 // 0)
         with Path("run/log.jsonl").open("a") as log:
             log.write(json.dumps(metrics(1, loss=1.0)) + "\n")
         wait_until(page, f"{sign} === 'not updated'")

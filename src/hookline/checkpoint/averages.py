@@ -20,15 +20,19 @@ from hookline.util.errors import CheckpointError, OptionError, closest
 
 log = logging.getLogger("hookline")
 SCORED_WEIGHTS = "scored_weights"
-WEIGHTS = ("scored", "raw", "averaged")
+CHOICES = ("scored", "raw", "averaged")
 """Allowed values of `weights=`: the weights that validation scored, the trained weights, or their average."""
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """Weights chosen from a checkpoint."""
+class FoundWeights:
+    """Weights and their source."""
 
+    where: str
+    """The name of the source in messages."""
     weights: Mapping[str, Any]
+    step: int | None = None
+    """The step of the checkpoint, if the source is one."""
     hook: str | None = None
     """The hook that averaged them; None: they are the trained weights."""
 
@@ -39,22 +43,24 @@ class Chosen:
 
 
 def check_weights(wanted: Any) -> None:
-    """Raise an OptionError if `wanted` is not one of `WEIGHTS`."""
-    if wanted not in WEIGHTS:
+    """Raise an OptionError if `wanted` is not one of `CHOICES`."""
+    if wanted not in CHOICES:
         raise OptionError(
-            f"weights={wanted!r}, allowed: {', '.join(map(repr, WEIGHTS))}.{closest(str(wanted), WEIGHTS)}"
+            f"weights={wanted!r}, allowed: {', '.join(map(repr, CHOICES))}.{closest(str(wanted), CHOICES)}"
         )
 
 
-def choose_weights(contents: Mapping[str, Any], wanted: str, where: str) -> Chosen:
+def choose_weights(
+    contents: Mapping[str, Any], wanted: str, where: str, step: int | None = None
+) -> FoundWeights:
     """Return the requested weights of a checkpoint. Log the choice if there are several.
 
-    wanted: one of `WEIGHTS`. where: the checkpoint's name, for messages.
+    wanted: one of `CHOICES`. where, step: the checkpoint's name, for messages, and its step.
     """
     check_weights(wanted)
     scored, averaging = _scored_entry(contents), averaging_hooks(contents)
     if wanted == "raw":
-        return Chosen(weights_in(contents, where))
+        return FoundWeights(where, weights_in(contents, where), step)
     if wanted == "averaged":
         if not averaging:
             raise OptionError(
@@ -67,9 +73,9 @@ def choose_weights(contents: Mapping[str, Any], wanted: str, where: str) -> Chos
                 "with hook=... of `hookline checkpoint export`."
             )
         hook = averaging[0]
-        return Chosen(weights_of_hook(contents, hook, where), hook)
+        return FoundWeights(where, weights_of_hook(contents, hook, where), step, hook)
     if not averaging or (scored is not None and scored.get("hook") not in averaging):
-        return Chosen(weights_in(contents, where))
+        return FoundWeights(where, weights_in(contents, where), step)
     if scored is None and len(averaging) > 1:
         log.warning(
             "%s does not say which weights were scored, and several hooks store averaged weights: %s. Taking "
@@ -77,7 +83,7 @@ def choose_weights(contents: Mapping[str, Any], wanted: str, where: str) -> Chos
             where,
             ", ".join(averaging),
         )
-        return Chosen(weights_in(contents, where))
+        return FoundWeights(where, weights_in(contents, where), step)
     hook = averaging[0] if scored is None else scored["hook"]
     if scored is None:
         log.warning(
@@ -93,7 +99,7 @@ def choose_weights(contents: Mapping[str, Any], wanted: str, where: str) -> Chos
             where,
             hook,
         )
-    return Chosen(weights_of_hook(contents, hook, where), hook)
+    return FoundWeights(where, weights_of_hook(contents, hook, where), step, hook)
 
 
 def weights_in(contents: Mapping[str, Any], where: str) -> Mapping[str, Any]:

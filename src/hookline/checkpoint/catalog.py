@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ Read = Callable[[Path | str], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundCheckpoint:
     """A checkpoint with a valid manifest; its other files have not been verified yet."""
 
     path: Path
@@ -50,7 +50,7 @@ def newest_first(given: Iterable[T], manifest_of: Callable[[T], Mapping[str, Any
         return (
             started[run],
             run,
-            number_of(manifest),
+            save_number(manifest),
             str(manifest.get("saved_at", "")),
             _int_or_zero(manifest.get("batches_seen")),
         )
@@ -58,7 +58,7 @@ def newest_first(given: Iterable[T], manifest_of: Callable[[T], Mapping[str, Any
     return [each for each, _ in sorted(listed, key=lambda one: age(one[1]), reverse=True)]
 
 
-def number_of(manifest: Mapping[str, Any]) -> int:
+def save_number(manifest: Mapping[str, Any]) -> int:
     """Return the number of a save within its run; 0: an older version wrote it."""
     return _int_or_zero(manifest.get("saves"))
 
@@ -72,12 +72,12 @@ def _int_or_zero(value: Any) -> int:
     return value if type(value) is int else 0
 
 
-def find(folder: Path) -> tuple[list[Found], dict[Path, str]]:
+def find_checkpoints(folder: Path) -> tuple[list[FoundCheckpoint], dict[Path, str]]:
     """Return all checkpoints below a folder, the newest first, and the invalid ones with the reason."""
     found, broken = [], {}
-    for path in _folders(folder):
+    for path in (path for path, is_checkpoint in _walk_folders(folder) if is_checkpoint):
         try:
-            found.append(Found(path, read_manifest(path)))
+            found.append(FoundCheckpoint(path, read_manifest(path)))
         except CheckpointError as error:
             broken[path] = str(error)
     return newest_first(found, lambda each: each.manifest), broken
@@ -91,25 +91,19 @@ def clean_up_below(folder: Path, alone: bool = False) -> None:
 
 def places_below(folder: Path) -> list[Path]:
     """Return the folders that may contain checkpoints."""
-    parents = []
-    for parent, names, files in os.walk(folder):
-        parents.append(Path(parent))
-        names[:] = [] if _is_checkpoint(files) else [name for name in names if not name.startswith(".")]
-    return sorted(parents)
+    return sorted(path for path, _ in _walk_folders(folder))
 
 
-def _folders(folder: Path) -> list[Path]:
-    """Return the directories that are checkpoints, or the remains of one.
+def _walk_folders(folder: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield the folder and those below it, and whether each is a checkpoint, or the remains of one.
 
     A directory that is being written or removed is hidden, and is skipped.
     """
-    checkpoints = []
     for parent, names, files in os.walk(folder):
-        names[:] = [name for name in names if not name.startswith(".")]
-        if _is_checkpoint(files):
-            checkpoints.append(Path(parent))
-            names.clear()  # folders that users have put into a checkpoint are not searched
-    return checkpoints
+        is_checkpoint = _is_checkpoint(files)
+        # folders that users have put into a checkpoint are not searched
+        names[:] = [] if is_checkpoint else [name for name in names if not name.startswith(".")]
+        yield Path(parent), is_checkpoint
 
 
 def _is_checkpoint(files: list[str]) -> bool:
@@ -130,7 +124,7 @@ def being_replaced(folder: Path) -> list[Path]:
     return [path for path in renamed if not path.with_name(LEFT_OVER.fullmatch(path.name)["name"]).exists()]  # type: ignore[index]
 
 
-def best_first(found: list[Found]) -> list[Found]:
+def best_first(found: list[FoundCheckpoint]) -> list[FoundCheckpoint]:
     """Return the checkpoints with a score, the best first; of several monitors, those of the newest one."""
     scored = [each for each in found if each.manifest["monitor"]]
     if not scored:
@@ -142,13 +136,13 @@ def best_first(found: list[Found]) -> list[Found]:
 
 
 def first_whole(
-    found: list[Found], read: Read = read
-) -> tuple[Found | None, dict[str, Any], dict[Path, str]]:
+    found: list[FoundCheckpoint], read: Read = read
+) -> tuple[FoundCheckpoint | None, dict[str, Any], dict[Path, str]]:
     """Return the first checkpoint that can be read, its contents, and why each one before it was skipped."""
     passed_over: dict[Path, str] = {}
-    for each in found:
+    for checkpoint in found:
         try:
-            return each, read(each.path), passed_over
+            return checkpoint, read(checkpoint.path), passed_over
         except CheckpointError as error:
-            passed_over[each.path] = str(error)
+            passed_over[checkpoint.path] = str(error)
     return None, {}, passed_over

@@ -9,10 +9,10 @@ import shutil
 import time
 from pathlib import Path
 
-from hookline.checkpoint import manifest as manifests
-from hookline.checkpoint.writer import delete, flush, machine, writing
+from hookline.checkpoint.manifest import load_manifest
+from hookline.checkpoint.writer import delete, flush, machine_id, writing
 from hookline.util.errors import CheckpointError
-from hookline.util.urls import is_checkpoint_file
+from hookline.util.urls import MANIFEST, is_checkpoint_file
 
 REPLACE_TIMEOUT = 60.0
 """Seconds. A replacement takes an instant between its two renames; after this time, its process is dead and
@@ -25,7 +25,7 @@ LEFT_OVER = re.compile(
 )
 
 
-def remove_folder(path: Path) -> None:
+def remove_checkpoint_folder(path: Path) -> None:
     """Remove a checkpoint. Rename it first, so that an interrupted removal does not leave half of one."""
     gone = path.with_name(f".{path.name}.gone")
     try:
@@ -58,20 +58,20 @@ def clean_up(folder: Path, alone: bool = False) -> list[Path]:
     """
     restored: list[Path] = []
     # replaced checkpoints come last, the newest first, because another directory may still have their name
-    ordered = sorted(left_overs(folder), key=lambda pair: (pair[1]["kind"] == "old", _age(pair[0])))
+    ordered = sorted(left_overs(folder), key=lambda pair: (pair[1]["kind"] == "old", _idle_seconds(pair[0])))
     for left_over, match in ordered:
-        is_stuck = match["kind"] == "old" and _age(left_over) > REPLACE_TIMEOUT
+        is_stuck = match["kind"] == "old" and _idle_seconds(left_over) > REPLACE_TIMEOUT
         pid = os.getpid() if alone else int(match["pid"] or 0)
-        host = machine() if alone else match["host"]
+        host = machine_id() if alone else match["host"]
         if match["pid"] and _is_in_use(left_over, host, pid) and not is_stuck:
             continue
         path = left_over.with_name(match["name"])
         try:
-            if match["kind"] == "old" and not path.exists() and (left_over / manifests.NAME).is_file():
+            if match["kind"] == "old" and not path.exists() and (left_over / MANIFEST).is_file():
                 os.rename(left_over, path)
                 flush(folder)
                 restored.append(path)
-            elif _is_ours(left_over):
+            elif _was_checkpoint(left_over):
                 delete(left_over)
         except OSError:  # another process may clean up as well, or this one lacks permission
             continue
@@ -86,20 +86,20 @@ def remove_abandoned_files(folder: Path) -> None:
                 path.unlink()
 
 
-def _is_ours(path: Path) -> bool:
+def _was_checkpoint(path: Path) -> bool:
     """Return whether it was a checkpoint: it has a valid manifest, or only files that a checkpoint has."""
     if not path.is_dir() or path.is_symlink():
         return False
     with contextlib.suppress(CheckpointError):
-        manifests.load(path)
+        load_manifest(path)
         return True
     names = {name for _, _, files in os.walk(path) for name in files}
     return all(map(is_checkpoint_file, names))
 
 
 def _is_in_use(path: Path, host: str, pid: int) -> bool:
-    if host != machine():
-        return _age(path) < REMOTE_TIMEOUT
+    if host != machine_id():
+        return _idle_seconds(path) < REMOTE_TIMEOUT
     if pid == os.getpid():  # in a container, a process often has the id of its predecessor
         return os.path.abspath(path) in writing
     try:
@@ -111,7 +111,7 @@ def _is_in_use(path: Path, host: str, pid: int) -> bool:
     return True
 
 
-def _age(path: Path) -> float:
+def _idle_seconds(path: Path) -> float:
     """Return the seconds since it was last renamed or written to."""
     try:
         return time.time() - path.stat().st_ctime

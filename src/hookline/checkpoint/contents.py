@@ -7,8 +7,8 @@ optimizer or a schedule with its current state.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -18,24 +18,25 @@ from hookline.metrics.accumulator import REDUCTIONS
 from hookline.run.options import ACCUMULATE_BY
 from hookline.run.state_parts import Counts
 from hookline.util.errors import CheckpointError, described
+from hookline.util.limited_json import is_table, is_text
 from hookline.util.urls import shown
 
 AMOUNTS = ("samples_seen", "tokens_seen")
-MT_WORDS = 624
+MT_STATE_WORDS = 624
 """Words of the Mersenne Twister. NumPy accepts a larger position and then reads beyond the array."""
-Check = Callable[[Any], bool]
+TypeCheck = Callable[[Any], bool]
 
 
 def check_contents(contents: Mapping[str, Any], path: object) -> None:
     """Raise a CheckpointError if a run cannot restore the contents. Those of a `Line` have other parts."""
     if "position" in contents:
-        check_parts(contents, RUN, path)
+        check_parts(contents, RUN_PARTS, path)
 
 
 def check_parts(contents: Mapping[str, Any], names: Iterable[str], path: object) -> None:
     """Raise a CheckpointError if a part is missing or has the wrong type. path: named in the error."""
     for name in names:
-        is_valid, wanted = RUN[name]
+        is_valid, wanted = RUN_PARTS[name]
         if name not in contents:
             raise CheckpointError(
                 f"The checkpoint {shown(path)} cannot be read: its state.json has no {name!r}."
@@ -47,7 +48,7 @@ def check_parts(contents: Mapping[str, Any], names: Iterable[str], path: object)
             )
 
 
-def _passes(is_valid: Check, value: Any) -> bool:
+def _passes(is_valid: TypeCheck, value: Any) -> bool:
     try:
         return bool(is_valid(value))
     except Exception:  # such as the comparison of a tensor with a number
@@ -113,286 +114,228 @@ def _is_value(value: Any) -> bool:
     return is_number(value) or isinstance(value, bool) or (isinstance(value, Tensor) and value.numel() == 1)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+def _is_anything(value: Any) -> bool:
+    return True
 
 
 def _is_flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-def _all(value: Any, kinds: tuple[type, ...], is_valid: Check) -> bool:
-    """Return whether it is one of these containers and every item passes."""
-    return isinstance(value, kinds) and all(is_valid(each) for each in cast(Any, value))
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
 
 
-def _values(value: Any, is_valid: Check) -> bool:
-    """Return whether it is a dict with string keys in which every value passes."""
-    return isinstance(value, dict) and all(map(_is_text, value)) and all(map(is_valid, value.values()))
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
 
 
-def _has(value: Any, entries: Mapping[str, Check], optional: Iterable[str] = ()) -> bool:
-    """Return whether it is a dict with these entries, and each passes its check."""
-    if not isinstance(value, dict):
-        return False
-    return all(
-        is_valid(value[name]) if name in value else name in optional for name, is_valid in entries.items()
+def _none_or(is_valid: TypeCheck) -> TypeCheck:
+    return lambda value: value is None or is_valid(value)
+
+
+def _one_of(allowed: Container[Any]) -> TypeCheck:
+    return lambda value: value in allowed
+
+
+def _from(least: int) -> TypeCheck:
+    return lambda value: is_whole(value, least)
+
+
+def _list_of(is_valid: TypeCheck) -> TypeCheck:
+    """Return a check for a list in which every item passes."""
+    return lambda value: isinstance(value, list) and all(map(is_valid, value))
+
+
+def _items_of(*checks: TypeCheck) -> TypeCheck:
+    """Return a check for a list or tuple with one item for each of these checks."""
+    return lambda value: (
+        isinstance(value, list | tuple)
+        and len(value) == len(checks)
+        and all(is_valid(item) for is_valid, item in zip(checks, value, strict=True))
+    )
+
+
+def _values(is_valid: TypeCheck, is_key: TypeCheck = is_text) -> TypeCheck:
+    """Return a check for a dict in which every key and every value passes."""
+    return lambda value: (
+        isinstance(value, dict) and all(map(is_key, value)) and all(map(is_valid, value.values()))
+    )
+
+
+def _has(entries: Mapping[str, TypeCheck], optional: Iterable[str] = ()) -> TypeCheck:
+    """Return a check for a dict with these entries, each of which passes its check."""
+    return lambda value: (
+        isinstance(value, dict)
+        and all(
+            is_valid(value[name]) if name in value else name in optional for name, is_valid in entries.items()
+        )
     )
 
 
 # ---- parts of a run ----------------------------------------------------------------------------------------
 
 
-def _is_accumulator(value: Any) -> bool:
-    return _has(
-        value,
-        {
-            "reduce": lambda kind: kind in REDUCTIONS,
-            "total": lambda total: total is None or _is_value(total),
-            "count": _is_value,
-        },
-    )
-
-
-def _is_log(value: Any) -> bool:
-    def is_key(key: Any) -> bool:
-        return (
-            _all(key, (list, tuple), lambda _: True)
-            and len(key) == 3
-            and _is_flag(key[0])
-            and _is_flag(key[1])
-            and (key[2] is None or _is_accumulator(key[2]))
-        )
-
-    def are_means(means: Any) -> bool:
-        return _values(means, _is_accumulator)
-
-    return _has(
-        value,
-        {
-            "train_loss": _is_accumulator,
-            "means": are_means,
-            "by_loader": are_means,
-            "keys": lambda keys: _values(keys, is_key),
-            "pending": lambda each: _values(each, _is_value),
-            "reductions": lambda each: _values(each, _is_text),
-        },
-        optional=["reductions"],
-    )
+_is_accumulator = _has({"reduce": _one_of(REDUCTIONS), "total": _none_or(_is_value), "count": _is_value})
+_is_log = _has(
+    {
+        "train_loss": _is_accumulator,
+        "means": _values(_is_accumulator),
+        "by_loader": _values(_is_accumulator),
+        "keys": _values(_items_of(_is_flag, _is_flag, _none_or(_is_accumulator))),
+        "pending": _values(_is_value),
+        "reductions": _values(is_text),
+    },
+    optional=["reductions"],
+)
+WEIGHTING: dict[str, TypeCheck] = {"by": _one_of(ACCUMULATE_BY), "unit": _is_amount, "correction": _is_amount}
+"""Entries of an accumulation window that also exist between two windows."""
+_is_weighting = _has(WEIGHTING, optional=WEIGHTING)
+_is_open_window = _has(
+    {
+        "batches": is_whole,
+        "count": _is_amount,
+        "size": _from(1),
+        "had_none": _is_flag,
+        "losses": _list_of(_is_value),
+        "factors": _list_of(_is_value),
+        "held": _list_of(_items_of(_is_value, _is_value, is_text)),
+        "fed": _values(_is_amount, is_key=is_whole),
+        "gradients": _values(lambda gradient: isinstance(gradient, Tensor | ShardedTensor)),
+        **WEIGHTING,
+    },
+    optional=["factors", *WEIGHTING],
+)
 
 
 def _is_window(value: Any) -> bool:
-    def is_held(each: Any) -> bool:
-        is_triple = isinstance(each, list | tuple) and len(each) == 3
-        return is_triple and _is_value(each[0]) and _is_value(each[1]) and _is_text(each[2])
-
-    def are_losses(each: Any) -> bool:
-        return _all(each, (list,), _is_value)
-
-    weighting: dict[str, Check] = {
-        "by": lambda by: by in ACCUMULATE_BY,
-        "unit": _is_amount,
-        "correction": _is_amount,
-    }
-    is_between = (
-        isinstance(value, dict)
-        and value.keys() <= weighting.keys()
-        and _has(value, weighting, optional=weighting)
-    )
-    return is_between or _has(
-        value,
-        {
-            "batches": is_whole,
-            "count": _is_amount,
-            "size": lambda size: is_whole(size, 1),
-            "had_none": _is_flag,
-            "losses": are_losses,
-            "factors": are_losses,
-            "held": lambda held: _all(held, (list,), is_held),
-            "fed": lambda fed: (
-                isinstance(fed, dict) and all(map(is_whole, fed)) and all(map(_is_amount, fed.values()))
-            ),
-            "gradients": lambda grads: _values(grads, lambda each: isinstance(each, Tensor | ShardedTensor)),
-            **weighting,
-        },
-        optional=["factors", *weighting],
-    )
+    is_between = isinstance(value, dict) and value.keys() <= WEIGHTING.keys()
+    return _is_weighting(value) if is_between else _is_open_window(value)
 
 
-def _is_position(value: Any) -> bool:
-    def is_pair(pair: Any) -> bool:
-        return _all(pair, (list, tuple), lambda each: is_whole(each, -1)) and len(pair) == 2
-
-    return _has(
-        value,
-        {
-            "batches": is_whole,
-            "validated_at": is_pair,
-            "epoch_advanced": _is_flag,
-            "owes_validation": _is_flag,
-            "plateau_due": _is_flag,
-        },
-        optional=["plateau_due"],
-    )
-
-
-def _are_filters(value: Any) -> bool:
-    counts = {
-        "of": _is_text,
-        "passed": lambda each: each is None or is_whole(each),
-        "done": _is_flag,
-        "calls": is_whole,
-    }
-
-    def is_listener(states: Any) -> bool:
-        return _all(states, (list,), lambda state: _has(state, counts, optional=["passed", "done", "calls"]))
-
-    return _values(value, lambda listeners: _all(listeners, (list,), is_listener))
-
-
-def _is_rng(value: Any) -> bool:
-    if value is None:  # of a rank that the saved run did not have
-        return True
-
-    def is_numpy(state: Any) -> bool:
-        return (
-            isinstance(state, tuple)
-            and len(state) == 5
-            and state[0] == "MT19937"
-            and isinstance(state[1], np.ndarray)
-            and state[1].shape == (MT_WORDS,)
-            and is_whole(state[2])
-            and state[2] <= MT_WORDS
-            and state[3] in (0, 1)
-            and is_number(state[4])
+_is_position = _has(
+    {
+        "batches": is_whole,
+        "validated_at": _items_of(_from(-1), _from(-1)),
+        "epoch_advanced": _is_flag,
+        "owes_validation": _is_flag,
+        "plateau_due": _is_flag,
+    },
+    optional=["plateau_due"],
+)
+_are_filters = _values(
+    _list_of(
+        _list_of(
+            _has(
+                {"of": is_text, "passed": _none_or(is_whole), "done": _is_flag, "calls": is_whole},
+                optional=["passed", "done", "calls"],
+            )
         )
+    )
+)
 
-    def is_python(state: Any) -> bool:
-        return (
-            isinstance(state, tuple)
-            and len(state) == 3
-            and state[0] == 3
-            and (state[2] is None or is_number(state[2]))
-            and _all(state[1], (tuple,), lambda word: is_whole(word) and word < 2**32)
-            and len(state[1]) == MT_WORDS + 1
-            and state[1][-1] <= MT_WORDS
-        )
 
-    return _has(
-        value, {"python": is_python, "numpy": is_numpy, "torch": lambda state: isinstance(state, Tensor)}
+def _is_numpy_stream(state: Any) -> bool:
+    return (
+        isinstance(state, tuple)
+        and len(state) == 5
+        and state[0] == "MT19937"
+        and isinstance(state[1], np.ndarray)
+        and state[1].shape == (MT_STATE_WORDS,)
+        and is_whole(state[2])
+        and state[2] <= MT_STATE_WORDS
+        and state[3] in (0, 1)
+        and is_number(state[4])
+    )
+
+
+def _is_python_stream(state: Any) -> bool:
+    return (
+        isinstance(state, tuple)
+        and len(state) == 3
+        and state[0] == 3
+        and (state[2] is None or is_number(state[2]))
+        and isinstance(state[1], tuple)
+        and all(is_whole(word) and word < 2**32 for word in state[1])
+        and len(state[1]) == MT_STATE_WORDS + 1
+        and state[1][-1] <= MT_STATE_WORDS
     )
 
 
 READERS = {"indices": ("generators", "current", "opened", "by_index"), "stream": ("generators",)}
 """Entries of a loader's state beside the common ones, by the kind of reader."""
-FACTS = ("length", "batch_size", "workers", "units", "world_size", "apart")
+LOADER_FACTS = ("length", "batch_size", "workers", "units", "world_size", "apart")
+_is_seed = _none_or(_from(-(2**63)))
+_is_count_or_none = _none_or(is_whole)
 
 
-def _is_loader(value: Any) -> bool:
+def _is_loader_state(value: Any) -> bool:
     """Check the entries that Hookline writes, not the state of the user's loader or dataset."""
     if value is None:
         return True
-    if not isinstance(value, dict) or not _is_text(value.get("kind")):
+    if not isinstance(value, dict) or not is_text(value.get("kind")):
         return False
     if value["kind"] == "mixture":
         return _is_mixture(value)
-
-    def is_count(each: Any) -> bool:
-        return each is None or is_whole(each)
-
-    def are_facts(each: Any) -> bool:
-        return _values(each, is_count) and ("of_samples" not in value or set(FACTS) <= set(each))
-
-    own: dict[str, Check] = {
-        "generators": _is_table,
-        "current": _is_table,
+    if "of_samples" in value and not set(LOADER_FACTS) <= set(value.get("facts") or ()):
+        return False
+    own: dict[str, TypeCheck] = {
+        "generators": is_table,
+        "current": is_table,
         "opened": _is_flag,
         "by_index": _is_flag,
     }
-    optional = [
-        "of_samples",
-        "passed_over",
-        *(name for name in own if name not in READERS.get(value["kind"], ())),
-    ]
-    return _has(
-        value,
-        {
-            "seed": lambda seed: seed is None or is_whole(seed, -(2**63)),
-            "in_pass": _is_flag,
-            "of_samples": _is_flag,
-            "passed_over": is_count,
-            "facts": are_facts,
-            **own,
-        },
-        optional,
-    )
+    common = {
+        "seed": _is_seed,
+        "in_pass": _is_flag,
+        "of_samples": _is_flag,
+        "passed_over": _is_count_or_none,
+        "facts": _values(_is_count_or_none),
+    }
+    needed = READERS.get(value["kind"], ())
+    others = [name for name in own if name not in needed]
+    return _has({**common, **own}, ["of_samples", "passed_over", *others])(value)
 
 
-def _is_mixture(value: dict[str, Any]) -> bool:
-    def are_counts(each: Any) -> bool:
-        return _values(each, _is_amount)
-
-    def are_loaders(each: Any) -> bool:
-        return _values(each, _is_loader)
-
-    return _has(
-        value,
-        {
-            "cursor": _is_table,
-            "loaders": are_loaders,
-            "left": are_loaders,
-            "samples": are_counts,
-            "tokens": are_counts,
-            "batches": are_counts,
-            "seed": lambda seed: seed is None or is_whole(seed, -(2**63)),
-            "began_with": lambda _: True,
-        },
-    )
+_is_mixture = _has(
+    {
+        "cursor": is_table,
+        "loaders": _values(_is_loader_state),
+        "left": _values(_is_loader_state),
+        "samples": _values(_is_amount),
+        "tokens": _values(_is_amount),
+        "batches": _values(_is_amount),
+        "seed": _is_seed,
+        "began_with": _is_anything,
+    }
+)
+_is_optimizer_state = _has(
+    {"state": _values(is_table, is_key=_is_anything), "param_groups": _list_of(_has({"params": _is_list}))}
+)
+_is_rng = _has({"python": _is_python_stream, "numpy": _is_numpy_stream, "torch": _is_tensor})
 
 
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _are_optimizers(value: Any) -> bool:
-    def is_group(group: Any) -> bool:
-        return _has(group, {"params": lambda names: isinstance(names, list)})
-
-    def is_optimizer(state: Any) -> bool:
-        return _has(
-            state,
-            {
-                "state": lambda each: isinstance(each, dict) and all(map(_is_table, each.values())),
-                "param_groups": lambda groups: _all(groups, (list,), is_group),
-            },
-        )
-
-    return _all(value, (list,), is_optimizer)
-
-
-RUN: dict[str, tuple[Check, str]] = {
-    "run": (_is_text, "text"),
-    "module": (_is_table, "a table of weights"),
-    "datamodule": (lambda value: True, ""),
-    "hooks": (lambda value: _values(value, lambda _: True), "a table of hooks"),
-    "kinds": (lambda value: value is None or _all(value, (list,), _is_text), "a list of names, or None"),
-    "optimizers": (_are_optimizers, "a list of the states of optimizers"),
-    "schedulers": (lambda value: isinstance(value, list), "a list of the states of schedules"),
-    "precision": (_is_table, "a table"),
+RUN_PARTS: dict[str, tuple[TypeCheck, str]] = {
+    "run": (is_text, "text"),
+    "module": (is_table, "a table of weights"),
+    "datamodule": (_is_anything, ""),
+    "hooks": (_values(_is_anything), "a table of hooks"),
+    "kinds": (_none_or(_list_of(is_text)), "a list of names, or None"),
+    "optimizers": (_list_of(_is_optimizer_state), "a list of the states of optimizers"),
+    "schedulers": (_is_list, "a list of the states of schedules"),
+    "precision": (is_table, "a table"),
     "counters": (
-        lambda value: _has(
-            value, {name: _is_amount if name in AMOUNTS else is_whole for name in Counts.SAVED}
-        ),
+        _has({name: _is_amount if name in AMOUNTS else is_whole for name in Counts.SAVED}),
         "a table of counts from 0 on",
     ),
     "position": (_is_position, "a position in the data"),
     "window": (_is_window, "an accumulation window"),
     "log": (_is_log, "what an epoch has logged"),
     "filters": (_are_filters, "what filters have counted"),
-    "metrics": (lambda value: _values(value, _is_value), "a table of numbers"),
-    "loggers": (_is_table, "a table of loggers"),
-    "rng": (_is_rng, "the state of random streams"),
-    "loader": (_is_loader, "the position of a loader"),
+    "metrics": (_values(_is_value), "a table of numbers"),
+    "loggers": (is_table, "a table of loggers"),
+    "rng": (_none_or(_is_rng), "the state of random streams"),  # None: a rank that the saved run did not have
+    "loader": (_is_loader_state, "the position of a loader"),
 }
 """Every part that a resume needs, with its check and its type in words."""
 
@@ -403,11 +346,11 @@ RUN: dict[str, tuple[Check, str]] = {
 def window_gradients(module: nn.Module, wrapped: nn.Module) -> dict[str, Tensor]:
     """Return the gradients by parameter name. Plain ones are local until the window closes."""
     found = {name: each.grad for name, each in module.named_parameters() if each.grad is not None}
-    for name, each in _fsdp_parameters(module, wrapped):
+    for name, parameter in _fsdp_parameters(module, wrapped):
         # FSDP stores unsharded gradients beside the parameters until they are reduced over the ranks
-        gradient = each.unsharded_accumulated_grad
-        if gradient is None and hasattr(each, "_unsharded_param"):
-            gradient = each._unsharded_param.grad
+        gradient = parameter.unsharded_accumulated_grad
+        if gradient is None and hasattr(parameter, "_unsharded_param"):
+            gradient = parameter._unsharded_param.grad
         if gradient is not None:
             found[name] = gradient
     return found

@@ -6,13 +6,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from hookline.checkpoint import manifest as manifests
 from hookline.checkpoint import reader
-from hookline.checkpoint.cleanup import clean_up, remove_folder
+from hookline.checkpoint.cleanup import clean_up, remove_checkpoint_folder
 from hookline.checkpoint.contents import check_contents
 from hookline.checkpoint.format import Packed
-from hookline.checkpoint.manifest import Manifest
-from hookline.checkpoint.reader import check_shards, read_folder, read_for_rank, read_module, verify_folder
+from hookline.checkpoint.manifest import Manifest, load_manifest
+from hookline.checkpoint.reader import (
+    check_shards,
+    read_folder,
+    read_for_rank,
+    read_module_weights,
+    verify_folder,
+)
 from hookline.checkpoint.writer import write_folder
 from hookline.distributed.comm import Ranks
 from hookline.engine.foreign import read_foreign_checkpoint
@@ -118,7 +123,7 @@ def read_weights(path: Path | str, as_shards: bool = False) -> dict[str, Any]:
         from hookline.checkpoint import remote
 
         return remote.read_url_module(url)
-    return read_module(Path(path), as_shards)
+    return read_module_weights(Path(path), as_shards)
 
 
 def read_manifest(path: Path | str) -> Manifest:
@@ -127,7 +132,7 @@ def read_manifest(path: Path | str) -> Manifest:
         from hookline.checkpoint import remote
 
         return remote.read_url_manifest(url)
-    return manifests.load(Path(path))
+    return load_manifest(Path(path))
 
 
 def verify(path: Path | str) -> None:
@@ -146,7 +151,7 @@ def extra_names(path: Path | str) -> list[str]:
         from hookline.checkpoint import remote
 
         return remote.extra_names_at(url)
-    return reader.extra_names(Path(path))
+    return reader.extra_names_in(Path(path))
 
 
 def remove(path: Path | str) -> None:
@@ -156,4 +161,4 @@ def remove(path: Path | str) -> None:
 
         remote.remove_url(url)
     else:
-        remove_folder(Path(path))
+        remove_checkpoint_folder(Path(path))

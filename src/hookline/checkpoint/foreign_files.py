@@ -16,12 +16,12 @@ from hookline.util.errors import CheckpointError, closest
 from hookline.util.text import redact
 from hookline.util.urls import is_url
 
-WEIGHTS = ("state_dict", "model_state_dict", "model", "module")
+WEIGHT_KEYS = ("state_dict", "model_state_dict", "model", "module")
 """Keys under which tools store the weights; the first one present is taken."""
-HPARAMS = ("hyper_parameters", "hparams", "config", "args")
-STEPS = ("global_step", "step", "iteration")
-EPOCHS = ("epoch", "current_epoch")
-OPTIMIZERS = ("optimizer_states", "optimizer_state_dict", "optimizers", "optimizer")
+HPARAM_KEYS = ("hyper_parameters", "hparams", "config", "args")
+STEP_KEYS = ("global_step", "step", "iteration")
+EPOCH_KEYS = ("epoch", "current_epoch")
+OPTIMIZER_KEYS = ("optimizer_states", "optimizer_state_dict", "optimizers", "optimizer")
 WANTED = re.compile(r"GLOBAL ([\w.]+)(.*is blocked)?")
 """Torch's message for a class or function that a file requests and that is not allowed; "is blocked" means
 that it cannot be allowed.
@@ -59,14 +59,14 @@ def import_checkpoint(path: str | os.PathLike[str], weights: str | None = None) 
     file = Path(path)
     contents = read_plain(file)
     known = contents if isinstance(contents, Mapping) else {}
-    optimizers = _first(known, OPTIMIZERS, (list, tuple, Mapping))
-    hparams = _first(known, HPARAMS, (Mapping,))
+    optimizers = _first_entry(known, OPTIMIZER_KEYS, (list, tuple, Mapping))
+    hparams = _first_entry(known, HPARAM_KEYS, (Mapping,))
     return Imported(
         file,
-        _weights(contents, weights, file),
+        _find_weights(contents, weights, file),
         dict(hparams or {}),
-        _first(known, STEPS, (int,)),
-        _first(known, EPOCHS, (int,)),
+        _first_entry(known, STEP_KEYS, (int,)),
+        _first_entry(known, EPOCH_KEYS, (int,)),
         [optimizers] if isinstance(optimizers, Mapping) else list(optimizers or ()),
         contents,
     )
@@ -97,14 +97,14 @@ def read_plain(file: Path) -> Any:
         try:
             return torch.load(opened, map_location="cpu", weights_only=True, mmap=False)
         except Exception as error:  # arbitrary or truncated bytes can raise any exception
-            raise CheckpointError(_refusal(file, error)) from error
+            raise CheckpointError(_explain_refusal(file, error)) from error
 
 
-def _refusal(file: Path, error: Exception) -> str:
+def _explain_refusal(file: Path, error: Exception) -> str:
     text = str(error)
     wanted = WANTED.search(text)
     if wanted is None:
-        why = f"{type(error).__name__}: {_reason(text)}"
+        why = f"{type(error).__name__}: {_torch_reason(text)}"
         return f"{file} cannot be imported: it is not a torch.save file, or it is incomplete ({why})."
     name = wanted[1].rstrip(".")
     refused = (
@@ -120,13 +120,13 @@ def _refusal(file: Path, error: Exception) -> str:
     )
 
 
-def _reason(text: str) -> str:
+def _torch_reason(text: str) -> str:
     """Return torch's reason without its advice, which includes reading the file without restrictions."""
     found = text.partition("WeightsUnpickler error:")[2] or text
     return found.strip().partition("\n")[0] or "no reason given"
 
 
-def _weights(contents: Any, key: str | None, file: Path) -> Mapping[str, Any]:
+def _find_weights(contents: Any, key: str | None, file: Path) -> Mapping[str, Any]:
     if not isinstance(contents, Mapping):
         raise CheckpointError(f"{file} contains a {type(contents).__name__}, not a table of named weights.")
     keys = [str(each) for each in contents]
@@ -137,14 +137,14 @@ def _weights(contents: Any, key: str | None, file: Path) -> Mapping[str, Any]:
         if not _are_weights(contents[key]):
             raise CheckpointError(f"{key!r} in {file} is not a table of named tensors. {there}")
         return contents[key]  # type: ignore[no-any-return]
-    for name in WEIGHTS:
+    for name in WEIGHT_KEYS:
         if _are_weights(contents.get(name)):
             return contents[name]  # type: ignore[no-any-return]
     others = [name for name, value in contents.items() if not isinstance(value, Tensor)]
     if _are_weights(contents) and all(name.endswith("_extra_state") for name in others):
         return contents
     raise CheckpointError(
-        f"{file} has no weights under {', '.join(WEIGHTS)}. {there} Pass the key of the weights: "
+        f"{file} has no weights under {', '.join(WEIGHT_KEYS)}. {there} Pass the key of the weights: "
         "import_checkpoint(path, weights=KEY)."
     )
 
@@ -157,5 +157,5 @@ def _are_weights(found: Any) -> bool:
     )
 
 
-def _first(contents: Mapping[Any, Any], keys: tuple[str, ...], kinds: tuple[type, ...]) -> Any:
+def _first_entry(contents: Mapping[Any, Any], keys: tuple[str, ...], kinds: tuple[type, ...]) -> Any:
     return next((contents[key] for key in keys if isinstance(contents.get(key), kinds)), None)

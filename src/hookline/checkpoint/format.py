@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hookline.checkpoint.sharded import is_dtensor, own_shard
 from hookline.util.errors import CheckpointError, described
+from hookline.util.text import encodable
 
 TAG = "$"
 MAX_DEPTH = 100
@@ -22,7 +23,7 @@ SAFE_INT = 2**63
 """Integers from here on are written as text: Python refuses to parse very long ones, and other readers round
 them.
 """
-RESERVED = "__metadata__"
+RESERVED_NAME = "__metadata__"
 """The name that the safetensors format reserves."""
 CAN_HOLD = (
     "It can hold numbers, text, None, tensors, arrays, and lists, tuples, sets and dictionaries of them."
@@ -211,7 +212,7 @@ def _pack_dict(value: dict[Any, Any], kind: type, tensors: TensorStore, where: s
             "value": [
                 [
                     _pack_key(key, tensors, where, depth),
-                    pack(each, tensors, f"{where}[{_shown(key)}]", depth + 1),
+                    pack(each, tensors, f"{where}[{_key_text(key)}]", depth + 1),
                 ]
                 for key, each in value.items()
             ],
@@ -242,7 +243,7 @@ def _unpack_dict(kind: str, value: dict[str, Any], tensors: Mapping[str, Tensor]
     return ordered
 
 
-def _shown(key: Any) -> str:
+def _key_text(key: Any) -> str:
     try:
         return repr(key)
     except ValueError:  # Python does not print integers with thousands of digits
@@ -300,7 +301,7 @@ def _pack_sharded(value: Any, shards: Shards | None, where: str) -> Any:
         )
     if shards is None:
         raise CheckpointError(f"{where} is sharded over ranks, which is not allowed here.")
-    name = _printable(where)
+    name = encodable(where)  # a name in a file must not contain unpaired surrogates
     while name in shards.names and shards.names[name] is not value:
         name += "'"
     if name not in shards.names:
@@ -352,7 +353,7 @@ def _pack_array(value: Any, tensors: TensorStore, where: str) -> Any:
     }
 
 
-def stored(tensor: Tensor) -> Tensor:
+def as_storable(tensor: Tensor) -> Tensor:
     """Return a tensor in a dtype that safetensors supports: complex as pairs, rare dtypes as bytes."""
     if tensor.dtype in PLAIN_TYPES:
         return tensor
@@ -361,14 +362,9 @@ def stored(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _printable(name: str) -> str:
-    """Escape unpaired surrogates, which a name in a file must not contain."""
-    return name.encode("utf-8", "backslashreplace").decode()
-
-
 def _add_tensor(tensor: Tensor, tensors: TensorStore, where: str) -> str:
     """Add a tensor to a store and return its name, or the name of a tied tensor that is already there."""
-    name = tensors.label + _printable(where.removeprefix(tensors.prefix))
+    name = tensors.label + encodable(where.removeprefix(tensors.prefix))
     memory = (
         (tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.stride())
         if tensor.numel()
@@ -377,9 +373,9 @@ def _add_tensor(tensor: Tensor, tensors: TensorStore, where: str) -> str:
     if memory is not None and memory in tensors.index:
         first = tensors.shared[name] = tensors.index[memory]
         return first
-    while name in tensors or name == RESERVED:
+    while name in tensors or name == RESERVED_NAME:
         name += "'"
-    tensors[name] = stored(tensor)
+    tensors[name] = as_storable(tensor)
     if memory is not None:
         tensors.index[memory] = name
     return name

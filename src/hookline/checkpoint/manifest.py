@@ -25,16 +25,17 @@ from hookline.util.limited_json import (
     STRUCTURE_BYTES,
     TooLarge,
     is_count,
+    is_table,
+    is_text,
     parse_json,
     read_within,
 )
 from hookline.util.urls import CHECKPOINT_FILES, MANIFEST, is_checkpoint_file
 
-NAME = MANIFEST
-FORMAT = 2
-KIND = "hookline checkpoint"
-COUNTERS = ("step", "epoch", "epochs_seen", "batches_seen")
-OWN = ("format", "kind", "saved_at", "versions", "shared", "files", "sha256")
+CHECKPOINT_FORMAT = 2
+CHECKPOINT_KIND = "hookline checkpoint"
+MANIFEST_COUNTERS = ("step", "epoch", "epochs_seen", "batches_seen")
+COMPUTED_ENTRIES = ("format", "kind", "saved_at", "versions", "shared", "files", "sha256")
 """Entries that the writer computes."""
 
 Manifest: TypeAlias = dict[str, Any]
@@ -44,29 +45,29 @@ SAVED_AT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def is_file(name: str) -> bool:
+def is_listed_file(name: str) -> bool:
     """Return whether a checkpoint may have a file of this name beside its manifest."""
-    return name != NAME and is_checkpoint_file(name)
+    return name != MANIFEST and is_checkpoint_file(name)
 
 
-def make(
+def make_manifest(
     about: Mapping[str, Any], counters: Mapping[str, Any], shared: dict[str, str], files: dict[str, Any]
 ) -> Manifest:
     """Return a manifest for these files. `about` has further entries and overrides the counters."""
-    for name in OWN:
+    for name in COMPUTED_ENTRIES:
         if name in about:
             raise CheckpointError(f"{name!r} is computed when a checkpoint is written; it cannot be passed.")
     manifest = {
-        "format": FORMAT,
-        "kind": KIND,
-        **{name: counters.get(name, 0) for name in COUNTERS},
+        "format": CHECKPOINT_FORMAT,
+        "kind": CHECKPOINT_KIND,
+        **{name: counters.get(name, 0) for name in MANIFEST_COUNTERS},
         "reason": "manual",
         "saved_at": datetime.now(UTC).isoformat(timespec="microseconds"),
         "world_size": 1,
         "metrics": {},
         "monitor": None,
         "status": "training",
-        **{name: _plain(value, name) for name, value in about.items()},
+        **{name: _as_portable(value, name) for name, value in about.items()},
         "versions": {
             "hookline": __version__,
             "torch": str(torch.__version__),
@@ -81,7 +82,7 @@ def make(
     return {**manifest, "sha256": signature(manifest)}
 
 
-def render(manifest: Manifest) -> str:
+def render_manifest(manifest: Manifest) -> str:
     """Return the text of the file."""
     text = json.dumps(manifest, indent=1) + "\n"
     if len(text) > MANIFEST_BYTES:
@@ -97,29 +98,29 @@ def signature(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(signed, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def load(path: Path) -> Manifest:
+def load_manifest(path: Path) -> Manifest:
     """Read and verify the manifest of the checkpoint at this path."""
-    file = path / NAME
+    file = path / MANIFEST
     if path.is_file():
         raise CheckpointError(
             f"{path} is a file; a checkpoint of a run is a directory. To load weights from a file of another "
             f"tool: load_weights(module, hookline.import_checkpoint({str(path)!r}))."
         )
     if not file.is_file():
-        raise CheckpointError(f"{path} is not a checkpoint: it has no {NAME}.{_neighbors(path)}")
+        raise CheckpointError(f"{path} is not a checkpoint: it has no {MANIFEST}.{_neighbors(path)}")
     try:
-        return parse(read_within(file, MANIFEST_BYTES), str(path))
+        return parse_manifest(read_within(file, MANIFEST_BYTES), str(path))
     except TooLarge as error:
-        raise CheckpointError(f"The checkpoint {path} is damaged: {NAME}: {error}.") from None
+        raise CheckpointError(f"The checkpoint {path} is damaged: {MANIFEST}: {error}.") from None
     except OSError as error:
         raise CheckpointError(
-            f"The checkpoint {path} cannot be read: {NAME}: {error.strerror or error}"
+            f"The checkpoint {path} cannot be read: {MANIFEST}: {error.strerror or error}"
         ) from error
 
 
-def parse(data: bytes, path: str) -> Manifest:
+def parse_manifest(data: bytes, path: str) -> Manifest:
     """Return a verified manifest from its bytes. path: named in errors."""
-    damaged = f"The checkpoint {path} is damaged: {NAME}"
+    damaged = f"The checkpoint {path} is damaged: {MANIFEST}"
     if len(data) > MANIFEST_BYTES:
         raise CheckpointError(
             f"{damaged} is larger than {MANIFEST_BYTES // 2**20} MB, the limit for a manifest."
@@ -132,15 +133,15 @@ def parse(data: bytes, path: str) -> Manifest:
         ) from None
     if not isinstance(manifest, dict) or type(manifest.get("format")) is not int:
         raise CheckpointError(f"{damaged} does not say which format it has.")
-    if manifest["format"] != FORMAT:
+    if manifest["format"] != CHECKPOINT_FORMAT:
         raise CheckpointError(
-            f"{path} has format {manifest['format']}; this version reads only format {FORMAT}."
+            f"{path} has format {manifest['format']}; this version reads only format {CHECKPOINT_FORMAT}."
         )
-    if manifest.get("sha256") != signature(manifest) or render(manifest).encode() != data:
+    if manifest.get("sha256") != signature(manifest) or render_manifest(manifest).encode() != data:
         raise CheckpointError(
             f"{damaged} was changed after it was written: its sha256 does not match its text."
         )
-    if manifest.get("kind") != KIND:
+    if manifest.get("kind") != CHECKPOINT_KIND:
         raise CheckpointError(
             f"{path} is not a checkpoint of a run: it is a {described(manifest.get('kind'))}."
         )
@@ -159,25 +160,17 @@ def _find_problem(manifest: Mapping[str, Any]) -> str:
             return f"no {name!r}"
         if not is_valid(manifest[name]):
             return f"{name}={described(manifest[name])}, which is not {wanted}"
-    if not _is_text(manifest.get("run", "")):
+    if not is_text(manifest.get("run", "")):
         return "a run that is not text"
     missing = [name for name in CHECKPOINT_FILES if name not in manifest["files"]]
     return f"files without {missing[0]}" if missing else ""
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
 def _is_table_of_text(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_text, value.values()))
+    return isinstance(value, dict) and all(map(is_text, value.values()))
 
 
-def _is_number(value: Any) -> bool:
+def _is_json_number(value: Any) -> bool:
     """Return whether it is a number; NaN and infinity are text in JSON."""
     return type(value) is float or is_count(value, -(2**63)) or value in ("nan", "inf", "-inf")
 
@@ -185,15 +178,15 @@ def _is_number(value: Any) -> bool:
 def _is_monitor(value: Any) -> bool:
     return value is None or (
         isinstance(value, dict)
-        and _is_text(value.get("name"))
+        and is_text(value.get("name"))
         and value.get("mode") in ("min", "max")
-        and _is_number(value.get("score"))
+        and _is_json_number(value.get("score"))
     )
 
 
 def _are_files(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        is_file(name) and _is_file_entry(name, facts) for name, facts in value.items()
+        is_listed_file(name) and _is_file_entry(name, facts) for name, facts in value.items()
     )
 
 
@@ -202,21 +195,21 @@ def _is_file_entry(name: str, facts: Any) -> bool:
     return (
         isinstance(facts, dict)
         and is_count(facts.get("bytes"), most=most)
-        and _is_text(facts.get("sha256"))
+        and is_text(facts.get("sha256"))
         and SHA256.fullmatch(facts["sha256"]) is not None
     )
 
 
 TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(COUNTERS, (is_count, "a whole number from 0 on")),
-    "reason": (_is_text, "text"),
-    "status": (_is_text, "text"),
+    **dict.fromkeys(MANIFEST_COUNTERS, (is_count, "a whole number from 0 on")),
+    "reason": (is_text, "text"),
+    "status": (is_text, "text"),
     "saved_at": (
-        lambda value: _is_text(value) and SAVED_AT.fullmatch(value) is not None,
+        lambda value: is_text(value) and SAVED_AT.fullmatch(value) is not None,
         "a time such as 2026-01-31T12:00:00",
     ),
     "world_size": (lambda value: is_count(value, 1), "a whole number from 1 on"),
-    "metrics": (_is_table, "a table"),
+    "metrics": (is_table, "a table"),
     "versions": (_is_table_of_text, "a table of text"),
     "shared": (_is_table_of_text, "a table of text"),
     "monitor": (_is_monitor, "a table of a name, a mode ('min' or 'max') and a score"),
@@ -225,14 +218,14 @@ TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
 """Every entry that is read, with its check and its type in words; other entries are ignored."""
 
 
-def _plain(value: Any, where: str) -> Any:
+def _as_portable(value: Any, where: str) -> Any:
     """Return a value as portable JSON: NaN and infinity as text, tensors and NumPy scalars as floats."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(each, f"{where}.{key}") for key, each in value.items()}
+        return {str(key): _as_portable(each, f"{where}.{key}") for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each, f"{where}[{index}]") for index, each in enumerate(value)]
+        return [_as_portable(each, f"{where}[{index}]") for index, each in enumerate(value)]
     if type(value) is int:
         return value
     try:

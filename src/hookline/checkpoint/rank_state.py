@@ -30,9 +30,9 @@ from hookline.util.urls import OF_RANK
 
 REPLICATED = ("module", "optimizers", "run", "world_size")
 """Parts that are replicated or sharded by the strategy; a comparison would have to read all of them."""
-BUFFERS = "module buffers"
+BUFFERS_PART = "module buffers"
 """Buffers can differ between ranks, such as the statistics of a batch norm."""
-HOOK = "hooks/"
+HOOK_PREFIX = "hooks/"
 
 
 class PerRankState:
@@ -46,11 +46,11 @@ class PerRankState:
         parts = {
             name: value for name, value in contents.items() if name not in REPLICATED and name != "hooks"
         }
-        parts |= {f"{HOOK}{name}": state for name, state in contents.get("hooks", {}).items()}
-        for number, (name, value) in enumerate((parts | {BUFFERS: buffers}).items()):
+        parts |= {f"{HOOK_PREFIX}{name}": state for name, state in contents.get("hooks", {}).items()}
+        for number, (name, value) in enumerate((parts | {BUFFERS_PART: buffers}).items()):
             # `self._shards` already has their shards, under the same names
             store = self._stores[name] = TensorStore(shards=self._shards, label=f"{number}: ")
-            self._structures[name] = pack(value, store, name.replace(HOOK, "hooks."))
+            self._structures[name] = pack(value, store, name.replace(HOOK_PREFIX, "hooks."))
         self.sums = {name: _checksum(self._structures[name], store) for name, store in self._stores.items()}
 
     def for_rank(self, rank: int, sums_of_zero: dict[str, str]) -> Packed:
@@ -163,7 +163,7 @@ class RankFiles:
             raise CheckpointError(f"world_size={described(before)} is not a number of ranks.")
         if before == world_size:
             for name, value in self.own(rank, find).items():
-                _put(contents, name, value)
+                _put_part(contents, name, value)
         else:
             self._redistribute(contents, rank, before, world_size)
 
@@ -222,14 +222,14 @@ def _sharded_entries(value: Any) -> Iterator[dict[str, Any]]:
     if isinstance(value, dict) and value.get(TAG) == "sharded":
         yield value
     elif isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _sharded_entries(each)
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _sharded_entries(inner)
 
 
-def _put(contents: dict[str, Any], name: str, value: Any) -> None:
-    if name.startswith(HOOK):
-        contents["hooks"][name.removeprefix(HOOK)] = value
-    elif name == BUFFERS:
+def _put_part(contents: dict[str, Any], name: str, value: Any) -> None:
+    if name.startswith(HOOK_PREFIX):
+        contents["hooks"][name.removeprefix(HOOK_PREFIX)] = value
+    elif name == BUFFERS_PART:
         contents["module"].update(value)
     else:
         contents[name] = value
@@ -242,13 +242,13 @@ def add_logs(logs: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the logs of all ranks in this epoch so far, combined into one."""
     total = logs[0]
     for log in logs[1:]:
-        total["train_loss"] = _add(total["train_loss"], log["train_loss"])
+        total["train_loss"] = _add_accumulators(total["train_loss"], log["train_loss"])
         for kind in ("means", "by_loader"):
             for name, state in log[kind].items():
-                total[kind][name] = _add(total[kind].get(name), state)
+                total[kind][name] = _add_accumulators(total[kind].get(name), state)
         for name, (on_step, prog_bar, epoch) in log["keys"].items():
             known = total["keys"].get(name, [on_step, prog_bar, None])
-            total["keys"][name] = [known[0], known[1], _add(known[2], epoch)]
+            total["keys"][name] = [known[0], known[1], _add_accumulators(known[2], epoch)]
     return total
 
 
@@ -256,23 +256,21 @@ def nothing_logged(log: dict[str, Any]) -> dict[str, Any]:
     """Return the same keys with empty values, because rank zero has the combined log."""
     return {
         **log,
-        "train_loss": _emptied(log["train_loss"]),
+        "train_loss": _empty(log["train_loss"]),
         **{
-            kind: {name: _emptied(state) for name, state in log[kind].items()}
+            kind: {name: _empty(state) for name, state in log[kind].items()}
             for kind in ("means", "by_loader")
         },
-        "keys": {
-            name: [on_step, bar, _emptied(epoch)] for name, (on_step, bar, epoch) in log["keys"].items()
-        },
+        "keys": {name: [on_step, bar, _empty(epoch)] for name, (on_step, bar, epoch) in log["keys"].items()},
         "pending": {},
     }
 
 
-def _emptied(state: dict[str, Any] | None) -> dict[str, Any] | None:
+def _empty(state: dict[str, Any] | None) -> dict[str, Any] | None:
     return state and {"reduce": state["reduce"], "total": None, "count": type(state["count"])(0)}
 
 
-def _add(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, Any] | None:
+def _add_accumulators(one: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, Any] | None:
     if one is None or other is None or one["total"] is None or other["total"] is None:
         return other if one is None or one["total"] is None else one
     reduce, mine, theirs = one["reduce"], one["total"], other["total"]
@@ -296,7 +294,7 @@ def mean_window(windows: list[dict[str, Any]]) -> dict[str, Any]:
         )
     grads = [each["gradients"] for each in windows]
     names = dict.fromkeys(name for each in grads for name in each)
-    return {**windows[0], "gradients": {name: _mean([each.get(name) for each in grads]) for name in names}}
+    return {**windows[0], "gradients": {name: _average([each.get(name) for each in grads]) for name in names}}
 
 
 def sum_window(windows: list[dict[str, Any]], world_size: int) -> dict[str, Any]:
@@ -316,12 +314,12 @@ def sum_window(windows: list[dict[str, Any]], world_size: int) -> dict[str, Any]
             number: sum(each["fed"].get(number, 0) for each in windows) / world_size for number in numbers
         },
         "gradients": {
-            name: _mean([each.get(name) for each in grads]) * (len(windows) / world_size) for name in names
+            name: _average([each.get(name) for each in grads]) * (len(windows) / world_size) for name in names
         },
     }
 
 
-def _mean(values: list[Any]) -> Any:
+def _average(values: list[Any]) -> Any:
     known = [each for each in values if each is not None]
     if isinstance(known[0], ShardedTensor):  # a sharded gradient is already the mean over the ranks
         return known[0].whole()

@@ -43,7 +43,7 @@ def write_on_all_ranks(
         # rank zero creates the folder and removes it
         folder = Path(
             _run_on_rank_zero(
-                ranks, redact(url), lambda: str(until_done.enter_context(remote.staged(staging)))
+                ranks, redact(url), lambda: str(until_done.enter_context(remote.staging_folder(staging)))
             )
         )
         _write_folder(packed, folder / "checkpoint", about, ranks, redact(url))

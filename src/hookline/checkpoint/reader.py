@@ -14,10 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.checkpoint import manifest as manifests
 from hookline.checkpoint.averages import SCORED_WEIGHTS, averaging_hooks
 from hookline.checkpoint.format import Stored, tensor_keys, unpack_contents
-from hookline.checkpoint.manifest import Manifest
+from hookline.checkpoint.manifest import Manifest, is_listed_file, load_manifest
 from hookline.checkpoint.rank_state import Find, RankFiles, elements_wanted, read_structure
 from hookline.checkpoint.tensors import map_tensors, read_some, read_tensors
 from hookline.util.errors import CheckpointError
@@ -32,10 +31,10 @@ def read_folder(path: Path) -> dict[str, Any]:
     verify_folder(path)
     with _explain_read_errors(path):
         rank_files = RankFiles(path)
-        return _read(rank_files, rank_files.whole, read_tensors, 0, 1)
+        return _read_contents(rank_files, rank_files.whole, read_tensors, 0, 1)
 
 
-def read_module(path: Path, as_shards: bool = False) -> dict[str, Any]:
+def read_module_weights(path: Path, as_shards: bool = False) -> dict[str, Any]:
     """Verify a checkpoint and return its weights. as_shards: leave large tensors unread.
 
     Include averaged weights in the states of hooks, and the entry that names the scored weights.
@@ -62,10 +61,10 @@ def read_for_rank(path: Path, rank: int, world_size: int) -> tuple[dict[str, Any
     with _explain_read_errors(path):
         rank_files = RankFiles(path, rank)
         rank_files.count(rank, world_size)
-        return _read(rank_files, rank_files.sharded, map_tensors, rank, world_size), rank_files
+        return _read_contents(rank_files, rank_files.sharded, map_tensors, rank, world_size), rank_files
 
 
-def _read(
+def _read_contents(
     rank_files: RankFiles, find: Find, read: Callable[[Path], dict[str, Tensor]], rank: int, world_size: int
 ) -> dict[str, Any]:
     path = rank_files.path
@@ -110,8 +109,8 @@ def verify_folder(path: Path, rank: int = 0, ranks: int = 1) -> Manifest:
     are ignored. rank, ranks: with several ranks, each verifies the checksums of a part of the files, and the
     shards are not counted.
     """
-    manifest = manifests.load(path)
-    refuse_unlisted(_names(path), manifest, str(path))
+    manifest = load_manifest(path)
+    refuse_unlisted(_names_in(path), manifest, str(path))
     for name, expected in manifest["files"].items():  # the cheap checks come first
         _check_kind(path, name, expected["bytes"])
     wrong: list[str] = []
@@ -130,7 +129,7 @@ def verify_folder(path: Path, rank: int = 0, ranks: int = 1) -> Manifest:
 
 def refuse_unlisted(names: Iterable[str], manifest: Manifest, path: str) -> None:
     """Raise a CheckpointError if a file of a checkpoint, such as a rank's, is not in the manifest."""
-    unlisted = sorted({name for name in names if manifests.is_file(name)} - set(manifest["files"]))
+    unlisted = sorted({name for name in names if is_listed_file(name)} - set(manifest["files"]))
     if unlisted:
         raise CheckpointError(
             f"The checkpoint {path} is damaged: {', '.join(unlisted)} is a file of a checkpoint, but is not "
@@ -138,12 +137,14 @@ def refuse_unlisted(names: Iterable[str], manifest: Manifest, path: str) -> None
         )
 
 
-def extra_names(path: Path) -> list[str]:
+def extra_names_in(path: Path) -> list[str]:
     """Return the names in a checkpoint's directory that Hookline did not write, without hidden ones."""
-    return sorted(name for name in _names(path) if not is_checkpoint_file(name) and not name.startswith("."))
+    return sorted(
+        name for name in _names_in(path) if not is_checkpoint_file(name) and not name.startswith(".")
+    )
 
 
-def _names(path: Path) -> list[str]:
+def _names_in(path: Path) -> list[str]:
     try:
         return [each.name for each in path.iterdir()]
     except OSError as error:

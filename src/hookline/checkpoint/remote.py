@@ -12,16 +12,22 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.checkpoint import manifest as manifests
 from hookline.checkpoint.cleanup import clean_up
 from hookline.checkpoint.format import Packed
-from hookline.checkpoint.manifest import Manifest
-from hookline.checkpoint.reader import read_folder, read_for_rank, read_module, refuse_unlisted, verify_folder
+from hookline.checkpoint.manifest import Manifest, parse_manifest
+from hookline.checkpoint.reader import (
+    read_folder,
+    read_for_rank,
+    read_module_weights,
+    refuse_unlisted,
+    verify_folder,
+)
 from hookline.checkpoint.writer import owner, protect_from_cleanup, write_folder
 from hookline.util.errors import CheckpointError, HooklineError
 from hookline.util.limited_json import MANIFEST_BYTES
 from hookline.util.text import holds_secret, redact
 from hookline.util.urls import (
+    MANIFEST,
     is_checkpoint_file,
     open_url,
     put_folder,
@@ -37,10 +43,10 @@ def write_url(
     about: Mapping[str, Any] | None,
     staging: Callable[[], Path] | None,
 ) -> Manifest:
-    """Write a checkpoint to a local folder and copy it to a URL. staging: see `staged`."""
+    """Write a checkpoint to a local folder and copy it to a URL. staging: see `staging_folder`."""
     with (
         _open_remote(url, "could not be written") as (fs, root),
-        staged(staging) as folder,
+        staging_folder(staging) as folder,
         _show_url_in_errors(url, str(folder)),
     ):
         manifest = write_folder(contents, folder / "checkpoint", about)
@@ -49,7 +55,7 @@ def write_url(
 
 
 @contextlib.contextmanager
-def staged(staging: Callable[[], Path] | None) -> Iterator[Path]:
+def staging_folder(staging: Callable[[], Path] | None) -> Iterator[Path]:
     """Create a temporary folder below the one that `staging` returns, or in the system's default."""
     parent = staging() if staging else None
     if parent is not None:
@@ -69,14 +75,14 @@ def copy_to_url(folder: Path, url: str) -> None:
 
 def read_url(url: str) -> dict[str, Any]:
     """Download a checkpoint and read it."""
-    with _downloaded(url) as folder:
+    with _download(url) as folder:
         return read_folder(folder)
 
 
 def read_url_for_rank(url: str, rank: int, world_size: int) -> dict[str, Any]:
     """Download a checkpoint and read it for one rank; delete the download once its tensors are released."""
     with contextlib.ExitStack() as until_read:
-        folder = until_read.enter_context(_downloaded(url))
+        folder = until_read.enter_context(_download(url))
         verify_folder(folder)
         contents, rank_files = read_for_rank(folder, rank, world_size)
         weakref.finalize(rank_files, until_read.pop_all().close)
@@ -85,13 +91,13 @@ def read_url_for_rank(url: str, rank: int, world_size: int) -> dict[str, Any]:
 
 def read_url_module(url: str) -> dict[str, Any]:
     """Download a checkpoint and read only its weights."""
-    with _downloaded(url) as folder:
-        return read_module(folder)
+    with _download(url) as folder:
+        return read_module_weights(folder)
 
 
 def verify_url(url: str) -> None:
     """Download a checkpoint and verify it."""
-    with _downloaded(url) as folder:
+    with _download(url) as folder:
         refuse_unlisted(_names_at(url), verify_folder(folder), redact(url))
 
 
@@ -114,7 +120,7 @@ def _names_at(url: str) -> list[str]:
 def read_url_manifest(url: str) -> Manifest:
     """Download and verify only the manifest."""
     with _open_remote(url, "cannot be read") as (fs, root):
-        return manifests.parse(_download_manifest(fs, root, url), redact(url))
+        return parse_manifest(_download_manifest(fs, root, url), redact(url))
 
 
 def remove_url(url: str) -> None:
@@ -127,9 +133,9 @@ def list_urls(url: str) -> list[str]:
     """Return the URLs of all checkpoints at or below a URL, but not inside of another checkpoint."""
     with _open_remote(url, "cannot be listed") as (fs, root):
         fs.invalidate_cache()
-        if fs.exists(url_below(root, manifests.NAME)):
+        if fs.exists(url_below(root, MANIFEST)):
             return [url.rstrip("/")]
-        root_path, suffix = split_query(root)[0].rstrip("/"), f"/{manifests.NAME}"
+        root_path, suffix = split_query(root)[0].rstrip("/"), f"/{MANIFEST}"
         found = sorted(each.removesuffix(suffix) for each in fs.find(root) if each.endswith(suffix))
         outermost = [each for each in found if not any(each.startswith(f"{other}/") for other in found)]
         base, mark, query = split_query(url)
@@ -138,22 +144,22 @@ def list_urls(url: str) -> list[str]:
 
 def _download_manifest(fs: Any, root: str, url: str) -> bytes:
     fs.invalidate_cache()
-    file = url_below(root, manifests.NAME)
+    file = url_below(root, MANIFEST)
     try:
         if fs.size(file) is None:  # the server does not report sizes
             return fs.cat_file(file, 0, MANIFEST_BYTES + 1)  # type: ignore[no-any-return]
         if fs.size(file) > MANIFEST_BYTES:
             raise CheckpointError(
-                f"The checkpoint {redact(url)} is damaged: {manifests.NAME} is larger than "
+                f"The checkpoint {redact(url)} is damaged: {MANIFEST} is larger than "
                 f"{MANIFEST_BYTES // 2**20} MB, the limit for a manifest."
             )
         return fs.cat_file(file)  # type: ignore[no-any-return]
     except FileNotFoundError:
-        raise CheckpointError(f"{redact(url)} is not a checkpoint: it has no {manifests.NAME}.") from None
+        raise CheckpointError(f"{redact(url)} is not a checkpoint: it has no {MANIFEST}.") from None
 
 
 @contextlib.contextmanager
-def _downloaded(url: str) -> Iterator[Path]:
+def _download(url: str) -> Iterator[Path]:
     with (
         _open_remote(url, "cannot be read") as (fs, root),
         tempfile.TemporaryDirectory() as name,
@@ -161,7 +167,7 @@ def _downloaded(url: str) -> Iterator[Path]:
     ):
         folder = Path(name)
         data = _download_manifest(fs, root, url)
-        for file, expected in manifests.parse(data, redact(url))["files"].items():
+        for file, expected in parse_manifest(data, redact(url))["files"].items():
             with contextlib.suppress(FileNotFoundError):  # the reader reports which file is missing
                 size = fs.size(url_below(root, file))
                 # checked before the download, because the file may be larger than the disk
@@ -171,7 +177,7 @@ def _downloaded(url: str) -> Iterator[Path]:
                         f"{expected['bytes']}."
                     )
                 fs.get_file(url_below(root, file), str(folder / file))
-        (folder / manifests.NAME).write_bytes(data)
+        (folder / MANIFEST).write_bytes(data)
         yield folder
 
 

@@ -180,8 +180,8 @@ def materialize(value: Any, like: Mapping[str, Any], name: str = "") -> Any:
     if isinstance(value, ShardedTensor | Tensor):
         return materialize_tensor(value, like[name] if name in like else _same_shape(value, like))
     if isinstance(value, dict):
-        for key, each in value.items():
-            value[key] = materialize(each, like, key if isinstance(key, str) else "")
+        for key, inner in value.items():
+            value[key] = materialize(inner, like, key if isinstance(key, str) else "")
     elif isinstance(value, list):
         value[:] = [materialize(each, like) for each in value]
     elif type(value) is tuple:

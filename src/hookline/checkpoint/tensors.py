@@ -23,7 +23,7 @@ from torch import Tensor
 from hookline.util.errors import CheckpointError
 from hookline.util.processes import TURN, join
 
-NAMES = {
+DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -40,7 +40,7 @@ NAMES = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
-CHUNK = 16 * 2**20
+CHUNK_BYTES = 16 * 2**20
 HASH_TURNS = 120
 """Turns after which hashing one chunk counts as failed, even on a busy machine."""
 JOIN_TIMEOUT = 5.0
@@ -116,7 +116,7 @@ class Digest:
         """Wait until all queued chunks are hashed."""
         while self._behind:
             if not any(self._hashed.acquire(timeout=TURN) for _ in range(HASH_TURNS)):
-                raise CheckpointError(f"{CHUNK} bytes were not hashed within {HASH_TURNS * TURN:g} s.")
+                raise CheckpointError(f"{CHUNK_BYTES} bytes were not hashed within {HASH_TURNS * TURN:g} s.")
             self._behind -= 1
 
     def finish(self) -> str:
@@ -150,8 +150,8 @@ def _chunks(tensors: Mapping[str, Tensor]) -> Iterator[tuple[Any, bool]]:
         plain = tensor.cpu().contiguous()
         flat: Any = plain.reshape(-1).view(torch.uint8).numpy()
         borrowed = plain.data_ptr() == tensor.data_ptr()
-        for start in range(0, flat.nbytes, CHUNK):
-            yield memoryview(flat[start : start + CHUNK]), borrowed
+        for start in range(0, flat.nbytes, CHUNK_BYTES):
+            yield memoryview(flat[start : start + CHUNK_BYTES]), borrowed
 
 
 def _header(tensors: Mapping[str, Tensor], order: list[str]) -> bytes:
@@ -161,7 +161,7 @@ def _header(tensors: Mapping[str, Tensor], order: list[str]) -> bytes:
         tensor = tensors[name]
         start, end = end, end + tensor.numel() * tensor.element_size()
         entries[name] = {
-            "dtype": NAMES[tensor.dtype],
+            "dtype": DTYPE_NAMES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }

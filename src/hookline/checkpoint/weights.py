@@ -1,35 +1,42 @@
-"""Load only the weights of another run or file (a warm start), and report which of them matched."""
+"""Weights alone: load those of another run or file (a warm start), export them, or make a module of them."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
+import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from hookline.checkpoint import files
-from hookline.checkpoint import manifest as manifests
-from hookline.checkpoint.averages import check_weights, choose_weights
-from hookline.checkpoint.catalog import Read, find, first_whole, newest_first
+from hookline.checkpoint.averages import FoundWeights, check_weights, choose_weights, weights_of_hook
+from hookline.checkpoint.catalog import Read, find_checkpoints, first_whole, newest_first
 from hookline.checkpoint.files import read, read_manifest, read_weights
 from hookline.checkpoint.foreign_files import Imported
 from hookline.checkpoint.remote import list_urls
 from hookline.checkpoint.sharded import ShardedTensor, materialize_tensor, sharded_tensors
-from hookline.checkpoint.tensors import read_tensors
+from hookline.checkpoint.tensors import DTYPE_NAMES, read_tensors, write_tensors
+from hookline.checkpoint.writer import flush
+from hookline.engine.events import EVENTS
+from hookline.engine.foreign import adopt_steps
+from hookline.engine.listener import find_listeners
 from hookline.run.record import read_record, run_dir_of, unsaved_end
+from hookline.run.state import State
 from hookline.util.errors import CheckpointError, OptionError, closest
 from hookline.util.text import redact
-from hookline.util.urls import as_url, is_url
+from hookline.util.urls import MANIFEST, as_url, is_url
 
 log = logging.getLogger("hookline")
-SHOWN = 8
+MOST_NAMES_SHOWN = 8
 """Names of one kind in a report's text; its lists have all names."""
 
 Rename: TypeAlias = Mapping[str, str] | Callable[[str], str | None]
@@ -91,12 +98,15 @@ class WeightsReport:
         ):
             known = set(shorter)
             prefixes = {
-                name[: -len(each)] for name in longer[:SHOWN] for each in shorter if name.endswith("." + each)
+                name[: -len(each)]
+                for name in longer[:MOST_NAMES_SHOWN]
+                for each in shorter
+                if name.endswith("." + each)
             }
             for prefix in prefixes:
                 if 2 * sum(name.removeprefix(prefix) in known for name in longer) > len(longer):
                     return [f"  The names differ by a prefix: pass rename={template.format(prefix)}."]
-        near = {name: closest(name, self.missing) for name in self.unexpected[:SHOWN]}
+        near = {name: closest(name, self.missing) for name in self.unexpected[:MOST_NAMES_SHOWN]}
         return [f"  {name}:{hint}" for name, hint in near.items() if hint]
 
 
@@ -113,21 +123,7 @@ def load_weights(
     'raw' the trained weights, 'averaged' the average. The report says which, and of which step.
     """
     found = find_weights(source, weights, as_shards=bool(sharded_tensors(module)))
-    return put_weights(
-        module, _renamed(found.weights, rename, found.where), found.where, strict, found.step, found.kind
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class FoundWeights:
-    """Weights and their source."""
-
-    where: str
-    """The name of the source in messages."""
-    weights: Mapping[str, Any]
-    step: int | None = None
-    kind: str = "raw"
-    """'averaged' or 'raw'."""
+    return put_weights(module, replace(found, weights=_rename_weights(found, rename)), strict)
 
 
 def find_weights(source: Any, wanted: str = "scored", as_shards: bool = False) -> FoundWeights:
@@ -139,7 +135,7 @@ def find_weights(source: Any, wanted: str = "scored", as_shards: bool = False) -
         elif isinstance(source, Mapping):
             found = FoundWeights("the mapping", source)
         else:
-            found = FoundWeights(str(source), _read_file(Path(source)))
+            found = FoundWeights(str(source), _read_safetensors(Path(source)))
         if wanted == "averaged":
             raise OptionError(
                 f"{found.where} does not contain averaged weights: only a checkpoint can. Leave out "
@@ -152,12 +148,13 @@ def find_weights(source: Any, wanted: str = "scored", as_shards: bool = False) -
             "a .safetensors file, or a mapping such as module.state_dict()."
         )
     read = read_checkpoint(source, functools.partial(read_weights, as_shards=as_shards))
-    chosen = choose_weights(read.contents, wanted, read.where)
-    return FoundWeights(read.where, chosen.weights, read.step, chosen.kind)
+    return choose_weights(read.contents, wanted, read.where, read.step)
 
 
 def _is_file(source: Any) -> bool:
-    return isinstance(source, str | os.PathLike) and not as_url(_plain(source)) and Path(source).is_file()
+    return (
+        isinstance(source, str | os.PathLike) and not as_url(_path_or_url(source)) and Path(source).is_file()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,16 +168,16 @@ class ReadCheckpoint:
 
 def read_checkpoint(source: str | os.PathLike[str], read: Read = read) -> ReadCheckpoint:
     """Read the checkpoint at a path or URL, or else the newest complete one below it, and log which."""
-    path = _plain(source)
+    path = _path_or_url(source)
     url = as_url(path)
     if url:
         return _read_below_url(url, read)
     if Path(path).is_file():
         contents = files.read(path)
         return ReadCheckpoint(str(path), contents, contents["counters"]["step"])
-    if not Path(path).is_dir() or (Path(path) / manifests.NAME).exists():
+    if not Path(path).is_dir() or (Path(path) / MANIFEST).exists():
         return ReadCheckpoint(str(path), read(path), read_manifest(path)["step"])
-    found, broken = find(Path(path))
+    found, broken = find_checkpoints(Path(path))
     records = {
         each.path: read_record(run_dir) for each in found if (run_dir := run_dir_of(each.path, Path(path)))
     }
@@ -206,28 +203,21 @@ def read_checkpoint(source: str | os.PathLike[str], read: Read = read) -> ReadCh
     return ReadCheckpoint(str(chosen.path), contents, step)
 
 
-def put_weights(
-    module: nn.Module,
-    weights: Mapping[str, Any],
-    where: str,
-    strict: bool = True,
-    step: int | None = None,
-    kind: str = "raw",
-) -> WeightsReport:
+def put_weights(module: nn.Module, found: FoundWeights, strict: bool = True) -> WeightsReport:
     """Load weights by name. Use the module's own report, because it may convert older names."""
-    own = module.state_dict()
+    own, weights, where = module.state_dict(), found.weights, found.where
     if any(isinstance(each, Tensor) and each.is_meta for each in own.values()):
         raise OptionError(
             f"{type(module).__name__} is on the meta device, which has no memory for weights: "
             "call module.to_empty(device='cpu') first."
         )
-    report = WeightsReport(where, type(module).__name__, len(own), step, kind)
+    report = WeightsReport(where, type(module).__name__, len(own), found.step, found.kind)
     sharded = sharded_tensors(module)
     fitting: Any = OrderedDict()
     fitting._metadata = getattr(weights, "_metadata", OrderedDict())  # the versions of the layers
     for name, value in weights.items():
         if name in own and not _fits(value, own[name]):
-            report.mismatched[name] = (_shape(value), _shape(own[name]))
+            report.mismatched[name] = (_shape_of(value), _shape_of(own[name]))
         else:
             is_sharded = isinstance(value, ShardedTensor) or (name in sharded and isinstance(value, Tensor))
             fitting[name] = materialize_tensor(value, sharded.get(name)) if is_sharded else value
@@ -249,9 +239,9 @@ def put_weights(
     refused = set(unexpected)
     report.loaded = [name for name in fitting if name not in refused]
     # many tools store tied weights under one name: a weight that shares memory with a loaded one is loaded
-    filled = {_memory(own.get(name)) for name in report.loaded} - {None}
+    filled = {_memory_of(own.get(name)) for name in report.loaded} - {None}
     report.missing = [
-        name for name in missing if name not in report.mismatched and _memory(own.get(name)) not in filled
+        name for name in missing if name not in report.mismatched and _memory_of(own.get(name)) not in filled
     ]
     if report.complete:
         return report
@@ -291,7 +281,7 @@ def _is_lazy(value: Any) -> bool:
     return isinstance(value, Tensor) and nn.parameter.is_lazy(value)
 
 
-def _shape(value: Any) -> Any:
+def _shape_of(value: Any) -> Any:
     return (
         list(value.shape)
         if isinstance(value, Tensor | ShardedTensor) and not _is_lazy(value)
@@ -299,17 +289,18 @@ def _shape(value: Any) -> Any:
     )
 
 
-def _memory(value: Any) -> tuple[Any, ...] | None:
+def _memory_of(value: Any) -> tuple[Any, ...] | None:
     """Return the address and layout of a tensor; None if it has no memory."""
     if not isinstance(value, Tensor) or _is_lazy(value) or not value.numel():
         return None
     return value.data_ptr(), value.shape, value.stride()
 
 
-def _renamed(weights: Mapping[str, Any], rename: Rename | None, where: str) -> Mapping[str, Any]:
+def _rename_weights(found: FoundWeights, rename: Rename | None) -> Mapping[str, Any]:
+    weights = found.weights
     if rename is None:
         return weights
-    new_name = rename if callable(rename) else _rename_prefixes(weights, rename, where)
+    new_name = rename if callable(rename) else _rename_prefixes(weights, rename, found.where)
     renamed: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for name, value in weights.items():
@@ -341,7 +332,7 @@ def _rename_prefixes(
     return new_name
 
 
-def _read_file(path: Path) -> Mapping[str, Any]:
+def _read_safetensors(path: Path) -> Mapping[str, Any]:
     if path.suffix != ".safetensors":
         raise CheckpointError(
             f"{path} is not a .safetensors file. To read a file of torch.save or Lightning, call "
@@ -377,11 +368,167 @@ def _manifest_or_empty(url: str) -> Mapping[str, Any]:
         return {}
 
 
-def _plain(source: str | os.PathLike[str]) -> Path | str:
+def _path_or_url(source: str | os.PathLike[str]) -> Path | str:
     """Return a URL as text, anything else as a Path."""
     return source if isinstance(source, str) and is_url(source) else Path(source)
 
 
 def _shorten(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    more = f" and {len(names) - MOST_NAMES_SHOWN} more" if len(names) > MOST_NAMES_SHOWN else ""
+    return ", ".join(names[:MOST_NAMES_SHOWN]) + more
+
+
+# ---- export ------------------------------------------------------------------------------------------------
+
+
+EXPORT_SUFFIXES = (".safetensors", ".pt")
+
+
+def export_weights(
+    path: str | os.PathLike[str],
+    out: Path,
+    hook: str | None = None,
+    force: bool = False,
+    weights: str = "scored",
+) -> FoundWeights:
+    """Write the weights of a checkpoint to a `.safetensors` file, or as a state_dict to a `.pt` file.
+
+    hook: take the weights in the state of this hook, such as an average, where it has them. force: replace an
+    existing file. weights: without `hook`: 'scored', 'raw' or 'averaged', as for `load_weights`.
+    """
+    if out.suffix not in EXPORT_SUFFIXES:
+        raise OptionError(
+            f"{out} must end with {' or '.join(EXPORT_SUFFIXES)}.{closest(out.suffix, EXPORT_SUFFIXES)}"
+        )
+    if out.is_dir() or (out.exists() and not force):
+        raise OptionError(
+            f"{out} exists{' and is a directory' if out.is_dir() else '; --force replaces it'}."
+        )
+    if hook is not None and weights == "raw":
+        raise OptionError(
+            f"--hook {hook} selects the weights of a hook, and --weights raw selects the trained weights: "
+            "pass only one of them."
+        )
+    check_weights(weights)
+    read = read_checkpoint(path)
+    if hook is None:
+        chosen = choose_weights(read.contents, weights, read.where, read.step)
+    else:
+        averaged = weights_of_hook(read.contents, hook, read.where)
+        chosen = FoundWeights(read.where, averaged, read.step, hook)
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.new")
+    try:
+        _write_weights(chosen.weights, temporary, out.suffix)
+        os.replace(temporary, out)
+        flush(out.parent)
+    except OSError as error:
+        raise CheckpointError(f"{out} could not be written: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    return chosen
+
+
+def _write_weights(weights: Mapping[str, Any], temporary: Path, suffix: str) -> None:
+    if suffix == ".safetensors":
+        for name, value in weights.items():
+            if not isinstance(value, Tensor) or value.dtype not in DTYPE_NAMES:
+                kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+                raise CheckpointError(
+                    f"A .safetensors file cannot store {name} ({kind}). Export to a .pt file instead."
+                )
+        write_tensors(weights, temporary)  # tied ones under each name, because plain readers expect them all
+        return
+    with temporary.open("wb") as file:
+        torch.save(dict(weights), file)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        torch.load(temporary, weights_only=True, map_location="cpu", mmap=True)
+    except Exception as error:
+        raise CheckpointError(
+            "These weights contain state that can be read only with pickled classes: "
+            f"{str(error).partition('.')[0]}."
+        ) from error
+
+
+# ---- a module from a checkpoint ----------------------------------------------------------------------------
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def load_module(
+    cls: type[M], path: str | os.PathLike[str], strict: bool = True, weights: Any = "scored", **overrides: Any
+) -> M:
+    """Create a `cls` with the arguments in the checkpoint, updated by `overrides`, and load its weights.
+
+    weights: as for `load_weights`; if the class has an argument of this name, the value is for the class.
+    """
+    if "weights" in inspect.signature(cls.__init__).parameters:
+        overrides, weights = overrides if weights == "scored" else {**overrides, "weights": weights}, "scored"
+    check_weights(weights)
+    read = read_checkpoint(path)
+    where, contents = read.where, read.contents
+    bound = _bind_arguments(cls, contents, overrides, where)
+    module: Any = cls(*bound.args, **bound.kwargs)
+    if hasattr(module, "configure_model"):  # not a plain nn.Module
+        module.configure_model()
+        state = State(module=module, checkpoint=contents, path=where if is_url(where) else Path(where))
+        foreign = adopt_steps(module)  # a module of another package has its own hooks
+        listeners = (
+            foreign.listeners(cls.__name__, EVENTS)
+            if foreign
+            else find_listeners(module, "M", cls.__name__, EVENTS)
+        )
+        for listener in listeners:
+            if listener.event.name == "module_load_checkpoint":
+                listener.binding.call(state)
+    put_weights(module, choose_weights(contents, weights, where, read.step), strict)
+    return module  # type: ignore[no-any-return]
+
+
+def _bind_arguments(
+    cls: type[nn.Module], contents: dict[str, Any], overrides: dict[str, Any], where: str
+) -> inspect.BoundArguments:
+    """Bind saved and given arguments to `__init__`; ignore saved ones that it does not take."""
+    saved, left_out = contents.get("hparams", {}), contents.get("hparams_left_out", {})
+    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+    rest = next((each.name for each in parameters if each.kind is each.VAR_KEYWORD), None)
+    named = {each.name: each for each in parameters if each.kind is not each.VAR_KEYWORD}
+    for name in overrides:
+        if name not in named and rest is None:
+            raise OptionError(
+                f"{cls.__name__}.__init__ has no argument {name!r}.{closest(name, named)} "
+                f"It has: {', '.join(named) or 'none'}."
+            )
+    known = {**saved, **overrides}
+    missing = [
+        name
+        for name, each in named.items()
+        if each.default is each.empty and each.kind is not each.VAR_POSITIONAL and name not in known
+    ]
+    if missing:
+        listed = ", ".join(
+            f"{name} ({left_out[name]}, which a checkpoint cannot hold)" if name in left_out else name
+            for name in missing
+        )
+        hint = "" if saved or left_out else ", or train with hooks=[HParams()]"
+        raise OptionError(
+            f"{where} does not contain these arguments of {cls.__name__}: {listed}. Pass them "
+            f"(load_from_checkpoint(path, {missing[0]}=...)){hint}."
+        )
+    for name in left_out.keys() & named.keys() - overrides.keys():
+        log.warning(
+            "%s was created with %s=%s, which a checkpoint cannot hold: the default is used instead. To set "
+            "it: load_from_checkpoint(path, %s=...).",
+            cls.__name__,
+            name,
+            left_out[name],
+            name,
+        )
+    bound = inspect.Signature(parameters).bind_partial()
+    bound.arguments = {name: known[name] for name in named if name in known}
+    if rest is not None:
+        bound.arguments[rest] = {name: value for name, value in known.items() if name not in named}
+    return bound

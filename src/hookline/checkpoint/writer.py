@@ -17,18 +17,17 @@ import socket
 import sys
 import threading
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.checkpoint import manifest as manifests
-from hookline.checkpoint.format import Packed, pack_contents
-from hookline.checkpoint.manifest import Manifest
+from hookline.checkpoint.format import Packed, TensorStore, pack_contents
+from hookline.checkpoint.manifest import Manifest, is_listed_file, make_manifest, render_manifest
 from hookline.checkpoint.tensors import name_file_in_errors, write_tensors
 from hookline.util.errors import CheckpointError
 from hookline.util.limited_json import STRUCTURE_BYTES
 from hookline.util.processes import wait_for_end
-from hookline.util.urls import CHECKPOINT_FILES, is_checkpoint_file
+from hookline.util.urls import CHECKPOINT_FILES, MANIFEST, is_checkpoint_file
 
 WRITE_TIMEOUT = 10.0
 """Seconds until all ranks must see a folder that rank zero has created; network file systems show it late."""
@@ -44,11 +43,11 @@ writing: set[str] = set()
 
 def owner() -> str:
     """Return an id of this process that is unique on a shared disk: the machine and the process id."""
-    return f"{machine()}-{os.getpid()}"
+    return f"{machine_id()}-{os.getpid()}"
 
 
 @functools.cache
-def machine() -> str:
+def machine_id() -> str:
     """Return an id of this machine, eight hexadecimal digits."""
     return f"{zlib.crc32(socket.gethostname().encode()):08x}"
 
@@ -104,8 +103,8 @@ def _target_directory(path: Path) -> Path:
     """Return the directory to write. Raise if it exists and is not a checkpoint, because it would be lost."""
     target = Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
     if target.is_dir():
-        if not (target / manifests.NAME).exists() and any(
-            not manifests.is_file(each.name) for each in target.iterdir()
+        if not (target / MANIFEST).exists() and any(
+            not is_listed_file(each.name) for each in target.iterdir()
         ):
             raise FileExistsError(
                 errno.EEXIST,
@@ -156,10 +155,7 @@ def _write_in_parallel(folder: Path, tensors: Mapping[str, Mapping[str, Any]]) -
         except BaseException as error:  # raised below, in the calling thread
             errors.append(error)
 
-    seconds = (
-        FLUSH_TIMEOUT
-        + sum(each.nbytes for store in tensors.values() for each in store.values()) / MIN_BYTES_PER_SECOND
-    )
+    seconds = _write_seconds(tensors.values())
     threads = [
         threading.Thread(target=write, args=(name,), name=f"hookline {name}", daemon=True) for name in tensors
     ]
@@ -181,13 +177,19 @@ def _write_in_parallel(folder: Path, tensors: Mapping[str, Mapping[str, Any]]) -
 
 def max_write_seconds(packed: Packed) -> float:
     """Return the seconds after which a write counts as failed because the disk does not respond."""
-    return FLUSH_TIMEOUT + _bytes(packed) / MIN_BYTES_PER_SECOND
+    return _write_seconds(_stores(packed))
 
 
-def _bytes(packed: Packed) -> int:
-    return sum(
-        each.nbytes for store in (packed.model, packed.rest, packed.part.tensors) for each in store.values()
-    )
+def _write_seconds(stores: Iterable[Mapping[str, Any]]) -> float:
+    return FLUSH_TIMEOUT + _tensor_bytes(stores) / MIN_BYTES_PER_SECOND
+
+
+def _tensor_bytes(stores: Iterable[Mapping[str, Any]]) -> int:
+    return sum(tensor.nbytes for store in stores for tensor in store.values())
+
+
+def _stores(packed: Packed) -> tuple[TensorStore, ...]:
+    return packed.model, packed.rest, packed.part.tensors
 
 
 def commit(
@@ -195,8 +197,8 @@ def commit(
 ) -> Manifest:
     """Write the manifest after all files are durable, then rename the directory; return the manifest."""
     ordered = {name: files[name] for name in (*CHECKPOINT_FILES, *sorted(set(files) - set(CHECKPOINT_FILES)))}
-    manifest = manifests.make(about, packed.structure.get("counters") or {}, packed.model.shared, ordered)
-    _write_text(manifests.render(manifest), temporary / manifests.NAME)
+    manifest = make_manifest(about, packed.structure.get("counters") or {}, packed.model.shared, ordered)
+    _write_text(render_manifest(manifest), temporary / MANIFEST)
     flush(temporary)
     _move_into_place(temporary, target)
     return manifest
@@ -300,7 +302,7 @@ def _describe_cause(error: OSError, packed: Packed, path: Path) -> str:
     name = file.name if file.parent.suffix == ".new" else str(file)  # without the temporary directory
     text = (f"{name}: " if error.filename else "") + (error.strerror or str(error))
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        text += f"; its tensors need {_bytes(packed) / 1e6:.1f} MB"
+        text += f"; its tensors need {_tensor_bytes(_stores(packed)) / 1e6:.1f} MB"
         with contextlib.suppress(OSError):
             text += f", {shutil.disk_usage(path.parent).free / 1e6:.1f} MB are free"
     return text

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hookline._version import __version__
-from hookline.cli.codes import BROKEN_PIPE, FAILED, INTERRUPTED, OK, USAGE
+from hookline.cli.output import BROKEN_PIPE, FAILED, INTERRUPTED, OK, USAGE
 
 RUNS = {
     "fit": "train",
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )  # otherwise Python reports the error again when it exits
         return BROKEN_PIPE
     except Exception as error:
-        return _report(error, given)
+        return _print_error(error, given)
 
 
 def _command(given: list[str]) -> int:
@@ -108,57 +108,43 @@ def _command(given: list[str]) -> int:
         pairs, given = split_overrides(given, TYPED)
         overrides = [f"--{key}={text}" for key, text in pairs]
     chosen = parser.parse_args(given)
-    if chosen.command == "explain":
-        from hookline.cli import explain
+    if chosen.command in RUNS and chosen.command != "explain":
+        from hookline.cli.runs import run_stage
 
-        return explain.run(chosen, overrides)
-    if chosen.command in RUNS:
-        from hookline.cli import runs
+        return run_stage(chosen, [*overrides, "--trainer.trace=true"] if chosen.trace else overrides)
+    if chosen.command in ("explain", "trace", "replay"):
+        from hookline.cli import plans
 
-        return runs.run(chosen, [*overrides, "--trainer.trace=true"] if chosen.trace else overrides)
-    if chosen.command in ("trace", "replay"):
-        from hookline.cli import traces
-
-        return traces.run(chosen)
+        if chosen.command == "explain":
+            return plans.explain_run(chosen, overrides)
+        return plans.describe_traces(chosen) if chosen.command == "trace" else plans.replay_run(chosen)
     if chosen.command in ("run", "convert"):
         from hookline.cli import scripts
 
-        return scripts.run(chosen) if chosen.command == "run" else scripts.convert(chosen)
-    if chosen.command == "new":
-        from hookline.cli import scaffold
-
-        for path in scaffold.write_project(chosen.directory):
-            print(f"wrote {path}")
-        print(f"\nNext: cd {chosen.directory} && hookline fit run.toml && python -m pytest")
-        return OK
+        return scripts.run_program(chosen) if chosen.command == "run" else scripts.convert_config(chosen)
     if chosen.command == "checkpoint":
-        from hookline.cli import checkpoints
+        from hookline.cli.checkpoints import export_checkpoint, show_checkpoints, verify_checkpoints
 
-        return checkpoints.run(chosen)
-    if chosen.command == "report":
-        from hookline.cli import reports
+        actions = {"show": show_checkpoints, "verify": verify_checkpoints, "export": export_checkpoint}
+        return actions[chosen.action](chosen)
+    if chosen.command in ("runs", "summary", "report"):
+        from hookline.cli.summaries import print_report, print_runs, print_summary
 
-        return reports.run(chosen)
-    if chosen.command in ("runs", "summary"):
-        from hookline.cli import summaries
+        views = {"runs": print_runs, "summary": print_summary, "report": print_report}
+        return views[chosen.command](chosen)
+    if chosen.command in ("watch", "control"):
+        from hookline.cli import live
 
-        return summaries.run(chosen)
-    if chosen.command == "watch":
-        from hookline.cli import watch
+        return live.serve_page(chosen) if chosen.command == "watch" else live.send_command(chosen)
+    if chosen.command == "new":
+        from hookline.cli.scaffold import write_project
 
-        return watch.run(chosen)
-    if chosen.command == "control":
-        from hookline.cli import controls
+        wrote = "\n".join(f"wrote {path}" for path in write_project(chosen.directory))
+        print(f"{wrote}\n\nNext: cd {chosen.directory} && hookline fit run.toml && python -m pytest")
+        return OK
+    from hookline.cli.lists import list_parts
 
-        return controls.run(chosen)
-    from hookline.cli import lists
-    from hookline.config.problems import ConfigError
-    from hookline.util.errors import HookError
-
-    try:
-        return lists.show(chosen)
-    except HookError as error:  # a name that does not exist
-        raise ConfigError(str(error)) from None
+    return list_parts(chosen)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -167,10 +153,10 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         """Report an error as argparse does, with the hint."""
         unknown = message.partition("unrecognized arguments: ")[2].split()
-        for each in unknown[:1]:
+        if unknown:
             from hookline.config.sections import option_names
 
-            name = each.lstrip("-").partition("=")[0].replace("-", "_")
+            name = unknown[0].lstrip("-").partition("=")[0].replace("-", "_")
             if name in option_names():
                 message += f"\nThis is an option of the trainer: --trainer.{name}"
         super().error(message)
@@ -205,6 +191,21 @@ def make_parser() -> argparse.ArgumentParser:
             )
         return added
 
+    _add_run_commands(command)
+    _add_foreign_commands(command)
+    _add_list_commands(command)
+    _add_result_commands(command)
+    _add_live_commands(command)
+    _add_trace_commands(command)
+    about = "describe checkpoints, verify them, or export their weights"
+    checkpoint = command("checkpoint", about, CHECKPOINT_CODES, json=False)
+    _add_checkpoint_commands(
+        command, checkpoint.add_subparsers(dest="action", required=True, metavar="COMMAND")
+    )
+    return parser
+
+
+def _add_run_commands(command: Any) -> None:
     for name, doc in RUNS.items():
         added = command(name, doc, f"{OVERRIDES}\n\n{CODES}")
         added.add_argument(
@@ -221,9 +222,8 @@ def make_parser() -> argparse.ArgumentParser:
             "--hook", action="append", default=[], metavar="HOOK", help="add a hook, by name or class path"
         )
         if name == "explain":
-            added.add_argument(
-                "--stage", "--verb", choices=[run for run in RUNS if run != "explain"], default="fit"
-            )
+            stages = [run for run in RUNS if run != "explain"]
+            added.add_argument("--stage", "--verb", dest="stage", choices=stages, default="fit")
             added.add_argument("--all", action="store_true", help="also show events without listeners")
             added.add_argument(
                 "--from", dest="trace", metavar="TRACE", help="compare the recorded run with the plan"
@@ -242,7 +242,9 @@ def make_parser() -> argparse.ArgumentParser:
             added.add_argument(
                 "--fresh", action="store_true", help="start a new run, even if run_dir has checkpoints"
             )
-    _foreign_commands(command)
+
+
+def _add_list_commands(command: Any) -> None:
     added = command("hooks", "list the available hooks, or describe one")
     added.add_argument("name", nargs="?", metavar="NAME")
     added = command("events", "list the events of a run, or describe one")
@@ -250,6 +252,9 @@ def make_parser() -> argparse.ArgumentParser:
     command("schema", "print the JSON schema of a configuration, for editors")
     added = command("new", "write a small project: a module, a hook, a configuration, a test for the hook")
     added.add_argument("directory", metavar="DIR")
+
+
+def _add_result_commands(command: Any) -> None:
     added = command(
         "runs", "list the runs in a directory: status, step, best metric, age and size", RUNS_CODES
     )
@@ -269,22 +274,9 @@ def make_parser() -> argparse.ArgumentParser:
     added.add_argument(
         "--out", metavar="FILE", help="FILE.html; by default report.html in RUN_DIR, of several runs here"
     )
-    _running_commands(command)
-    _trace_commands(command)
-    about = "describe checkpoints, verify them, or export their weights"
-    whole = commands.add_parser(
-        "checkpoint",
-        help=about,
-        description=f"{about[0].upper()}{about[1:]}.",
-        epilog=CHECKPOINT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    _checkpoint_commands(command, whole.add_subparsers(dest="action", required=True, metavar="COMMAND"))
-    return parser
 
 
-def _foreign_commands(command: Any) -> None:
+def _add_foreign_commands(command: Any) -> None:
     added = command("run", "run a program written for another trainer, unchanged", RUN_CODES, json=False)
     added.add_argument(
         "--as",
@@ -309,7 +301,7 @@ def _foreign_commands(command: Any) -> None:
     added.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
 
-def _running_commands(command: Any) -> None:
+def _add_live_commands(command: Any) -> None:
     added = command("watch", "serve a live page about a run, on this machine only", WATCH_CODES)
     added.add_argument("run_dir", metavar="RUN_DIR", help="a run's directory; the run may have ended")
     added.add_argument("--port", type=int, default=0, metavar="N", help="by default any free port")
@@ -323,7 +315,7 @@ def _running_commands(command: Any) -> None:
     )
 
 
-def _trace_commands(command: Any) -> None:
+def _add_trace_commands(command: Any) -> None:
     added = command("trace", "describe traces, or merge those of several ranks", TRACE_CODES)
     added.add_argument("traces", metavar="TRACE", nargs="+", help="a file that a run with --trace wrote")
     added.add_argument("--out", metavar="FILE", help="merge them into this file, on one clock")
@@ -336,7 +328,7 @@ def _trace_commands(command: Any) -> None:
     added.add_argument("--rank", type=int, metavar="N", help="of a trace with several ranks")
 
 
-def _checkpoint_commands(command: Any, group: Any) -> None:
+def _add_checkpoint_commands(command: Any, group: Any) -> None:
     added = command("show", "describe a checkpoint, or list those of a run", CHECKPOINT_CODES, group)
     added.add_argument("path", metavar="PATH")
     added.add_argument(
@@ -363,7 +355,7 @@ def _checkpoint_commands(command: Any, group: Any) -> None:
     added.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
 
-def _report(error: Exception, given: list[str]) -> int:
+def _print_error(error: Exception, given: list[str]) -> int:
     """Print an error: messages of Hookline as text, others with a traceback; return the exit code."""
     from hookline.config.problems import ConfigError
     from hookline.util.errors import HooklineError, OptionError

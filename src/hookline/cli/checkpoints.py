@@ -4,38 +4,31 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hookline.checkpoint import files, manifest, remote
+from hookline.checkpoint import files, remote
 from hookline.checkpoint.averages import scored_hook
-from hookline.checkpoint.catalog import Found, best_first, find, newest_first
-from hookline.checkpoint.export import export_weights
+from hookline.checkpoint.catalog import FoundCheckpoint, best_first, find_checkpoints, newest_first
 from hookline.checkpoint.format import TAG
-from hookline.checkpoint.tensors import LONGEST_HEADER, NAMES
-from hookline.cli.codes import FAILED, OK
-from hookline.cli.summaries import size
-from hookline.report.runs import in_words, standing_of
+from hookline.checkpoint.tensors import DTYPE_NAMES, LONGEST_HEADER
+from hookline.checkpoint.weights import export_weights
+from hookline.cli.output import FAILED, OK, format_number, format_size, print_result
+from hookline.report.runs import recorded_status, status_word
 from hookline.run.record import read_record, unsaved_end
-from hookline.util.errors import CheckpointError, OptionError, closest
+from hookline.util.errors import CheckpointError, OptionError, closest, folders_beside
 from hookline.util.limited_json import parse_json
-from hookline.util.text import holds_secret, printable, redact
-from hookline.util.urls import is_url, open_url, url_below
+from hookline.util.text import align_columns, holds_secret, map_texts, printable, redact
+from hookline.util.urls import MANIFEST, is_url, open_url, url_below
 
 KEPT = ("id", "status", "reason", "step", "epochs", "limits", "noted_at")
 """The keys of run.json that `show` prints."""
 
 
-def run(chosen: argparse.Namespace) -> int:
-    """Run one of the three commands."""
-    return {"show": _show, "verify": _verify, "export": _export}[chosen.action](chosen)
-
-
 @dataclass(slots=True)
-class Listed:
+class ListedCheckpoint:
     """A checkpoint by its path or URL, with its manifest or its problem."""
 
     place: Path | str
@@ -59,7 +52,7 @@ class Listed:
                 self.problem = str(error)
 
 
-def find_checkpoints(path: str) -> tuple[list[Listed], bool]:
+def list_checkpoints(path: str) -> tuple[list[ListedCheckpoint], bool]:
     """Return a checkpoint, or all below a directory or URL, the newest first; and whether the path itself is
     one.
     """
@@ -69,21 +62,19 @@ def find_checkpoints(path: str) -> tuple[list[Listed], bool]:
         )
         if not found:
             raise CheckpointError(
-                f"There is no checkpoint at {redact(path)} or below it: nothing there has a {manifest.NAME}."
+                f"There is no checkpoint at {redact(path)} or below it: nothing there has a {MANIFEST}."
             )
         return found, [each.place for each in found] == [path.rstrip("/")]
     folder = Path(path)
     if not folder.is_dir():
-        beside = (
-            [each.name for each in folder.parent.iterdir() if each.is_dir()] if folder.parent.is_dir() else []
-        )
+        beside = folders_beside(folder)
         there = f" {folder.parent} has: {', '.join(sorted(beside)[:20])}." if beside else ""
         kind = "is a file, but a checkpoint is a directory" if folder.exists() else "does not exist"
         raise CheckpointError(f"{folder} {kind}.{closest(folder.name, beside)}{there}")
-    whole, broken = find(folder)
+    whole, broken = find_checkpoints(folder)
     listed = [
-        *(Listed(each.path, each.manifest) for each in whole),
-        *(Listed(each, None, why) for each, why in broken.items()),
+        *(ListedCheckpoint(each.path, each.manifest) for each in whole),
+        *(ListedCheckpoint(each, None, why) for each, why in broken.items()),
     ]
     if not listed:
         raise CheckpointError(
@@ -94,48 +85,44 @@ def find_checkpoints(path: str) -> tuple[list[Listed], bool]:
     return listed, [each.place for each in listed] == [folder]
 
 
-def _at_url(url: str) -> Listed:
+def _at_url(url: str) -> ListedCheckpoint:
     try:
-        return Listed(url, files.read_manifest(url))
+        return ListedCheckpoint(url, files.read_manifest(url))
     except CheckpointError as error:
-        return Listed(url, None, str(error))
+        return ListedCheckpoint(url, None, str(error))
 
 
 # ---- verify and export -------------------------------------------------------------------------------------
 
 
-def _verify(chosen: argparse.Namespace) -> int:
-    checked: list[Listed] = []
+def verify_checkpoints(chosen: argparse.Namespace) -> int:
+    """Read and verify every file of checkpoints."""
+    checked: list[ListedCheckpoint] = []
     for path in chosen.paths:
         try:
-            found, _ = find_checkpoints(path)
+            found, _ = list_checkpoints(path)
         except CheckpointError as error:
-            found = [Listed(path if is_url(path) else Path(path), None, str(error))]
-        for each in found:
-            each.verify()
+            found = [ListedCheckpoint(path if is_url(path) else Path(path), None, str(error))]
+        for checkpoint in found:
+            checkpoint.verify()
         checked += found
-    if chosen.json:
-        print(
-            json.dumps(
-                [
-                    {
-                        "path": each.name,
-                        "whole": not each.problem,
-                        "problem": each.problem or None,
-                        "extra": each.extra,
-                    }
-                    for each in checked
-                ]
-            )
-        )
-    else:
-        for each in checked:
-            others = f" (not of Hookline, ignored: {', '.join(each.extra)})" if each.extra else ""
-            print(printable(f"wrong  {each.problem}" if each.problem else f"whole  {each.name}{others}"))
+    data = [
+        {"path": each.name, "whole": not each.problem, "problem": each.problem or None, "extra": each.extra}
+        for each in checked
+    ]
+    print_result(chosen, data, "\n".join(map(_verdict, checked)))
     return FAILED if any(each.problem for each in checked) else OK
 
 
-def _export(chosen: argparse.Namespace) -> int:
+def _verdict(checkpoint: ListedCheckpoint) -> str:
+    if checkpoint.problem:
+        return printable(f"wrong  {checkpoint.problem}")
+    others = f" (not of Hookline, ignored: {', '.join(checkpoint.extra)})" if checkpoint.extra else ""
+    return printable(f"whole  {checkpoint.name}{others}")
+
+
+def export_checkpoint(chosen: argparse.Namespace) -> int:
+    """Write the weights of a checkpoint to a file."""
     if is_url(chosen.out):
         raise OptionError(f"{redact(chosen.out)}: weights are exported to a file here, not to a URL.")
     out = Path(chosen.out)
@@ -143,61 +130,42 @@ def _export(chosen: argparse.Namespace) -> int:
     sizes = [each.numel() for each in done.weights.values() if hasattr(each, "numel")]
     written = out.stat().st_size
     kind = "raw" if done.hook is None else "averaged" if chosen.hook is None else "hook"
-    if chosen.json:
-        print(
-            json.dumps(
-                {
-                    "path": done.where,
-                    "out": str(out),
-                    "step": done.step,
-                    "weights": kind,
-                    "hook": done.hook,
-                    "tensors": len(sizes),
-                    "numbers": sum(sizes),
-                    "bytes": written,
-                }
-            )
-        )
-    else:
-        of_hook = {
-            "raw": "",
-            "averaged": f", the averaged weights of hook {done.hook!r}; --weights raw exports the trained "
-            f"ones",
-            "hook": f", those of {done.hook} where it has them",
-        }[kind]
-        print(
-            f"wrote {out} ({size(written)}): {len(sizes)} tensors, {sum(sizes):,} numbers, from "
-            f"{done.where} (step {done.step}){of_hook}"
-        )
-    return OK
+    data = {
+        "path": done.where,
+        "out": str(out),
+        "step": done.step,
+        "weights": kind,
+        "hook": done.hook,
+        "tensors": len(sizes),
+        "numbers": sum(sizes),
+        "bytes": written,
+    }
+    of_hook = {
+        "raw": "",
+        "averaged": f", the averaged weights of hook {done.hook!r}; --weights raw exports the trained ones",
+        "hook": f", those of {done.hook} where it has them",
+    }[kind]
+    text = (
+        f"wrote {out} ({format_size(written)}): {len(sizes)} tensors, {sum(sizes):,} numbers, from "
+        f"{done.where} (step {done.step}){of_hook}"
+    )
+    return print_result(chosen, data, text)
 
 
 # ---- show --------------------------------------------------------------------------------------------------
 
 
-def _show(chosen: argparse.Namespace) -> int:
-    found, single = find_checkpoints(chosen.path)
+def show_checkpoints(chosen: argparse.Namespace) -> int:
+    """Describe a checkpoint, or list those of a run."""
+    found, single = list_checkpoints(chosen.path)
     if single:
-        data = _describe(found[0], chosen.tensors)
-        print(json.dumps(data) if chosen.json else _describe_text(_printable(data)))
-    else:
-        many = _table_data(found, chosen.path)
-        print(json.dumps(many) if chosen.json else _table_text(_printable(many)))
-    return OK
+        data = _describe_checkpoint(found[0], chosen.tensors)
+        return print_result(chosen, data, _describe_text(map_texts(data, printable)))
+    data = _table_data(found, chosen.path)
+    return print_result(chosen, data, _table_text(map_texts(data, printable)))
 
 
-def _printable(value: Any) -> Any:
-    """Return the value with control characters removed from every text, because a manifest may contain
-    some.
-    """
-    if isinstance(value, dict):
-        return {_printable(key): _printable(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_printable(each) for each in value]
-    return printable(value) if isinstance(value, str) else value
-
-
-def _describe(listed: Listed, with_tensors: bool) -> dict[str, Any]:
+def _describe_checkpoint(listed: ListedCheckpoint, with_tensors: bool) -> dict[str, Any]:
     if listed.manifest is None:
         raise CheckpointError(listed.problem)
     structure, tensors = _look_inside(listed)
@@ -205,7 +173,7 @@ def _describe(listed: Listed, with_tensors: bool) -> dict[str, Any]:
     data = {
         "path": listed.name,
         **listed.manifest,
-        "bytes": _bytes(listed.manifest),
+        "bytes": _total_bytes(listed.manifest),
         "tensors": len(tensors),
         "scored_hook": scored_hook(structure),
         "numbers": sum(stored.values()),
@@ -220,7 +188,7 @@ def _hooks_in(structure: dict[str, Any]) -> list[str]:
     return [name for name, state in hooks.items() if state] if isinstance(hooks, dict) else []
 
 
-def _look_inside(listed: Listed) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _look_inside(listed: ListedCheckpoint) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the structure of the contents, and the weights by name, from the small files and the header of
     the large one.
     """
@@ -238,7 +206,7 @@ def _look_inside(listed: Listed) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         if length > min(LONGEST_HEADER, listed.manifest["files"][file]["bytes"]):
             raise ValueError("its header is longer than the file, or than the limit")
         head = parse_json(_piece(listed, file, 8 + length)[8:])
-        types = {short: str(dtype).removeprefix("torch.") for dtype, short in NAMES.items()}
+        types = {short: str(dtype).removeprefix("torch.") for dtype, short in DTYPE_NAMES.items()}
         tensors = []
         for name, packed in (module["value"] if TAG in module else module).items():
             if not isinstance(packed, dict) or packed.get(TAG) not in ("tensor", "sharded"):
@@ -263,7 +231,7 @@ def _look_inside(listed: Listed) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return structure, tensors
 
 
-def _piece(listed: Listed, name: str, size: int) -> bytes:
+def _piece(listed: ListedCheckpoint, name: str, size: int) -> bytes:
     """Return the first bytes of a file."""
     url = listed.place if isinstance(listed.place, str) else ""
     try:
@@ -283,7 +251,7 @@ def _piece(listed: Listed, name: str, size: int) -> bytes:
 def _describe_text(data: dict[str, Any]) -> str:
     monitor = data["monitor"]
     versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
-    sizes = ", ".join(f"{name} {size(each['bytes'])}" for name, each in data["files"].items())
+    sizes = ", ".join(f"{name} {format_size(each['bytes'])}" for name, each in data["files"].items())
     tied = (
         f"; tied: {', '.join(f'{name} = {first}' for name, first in data['shared'].items())}"
         if data["shared"]
@@ -298,13 +266,13 @@ def _describe_text(data: dict[str, Any]) -> str:
         ("saved", f"{_time(data['saved_at'])} UTC, reason: {data['reason']}, the run was {data['status']}"),
         ("kept for", f"{_score(monitor)} ({monitor['mode']} is better)" if monitor else ""),
         ("run", data.get("run", "")),
-        ("metrics", ", ".join(f"{name} {_number(value)}" for name, value in data["metrics"].items())),
+        ("metrics", ", ".join(f"{name} {format_number(value)}" for name, value in data["metrics"].items())),
         ("weights", f"{data['tensors']} tensors, {data['numbers']:,} numbers, buffers included{tied}"),
         ("scored", f"the weights averaged by hook {data['scored_hook']!r}" if data["scored_hook"] else ""),
         ("hooks", ", ".join(data["hooks"])),
         ("world size", str(data["world_size"])),
         ("written by", versions),
-        ("files", f"{sizes}; {size(data['bytes'])} in all"),
+        ("files", f"{sizes}; {format_size(data['bytes'])} in all"),
         ("other files", ", ".join(data["extra"])),
     ]
     lines = [data["path"], *(f"  {label:<12}{text}" for label, text in rows if text)]
@@ -314,42 +282,42 @@ def _describe_text(data: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _table_data(found: list[Listed], path: str) -> dict[str, Any]:
+def _table_data(found: list[ListedCheckpoint], path: str) -> dict[str, Any]:
     """Return every checkpoint of a run, and which of them a resume would use. At a URL only manifests are
     read.
     """
     is_remote = is_url(path)
     record = {} if is_remote else read_record(Path(path))
     if not is_remote:
-        for each in found:
-            each.verify()
+        for checkpoint in found:
+            checkpoint.verify()
     usable = [
-        Found(each.place, each.manifest)
+        FoundCheckpoint(each.place, each.manifest)
         for each in found
         if isinstance(each.place, Path) and each.manifest and not each.problem
     ]
     mine = [each for each in usable if record and record["id"] == each.run]
     taken = {"auto": mine[:1], "best": best_first(mine)[:1]}
     rows = []
-    for each in found:
-        facts = each.manifest or {}
+    for checkpoint in found:
+        facts = checkpoint.manifest or {}
         rows.append(
             {
-                "path": each.name,
+                "path": checkpoint.name,
                 **{
                     key: facts.get(key)
                     for key in ("step", "epoch", "reason", "monitor", "saved_at", "status")
                 },
-                "bytes": _bytes(facts) if facts else None,
-                "whole": False if each.problem else None if is_remote else True,
-                "problem": each.problem or None,
-                "extra": each.extra,
-                "resume": [word for word, one in taken.items() if one and one[0].path == each.place],
+                "bytes": _total_bytes(facts) if facts else None,
+                "whole": False if checkpoint.problem else None if is_remote else True,
+                "problem": checkpoint.problem or None,
+                "extra": checkpoint.extra,
+                "resume": [word for word, one in taken.items() if one and one[0].path == checkpoint.place],
             }
         )
     about = None
     if record:
-        status, is_certain = standing_of(Path(path), record)
+        status, is_certain = recorded_status(Path(path), record)
         about = {
             **{name: record[name] for name in KEPT if name in record},
             "status": status,
@@ -366,41 +334,38 @@ def _table_data(found: list[Listed], path: str) -> dict[str, Any]:
 def _table_text(data: dict[str, Any]) -> str:
     head = ("checkpoint", "step", "epoch", "reason", "score", "size", "saved (UTC)", "")
     rows: list[tuple[str, ...]] = [head]
-    for each in data["checkpoints"]:
-        if each["problem"]:
+    for row in data["checkpoints"]:
+        if row["problem"]:
             state = (
-                each["problem"]
-                .removeprefix(f"The checkpoint {each['path']} is ")
-                .removeprefix(f"{each['path']} is ")
+                row["problem"]
+                .removeprefix(f"The checkpoint {row['path']} is ")
+                .removeprefix(f"{row['path']} is ")
             )
         else:
-            state = "whole" if each["whole"] else "not verified"
-            state += f", with {', '.join(each['extra'])}" if each["extra"] else ""
-        resume = "".join(f', resume="{word}"' for word in each["resume"])
-        name = each["path"].removeprefix(data["path"].rstrip("/")).lstrip("/")
-        if each["saved_at"] is None:
+            state = "whole" if row["whole"] else "not verified"
+            state += f", with {', '.join(row['extra'])}" if row["extra"] else ""
+        resume = "".join(f', resume="{word}"' for word in row["resume"])
+        name = row["path"].removeprefix(data["path"].rstrip("/")).lstrip("/")
+        if row["saved_at"] is None:
             rows.append((name, "?", "?", "?", "", "?", "?", state))
         else:
             rows.append(
                 (
                     name,
-                    str(each["step"]),
-                    str(each["epoch"]),
-                    each["reason"],
-                    _score(each["monitor"]),
-                    size(each["bytes"]),
-                    _time(each["saved_at"]),
+                    str(row["step"]),
+                    str(row["epoch"]),
+                    row["reason"],
+                    _score(row["monitor"]),
+                    format_size(row["bytes"]),
+                    _time(row["saved_at"]),
                     state + resume,
                 )
             )
-    wide = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    lines = [
-        "  ".join(text.ljust(size) for text, size in zip(row, wide, strict=True)).rstrip() for row in rows
-    ]
+    lines = align_columns(rows)
     record = data["run"]
     if record:
         why = f" ({record['reason']})" if record["reason"] else ""
-        status = in_words(record["status"], record["is_certain"])
+        status = status_word(record["status"], record["is_certain"])
         lines.insert(0, f"{data['path']}: run {record['id']}, {status} at step {record['step']}{why}")
         if data["unsaved"]:
             lines.insert(1, f"Its last state is not on disk: it was {data['unsaved']}.")
@@ -410,7 +375,7 @@ def _table_text(data: dict[str, Any]) -> str:
 # ---- in words ----------------------------------------------------------------------------------------------
 
 
-def _bytes(facts: dict[str, Any]) -> int:
+def _total_bytes(facts: dict[str, Any]) -> int:
     return sum(each["bytes"] for each in facts["files"].values())
 
 
@@ -418,9 +383,5 @@ def _time(saved_at: str) -> str:
     return saved_at[:19].replace("T", " ")
 
 
-def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def _score(monitor: dict[str, Any] | None) -> str:
-    return f"{monitor['name']} {_number(monitor['score'])}" if monitor else ""
+    return f"{monitor['name']} {format_number(monitor['score'])}" if monitor else ""

@@ -12,29 +12,29 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from hookline.cli.codes import OK
+from hookline.cli.output import OK, print_result
+from hookline.config.problems import ConfigError
 from hookline.engine.events import EVENTS, RECEIVERS, Event
 from hookline.engine.registry import BUILTIN_HOOKS, GROUP, hook_class, offered_hooks
+from hookline.util.errors import HookError
 
 
-def show(chosen: argparse.Namespace) -> int:
+def list_parts(chosen: argparse.Namespace) -> int:
     """Print a list, or one of its members."""
     if chosen.command == "schema":
         from hookline.config.schema import schema
 
         print(json.dumps(schema(), indent=2))
         return OK
-    data: Any
-    if chosen.command == "hooks":
-        data = (
-            hook_data(chosen.name) if chosen.name else [listed_hook(name) for name in sorted(offered_hooks())]
-        )
-        text = _hook_text(data) if chosen.name else _table([(each["name"], each["doc"]) for each in data])
-    else:
-        data = event_data(EVENTS.named(chosen.name)) if chosen.name else [event_data(each) for each in EVENTS]
-        text = _event_text(data) if chosen.name else _table([(each["name"], each["doc"]) for each in data])
-    print(json.dumps(data) if chosen.json else text)
-    return OK
+    is_hook = chosen.command == "hooks"
+    if not chosen.name:
+        listed = list(map(listed_hook, sorted(offered_hooks())) if is_hook else map(event_data, EVENTS))
+        return print_result(chosen, listed, _definitions([(row["name"], row["doc"]) for row in listed]))
+    try:
+        data = hook_data(chosen.name) if is_hook else event_data(EVENTS.named(chosen.name))
+    except HookError as error:  # a name that does not exist
+        raise ConfigError(str(error)) from None
+    return print_result(chosen, data, _hook_text(data) if is_hook else _event_text(data))
 
 
 def listed_hook(name: str) -> dict[str, Any]:
@@ -66,14 +66,14 @@ def listed_hook(name: str) -> dict[str, Any]:
         "name": name,
         "class_path": path.replace(":", "."),
         "builtin": True,
-        "doc": _first(ast.get_docstring(found) or ""),
+        "doc": _first_sentence(ast.get_docstring(found) or ""),
     }
 
 
 def hook_data(name: str) -> dict[str, Any]:
     """Return a hook with its parameters and its events."""
     from hookline.config.classes import annotation
-    from hookline.config.problems import plain, spelled
+    from hookline.config.problems import describe_type, plain_values
     from hookline.engine.listener import event_methods
 
     cls = hook_class(name)
@@ -82,13 +82,19 @@ def hook_data(name: str) -> dict[str, Any]:
         hint = annotation(cls, parameter.name)
         further = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         required = parameter.default is parameter.empty and not further
-        kind = "further arguments, by name" if further else spelled(hint) if hint is not None else "anything"
+        kind = (
+            "further arguments, by name"
+            if further
+            else describe_type(hint)
+            if hint is not None
+            else "anything"
+        )
         found.append(
             {
                 "name": str(parameter).partition(":")[0] if further else parameter.name,
                 "type": kind,
                 "required": required,
-                "default": None if required or further else plain(parameter.default),
+                "default": None if required or further else plain_values(parameter.default),
             }
         )
     bare = object.__new__(cls)
@@ -126,7 +132,7 @@ def event_data(event: Event) -> dict[str, Any]:
     }
 
 
-def _first(doc: str) -> str:
+def _first_sentence(doc: str) -> str:
     return " ".join(doc.partition("\n\n")[0].split())
 
 
@@ -134,7 +140,7 @@ def _width() -> int:
     return max(60, shutil.get_terminal_size((100, 20)).columns)
 
 
-def _table(rows: list[tuple[str, str]]) -> str:
+def _definitions(rows: list[tuple[str, str]]) -> str:
     wide = max((len(name) for name, _ in rows), default=0) + 2
     lines = [textwrap.wrap(doc, max(30, _width() - wide)) or [""] for _, doc in rows]
     return "\n".join(
@@ -152,7 +158,7 @@ def _hook_text(data: dict[str, Any]) -> str:
         [
             f"{data['name']} ({data['class_path']})",
             data["doc"],
-            f"Parameters:\n{_table(rows) or '  none'}",
+            f"Parameters:\n{_definitions(rows) or '  none'}",
             "\n".join(listens),
             f"In a configuration:\n{textwrap.indent(use, '  ')}",
         ]
@@ -178,7 +184,7 @@ def _event_text(data: dict[str, Any]) -> str:
     parts = [
         f"{data['name']}: {data['doc']}",
         f"Received by: {', '.join(data['heard_by'])}. In: {', '.join(data['verbs'])}.",
-        "Facts:\n" + (_table([(f"  {name}", doc) for name, doc in data["facts"].items()]) or "  none"),
+        "Facts:\n" + (_definitions([(f"  {name}", doc) for name, doc in data["facts"].items()]) or "  none"),
         f"A returned value: {returned}.",
     ]
     if data["spellings"]:

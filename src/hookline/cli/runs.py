@@ -12,17 +12,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hookline.cli.codes import FAILED, INTERRUPTED, OK
+from hookline.cli.output import FAILED, INTERRUPTED, OK
 from hookline.config import Parts, load_config
-from hookline.config.problems import ConfigError
+from hookline.config.problems import ConfigError, Override, has_secret
 from hookline.engine.hook import Hook
 from hookline.util.errors import Preempted
 from hookline.util.urls import shown
 
-_NOTHING = object()
 
-
-def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
+def run_stage(chosen: argparse.Namespace, overrides: list[str]) -> int:
     """Run one stage."""
     if chosen.command == "fit" and chosen.fresh:
         if any(each.startswith("--checkpoint=") for each in overrides):
@@ -44,40 +42,34 @@ def run(chosen: argparse.Namespace, overrides: list[str]) -> int:
     predictions, code = None, OK
     try:
         with redirect:
-            predictions = _execute(chosen.command, trainer, parts)
+            predictions = _execute_stage(chosen.command, trainer, parts)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except Preempted as ended:
         code = int(ended.code or FAILED)
-    except (
-        SystemExit
-    ) as error:  # a hook called sys.exit; the note about the failure is on the terminal already
-        if (words := _last_words(error)) is not None and words.saved:
-            print(f"Or: {_again(chosen, overrides, trainer, words.saved)}", file=sys.stderr)
-        raise
-    except Exception as error:
+    except BaseException as error:
         _add_resume_command(error, chosen, overrides, trainer)
         raise
     if not trainer.strategy.ranks.alone and predictions is not None:
-        predictions = _of_all_ranks(predictions, trainer.strategy.ranks)
+        predictions = _gather_predictions(predictions, trainer.strategy.ranks)
     if trainer.strategy.rank == 0:
         _print_result(chosen, overrides, trainer, saved, predictions, interrupted=code != OK)
     return code
 
 
-def _of_all_ranks(predictions: list[Any], ranks: Any) -> list[Any]:
+def _gather_predictions(predictions: list[Any], ranks: Any) -> list[Any]:
     """Return the predictions of all ranks in the order of the data: the batches are dealt to ranks in
     turn.
     """
     from hookline.loggers.jsonl import jsonable
 
-    shares = ranks.gather(jsonable(predictions))
-    turns = itertools.zip_longest(*shares, fillvalue=_NOTHING)
-    return [each for turn in turns for each in turn if each is not _NOTHING]
+    missing = object()  # the last batches of a rank that has fewer
+    turns = itertools.zip_longest(*ranks.gather(jsonable(predictions)), fillvalue=missing)
+    return [batch for turn in turns for batch in turn if batch is not missing]
 
 
-def _execute(verb: str, trainer: Any, parts: Parts) -> Any:
-    if verb == "fit":
+def _execute_stage(stage: str, trainer: Any, parts: Parts) -> Any:
+    if stage == "fit":
         # a named directory means this run, so it continues there
         resume = (
             "auto"
@@ -87,10 +79,10 @@ def _execute(verb: str, trainer: Any, parts: Parts) -> Any:
         trainer.fit(parts.module, datamodule=parts.datamodule, resume=resume, **parts.fit_arguments)
         return None
     checkpoint = parts.checkpoint or None
-    if verb == "predict":
+    if stage == "predict":
         return trainer.predict(parts.module, datamodule=parts.datamodule, checkpoint=checkpoint)
     functions = {name: each for name, each in parts.fit_arguments.items() if name in ("loss", "step")}
-    measure = trainer.validate if verb == "validate" else trainer.test
+    measure = trainer.validate if stage == "validate" else trainer.test
     measure(parts.module, datamodule=parts.datamodule, checkpoint=checkpoint, **functions)
     return None
 
@@ -122,10 +114,10 @@ def _print_result(
         "step": trainer.global_step,
         "epochs": state.epochs_seen,
         "metrics": {name: float(value) for name, value in trainer.metrics.items()},
-        **_on_disk(chosen, trainer, saved),
+        **_newest_on_disk(chosen, trainer, saved),
     }
     if predictions is not None:
-        result["predictions"] = str(_write(predictions, trainer.run_dir / "predictions.jsonl"))
+        result["predictions"] = str(_write_predictions(predictions, trainer.run_dir / "predictions.jsonl"))
     if trainer.loggers or saved.path is not None or predictions is not None:
         result["run_dir"] = str(trainer.run_dir)
     if chosen.json:
@@ -140,10 +132,10 @@ def _print_result(
     line = _model_line(trainer) if chosen.command == "fit" else ""  # it has the checkpoint
     for what in ("predictions", "checkpoint", "run_dir"):
         if (chosen.command == "fit" and not line) if what == "checkpoint" else result.get(what):
-            text = _of_step(result) if what == "checkpoint" else result[what]
+            text = _checkpoint_text(result) if what == "checkpoint" else result[what]
             print(f"{what.replace('_dir', ' directory')}: {text}")
     if interrupted and saved.path is not None:
-        again = _again(chosen, overrides, trainer, saved.path)
+        again = _resume_command(chosen, overrides, trainer, saved.path)
         print(f"To continue{_to_fill_in(again)}: {again}")
     if line:
         print(line)
@@ -155,7 +147,7 @@ def _model_line(trainer: Any) -> str:
     return model_line(trainer._fitted) if trainer._fitted is not None else ""
 
 
-def _on_disk(chosen: argparse.Namespace, trainer: Any, saved: SavedPath) -> dict[str, Any]:
+def _newest_on_disk(chosen: argparse.Namespace, trainer: Any, saved: SavedPath) -> dict[str, Any]:
     """Return the newest checkpoint of a fit, its step, and whether it has the last state of the fit."""
     run = trainer._fitted
     if chosen.command != "fit" or run is None:
@@ -170,7 +162,7 @@ def _on_disk(chosen: argparse.Namespace, trainer: Any, saved: SavedPath) -> dict
     }
 
 
-def _of_step(result: dict[str, Any]) -> str:
+def _checkpoint_text(result: dict[str, Any]) -> str:
     if result["checkpoint"] is None:
         return "none; nothing of this run is saved"
     missing = (
@@ -179,15 +171,15 @@ def _of_step(result: dict[str, Any]) -> str:
     return f"{result['checkpoint']} (step {result['checkpoint_step']}){missing}"
 
 
-def _again(chosen: argparse.Namespace, overrides: list[str], trainer: Any, path: Path | str) -> str:
+def _resume_command(
+    chosen: argparse.Namespace, overrides: list[str], trainer: Any, path: Path | str | None
+) -> str:
     """Return the command that continues from a checkpoint."""
-    from hookline.config.problems import Override, has_secret
-
     again = []
-    for each in overrides:
-        key, _, text = each.removeprefix("--").partition("=")
+    for override in overrides:
+        key, _, text = override.removeprefix("--").partition("=")
         if key != "checkpoint":
-            again.append(f"--{key}=..." if has_secret(key, Override(text)) else each)
+            again.append(f"--{key}=..." if has_secret(key, Override(text)) else override)
     allowed = [word for each in chosen.allow or () for word in ("--allow", str(each))]
     hooks = [word for each in chosen.hook or () for word in ("--hook", str(each))]
     # a run with a run_dir finds its newest checkpoint itself
@@ -221,27 +213,27 @@ def _launcher(world_size: int) -> list[str]:
     return ["hookline"]  # one process, or an unknown launcher of several machines
 
 
-def _last_words(error: BaseException) -> Any:
-    from hookline.reliability.summary import end_summary
-
-    return end_summary(error)
-
-
 def _add_resume_command(
-    error: Exception, chosen: argparse.Namespace, overrides: list[str], trainer: Any
+    error: BaseException, chosen: argparse.Namespace, overrides: list[str], trainer: Any
 ) -> None:
     """Replace the call in the last note of a failed run by a command."""
-    words = _last_words(error)
-    if words is not None:
+    from hookline.reliability.summary import end_summary
+
+    if (ending := end_summary(error)) is None:
+        return
+    again = _resume_command(chosen, overrides, trainer, ending.saved)
+    if not isinstance(error, SystemExit):
         notes = error.__notes__
-        notes[notes.index(words.note())] = words.note(_again(chosen, overrides, trainer, words.saved))
+        notes[notes.index(ending.note())] = ending.note(again)
+    elif ending.saved:  # a hook called sys.exit, and the note is on the terminal already
+        print(f"Or: {again}", file=sys.stderr)
 
 
-def _write(predictions: Any, path: Path) -> Path:
+def _write_predictions(predictions: Any, path: Path) -> Path:
     """Write one line per batch, or per batch of each loader."""
     from hookline.loggers.jsonl import jsonable
 
     with path.open("w", encoding="utf-8") as file:
-        for each in predictions:
-            file.write(json.dumps(jsonable(each), allow_nan=False) + "\n")
+        for batch in predictions:
+            file.write(json.dumps(jsonable(batch), allow_nan=False) + "\n")
     return path

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hookline.util.errors import OptionError
 
-MODEL = '''"""The model and its data."""
+MODEL_FILE = '''"""The model and its data."""
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +58,7 @@ class Points(DataModule):
         return DataLoader(self.val, self.batch_size)
 '''
 
-HOOKS = '''"""Hooks: methods name the events they listen to, parameters the facts they ask for."""
+HOOKS_FILE = '''"""Hooks: methods name the events they listen to, parameters the facts they ask for."""
 
 from hookline import Hook
 
@@ -87,7 +87,7 @@ class WarnOnRise(Hook):
         self.best, self.rises = state["best"], state["rises"]
 '''
 
-RUN = """# hookline fit run.toml                         run it
+RUN_FILE = """# hookline fit run.toml                         run it
 # hookline fit run.toml --trainer.max_epochs 3  with another value
 # hookline explain run.toml                     who listens to what
 # hookline hooks                                hooks that are ready to use
@@ -115,7 +115,7 @@ monitor = "val/loss"
 class_path = "hparams"
 """
 
-TEST = '''"""A hook's methods are ordinary methods: call them, or watch a real run."""
+TEST_FILE = '''"""A hook's methods are ordinary methods: call them, or watch a real run."""
 
 from hooks import WarnOnRise
 from model import Classifier, Points
@@ -148,10 +148,10 @@ def test_a_trained_model_can_be_loaded_again(tmp_path):
 '''
 
 PROJECT = {
-    "model.py": MODEL,
-    "hooks.py": HOOKS,
-    "run.toml": RUN,
-    "test_hooks.py": TEST,
+    "model.py": MODEL_FILE,
+    "hooks.py": HOOKS_FILE,
+    "run.toml": RUN_FILE,
+    "test_hooks.py": TEST_FILE,
     ".gitignore": "runs/\n__pycache__/\n",
 }
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import io
-import json
 import os
 import shlex
 import sys
@@ -16,14 +15,14 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from hookline.cli.codes import FAILED, INTERRUPTED, OK
+from hookline.cli.output import FAILED, INTERRUPTED, OK, print_result
 from hookline.config import files
 from hookline.config.problems import ConfigError
 from hookline.interop import import_lines
 from hookline.util.errors import HooklineError
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run_program(chosen: argparse.Namespace) -> int:
     """Run the program as Python would, and return its exit code."""
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd() if chosen.m else os.path.dirname(os.path.realpath(chosen.script))
@@ -39,7 +38,7 @@ def run(chosen: argparse.Namespace) -> int:
     vars(main).update(attributes)
     before, sys.modules["__main__"] = sys.modules["__main__"], main
     try:
-        return _execute(code, main)
+        return _execute_program(code, main)
     finally:
         _explain_nothing()
         del before  # referred to until here, because functions of this command may use its names
@@ -83,7 +82,7 @@ def _module(name: str) -> tuple[CodeType | SyntaxError, dict[str, Any]]:
     }
 
 
-def _execute(code: CodeType | SyntaxError, main: ModuleType) -> int:
+def _execute_program(code: CodeType | SyntaxError, main: ModuleType) -> int:
     """Execute the program and report its errors as Python does, without the calls of this command."""
     try:
         if isinstance(code, SyntaxError):
@@ -109,9 +108,9 @@ def _explain_nothing() -> None:
         )
 
 
-def convert(chosen: argparse.Namespace) -> int:
+def convert_config(chosen: argparse.Namespace) -> int:
     """Convert the file, write the result beside it, and print the command that runs it."""
-    source = files.read(chosen.config)
+    source = files.read_config(chosen.config)
     out = Path(chosen.out or Path(chosen.config).with_suffix(".hookline.yaml"))
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError("the configuration is written as YAML: name a .yaml file.", where=str(out))
@@ -132,9 +131,4 @@ def convert(chosen: argparse.Namespace) -> int:
         start = ["torchrun", f"--nproc-per-node={made.devices}", *nodes, "-m", "hookline"]
     allowed = dict.fromkeys([*chosen.allow, *made.packages])
     again = shlex.join([*start, "fit", str(out), *(word for name in allowed for word in ("--allow", name))])
-    print(
-        json.dumps({"written": str(out), "command": again})
-        if chosen.json
-        else f"wrote {out}\n\nNext: {again}"
-    )
-    return OK
+    return print_result(chosen, {"written": str(out), "command": again}, f"wrote {out}\n\nNext: {again}")

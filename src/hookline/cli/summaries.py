@@ -1,4 +1,4 @@
-"""`hookline runs` and `hookline summary`: lists of runs and their results."""
+"""`hookline runs`, `summary` and `report`: lists of runs, and their results as text or as a page."""
 
 from __future__ import annotations
 
@@ -6,60 +6,93 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Sequence
 from typing import Any
 
-from hookline.cli.codes import OK
+from hookline.cli.output import format_number, format_size, format_table, print_result
 from hookline.loggers.jsonl import jsonable
-from hookline.report.run_events import duration, timestamp
-from hookline.report.runs import Listed, in_words, list_runs
+from hookline.report import write_report
+from hookline.report.run_events import format_duration, position, status_in_words, timestamp
+from hookline.report.runs import ListedRun, Listing, list_runs, status_word
 from hookline.report.summary import summarize
 from hookline.run.options import Options
-from hookline.run.state import progress
+from hookline.run.state import count_noun, progress
 from hookline.run.timings import PART_WORDS, SAMPLED, TIMED_PARTS, Timings
 from hookline.util.text import printable
 
 MOST_METRICS = 60
 MOST_COLUMNS = 8
 """The most settings beside each run; the others are named below the table."""
-MOST_ROWS = 6
+MOST_HOOKS = 6
 """The most rows of hook costs."""
-WIDEST = 48
-"""The most characters of a value in a table."""
+MOST_PROBLEMS = 20
 
 
-def run(chosen: argparse.Namespace) -> int:
-    """Run one of the two commands."""
-    if chosen.command == "runs":
-        return _list(chosen)
+def print_summary(chosen: argparse.Namespace) -> int:
+    """Print how a run ended, or compare several runs."""
     data = summarize(chosen.run_dirs)
-    print(json.dumps(jsonable(data), allow_nan=False) if chosen.json else _summary_text(data))
-    return OK
+    return print_result(chosen, jsonable(data), _summary_text(data))
 
 
-def _list(chosen: argparse.Namespace) -> int:
+def print_report(chosen: argparse.Namespace) -> int:
+    """Write the page about one run or several, and print its path."""
+    path, runs = write_report(chosen.run_dirs, chosen.out)
+    size, now = path.stat().st_size, time.time()
+    positions = [position(run) for run in runs]
+    about: list[dict[str, Any]] = [
+        {
+            "run_dir": str(run.path),
+            "status": status_in_words(run, now)[0],
+            "step": at.step,
+            "epochs": at.epochs,
+            "records": run.records,
+            "superseded": run.superseded,
+            "metrics": len(run.series),
+            "checkpoints": len(run.checkpoints),
+        }
+        for run, at in zip(runs, positions, strict=True)
+    ]
+    lines = [
+        printable(
+            f"{run.path}: {status_in_words(run, now)[0]}, {at}, "
+            f"{count_noun(run.records, 'record', 'records')}"
+        )
+        for run, at in zip(runs, positions, strict=True)
+    ]
+    data = {"report": str(path), "bytes": size, "runs": about}
+    return print_result(chosen, data, "\n".join([*lines, f"wrote {path} ({size / 1e6:.1f} MB)"]))
+
+
+def print_runs(chosen: argparse.Namespace) -> int:
+    """Print a list of the runs below a directory."""
     now = time.time()
     listing = list_runs(chosen.directory, now)
-    if chosen.json:
-        print(json.dumps(jsonable(listing.data(now)), allow_nan=False))
-        return OK
+    # the data reads logs, which the text does not need
+    data = jsonable(listing.data(now)) if chosen.json else None
+    return print_result(chosen, data, _listing_text(listing, now))
+
+
+def _listing_text(listing: Listing, now: float) -> str:
     rows = [("run", "status", "step", "epochs", "best", "age", "size")]
-    for each in listing.runs:
-        path = each.path.relative_to(listing.folder) if each.path != listing.folder else each.path
-        epochs = "" if each.epochs is None else f"{each.epochs:,}"
-        age = "" if each.started is None else duration(max(0.0, now - each.started))
-        status = in_words(each.status, each.is_certain)
-        rows.append((str(path), status, f"{each.step:,}", epochs, _best_of_list(each), age, size(each.bytes)))
-    print(aligned(rows) if listing.runs else f"There are no runs in {printable(listing.folder)} or below it.")
-    for problem in listing.problems[:20]:
-        print(f"not read: {printable(problem)}")
-    return OK
+    for run in listing.runs:
+        path = run.path.relative_to(listing.folder) if run.path != listing.folder else run.path
+        epochs = "" if run.epochs is None else f"{run.epochs:,}"
+        age = "" if run.started is None else format_duration(max(0.0, now - run.started))
+        standing = status_word(run.status, run.is_certain)
+        size = format_size(run.bytes)
+        rows.append((str(path), standing, f"{run.step:,}", epochs, _best_in_list(run), age, size))
+    table = (
+        format_table(rows)
+        if listing.runs
+        else f"There are no runs in {printable(listing.folder)} or below it."
+    )
+    problems = [f"not read: {printable(problem)}" for problem in listing.problems[:MOST_PROBLEMS]]
+    return "\n".join([table, *problems])
 
 
-def _best_of_list(each: Listed) -> str:
-    if each.best is None:
+def _best_in_list(run: ListedRun) -> str:
+    if run.best is None:
         return ""
-    return f"{each.best.metric} {number(each.best.value)}{' (end of the log)' if each.is_partial else ''}"
+    return f"{run.best.metric} {format_number(run.best.value)}{' (end of the log)' if run.is_partial else ''}"
 
 
 # ---- one run -----------------------------------------------------------------------------------------------
@@ -75,7 +108,7 @@ def _summary_text(data: dict[str, Any]) -> str:
     took = (
         []
         if seconds is None
-        else [f"{duration(seconds) if seconds >= 1 else 'under 1 s'} in all, set-up included"]
+        else [f"{format_duration(seconds) if seconds >= 1 else 'under 1 s'} in all, set-up included"]
     )
     many = len(about["sessions"])
     git = about["git"] if isinstance(about["git"], dict) else {}
@@ -84,13 +117,13 @@ def _summary_text(data: dict[str, Any]) -> str:
     for label, text in (
         (
             "status",
-            f"{in_words(about['status'], about['is_certain'])}{reason}, "
+            f"{status_word(about['status'], about['is_certain'])}{reason}, "
             f"{progress(about['step'], about['epochs'])}",
         ),
         ("error", f"{error.get('type')}: {error.get('message')}" if error else ""),
         ("time", ", ".join([*took, *([f"{many} sessions"] if many > 1 else []), *_span(about)])),
-        ("best", _best(about["best"])),
-        ("checkpoints", _checkpoints(about)),
+        ("best", _best_text(about["best"])),
+        ("checkpoints", _newest_checkpoint(about)),
         ("code", _code(git)),
         (
             "machine",
@@ -120,14 +153,14 @@ def _span(about: dict[str, Any]) -> list[str]:
     return at + ([] if ended is None else [f"ended {time.strftime('%Y-%m-%d %H:%M', time.localtime(ended))}"])
 
 
-def _best(best: dict[str, Any] | None) -> str:
+def _best_text(best: dict[str, Any] | None) -> str:
     if best is None:
         return ""
     at = "" if best["step"] is None else f" at step {best['step']:,}"
-    return f"{best['metric']} {number(best['value'])}{at} ({best['direction']} is better)"
+    return f"{best['metric']} {format_number(best['value'])}{at} ({best['direction']} is better)"
 
 
-def _checkpoints(about: dict[str, Any]) -> str:
+def _newest_checkpoint(about: dict[str, Any]) -> str:
     if not about["checkpoints"]:
         return "none"
     newest = about["checkpoints"][0]
@@ -158,39 +191,41 @@ def _metrics_text(metrics: list[dict[str, Any]]) -> str:
     )
     twice = of_steps & of_epochs
     ordered = sorted(metrics, key=lambda each: (each["direction"] is None, each["over"] == "step"))
-    for each in ordered[:MOST_METRICS]:
-        best, lowest, highest = each["best"], each["lowest"], each["highest"]
+    for metric in ordered[:MOST_METRICS]:
+        best, lowest, highest = metric["best"], metric["lowest"], metric["highest"]
         if best is None and lowest is not None:
-            shown, at = f"{number(lowest['value'])} to {number(highest['value'])}", ""
+            shown, at = f"{format_number(lowest['value'])} to {format_number(highest['value'])}", ""
         else:
-            shown, at = ("", "") if best is None else (number(best["value"]), f"{best['step']:,}")
-        name = f"{each['name']} ({each['over']})" if each["name"] in twice else each["name"]
-        rows.append((name, number(each["last"]["value"]), shown, at, each["trend"], f"{each['count']:,}"))
+            shown, at = ("", "") if best is None else (format_number(best["value"]), f"{best['step']:,}")
+        name = f"{metric['name']} ({metric['over']})" if metric["name"] in twice else metric["name"]
+        rows.append(
+            (name, format_number(metric["last"]["value"]), shown, at, metric["trend"], f"{metric['count']:,}")
+        )
     more = len(ordered) - MOST_METRICS
-    return aligned(rows) + (f"\n... and {more} more metrics; --json has them all" if more > 0 else "")
+    return format_table(rows) + (f"\n... and {more} more metrics; --json has them all" if more > 0 else "")
 
 
 def _cost_text(cost: dict[str, Any]) -> str:
     parts = []
     timings = cost["time"]
     if isinstance(timings, dict):
-        parts.append(f"training loop of the newest session: {printable(_timings(timings))}")
+        parts.append(f"training loop of the newest session: {printable(_timings_text(timings))}")
     rows = [("hook", "event", "calls", "seconds", "share")]
-    for each in cost["hooks"][:MOST_ROWS]:
-        share = each.get("share")
+    for row in cost["hooks"][:MOST_HOOKS]:
+        share = row.get("share")
         rows.append(
             (
-                str(each.get("hook", "")),
-                str(each.get("event", "")),
-                str(each.get("calls", "")),
-                number(each.get("total")),
+                str(row.get("hook", "")),
+                str(row.get("event", "")),
+                str(row.get("calls", "")),
+                format_number(row.get("total")),
                 f"{share:.1%}" if isinstance(share, float) else "",
             )
         )
-    return "\n".join([*parts, *([aligned(rows)] if len(rows) > 1 else [])])
+    return "\n".join([*parts, *([format_table(rows)] if len(rows) > 1 else [])])
 
 
-def _timings(timings: dict[str, Any]) -> str:
+def _timings_text(timings: dict[str, Any]) -> str:
     """Return `2.5 s = 71% training (forward 22%, ...), 18% waiting for data`; without a total, the known
     seconds.
     """
@@ -201,7 +236,9 @@ def _timings(timings: dict[str, Any]) -> str:
     }
     if not known.get("total"):
         return ", ".join(
-            f"{PART_WORDS.get(key, key)} {number(known[key])} s" for key in TIMED_PARTS if known.get(key)
+            f"{PART_WORDS.get(key, key)} {format_number(known[key])} s"
+            for key in TIMED_PARTS
+            if known.get(key)
         )
     total, (data, validation, saving) = (
         known["total"],
@@ -230,13 +267,13 @@ def _settings_text(settings: dict[str, Any]) -> str:
     """Return the settings as a table, without options of the trainer that have their default."""
     default = Options()
     rows = [
-        (key, _value(value))
+        (key, _format_setting(value))
         for key, value in settings.items()
         if value not in (None, "")
         and not key.startswith("versions.")
         and not (key.startswith("trainer.") and value == getattr(default, key.removeprefix("trainer."), None))
     ]
-    return aligned([("setting", "value"), *rows]) if rows else ""
+    return format_table([("setting", "value"), *rows]) if rows else ""
 
 
 # ---- several runs ------------------------------------------------------------------------------------------
@@ -244,25 +281,28 @@ def _settings_text(settings: dict[str, Any]) -> str:
 
 def _comparison_text(data: dict[str, Any]) -> str:
     runs, differing = data["runs"], data["differences"]
-    order = sorted(range(len(runs)), key=lambda index: _rank(runs[index]["best"], data["metric"]))
+    order = sorted(range(len(runs)), key=lambda index: _best_first_key(runs[index]["best"], data["metric"]))
     columns = differing[:MOST_COLUMNS]
-    titles = _titles([_hook_of(each["key"]) for each in columns])
+    titles = _titles([_column_title(each["key"]) for each in columns])
     rows = [("run", "status", "step", f"best {data['metric'] or ''}".strip(), *titles)]
     for index in order:
         about, best = runs[index], runs[index]["best"]
         other = "" if best is None or best["metric"] == data["metric"] else f"{best['metric']} "
-        shown = "" if best is None else f"{other}{number(best['value'])}"
-        values = [_value(each["values"][index], is_class=each["key"].endswith(".class")) for each in columns]
+        shown = "" if best is None else f"{other}{format_number(best['value'])}"
+        values = [
+            _format_setting(each["values"][index], is_class=each["key"].endswith(".class"))
+            for each in columns
+        ]
         rows.append(
             (
                 about["name"],
-                in_words(about["status"], about["is_certain"]),
+                status_word(about["status"], about["is_certain"]),
                 f"{about['step']:,}",
                 shown,
                 *values,
             )
         )
-    lines = [aligned(rows)]
+    lines = [format_table(rows)]
     if not differing:
         lines.append("All settings that are known are the same.")
     elif len(differing) > MOST_COLUMNS:
@@ -274,13 +314,13 @@ def _comparison_text(data: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _rank(best: dict[str, Any] | None, metric: str | None) -> tuple[bool, float]:
+def _best_first_key(best: dict[str, Any] | None, metric: str | None) -> tuple[bool, float]:
     if best is None or best["metric"] != metric:
         return True, 0.0
     return False, best["value"] if best["direction"] == "lower" else -best["value"]
 
 
-def _hook_of(key: str) -> str:
+def _column_title(key: str) -> str:
     """Return the title of a column; for a hook's class it is the hook's name."""
     return key.removesuffix(".class") if key.startswith("hooks.") else key
 
@@ -300,46 +340,11 @@ def _titles(keys: list[str]) -> list[str]:
     return found
 
 
-# ---- in words ----------------------------------------------------------------------------------------------
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in columns, as plain text without control characters."""
-    shown = [[_cut(printable(text)) for text in row] for row in rows]
-    wide = [max(len(row[column]) for row in shown) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(row, wide, strict=True)).rstrip() for row in shown
-    )
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= WIDEST else f"{text[: WIDEST // 2]}…{text[-WIDEST // 2 + 1 :]}"
-
-
-def _value(value: Any, is_class: bool = False) -> str:
+def _format_setting(value: Any, is_class: bool = False) -> str:
     if value is None:
         return "-"
     if is_class:
         return str(value).rpartition(".")[2]
     if isinstance(value, str):
         return value
-    return number(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
-
-
-def number(value: Any) -> str:
-    """Return a number with four digits."""
-    return (
-        f"{value:.4g}"
-        if isinstance(value, int | float) and math.isfinite(value)
-        else ""
-        if value is None
-        else str(value)
-    )
-
-
-def size(count: int) -> str:
-    """Return a number of bytes in a suitable unit."""
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} B"
+    return format_number(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ from hookline.config import problems
 from hookline.config.problems import ConfigError, Override, check_depth
 from hookline.util.urls import MANIFEST
 
-SUFFIXES = (".toml", ".yaml", ".yml")
+CONFIG_SUFFIXES = (".toml", ".yaml", ".yml")
 _OVERRIDE = re.compile(r"--(?P<key>[A-Za-z_][\w-]*(?:\.[\w:/-]+)*)(?:=(?P<value>.*))?", re.DOTALL)
 
 
-class Source:
+class ConfigSource:
     """The values of a configuration and the origin of each value."""
 
     def __init__(self, values: dict[str, Any], path: Path | None = None, name: str = "") -> None:
@@ -60,7 +61,7 @@ class Source:
         return made
 
 
-def read(path: str | Path) -> Source:
+def read_config(path: str | Path) -> ConfigSource:
     """Read a TOML or YAML file as plain values."""
     path = Path(path)
     name = str(path)
@@ -70,7 +71,7 @@ def read(path: str | Path) -> Source:
             "was started with, and add --checkpoint to continue from here.",
             where=name,
         )
-    if path.is_dir() or path.suffix not in SUFFIXES:
+    if path.is_dir() or path.suffix not in CONFIG_SUFFIXES:
         kind = (
             "is a directory"
             if path.is_dir()
@@ -79,7 +80,7 @@ def read(path: str | Path) -> Source:
             else "has no ending"
         )
         raise ConfigError(
-            f"the name of a configuration ends in {', '.join(SUFFIXES)}; this {kind}.", where=name
+            f"the name of a configuration ends in {', '.join(CONFIG_SUFFIXES)}; this {kind}.", where=name
         )
     try:
         with path.open("rb") as file:
@@ -88,7 +89,7 @@ def read(path: str | Path) -> Source:
         text = data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         beside = (
-            sorted(each.name for each in path.parent.glob("*") if each.suffix in SUFFIXES)
+            sorted(each.name for each in path.parent.glob("*") if each.suffix in CONFIG_SUFFIXES)
             if path.parent.is_dir()
             else []
         )
@@ -99,11 +100,11 @@ def read(path: str | Path) -> Source:
         raise ConfigError(str(error), where=name) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"it cannot be read: {error}", where=name) from None
-    values = _toml(text, name) if path.suffix == ".toml" else read_yaml(text, name)
-    return Source(values, path)
+    values = _read_toml(text, name) if path.suffix == ".toml" else read_yaml(text, name)
+    return ConfigSource(values, path)
 
 
-def _toml(text: str, name: str) -> dict[str, Any]:
+def _read_toml(text: str, name: str) -> dict[str, Any]:
     try:
         problems.check_toml(text)
         values = tomllib.loads(text)
@@ -220,33 +221,44 @@ def short_name(path: str) -> str:
     return snake_case(re.split(r"[.:]", path)[-1])
 
 
-def _named(given: list[Any]) -> dict[str, Any]:
-    """Return a list of class paths as a mapping of names, so that each can be overridden."""
-    named: dict[str, Any] = {}
-    for each in given:
-        path = each if isinstance(each, str) else each.get("class_path", "") if isinstance(each, dict) else ""
-        base = short_name(path) if isinstance(path, str) and path else f"number_{len(named) + 1}"
-        name, number = base, 2
-        while name in named:
-            name, number = f"{base}_{number}", number + 1
-        named[name] = {"class_path": each} if isinstance(each, str) else each
-    return named
+def unique_name(base: str, taken: Container[str]) -> str:
+    """Return a name that is not taken: `base`, or else `base_2`, `base_3` and so on."""
+    numbered = (f"{base}_{number}" for number in itertools.count(2))
+    return base if base not in taken else next(name for name in numbered if name not in taken)
 
 
-def named(given: Any) -> Any:
-    """Return a list as a mapping of names, and any other value unchanged."""
-    return _named(given) if isinstance(given, list) else given
+def name_members(given: Any) -> Any:
+    """Return a list of class paths as a mapping of names, so that each can be overridden; any other value
+    unchanged.
+    """
+    if not isinstance(given, list):
+        return given
+    members: dict[str, Any] = {}
+    for member in given:
+        path = member.get("class_path", "") if isinstance(member, dict) else member
+        base = short_name(path) if isinstance(path, str) and path else f"number_{len(members) + 1}"
+        members[unique_name(base, members)] = {"class_path": member} if isinstance(member, str) else member
+    return members
 
 
 # ---- overrides of the command line -------------------------------------------------------------------------
 
 
-PARTS = ("module", "datamodule", "optimizer", "lr_scheduler", "loss", "step", "trainer", "trainer.strategy")
-MAPPINGS = ("hooks", "loggers")
+PART_KEYS = (
+    "module",
+    "datamodule",
+    "optimizer",
+    "lr_scheduler",
+    "loss",
+    "step",
+    "trainer",
+    "trainer.strategy",
+)
+MAPPING_KEYS = ("hooks", "loggers")
 """Sections whose members are parts."""
 
 
-def lay_over(source: Source, settings: Iterable[tuple[str, str]]) -> None:
+def lay_over(source: ConfigSource, settings: Iterable[tuple[str, str]]) -> None:
     """Apply overrides: `("trainer.max_epochs", "3")`, or `("module", '{"class_path": "model.Net"}')`."""
     for key, text in settings:
         source.typed[key] = f"--{key}"
@@ -254,20 +266,20 @@ def lay_over(source: Source, settings: Iterable[tuple[str, str]]) -> None:
         if not _is_part(key, path):
             _set(source, path, Override(text))
         elif text.strip().startswith("{"):
-            _merge(source, path, _table(source, key, text))
+            _merge(source, path, _read_table(source, key, text))
         else:
             _set(source, path, None if len(path) == 1 and Override(text).guess is None else Override(text))
 
 
 def _is_part(key: str, path: list[str]) -> bool:
     return (
-        key in PARTS
-        or (len(path) == 2 and path[0] in MAPPINGS)
+        key in PART_KEYS
+        or (len(path) == 2 and path[0] in MAPPING_KEYS)
         or (len(path) > 1 and path[-1] == "init_args")
     )
 
 
-def _table(source: Source, key: str, text: str) -> dict[str, Any]:
+def _read_table(source: ConfigSource, key: str, text: str) -> dict[str, Any]:
     """Read a table with the checks of a file: no key twice, and every key is text."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -292,34 +304,34 @@ def _table(source: Source, key: str, text: str) -> dict[str, Any]:
     return found
 
 
-def _merge(source: Source, path: list[str], table: dict[str, Any]) -> None:
+def _merge(source: ConfigSource, path: list[str], table: dict[str, Any]) -> None:
     """Keep the other arguments if the class stays the same, else replace the part."""
     *above, last = path
-    present = _as_table(_inside(source, above).get(last)) or {}
+    present = _as_table(_table_at(source, above).get(last)) or {}
     if not present or table.get("class_path", present.get("class_path")) != present.get("class_path"):
         _set(source, path, table)
         return
     for name, value in table.items():
         if name == "init_args" and isinstance(value, dict):
-            for inner, each in value.items():
-                _set(source, [*path, name, inner], each)
+            for inner, argument in value.items():
+                _set(source, [*path, name, inner], argument)
         else:
             _set(source, [*path, name], value)
 
 
-def _set(source: Source, path: list[str], value: Any) -> None:
+def _set(source: ConfigSource, path: list[str], value: Any) -> None:
     *above, last = path
-    table = _inside(source, above)
+    table = _table_at(source, above)
     inner = table.get("init_args")
     (inner if isinstance(inner, dict) and last in inner else table)[last] = value
     if above[-1:] == ["init_args"]:
-        _inside(source, above[:-1]).pop(last, None)  # replaces the same argument beside init_args
+        _table_at(source, above[:-1]).pop(last, None)  # replaces the same argument beside init_args
     elif last == "init_args" and isinstance(value, dict):
         for name in value:
             table.pop(name, None)
 
 
-def _inside(source: Source, path: list[str]) -> dict[str, Any]:
+def _table_at(source: ConfigSource, path: list[str]) -> dict[str, Any]:
     """Return the table at this path, and create it if it does not exist."""
     table: dict[str, Any] = source.values
     for depth, name in enumerate(path):
@@ -339,7 +351,7 @@ def _as_table(value: Any) -> dict[str, Any] | None:
     if isinstance(value, Override) and value.startswith(("[", "{")) and isinstance(value.guess, dict | list):
         value = value.guess
     if isinstance(value, list):
-        value = named(value)
+        value = name_members(value)
     elif isinstance(value, str):
         value = {"class_path": value}
     elif value is None or isinstance(value, bool):

@@ -6,22 +6,30 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from hookline.config.classes import ConfigKey, Part, check, make, parameters, read_part, resolve
-from hookline.config.files import Source, named, short_name
+from hookline.config.classes import (
+    ConfigKey,
+    ConfigPart,
+    check_arguments,
+    make_part,
+    parameters,
+    read_part,
+    resolve,
+)
+from hookline.config.files import ConfigSource, name_members, short_name, unique_name
 from hookline.config.permissions import Permissions
-from hookline.config.problems import ConfigError, Override, below, nearest, plain
+from hookline.config.problems import ConfigError, Override, key_below, nearest, plain_values
 from hookline.engine.checks import refused
 from hookline.engine.foreign import adopt, is_hook_class
 from hookline.engine.hook import FunctionHook, Hook
 from hookline.engine.registry import offered_hooks
 from hookline.util.errors import OptionError, closest
 
-SETTINGS = ("enabled", "on_error", "order", "ranks", "after_module", "budget", "over_budget")
+HOOK_SETTINGS = ("enabled", "on_error", "order", "ranks", "after_module", "budget", "over_budget")
 """Settings of every hook, beside its own parameters."""
-HOOK = ConfigKey("a hook", (Hook,), home="hookline.hooks", settings=SETTINGS, adopts=is_hook_class)
+HOOK_KEY = ConfigKey("a hook", (Hook,), home="hookline.hooks", settings=HOOK_SETTINGS, adopts=is_hook_class)
 
 
-def find_by_name(source: Source, part: Part) -> None:
+def find_by_name(source: ConfigSource, part: ConfigPart) -> None:
     """Replace the name of an offered hook by its class path."""
     name, offered = part.class_path, offered_hooks()
     if "." in name or ":" in name:
@@ -38,31 +46,30 @@ def find_by_name(source: Source, part: Part) -> None:
     part.class_path = paths[name].replace(":", ".")
 
 
-def make_hooks(source: Source, parts: list[tuple[str, Part]], permissions: Permissions) -> dict[str, Any]:
+def make_hooks(
+    source: ConfigSource, parts: list[tuple[str, ConfigPart]], permissions: Permissions
+) -> dict[str, Any]:
     """Look up, check and make every hook. Number names that occur twice."""
     made: dict[str, Any] = {}
     for wanted, part in parts:
         find_by_name(source, part)
-        hook = _make(source, part, resolve(source, part, HOOK, permissions), permissions)
+        hook = _make_hook(source, part, resolve(source, part, HOOK_KEY, permissions), permissions)
         if "name" in part.init_args and isinstance(vars(hook).get("name"), str):
             wanted = hook.name  # given as an argument
-        name, number = wanted, 2
-        while name in made:
-            name, number = f"{wanted}_{number}", number + 1
-        made[name] = hook
+        made[unique_name(wanted, made)] = hook
     return made
 
 
-def _make(source: Source, part: Part, cls: Any, permissions: Permissions) -> Any:
+def _make_hook(source: ConfigSource, part: ConfigPart, cls: Any, permissions: Permissions) -> Any:
     if not isinstance(cls, type):
         return FunctionHook(cls, cls.__hookline_on__)
     own = parameters(cls)
-    for setting in SETTINGS:
+    for setting in HOOK_SETTINGS:
         if setting in part.init_args and setting not in own:
             del part.init_args[setting]
-    arguments = check(source, part, cls, HOOK, permissions)
+    arguments = check_arguments(source, part, cls, HOOK_KEY, permissions)
     # adopt within make, because it may refuse a hook of another package
-    hook = make(source, part, lambda **given: adopt(cls(**given)), arguments)
+    hook = make_part(source, part, lambda **given: adopt(cls(**given)), arguments)
     for setting, value in part.settings.items():
         if setting not in own and setting != "enabled":
             setattr(hook, setting, value)
@@ -111,19 +118,19 @@ class HooksConfig:
     """False, with continue_on_hook_error: log the first error of a hook and disable the hook."""
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
+        for option in fields(self):
+            value = getattr(self, option.name)
             wanted, word = (
                 (list, "a list of class paths")
-                if each.name == "hook_classes"
+                if option.name == "hook_classes"
                 else (
                     (dict, "a table of arguments")
-                    if each.name.endswith(("_config", "_configs"))
+                    if option.name.endswith(("_config", "_configs"))
                     else (bool | None, "true or false")
                 )
             )
             if not isinstance(value, wanted):
-                raise refused(each.name, value, word)
+                raise refused(option.name, value, word)
         for switch, (options, _) in SWITCHES.items():
             if options and getattr(self, options) and getattr(self, switch) is None:
                 raise OptionError(
@@ -179,19 +186,24 @@ class HooksConfig:
             else "warn"
         )
 
-    def parts(self, key: str = "hooks") -> list[tuple[str, Part]]:
+    def parts(self, key: str = "hooks") -> list[tuple[str, ConfigPart]]:
         """Return names and parts of the hooks in order, without making them."""
         given = {self._full_path(name) or name: (name, values) for name, values in self.hook_configs.items()}
-        found: list[tuple[str, Part]] = []
+        found: list[tuple[str, ConfigPart]] = []
         for path in self.hook_classes:
             name, values = given.get(path, (path, {}))
             found.append(
-                (short_name(path), _part(f"{key}.hook_classes", path, values, f"{key}.hook_configs.{name}"))
+                (
+                    short_name(path),
+                    _make_part(f"{key}.hook_classes", path, values, f"{key}.hook_configs.{name}"),
+                )
             )
         for switch, (options, path) in SWITCHES.items():
             if getattr(self, switch):
                 values = getattr(self, options) if options else {}
-                found.append((short_name(path), _part(f"{key}.{switch}", path, values, f"{key}.{options}")))
+                found.append(
+                    (short_name(path), _make_part(f"{key}.{switch}", path, values, f"{key}.{options}"))
+                )
         if self.on_error is not None:
             for _, part in found:
                 part.settings["on_error"] = self.on_error
@@ -200,12 +212,12 @@ class HooksConfig:
     def build(self) -> list[Any]:
         """Return the hooks for `Trainer(hooks=...)`."""
         return list(
-            make_hooks(Source({}, name="HooksConfig"), self.parts(), Permissions(trusted=True)).values()
+            make_hooks(ConfigSource({}, name="HooksConfig"), self.parts(), Permissions(trusted=True)).values()
         )
 
 
-def _part(key: str, path: str, values: dict[str, Any], above: str) -> Part:
-    return Part(key, path, dict(values), {name: f"{above}.{name}" for name in values})
+def _make_part(key: str, path: str, values: dict[str, Any], above: str) -> ConfigPart:
+    return ConfigPart(key, path, dict(values), {name: f"{above}.{name}" for name in values})
 
 
 def switch_names() -> Iterable[str]:
@@ -213,30 +225,30 @@ def switch_names() -> Iterable[str]:
     return [each.name for each in fields(HooksConfig)]
 
 
-def read_hooks(source: Source, given: Any) -> list[tuple[str, Part]]:
+def read_hooks(source: ConfigSource, given: Any) -> list[tuple[str, ConfigPart]]:
     """Read hooks from a mapping of names, a list of class paths, the switches of `HooksConfig`, or a mixture.
     Import nothing.
     """
-    given = named(given.guess if isinstance(given, Override) else given)
+    given = name_members(given.guess if isinstance(given, Override) else given)
     if given is None or given is False:
         return []
     if not isinstance(given, dict):
         raise source.wrong("hooks", "must be a table of named hooks, or a list of class paths.", given)
-    found: list[tuple[str, Part]] = []
+    found: list[tuple[str, ConfigPart]] = []
     switches: dict[str, Any] = {}
     for name, value in given.items():
         if name in switch_names():
-            switches[name] = plain(value)
+            switches[name] = plain_values(value)
         elif not _is_off(value):
-            found.append((name, _read(source, name, value)))
-    return [*found, *_switched(source, switches)]
+            found.append((name, _read_hook(source, name, value)))
+    return [*found, *_read_switches(source, switches)]
 
 
 def _is_off(value: Any) -> bool:
     return (value.guess if isinstance(value, Override) else value) is False
 
 
-def _read(source: Source, name: str, value: Any) -> Part:
+def _read_hook(source: ConfigSource, name: str, value: Any) -> ConfigPart:
     key, offered = f"hooks.{name}", offered_hooks()
     guess = value.guess if isinstance(value, Override) else value
     if guess is True and name in offered:
@@ -259,15 +271,15 @@ def _read(source: Source, name: str, value: Any) -> Part:
             f"there is no hook of this name in {source.name}.{nearest(name, there, 'Hooks')} "
             f"To add one: --hook NAME, or --{key}.class_path PATH.",
         )
-    part = read_part(source, key, value, HOOK, default_path=name if name in offered else "")
+    part = read_part(source, key, value, HOOK_KEY, default_path=name if name in offered else "")
     find_by_name(source, part)
-    for setting in SETTINGS:
+    for setting in HOOK_SETTINGS:
         if setting in part.init_args:
-            part.settings[setting] = plain(part.init_args[setting])
+            part.settings[setting] = plain_values(part.init_args[setting])
     return part
 
 
-def _switched(source: Source, switches: dict[str, Any]) -> list[tuple[str, Part]]:
+def _read_switches(source: ConfigSource, switches: dict[str, Any]) -> list[tuple[str, ConfigPart]]:
     if not switches:
         return []
     try:
@@ -275,4 +287,4 @@ def _switched(source: Source, switches: dict[str, Any]) -> list[tuple[str, Part]
     except ConfigError:
         raise
     except OptionError as error:
-        raise source.refused(below("hooks", error), error) from None
+        raise source.refused(key_below("hooks", error), error) from None

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hookline.config import files
-from hookline.config.files import Source, lay_over, named
+from hookline.config.files import ConfigSource, lay_over, name_members
 from hookline.config.hooks import make_hooks, read_hooks
 from hookline.config.permissions import PATH, Permissions, why_not_own
-from hookline.config.problems import ConfigError, Override, below, nearest, plain
+from hookline.config.problems import ConfigError, Override, key_below, nearest, plain_values
 from hookline.engine.foreign import is_module_class
 from hookline.engine.hook import Hook
 from hookline.engine.registry import offered_hooks
@@ -29,7 +29,7 @@ class CheckMonitors(Hook):
     name = "check_monitors"
     tier = "builtin"
 
-    def __init__(self, source: Source, monitors: dict[str, str]) -> None:
+    def __init__(self, source: ConfigSource, monitors: dict[str, str]) -> None:
         self.source = source
         self.monitors = monitors
         """Key in the configuration -> metric."""
@@ -81,7 +81,7 @@ TYPED = tuple(name for name in SECTIONS if name != "allow")
 class Parts:
     """The objects that a configuration describes, ready for a trainer."""
 
-    source: Source
+    source: ConfigSource
     module: Any
     datamodule: Any
     hooks: dict[str, Any]
@@ -101,8 +101,8 @@ class Parts:
         try:
             made = trainer(**self.trainer_arguments)
         except OptionError as error:
-            raise self.source.refused(below("trainer", error), error) from error
-        made.resolved_config = plain(self.source.values)
+            raise self.source.refused(key_below("trainer", error), error) from error
+        made.resolved_config = plain_values(self.source.values)
         for name, hook in self.hooks.items():
             try:
                 made.add_hook(hook, name)
@@ -116,7 +116,7 @@ class Parts:
 class Config:
     """A configuration with known sections. `build` checks the rest and makes the parts."""
 
-    def __init__(self, source: Source, allow: Iterable[str] = ()) -> None:
+    def __init__(self, source: ConfigSource, allow: Iterable[str] = ()) -> None:
         self.source = source
         for key in source.values:
             if key not in SECTIONS:
@@ -127,7 +127,7 @@ class Config:
     @property
     def values(self) -> dict[str, Any]:
         """Return all values as plain data, with the overrides of the command line."""
-        values: dict[str, Any] = plain(self.source.values)
+        values: dict[str, Any] = plain_values(self.source.values)
         return values
 
     def _unknown(self, key: str) -> None:
@@ -150,7 +150,7 @@ class Config:
         given = self.source.values.get("allow", [])
         if isinstance(given, dict) and list(given) == ["modules"]:
             given = given["modules"]
-        given = plain(given)
+        given = plain_values(given)
         given = [given] if isinstance(given, str) else given
         if not isinstance(given, list) or not all(
             isinstance(each, str) and PATH.fullmatch(each) for each in given
@@ -158,13 +158,13 @@ class Config:
             raise self.source.wrong(
                 "allow", 'must be a list of packages or modules, such as ["mypackage"].', given
             )
-        for each in given:
-            if why := why_not_own(each):
+        for package in given:
+            if why := why_not_own(package):
                 raise self.source.wrong(
                     "allow",
-                    f"{each!r} {why}, so a file cannot allow it: it can allow packages of your own. If you "
-                    f"trust it, add --allow {each} on the command line, or derive a class from it in a "
-                    "module of your own and name that.",
+                    f"{package!r} {why}, so a file cannot allow it: it can allow packages of your own. If "
+                    f"you trust it, add --allow {package} on the command line, or derive a class from it in "
+                    "a module of your own and name that.",
                     given,
                 )
         return given
@@ -178,9 +178,9 @@ class Config:
         from hookline.run.module import Module
 
         source, permissions = self.source, self.permissions
-        arguments = trainer_section.read(source, permissions)
+        arguments = trainer_section.read_trainer(source, permissions)
         arguments["logger"] = trainer_section.read_loggers(source, permissions)
-        arguments["config"] = plain(source.values.get("config"))
+        arguments["config"] = plain_values(source.values.get("config"))
         if not isinstance(arguments["config"], dict | None):
             raise source.wrong("config", "must be a table.", source.values["config"])
         optimizer = read_optimizer(source, permissions)
@@ -223,12 +223,12 @@ class Config:
     def _mixture(self) -> Any:
         from hookline.data.mixing import make_mixture
 
-        given = plain(self.source.values["mixture"])
+        given = plain_values(self.source.values["mixture"])
         try:
             return make_mixture(given)
         except OptionError as error:
             value = given.get(error.option, given) if isinstance(given, dict) else given
-            raise self.source.refused(below("mixture", error), error, value) from error
+            raise self.source.refused(key_below("mixture", error), error, value) from error
 
     def _checkpoint(self) -> Path | str | None:
         """Return a path, 'auto', 'best', an empty text for `false`, or None if the key is not given."""
@@ -293,26 +293,23 @@ def load_config(
     `overrides` are as on the command line: `["--trainer.max_epochs", "3", "--hooks.stop.patience=9"]`;
     `allow` are further packages that class paths may name; `hooks` are further hooks, by name or class path.
     """
-    source = Source(_copied(given)) if isinstance(given, Mapping) else files.read(given)
+    source = ConfigSource(_copy_table(given)) if isinstance(given, Mapping) else files.read_config(given)
     settings, rest = files.split_overrides(list(overrides), TYPED)
     if rest:
         raise ConfigError(f"{rest[0]!r} is not an override; write --section.key value.", where="command line")
     for extra in hooks:
-        present = named(source.values.get("hooks") or {})
+        present = name_members(source.values.get("hooks") or {})
         source.values["hooks"] = present if isinstance(present, dict) else {}
-        name = base = files.short_name(extra)
-        number = 2
-        while name in source.values["hooks"]:  # added beside hooks of the same name
-            name, number = f"{base}_{number}", number + 1
+        name = files.unique_name(files.short_name(extra), source.values["hooks"])
         source.values["hooks"][name] = {"class_path": extra}
         source.typed[f"hooks.{name}"] = f"--hook {extra}"
     lay_over(source, settings)
     return Config(source, allow)
 
 
-def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
+def _copy_table(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        str(key): _copied(each)
+        str(key): _copy_table(each)
         if isinstance(each, Mapping)
         else list(each)
         if isinstance(each, list | tuple)
@@ -323,9 +320,9 @@ def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _allowed(given: Iterable[str]) -> list[str]:
     found = [part.strip() for each in given for part in each.split(",")]
-    for each in found:
-        if not PATH.fullmatch(each) or each.partition(".")[0] == "jsonargparse":
+    for package in found:
+        if not PATH.fullmatch(package) or package.partition(".")[0] == "jsonargparse":
             raise ConfigError(
-                f"--allow takes the name of a package or module, not {each!r}.", where="command line"
+                f"--allow takes the name of a package or module, not {package!r}.", where="command line"
             )
     return found

@@ -10,22 +10,22 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hookline.config.classes import ConfigKey, Part, check, make, read_part, resolve
-from hookline.config.files import Source
+from hookline.config.classes import ConfigKey, ConfigPart, check_arguments, make_part, read_part, resolve
+from hookline.config.files import ConfigSource
 from hookline.config.permissions import Permissions
-from hookline.config.problems import plain
+from hookline.config.problems import plain_values
 
-OPTIMIZER = ConfigKey("an optimizer", (Optimizer,), home="torch.optim", skip=frozenset({"params"}))
-
-
-WHEN = ("interval", "frequency", "monitor", "strict", "name")
+OPTIMIZER_KEY = ConfigKey("an optimizer", (Optimizer,), home="torch.optim", skip=frozenset({"params"}))
 
 
-SCHEDULER = ConfigKey(
+SCHEDULE_SETTINGS = ("interval", "frequency", "monitor", "strict", "name")
+
+
+SCHEDULER_KEY = ConfigKey(
     "a learning-rate scheduler",
     (LRScheduler,),
     home="torch.optim.lr_scheduler",
-    settings=WHEN,
+    settings=SCHEDULE_SETTINGS,
     skip=frozenset({"optimizer"}),
 )
 
@@ -55,7 +55,7 @@ class OptimizerSettings:
         return self(p for p in self.module.parameters() if p.requires_grad)
 
 
-def read_optimizer(source: Source, permissions: Permissions) -> OptimizerSettings | None:
+def read_optimizer(source: ConfigSource, permissions: Permissions) -> OptimizerSettings | None:
     """Read `optimizer` and `lr_scheduler`, and try both on a small parameter."""
     values = source.values
     if values.get("optimizer") is None:
@@ -67,21 +67,23 @@ def read_optimizer(source: Source, permissions: Permissions) -> OptimizerSetting
                 values["lr_scheduler"],
             )
         return None
-    part = read_part(source, "optimizer", values["optimizer"], OPTIMIZER)
-    cls = resolve(source, part, OPTIMIZER, permissions)
-    settings = OptimizerSettings(cls, check(source, part, cls, OPTIMIZER, permissions))
-    _try(source, part, lambda: settings([nn.Parameter(_zeros())]))
+    part = read_part(source, "optimizer", values["optimizer"], OPTIMIZER_KEY)
+    cls = resolve(source, part, OPTIMIZER_KEY, permissions)
+    settings = OptimizerSettings(cls, check_arguments(source, part, cls, OPTIMIZER_KEY, permissions))
+    _try_out(source, part, lambda: settings([nn.Parameter(_zeros())]))
     if values.get("lr_scheduler") is None:
         return settings
-    part = read_part(source, "lr_scheduler", values["lr_scheduler"], SCHEDULER)
-    for name in WHEN:
+    part = read_part(source, "lr_scheduler", values["lr_scheduler"], SCHEDULER_KEY)
+    for name in SCHEDULE_SETTINGS:
         if name in part.init_args:
-            settings.when[name] = plain(part.init_args.pop(name))
-    settings.scheduler = resolve(source, part, SCHEDULER, permissions)
-    settings.scheduler_arguments = check(source, part, settings.scheduler, SCHEDULER, permissions)
+            settings.when[name] = plain_values(part.init_args.pop(name))
+    settings.scheduler = resolve(source, part, SCHEDULER_KEY, permissions)
+    settings.scheduler_arguments = check_arguments(
+        source, part, settings.scheduler, SCHEDULER_KEY, permissions
+    )
     from hookline.run.optimizers import parse_optimizers
 
-    _try(source, part, lambda: parse_optimizers(settings([nn.Parameter(_zeros())]), "lr_scheduler"))
+    _try_out(source, part, lambda: parse_optimizers(settings([nn.Parameter(_zeros())]), "lr_scheduler"))
     return settings
 
 
@@ -91,9 +93,9 @@ def _zeros() -> Any:
     return torch.zeros(2, 2)  # Muon requires two dimensions
 
 
-def _try(source: Source, part: Part, call: Any) -> None:
+def _try_out(source: ConfigSource, part: ConfigPart, call: Any) -> None:
     import warnings
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a scheduler warns about an optimizer that has made no step yet
-        make(source, part, lambda **_: call(), {})
+        make_part(source, part, lambda **_: call(), {})

@@ -18,11 +18,11 @@ from hookline.util.text import redact
 # ---- limits ------------------------------------------------------------------------------------------------
 
 BYTES = 2**20
-LEVELS = 50
+MOST_LEVELS = 50
 ALIASES = 1000
 NODES = 100_000
 """Keys and values, with every alias counted as the values that it expands to."""
-TOO_DEEP = f"it is nested more than {LEVELS} levels deep."
+TOO_DEEP = f"it is nested more than {MOST_LEVELS} levels deep."
 DIGITS = 1000
 """Digits of a number. Reading takes time quadratic in the length, and Python does not print longer ones."""
 TOO_LONG = f"it has a number of more than {DIGITS} digits."
@@ -45,7 +45,7 @@ def check_size(text: str | bytes) -> None:
 def check_depth(values: Any) -> None:
     """Refuse values that are nested too deeply, and numbers with too many digits."""
     level = [values]
-    for _ in range(LEVELS + 1):
+    for _ in range(MOST_LEVELS + 1):
         if any(isinstance(each, int) and abs(each) >= 10**DIGITS for each in level):
             raise TooMuch(TOO_LONG)
         level = [
@@ -63,7 +63,7 @@ def check_toml(text: str) -> None:
     """Refuse keys of very many parts, such as `a.a.a = 1`, because reading them takes minutes."""
     parts = _ENDS.split(text)
     if any(
-        end in "=]" and len(_DOT.findall(key)) > LEVELS
+        end in "=]" and len(_DOT.findall(key)) > MOST_LEVELS
         for key, end in zip(parts[::2], parts[1::2], strict=False)
     ):
         raise TooMuch(TOO_DEEP)
@@ -98,11 +98,11 @@ def check_yaml(text: str) -> None:
             raise TooMuch(f"it has more than {ALIASES} aliases: write the values out.")
         if stack[-1][1] > NODES:
             raise TooMuch(f"it has more than {NODES} values, with its {aliases} aliases expanded.")
-        if len(stack) > LEVELS + 1:
+        if len(stack) > MOST_LEVELS + 1:
             raise TooMuch(TOO_DEEP)
 
 
-_PLAIN: dict[Any, str] = {
+_TYPE_WORDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
@@ -132,13 +132,15 @@ class ConfigError(OptionError):
     ) -> None:
         value = "(not shown)" if SECRET.search(key) else value
         value = redact(value) if isinstance(value, str) and not isinstance(value, Override) else value
-        place = [part for part in (where, f"{key} = {shown(value)}" if key and has_value else key) if part]
+        place = [
+            part for part in (where, f"{key} = {format_value(value)}" if key and has_value else key) if part
+        ]
         super().__init__(redact(": ".join([*place, problem])), option=key, value=value if has_value else None)
         self.problem, self.where, self.key = problem, where, key
 
     def data(self) -> dict[str, Any]:
         """Return the error as plain data."""
-        value = plain(_masked(self.value))
+        value = plain_values(_mask(self.value))
         return {
             "where": self.where,
             "key": self.key,
@@ -147,7 +149,7 @@ class ConfigError(OptionError):
         }
 
 
-def below(key: str, error: HooklineError) -> str:
+def key_below(key: str, error: HooklineError) -> str:
     """Return the key of the option that an error names, below `key`, or `key` itself if it names none."""
     return f"{key}.{error.option}" if isinstance(error, OptionError) and error.option else key
 
@@ -171,11 +173,11 @@ class Override(str):
             except (ValueError, RecursionError):
                 continue
         if self.startswith(("[", "{")):
-            return _flow(str(self))
+            return _read_flow_yaml(str(self))
         return str(self)
 
 
-def _flow(text: str) -> Any:
+def _read_flow_yaml(text: str) -> Any:
     import yaml
     from jsonargparse import get_loader
 
@@ -186,41 +188,41 @@ def _flow(text: str) -> Any:
         return text
 
 
-def plain(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
     """Return a value as plain data, with overrides read by their looks."""
     if isinstance(value, Override):
         return value.guess
     if isinstance(value, dict):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain_values(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [plain_values(each) for each in value]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value as it would be written in a file, shortened."""
     if isinstance(value, Override) and value.startswith(("[", "{")):  # a table or a list may hold a secret
         value = value.guess
     text = redact(
-        json.dumps(str(value) if isinstance(value, Override) else plain(_masked(value)), ensure_ascii=False)
+        json.dumps(
+            str(value) if isinstance(value, Override) else plain_values(_mask(value)), ensure_ascii=False
+        )
     )
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _masked(value: Any) -> Any:
+def _mask(value: Any) -> Any:
     if isinstance(value, dict):
-        return {
-            key: "(not shown)" if SECRET.search(str(key)) else _masked(each) for key, each in value.items()
-        }
+        return {key: "(not shown)" if SECRET.search(str(key)) else _mask(each) for key, each in value.items()}
     if isinstance(value, Override) and value.startswith(("[", "{")):
-        return _masked(value.guess)
-    return [_masked(each) for each in value] if isinstance(value, list | tuple) else value
+        return _mask(value.guess)
+    return [_mask(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def has_secret(key: str, value: Any) -> bool:
     """Return whether a value holds a secret, so that it must not be shown."""
-    known = plain(value)
-    return SECRET.search(key) is not None or bool(_masked(known) != known)
+    known = plain_values(value)
+    return SECRET.search(key) is not None or bool(_mask(known) != known)
 
 
 def nearest(name: str, allowed: Iterable[str], what: str) -> str:
@@ -231,22 +233,22 @@ def nearest(name: str, allowed: Iterable[str], what: str) -> str:
     return f"{meant} {what}: {', '.join(names) or 'none'}."
 
 
-def spelled(annotation: Any) -> str:
+def describe_type(annotation: Any) -> str:
     """Return a type in words: `int | None` is 'a whole number or nothing (null)'."""
-    if (known := _PLAIN.get(annotation) if isinstance(annotation, Hashable) else None) is not None:
+    if (known := _TYPE_WORDS.get(annotation) if isinstance(annotation, Hashable) else None) is not None:
         return known
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
-        return spelled(arguments[0])
+        return describe_type(arguments[0])
     if origin is typing.Literal:
-        return " or ".join(shown(each) for each in arguments)
+        return " or ".join(format_value(each) for each in arguments)
     if origin in (typing.Union, types.UnionType):
-        words = list(dict.fromkeys(word for each in arguments for word in _words(each)))
+        words = list(dict.fromkeys(word for each in arguments for word in _member_words(each)))
         if "anything" in words:
             return "anything"
         return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
     if origin in (list, set, frozenset, tuple) or (inspect.isclass(origin) and issubclass(origin, Iterable)):
-        inner = spelled(arguments[0]) if arguments and arguments[0] is not Ellipsis else ""
+        inner = describe_type(arguments[0]) if arguments and arguments[0] is not Ellipsis else ""
         if origin is dict or (inspect.isclass(origin) and hasattr(origin, "keys")):
             return "a table"
         word, bracket, more = inner.partition(" (")
@@ -266,13 +268,13 @@ def spelled(annotation: Any) -> str:
     return str(annotation).replace("typing.", "")
 
 
-def _words(annotation: Any) -> list[str]:
+def _member_words(annotation: Any) -> list[str]:
     """Return the members of a union, each in words."""
     if annotation is bool:
         return ["true", "false"]
     if typing.get_origin(annotation) is typing.Literal:
-        return [shown(each) for each in typing.get_args(annotation)]
-    return [spelled(annotation)]
+        return [format_value(each) for each in typing.get_args(annotation)]
+    return [describe_type(annotation)]
 
 
 def choices(annotation: Any) -> list[str]:

@@ -11,24 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from hookline.config.classes import annotation, parameters
-from hookline.config.hooks import SETTINGS, HooksConfig, switch_names
+from hookline.config.hooks import HOOK_SETTINGS, HooksConfig, switch_names
 from hookline.config.load import SECTIONS
 from hookline.data.mixing import Mixture
 from hookline.engine.registry import BUILTIN_HOOKS, hook_class, offered_hooks
 from hookline.run.options import documentation
 
-_PATH = {"type": "string", "description": "a class path: package.module.Class"}
+_PATH_SCHEMA = {"type": "string", "description": "a class path: package.module.Class"}
 
 
 def schema() -> dict[str, Any]:
     """Return a JSON schema (draft 2020-12), with the parameters of built-in hooks and the paths of other
     classes.
     """
-    from hookline.config.sections import TrainerSettings
+    from hookline.config.sections import TrainerSection
 
-    sections: dict[str, Any] = {name: {**_part(), "description": doc} for name, doc in SECTIONS.items()}
-    trainer = _parameters(TrainerSettings)
-    trainer["properties"]["strategy"] = {"anyOf": [{"type": "string"}, _part()], "default": "auto"}
+    sections: dict[str, Any] = {
+        name: {**_part_schema(), "description": doc} for name, doc in SECTIONS.items()
+    }
+    trainer = _parameters_schema(TrainerSection)
+    trainer["properties"]["strategy"] = {"anyOf": [{"type": "string"}, _part_schema()], "default": "auto"}
     for name, doc in documentation().items():
         if name in trainer["properties"]:
             trainer["properties"][name]["description"] = doc
@@ -36,9 +38,9 @@ def schema() -> dict[str, Any]:
     sections["loggers"] = {
         "anyOf": [
             {"type": "boolean"},
-            _PATH,
-            {"type": "array", "items": _part()},
-            {"type": "object", "additionalProperties": _part()},
+            _PATH_SCHEMA,
+            {"type": "array", "items": _part_schema()},
+            {"type": "object", "additionalProperties": _part_schema()},
         ],
         "description": SECTIONS["loggers"],
     }
@@ -57,7 +59,7 @@ def schema() -> dict[str, Any]:
         "anyOf": [{"type": "string"}, {"const": False}],
         "description": SECTIONS["checkpoint"],
     }
-    sections["mixture"] = {**_parameters(Mixture), "description": SECTIONS["mixture"]}
+    sections["mixture"] = {**_parameters_schema(Mixture), "description": SECTIONS["mixture"]}
     sections["config"] = {"type": "object", "description": SECTIONS["config"]}
     sections["allow"] = {"type": "array", "items": {"type": "string"}, "description": SECTIONS["allow"]}
     return {
@@ -67,22 +69,22 @@ def schema() -> dict[str, Any]:
         "properties": sections,
         "required": ["module"],
         "additionalProperties": False,
-        "$defs": {"hook": _hook()},
+        "$defs": {"hook": _hook_schema()},
     }
 
 
-def _part() -> dict[str, Any]:
+def _part_schema() -> dict[str, Any]:
     """Return the schema of a part: a class path, or a table with class_path and arguments."""
     table = {
         "type": "object",
-        "properties": {"class_path": _PATH, "init_args": {"type": "object"}},
+        "properties": {"class_path": _PATH_SCHEMA, "init_args": {"type": "object"}},
         "required": ["class_path"],
     }
-    return {"anyOf": [dict(_PATH), table]}
+    return {"anyOf": [dict(_PATH_SCHEMA), table]}
 
 
 def _named_hooks() -> dict[str, Any]:
-    switches = _parameters(HooksConfig)["properties"]
+    switches = _parameters_schema(HooksConfig)["properties"]
     own = {name: _hook_table(name, needs_path=False) for name in BUILTIN_HOOKS}
     properties = {
         name: {"anyOf": [{"$ref": "#/$defs/hook"}, table, {"type": "boolean"}]} for name, table in own.items()
@@ -95,18 +97,18 @@ def _named_hooks() -> dict[str, Any]:
     }
 
 
-def _hook() -> dict[str, Any]:
+def _hook_schema() -> dict[str, Any]:
     names = {"enum": sorted(offered_hooks()), "description": "a hook's name"}
     described = [_hook_table(name, needs_path=True) for name in BUILTIN_HOOKS]
-    return {"anyOf": [names, dict(_PATH), *described, _part()["anyOf"][1]]}
+    return {"anyOf": [names, dict(_PATH_SCHEMA), *described, _part_schema()["anyOf"][1]]}
 
 
 def _hook_table(name: str, needs_path: bool) -> dict[str, Any]:
     """Return the schema of a built-in hook, with parameters beside class_path or in init_args."""
     cls = hook_class(name)
-    inner = _parameters(cls)
+    inner = _parameters_schema(cls)
     own = inner["properties"]
-    settings: dict[str, Any] = {setting: {} for setting in SETTINGS if setting not in own}
+    settings: dict[str, Any] = {setting: {} for setting in HOOK_SETTINGS if setting not in own}
     paths = [name, f"{cls.__module__}.{cls.__name__}", f"hookline.hooks.{cls.__name__}"]
     properties = {**own, **settings, "class_path": {"enum": paths}, "init_args": {**inner, "required": []}}
     return {
@@ -118,7 +120,7 @@ def _hook_table(name: str, needs_path: bool) -> dict[str, Any]:
     }
 
 
-def _parameters(cls: type) -> dict[str, Any]:
+def _parameters_schema(cls: type) -> dict[str, Any]:
     """Return the schema of a class's parameters. jsonargparse would list all imported subclasses."""
     signature = inspect.signature(cls).parameters
     properties: dict[str, Any] = {}
@@ -130,7 +132,7 @@ def _parameters(cls: type) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
-_PLAIN: dict[Any, str] = {
+_TYPE_NAMES: dict[Any, str] = {
     bool: "boolean",
     int: "integer",
     float: "number",
@@ -147,8 +149,8 @@ def of_type(hint: Any) -> dict[str, Any]:
     """Return the schema of a type, or an empty one for a type that JSON cannot describe."""
     if hint is Any or hint is object:
         return {}
-    if hint in _PLAIN:
-        return {"type": _PLAIN[hint]}
+    if hint in _TYPE_NAMES:
+        return {"type": _TYPE_NAMES[hint]}
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         limits = (getattr(note, "schema", None) for note in hint.__metadata__)
@@ -156,14 +158,14 @@ def of_type(hint: Any) -> dict[str, Any]:
     if origin is typing.Literal:
         return {"enum": list(arguments)}
     if origin in (typing.Union, types.UnionType):
-        members = [of_type(each) for each in arguments]
-        if all(set(each) == {"type"} and isinstance(each["type"], str) for each in members):
-            return {"type": list(dict.fromkeys(each["type"] for each in members))}
-        return {"anyOf": members} if all(members) else {}
+        union_members = [of_type(each) for each in arguments]
+        if all(set(each) == {"type"} and isinstance(each["type"], str) for each in union_members):
+            return {"type": list(dict.fromkeys(each["type"] for each in union_members))}
+        return {"anyOf": union_members} if all(union_members) else {}
     if inspect.isclass(origin) and issubclass(origin, Mapping):
         return {"type": "object"}
     if inspect.isclass(origin) and issubclass(origin, Iterable):
         return {"type": "array", "items": of_type(arguments[0]) if arguments else {}}
     if Callable in (origin, hint):
         return {"type": ["string", "object"]}
-    return _part() if inspect.isclass(hint) else {}
+    return _part_schema() if inspect.isclass(hint) else {}

@@ -8,35 +8,35 @@ import inspect
 from dataclasses import fields, make_dataclass
 from typing import Any
 
-from hookline.config.classes import ConfigKey, Part, check, make, read_part, resolve
-from hookline.config.files import Source, named
+from hookline.config.classes import ConfigKey, ConfigPart, check_arguments, make_part, read_part, resolve
+from hookline.config.files import ConfigSource, name_members
 from hookline.config.permissions import Permissions
-from hookline.config.problems import ConfigError, Override, below, nearest, plain
+from hookline.config.problems import ConfigError, Override, key_below, nearest, plain_values
 from hookline.engine.foreign import is_data_class, is_logger_class
 from hookline.run.options import OLD_NAMES, InFile, Options, TrainerParts, read_arguments, with_new_names
 from hookline.util.errors import OptionError
 
 
-def _settings() -> dict[str, tuple[Any, Any]]:
+def _trainer_fields() -> dict[str, tuple[Any, Any]]:
     """Return every key of the trainer's section with its type and default."""
     found = {each.name: (each.type, each.default) for each in fields(Options)}
-    for each in fields(TrainerParts):
-        for note in getattr(each.type, "__metadata__", ()):
+    for option in fields(TrainerParts):
+        for note in getattr(option.type, "__metadata__", ()):
             if isinstance(note, InFile):
-                found[each.name] = (note.kind, each.default)
+                found[option.name] = (note.kind, option.default)
     return found
 
 
-TrainerSettings = make_dataclass("TrainerSettings", [(name, *each) for name, each in _settings().items()])
-"""The trainer's arguments that a file can hold, as a class, so that `check` can check them."""
+TrainerSection = make_dataclass("TrainerSection", [(name, *each) for name, each in _trainer_fields().items()])
+"""The trainer's arguments that a file can hold, as a class, so that `check_arguments` can check them."""
 
 
 def option_names() -> list[str]:
     """Return every key of the trainer's section."""
-    return [each.name for each in fields(TrainerSettings)]
+    return [each.name for each in fields(TrainerSection)]
 
 
-def read(source: Source, permissions: Permissions) -> dict[str, Any]:
+def read_trainer(source: ConfigSource, permissions: Permissions) -> dict[str, Any]:
     """Return the trainer's keyword arguments."""
     given = source.values.get("trainer", {})
     if given is None:
@@ -50,37 +50,37 @@ def read(source: Source, permissions: Permissions) -> dict[str, Any]:
                 f"the trainer has no such option.{nearest(name, option_names(), 'Options')}",
                 given[name],
             )
-    place = ConfigKey("trainer options", (TrainerSettings,))
+    place = ConfigKey("trainer options", (TrainerSection,))
     given = dict(given)
     strategy = given.pop("strategy", None)
     # its keys have types of their own, which a parser of `dict` does not know
     if isinstance(given.get("checkpoint"), dict):
-        given["checkpoint"] = plain(given["checkpoint"])
+        given["checkpoint"] = plain_values(given["checkpoint"])
     try:
         options = with_new_names(
             {name: str(each) if name in OLD_NAMES else each for name, each in given.items()}
         )
-        part = Part("trainer", "", options, {name: f"trainer.{name}" for name in options})
-        arguments = check(source, part, TrainerSettings, place, permissions)
+        part = ConfigPart("trainer", "", options, {name: f"trainer.{name}" for name in options})
+        arguments = check_arguments(source, part, TrainerSection, place, permissions)
         read_arguments(arguments)
     except ConfigError:
         raise
     except OptionError as error:
-        raise source.refused(below("trainer", error), error) from None
+        raise source.refused(key_below("trainer", error), error) from None
     if strategy is not None:
         arguments["strategy"] = _strategy(source, strategy, permissions)
     return arguments
 
 
-def _strategy(source: Source, given: Any, permissions: Permissions) -> Any:
+def _strategy(source: ConfigSource, given: Any, permissions: Permissions) -> Any:
     if isinstance(given, str) and "." not in given and ":" not in given:
         return str(given)
     from hookline.distributed.base import Strategy
 
-    return _object(source, "trainer.strategy", given, ConfigKey("a strategy", (Strategy,)), permissions)
+    return _make_object(source, "trainer.strategy", given, ConfigKey("a strategy", (Strategy,)), permissions)
 
 
-def read_module(source: Source, permissions: Permissions) -> Any:
+def read_module(source: ConfigSource, permissions: Permissions) -> Any:
     """Make the module."""
     from torch import nn
 
@@ -90,21 +90,21 @@ def read_module(source: Source, permissions: Permissions) -> Any:
             "this section is missing: the class path of a hookline.Module or torch.nn.Module, such as "
             'module = "model.Net".',
         )
-    return _object(
+    return _make_object(
         source, "module", source.values["module"], ConfigKey("a module", (nn.Module,)), permissions
     )
 
 
-def read_datamodule(source: Source, permissions: Permissions) -> Any:
+def read_datamodule(source: ConfigSource, permissions: Permissions) -> Any:
     """Make the data module, or return None if there is none."""
     from hookline.run.module import DataModule
 
     given = source.values.get("datamodule")
     place = ConfigKey("a data module", (DataModule,), adopts=is_data_class)
-    return None if given is None else _object(source, "datamodule", given, place, permissions)
+    return None if given is None else _make_object(source, "datamodule", given, place, permissions)
 
 
-def read_loggers(source: Source, permissions: Permissions) -> Any:
+def read_loggers(source: ConfigSource, permissions: Permissions) -> Any:
     """Return the value for `Trainer(logger=...)`: a list of loggers, True for the default one, or False."""
     from hookline.loggers.base import Logger
 
@@ -114,17 +114,19 @@ def read_loggers(source: Source, permissions: Permissions) -> Any:
         return bool(given)
     place = ConfigKey("a logger", (Logger,), home="hookline.loggers", adopts=is_logger_class)
     if isinstance(given, str):
-        return [_object(source, "loggers", given, place, permissions)]
-    given = named(given)
+        return [_make_object(source, "loggers", given, place, permissions)]
+    given = name_members(given)
     if not isinstance(given, dict):
         raise source.wrong(
             "loggers", "must be a table of named loggers, a list of class paths, true or false.", given
         )
-    wanted = {name: each for name, each in given.items() if plain(each) is not False}
-    return [_object(source, f"loggers.{name}", each, place, permissions) for name, each in wanted.items()]
+    wanted = {name: each for name, each in given.items() if plain_values(each) is not False}
+    return [
+        _make_object(source, f"loggers.{name}", each, place, permissions) for name, each in wanted.items()
+    ]
 
 
-def read_function(source: Source, key: str, permissions: Permissions) -> Any:
+def read_function(source: ConfigSource, key: str, permissions: Permissions) -> Any:
     """Return a function by its dotted name, or an instance of a loss class."""
     from torch import nn
 
@@ -135,12 +137,12 @@ def read_function(source: Source, key: str, permissions: Permissions) -> Any:
     place = ConfigKey(f"a {key} function", (nn.Module,), home="torch.nn.functional")
     part = read_part(source, key, given, place)
     function = resolve_function(source, part, place, permissions)
-    if function is not None:
-        return function
-    return _object(source, key, given, place, permissions)
+    return _make_object(source, key, given, place, permissions) if function is None else function
 
 
-def resolve_function(source: Source, part: Part, place: ConfigKey, permissions: Permissions) -> Any:
+def resolve_function(
+    source: ConfigSource, part: ConfigPart, place: ConfigKey, permissions: Permissions
+) -> Any:
     """Return the function that a path names, or None if it names a class."""
     import pkgutil
 
@@ -161,7 +163,9 @@ def resolve_function(source: Source, part: Part, place: ConfigKey, permissions: 
     return found
 
 
-def _object(source: Source, key: str, given: Any, place: ConfigKey, permissions: Permissions) -> Any:
+def _make_object(
+    source: ConfigSource, key: str, given: Any, place: ConfigKey, permissions: Permissions
+) -> Any:
     part = read_part(source, key, given, place)
     cls = resolve(source, part, place, permissions)
-    return make(source, part, cls, check(source, part, cls, place, permissions))
+    return make_part(source, part, cls, check_arguments(source, part, cls, place, permissions))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hookline.util.errors import HooklineError, OptionError, closest
+from hookline.util.errors import HooklineError, OptionError, closest, folders_beside, folders_with
 
 SOCKET = "control.sock"
 LONGEST_PATH = 100
@@ -114,6 +114,17 @@ def _remove_stale(path: str) -> None:
 # ---- The client
 
 
+COMMAND_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "status": (),
+    "enable": ("hook",),
+    "disable": ("hook",),
+    "every": ("hook", "interval"),
+    "checkpoint": (),
+    "stop": (),
+    "attach": ("file", "name"),
+    "detach": ("hook",),
+}
+"""The commands of a job, and the arguments of each; the `name` of an attached hook may be left out."""
 ANSWER_TIMEOUT = 60.0
 """Seconds to wait for an answer, because a step, a validation or a save must end first."""
 LONGEST_ANSWER = 16_000_000
@@ -164,8 +175,7 @@ def ask(
 def check_directory(path: Path) -> None:
     """Raise if the path is not a directory, and suggest the nearest name."""
     if not path.exists():
-        near = [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
-        raise OptionError(f"{path} does not exist.{closest(path.name, near)}")
+        raise OptionError(f"{path} does not exist.{closest(path.name, folders_beside(path))}")
     if not path.is_dir():
         raise OptionError(f"{path} is a file; give the directory of a run, such as {path.parent}.")
 
@@ -176,8 +186,6 @@ def _no_server(path: Path, error: OSError) -> str:
             f"No job answers in {path}: it was killed, or it runs on another machine. "
             "Run this command on the machine of rank zero."
         )
-    below = sorted(
-        str(each.parent) for pattern in (f"*/{SOCKET}", f"*/*/{SOCKET}") for each in path.glob(pattern)
-    )
-    hint = f" Running jobs below it: {', '.join(below[-5:])}." if below else ""
+    below = folders_with(path, SOCKET)
+    hint = f" Running jobs below it: {', '.join(below)}." if below else ""
     return f"No job is training in {path}, or it runs with control=False: there is no {SOCKET}.{hint}"

@@ -30,13 +30,13 @@ from hookline.util.urls import is_url, shown
 
 
 LARGEST_FILE = 1_000_000
-LONGEST_NAME = 200
-MARK = "__hookline_attached__"
+LONGEST_HOOK_NAME = 200
+MARKED = "__hookline_attached__"
 """The attribute of an attached hook: its file, its class and the name that was given."""
-_serial = itertools.count(1)
+_module_numbers = itertools.count(1)
 
 
-def read_file(asked: str) -> dict[str, Any]:
+def read_hook_file(asked: str) -> dict[str, Any]:
     """Read `FILE.py:Class` as plain data from which every rank makes the hook. This does not run the file."""
     path, _, name = asked.rpartition(":") if ":" in asked else (asked, "", "")
     file = Path(path)
@@ -67,18 +67,18 @@ def read_file(asked: str) -> dict[str, Any]:
 
 def check_name(name: Any) -> None:
     """Raise for a name that a table or a command line could not show."""
-    if not isinstance(name, str) or not name.isprintable() or len(name) > LONGEST_NAME:
+    if not isinstance(name, str) or not name.isprintable() or len(name) > LONGEST_HOOK_NAME:
         shown = repr(name)
-        shown = shown if len(shown) <= LONGEST_NAME else f"{shown[:LONGEST_NAME]}…"
+        shown = shown if len(shown) <= LONGEST_HOOK_NAME else f"{shown[:LONGEST_HOOK_NAME]}…"
         raise HookError(
-            f"attach: the name {shown} must be one line of text with at most {LONGEST_NAME} characters."
+            f"attach: the name {shown} must be one line of text with at most {LONGEST_HOOK_NAME} characters."
         )
 
 
 def make_hook(about: dict[str, Any]) -> Hook:
     """Run the file's source in a new module, and make the hook."""
     file = Path(about["file"])
-    module = types.ModuleType(f"hookline_attached_{next(_serial)}_{snake_case(file.stem)}")
+    module = types.ModuleType(f"hookline_attached_{next(_module_numbers)}_{snake_case(file.stem)}")
     module.__file__ = str(file)
     sys.modules[module.__name__] = module  # dataclasses look there for their own module
     exec(compile(about["source"], str(file), "exec"), vars(module))
@@ -90,20 +90,20 @@ def make_hook(about: dict[str, Any]) -> Hook:
             f"{cls.__name__} cannot be created without arguments ({error}); give them defaults."
         ) from error
     check_name(about["name"] or hook.name)
-    setattr(hook, MARK, (str(file), cls.__name__, about["name"]))
+    setattr(hook, MARKED, (str(file), cls.__name__, about["name"]))
     return hook
 
 
-def attached(hooks: HookList) -> list[Entry]:
+def attached_hooks(hooks: HookList) -> list[Entry]:
     """Return the hooks that were attached from outside."""
-    return [entry for entry in hooks.entries() if hasattr(entry.hook, MARK)]
+    return [entry for entry in hooks.entries() if hasattr(entry.hook, MARKED)]
 
 
-def replaced_by(hook: Hook, name: str | None, hooks: HookList) -> list[Entry]:
+def earlier_attached(hook: Hook, name: str | None, hooks: HookList) -> list[Entry]:
     """Return the attached hooks that this one replaces: by name if it has one, else by file and class."""
     if name:
-        return [entry for entry in attached(hooks) if entry.name == name]
-    return [entry for entry in attached(hooks) if getattr(entry.hook, MARK) == getattr(hook, MARK)]
+        return [entry for entry in attached_hooks(hooks) if entry.name == name]
+    return [entry for entry in attached_hooks(hooks) if getattr(entry.hook, MARKED) == getattr(hook, MARKED)]
 
 
 def _choose(module: types.ModuleType, file: str, wanted: str) -> type[Hook]:
@@ -134,7 +134,7 @@ def _choose(module: types.ModuleType, file: str, wanted: str) -> type[Hook]:
 # ---- Change how often a hook is called
 
 
-OWN = ("every", "log_frequency")
+INTERVAL_ATTRIBUTES = ("every", "log_frequency")
 """Attributes in which a hook, built-in or the user's, keeps an interval that it counts itself."""
 REPEATED = ("batch", "window", "update")
 """The parts of the lifecycle whose events repeat, so that an interval makes sense."""
@@ -165,7 +165,7 @@ def check_interval(entry: Entry, interval: int | str) -> None:
                 f"hook {entry.name!r} counts by itself ({own}={getattr(entry.hook, own)!r}): "
                 f"every={interval!r} does not fit; use for example {right}."
             )
-    elif not _repeated(entry):
+    elif not _repeated_listeners(entry):
         events = ", ".join(each.event.name for each in entry.listeners) or "no events"
         raise HookError(
             f"hook {entry.name!r} listens to {events}, which do not repeat with every batch, so "
@@ -185,7 +185,7 @@ def change_interval(plan: Any, entry: Entry, interval: int | str, s: Any) -> Non
     if not filtered and (own := _own_interval(entry.hook)):
         setattr(entry.hook, own, number * SECONDS[unit] if unit in SECONDS else int(number))
         return
-    for listener in filtered or _repeated(entry):
+    for listener in filtered or _repeated_listeners(entry):
         kept = [each for each in listener.filters if not _is_interval(each)]
         made = FilterSettings(every=interval).filters()
         for new_filter in made:
@@ -200,17 +200,17 @@ def _is_interval(each: Filter) -> bool:
     return each.text.startswith("every ")
 
 
-def _repeated(entry: Entry) -> list[Listener]:
+def _repeated_listeners(entry: Entry) -> list[Listener]:
     return [each for each in entry.listeners if each.event.inside in REPEATED]
 
 
 def _own_interval(hook: Any) -> str:
     """Return the name of the attribute that holds the hook's own interval; empty if it has none."""
-    numbers = (name for name in OWN if type(getattr(hook, name, None)) in (int, float))
+    numbers = (name for name in INTERVAL_ATTRIBUTES if type(getattr(hook, name, None)) in (int, float))
     return next(numbers, "")
 
 
-Plain = dict[str, Any]
+PlainData = dict[str, Any]
 log = logging.getLogger("hookline")
 
 
@@ -218,9 +218,9 @@ log = logging.getLogger("hookline")
 class Command:
     """A command of the control socket."""
 
-    check: Callable[[Run, Plain], Plain]
+    check: Callable[[Run, PlainData], PlainData]
     """Runs in the server's thread: returns what all ranks need to execute it, or raises."""
-    do: Callable[[Run, Plain], Plain]
+    do: Callable[[Run, PlainData], PlainData]
     """Runs on the main thread of every rank, at the same step: returns the answer, which is logged too."""
     answered: str = "at once"
     """When the client gets the answer: 'at once', when a checkpoint is 'saved', or the run has 'ended'."""
@@ -229,32 +229,32 @@ class Command:
 # ---- enable, disable, every --------------------------------------------------------------------------------
 
 
-def _check_hook(run: Run, asked: Plain) -> Plain:
-    name = _text(asked, "hook")
+def _check_hook(run: Run, asked: PlainData) -> PlainData:
+    name = _required_text(asked, "hook")
     run.state.hooks.entry(name)
     return {"hook": name}
 
 
-def _enable(run: Run, asked: Plain) -> Plain:
+def _enable(run: Run, asked: PlainData) -> PlainData:
     run.state.hooks.enable(asked["hook"])
     return {"hook": asked["hook"]}
 
 
-def _disable(run: Run, asked: Plain) -> Plain:
+def _disable(run: Run, asked: PlainData) -> PlainData:
     run.state.hooks.disable(asked["hook"])
     return {"hook": asked["hook"]}
 
 
-def _check_every(run: Run, asked: Plain) -> Plain:
+def _check_every(run: Run, asked: PlainData) -> PlainData:
     interval = asked.get("interval")
     if isinstance(interval, str) and interval.strip().isdecimal():
         interval = int(interval)
-    entry = run.state.hooks.entry(_text(asked, "hook"))
+    entry = run.state.hooks.entry(_required_text(asked, "hook"))
     check_interval(entry, interval)  # type: ignore[arg-type]  # it raises if this is not an interval
     return {"hook": entry.name, "interval": interval}
 
 
-def _every(run: Run, asked: Plain) -> Plain:
+def _every(run: Run, asked: PlainData) -> PlainData:
     entry = run.state.hooks.entry(asked["hook"])
     change_interval(run.plan, entry, asked["interval"], run.state)
     return {"hook": asked["hook"], "interval": asked["interval"]}
@@ -263,35 +263,35 @@ def _every(run: Run, asked: Plain) -> Plain:
 # ---- checkpoint, stop, attach, detach ----------------------------------------------------------------------
 
 
-def _check_nothing(run: Run, asked: Plain) -> Plain:
+def _check_nothing(run: Run, asked: PlainData) -> PlainData:
     return {}
 
 
-def _checkpoint(run: Run, asked: Plain) -> Plain:
+def _save_checkpoint(run: Run, asked: PlainData) -> PlainData:
     # written at the next save point: at this step, or at the first of a new epoch
     run.trainer.save_checkpoint()
     return {}
 
 
-def _stop(run: Run, asked: Plain) -> Plain:
+def _stop(run: Run, asked: PlainData) -> PlainData:
     run.state.request_stop("requested by hookline control")
     return {}
 
 
-def _check_file(run: Run, asked: Plain) -> Plain:
+def _check_file(run: Run, asked: PlainData) -> PlainData:
     name = asked.get("name")
     if name is not None:
         check_name(name)
         hooks = run.state.hooks
-        if name in hooks and name not in [each.name for each in attached(hooks)]:
+        if name in hooks and name not in [each.name for each in attached_hooks(hooks)]:
             raise HookError(
                 f"attach: name={name!r} is the name of a hook of the program. Use a new name, or that of a "
                 f"hook that was attached before. Hooks: {', '.join(each.name for each in hooks.entries())}."
             )
-    return {**read_file(_text(asked, "file")), "name": name}
+    return {**read_hook_file(_required_text(asked, "file")), "name": name}
 
 
-def _attach(run: Run, asked: Plain) -> Plain:
+def _attach(run: Run, asked: PlainData) -> PlainData:
     """Add the hook on all ranks or on none, because all ranks must have the same plan.
 
     It replaces the hook that was attached from the same file before.
@@ -304,7 +304,7 @@ def _attach(run: Run, asked: Plain) -> Plain:
     except (Exception, SystemExit) as error:  # a script that ends itself must not end the run
         problem = _problem(error)
     _raise_first(ranks.gather(problem))
-    handle, earlier = None, replaced_by(hook, asked["name"], hooks)
+    handle, earlier = None, earlier_attached(hook, asked["name"], hooks)
     put_back = hooks.set_aside(earlier)
     _tear_down_removed(run)  # before the new hook is set up, because both may need the same file or port
     try:
@@ -326,9 +326,9 @@ def _attach(run: Run, asked: Plain) -> Plain:
     }
 
 
-def _check_attached(run: Run, asked: Plain) -> Plain:
-    name, hooks = _text(asked, "hook"), run.state.hooks
-    names = [each.name for each in attached(hooks)]
+def _check_attached(run: Run, asked: PlainData) -> PlainData:
+    name, hooks = _required_text(asked, "hook"), run.state.hooks
+    names = [each.name for each in attached_hooks(hooks)]
     if hooks.entry(name).name not in names:
         raise HookError(
             f"detach: {name!r} is a hook of the program and was not attached from outside; use disable to "
@@ -337,7 +337,7 @@ def _check_attached(run: Run, asked: Plain) -> Plain:
     return {"hook": name}
 
 
-def _detach(run: Run, asked: Plain) -> Plain:
+def _detach(run: Run, asked: PlainData) -> PlainData:
     run.state.hooks.remove(asked["hook"])
     _tear_down_removed(run)
     return {"hook": asked["hook"]}
@@ -366,16 +366,16 @@ COMMANDS: dict[str, Command] = {
     "enable": Command(_check_hook, _enable),
     "disable": Command(_check_hook, _disable),
     "every": Command(_check_every, _every),
-    "checkpoint": Command(_check_nothing, _checkpoint, answered="saved"),
+    "checkpoint": Command(_check_nothing, _save_checkpoint, answered="saved"),
     "stop": Command(_check_nothing, _stop, answered="ended"),
     "attach": Command(_check_file, _attach),
     "detach": Command(_check_attached, _detach),
 }
 
 
-def check(run: Run, asked: Plain) -> Plain:
+def check_request(run: Run, asked: PlainData) -> PlainData:
     """Return what every rank needs to execute the request, or raise a HookError that says why it cannot."""
-    name = _text(asked, "command")
+    name = _required_text(asked, "command")
     if name not in COMMANDS:
         known = ["status", *COMMANDS]
         raise HookError(
@@ -384,10 +384,10 @@ def check(run: Run, asked: Plain) -> Plain:
     return {"command": name, **COMMANDS[name].check(run, asked)}
 
 
-def execute(run: Run, asked: Plain) -> Plain:
+def execute(run: Run, asked: PlainData) -> PlainData:
     """Execute a command at the same step on all ranks, and return the answer. Errors go into the answer."""
     s = run.state
-    done: Plain = {"command": asked["command"], "step": s.step, "epoch": s.epoch}
+    done: PlainData = {"command": asked["command"], "step": s.step, "epoch": s.epoch}
     try:
         done |= COMMANDS[asked["command"]].do(run, asked)
     except Exception as error:
@@ -400,7 +400,7 @@ def execute(run: Run, asked: Plain) -> Plain:
 # ---- answers that say what is saved ------------------------------------------------------------------------
 
 
-def saved_answer(done: Plain, saved: Saved) -> Plain:
+def saved_answer(done: PlainData, saved: Saved) -> PlainData:
     """Return the answer to `checkpoint`: the path of the durable checkpoint, or the error."""
     if saved.error is not None:
         return {**done, "error": str(saved.error)}
@@ -408,7 +408,7 @@ def saved_answer(done: Plain, saved: Saved) -> Plain:
     return {**done, "path": path, "saved_step": saved.step, "said": f"step {saved.step} is saved in {path}"}
 
 
-def ended_answer(run: Run, done: Plain) -> Plain:
+def ended_answer(run: Run, done: PlainData) -> PlainData:
     """Return the answer to `stop` after the run has ended: the last step, and the newest checkpoint."""
     s, saved = run.state, run.saves.newest
     is_saved = run.saves.on_disk == run.stamp
@@ -443,7 +443,7 @@ def _named_path(path: Path | str) -> str:
 # ---- status ------------------------------------------------------------------------------------------------
 
 
-def status(run: Run) -> Plain:
+def job_status(run: Run) -> PlainData:
     """Return the progress of the job and the cost of its hooks.
 
     It is read from another thread while the job trains, so the numbers may differ by one call.
@@ -469,7 +469,7 @@ def status(run: Run) -> Plain:
     }
 
 
-def _hook_status(entry: Any, elapsed: float) -> Plain:
+def _hook_status(entry: Any, elapsed: float) -> PlainData:
     accounts = [each.account for each in entry.listeners]
     spent = sum(each.total for each in accounts) / 1e9
     return {
@@ -477,7 +477,7 @@ def _hook_status(entry: Any, elapsed: float) -> Plain:
         "class": type(entry.given).__name__,
         "enabled": entry.enabled,
         "every": interval_of(entry),
-        "attached": hasattr(entry.hook, MARK),
+        "attached": hasattr(entry.hook, MARKED),
         "events": [each.event.name for each in entry.listeners],
         "calls": sum(each.calls for each in accounts),
         "total": spent,
@@ -486,7 +486,7 @@ def _hook_status(entry: Any, elapsed: float) -> Plain:
     }
 
 
-def _text(asked: Plain, key: str) -> str:
+def _required_text(asked: PlainData, key: str) -> str:
     value = asked.get(key)
     if not isinstance(value, str) or not value:
         raise HookError(f"{asked.get('command', 'a request')} needs {key!r}, a string; got {value!r}.")

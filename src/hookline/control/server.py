@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.control.client import SOCKET, is_same_user, listen
-from hookline.control.commands import COMMANDS, check, ended_answer, execute, saved_answer, status
+from hookline.control.commands import COMMANDS, check_request, ended_answer, execute, job_status, saved_answer
 from hookline.run.commands import handles_command
 from hookline.run.run import Run
 from hookline.run.save_request import Saved
@@ -27,15 +27,15 @@ LONGEST_REQUEST = 100_000
 IDLE = 30.0
 """Seconds after which a silent connection is closed."""
 LONGEST_TIMEOUT = 3600.0
-ENDING = 5.0
+LISTENER_TIMEOUT = 5.0
 """Seconds that the listening thread may take to end when the run ends."""
-ANSWERING = 1.0
+ANSWER_SEND_TIMEOUT = 1.0
 """Seconds that an answer may take to be sent when the run ends."""
 TOO_LATE = {"error": "The run ended before it carried out the command."}
 
 _answers: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}
 """The queues of the threads that wait for an answer from the main thread, by the number of the request."""
-_serial = itertools.count()
+_request_numbers = itertools.count()
 
 
 @handles_command("control")
@@ -53,8 +53,7 @@ def do_control(run: Run, sender: int, number: str, asked: dict[str, Any]) -> Non
 
 def _answer(number: str, answer: dict[str, Any]) -> None:
     """Send an answer to the thread that waits for it, if it still waits."""
-    waiting = _answers.get(number)
-    if waiting is not None:
+    if (waiting := _answers.get(number)) is not None:
         waiting.put(answer)
 
 
@@ -98,14 +97,14 @@ class Control:
         # close() would not wake the thread while a forked process has a copy of the socket
         with contextlib.suppress(OSError):
             self._wake.shutdown(socket.SHUT_RDWR)
-        if join(self._thread, ENDING):
+        if join(self._thread, LISTENER_TIMEOUT):
             for opened in (self._listener, self._wake, self._woken):
                 opened.close()
         for number in list(self._waiting):
             _answer(number, self._last_answer(number))
         for thread, connection in list(self._open.items()):
             _hang_up(connection)
-            join(thread, ANSWERING, "the client gets no answer")
+            join(thread, ANSWER_SEND_TIMEOUT, "the client gets no answer")
 
     def defer(self, number: str, done: dict[str, Any]) -> None:
         """Answer later: after the checkpoint is durable, or the run has ended."""
@@ -173,8 +172,8 @@ class Control:
             if not isinstance(asked, dict):
                 raise HookError("A request is one JSON object in a line.")
             if asked.get("command") == "status":
-                return status(self.run)
-            return self._wait_for(check(self.run, asked), asked.get("patience"))
+                return job_status(self.run)
+            return self._wait_for(check_request(self.run, asked), asked.get("patience"))
         except HookError as error:
             return {"error": str(error)}
         except Exception as error:  # otherwise the thread would die and the client would get no answer
@@ -183,7 +182,7 @@ class Control:
     def _wait_for(self, asked: dict[str, Any], patience: Any) -> dict[str, Any]:
         """Have the command executed at the next boundary, and wait at most `patience` seconds for it."""
         seconds = min(float(patience), LONGEST_TIMEOUT) if isinstance(patience, int | float) else IDLE
-        number = f"{self._pid}-{next(_serial)}"
+        number = f"{self._pid}-{next(_request_numbers)}"
         answer = _answers[number] = queue.SimpleQueue()
         self._waiting.add(number)
         try:

@@ -92,6 +92,8 @@ def cost_table(rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0)
 
     The time of a row includes hooks that ran inside its calls.
     """
+    from hookline.util.text import align_columns  # not needed until the end of a run
+
     shown = rows[:SHOWN_COSTS]
     cells = [("hook", "event", "calls", "total", "mean", "worst", "share")]
     cells += [
@@ -106,19 +108,13 @@ def cost_table(rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0)
         )
         for row in shown
     ]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     total = sum(row.seconds for row in rows) - counted_twice
     share = f", {total / seconds:.1%}" if seconds else ""
     lines = [
         f"Hooks took {format_seconds(total)} of {format_seconds(seconds)} of training{share}, validation and "
         f"saving included:"
     ]
-    for line in cells:
-        parts = [
-            text.ljust(width) if column < 2 else text.rjust(width)
-            for column, (text, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        lines.append("  " + "  ".join(parts).rstrip())
+    lines += [f"  {line}" for line in align_columns(cells, left=2)]
     if rest := rows[SHOWN_COSTS:]:
         lines.append(
             f"  and {len(rest)} more, {format_seconds(sum(row.seconds for row in rest))} in total: "

@@ -22,10 +22,12 @@ def need_matplotlib(what: str) -> None:
         )
 
 
-def save(figure: Any, path: Path) -> None:
-    """Write a figure as a PNG."""
+def save_figure(figure: Any, name: str, run_dir: Path | str, logger: Any, step: int) -> None:
+    """Write a figure as `NAME.png` into the run's directory, and log it."""
+    path = Path(run_dir) / f"{name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
+    logger.add_figure(name, figure, step)
 
 
 def heat_map(rows: Sequence[str], steps: Sequence[int], values: Any, low: float, high: float) -> Any:

@@ -14,8 +14,8 @@ from torch.utils.hooks import RemovableHandle
 
 from hookline.engine.checks import Above, Count, Several, as_tuple, checked_parameters
 from hookline.engine.hook import Hook
-from hookline.hooks._patterns import as_patterns, choose
-from hookline.hooks._statistics import between_graphs, plain
+from hookline.hooks._settings import as_patterns, matching_names
+from hookline.hooks._statistics import between_graphs, local_values, tensors_in
 from hookline.util.errors import HookError
 
 log = logging.getLogger("hookline")
@@ -99,11 +99,7 @@ class ActivationMonitor(Hook):
     def on_before_backward(self) -> None:
         self._watching.close()  # the forward pass is over
 
-    def on_validation_start(self) -> None:
-        self._watching.close()  # a step without a loss had no backward
-
-    def on_train_epoch_end(self) -> None:
-        self._watching.close()
+    on_validation_start = on_train_epoch_end = on_before_backward  # after a step without a loss
 
     def on_step_end(self, trainer: Any, step: int) -> None:
         if step != self._looked_at + 1:
@@ -126,11 +122,11 @@ class ActivationMonitor(Hook):
         self._numbers, self._seen = {}, {}
 
     def _look(self, name: str, value: Tensor) -> None:
-        values = plain(value)
+        values = local_values(value)
         if self.statistics and value.is_floating_point() and value.numel() and not value.is_meta:
             values = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-            for each in self.statistics:
-                self._numbers[f"activations/{name}/{each}"] = STATISTICS[each](values).float()
+            for statistic in self.statistics:
+                self._numbers[f"activations/{name}/{statistic}"] = STATISTICS[statistic](values).float()
         if self.capture:
             self._keep(self._seen, name, value)
 
@@ -159,7 +155,7 @@ class ActivationMonitor(Hook):
                 handle.remove()
 
     def _choose(self, model: nn.Module) -> list[str]:
-        return choose(
+        return matching_names(
             "ActivationMonitor: modules", self.modules, [name for name, _ in model.named_modules() if name]
         )
 
@@ -176,23 +172,7 @@ class ActivationMonitor(Hook):
 def _listener(name: str, look: Callable[[str, Tensor], None]) -> Callable[..., None]:
     def listen(module: nn.Module, inputs: Any, output: Any) -> None:
         with torch.no_grad():
-            for part, value in _parts(name, output):
+            for part, value in tensors_in(name, output):  # `attention`, or `attention.0` of several
                 look(part, value)
 
     return between_graphs(listen)
-
-
-def _parts(name: str, output: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in a module's output, named `attention`, or `attention.0` if there are several."""
-    if isinstance(output, Tensor):
-        yield name, output
-        return
-    pairs = (
-        output.items()
-        if isinstance(output, dict)
-        else enumerate(output)
-        if isinstance(output, list | tuple)
-        else ()
-    )
-    for key, each in pairs:
-        yield from _parts(f"{name}.{key}", each)

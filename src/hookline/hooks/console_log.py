@@ -59,9 +59,8 @@ class ConsoleLog(Hook):
 
     def on_train_epoch_end(self, epoch: int, metrics: Any) -> None:
         loss = f", loss {metrics['train/loss']:.4f}" if "train/loss" in metrics else ""
-        self._say(
-            f"epoch {epoch} completed in {time.monotonic() - self._epoch_began:.1f} s{loss}{_others(metrics)}"
-        )
+        seconds = time.monotonic() - self._epoch_began
+        self._say(f"epoch {epoch} completed in {seconds:.1f} s{loss}{_validation_text(metrics)}")
 
     def on_train_end(self, state: Any) -> None:
         why = f" ({state.stop_reason})" if state.stop_reason else ""
@@ -85,6 +84,6 @@ def perplexity_of(loss: float) -> float:
         return math.inf
 
 
-def _others(metrics: Any) -> str:
+def _validation_text(metrics: Any) -> str:
     shown = [name for name in metrics if name.startswith("val/") and not name.startswith("val/dl_")]
     return "".join(f", {name} {metrics[name]:.4f}" for name in shown)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -12,8 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hookline.engine.checks import checked_parameters, refused
 from hookline.engine.filters import UNITS
 from hookline.engine.hook import Hook
-from hookline.hooks._patterns import listed
-from hookline.hooks._schedules import parse_moment
+from hookline.hooks._settings import list_some, parse_moment
 from hookline.util.errors import HookError, LossError, OptionError, closest
 
 Moments = tuple[tuple[int, str], ...]
@@ -114,7 +113,7 @@ class FreezeSchedule(Hook):
             pattern: f"{number} {unit}{'s' if number != 1 else ''}"
             for pattern, (number, unit) in self.moments.items()
         }
-        return f"FreezeSchedule({moments}) has frozen {listed(self.frozen)}"
+        return f"FreezeSchedule({moments}) has frozen {list_some(self.frozen)}"
 
     def on_exception(self, exception: BaseException) -> None:
         """Add a note about frozen parameters to the error of a loss without trainable ones."""
@@ -125,26 +124,23 @@ class FreezeSchedule(Hook):
         self._thaw(state)
 
     def _thaw(self, state: Any) -> None:
-        if not self._frozen and not self._in_eval_mode:
-            return
-        for moments in [each for each in self._frozen if not _is_early(each, state)]:
-            for parameter in self._frozen.pop(moments).values():
+        if self._frozen or self._in_eval_mode:
+            held = {*self._frozen, *self._in_eval_mode}
+            self._release([moments for moments in held if not _is_early(moments, state)])
+
+    def _release(self, over: Iterable[Moments]) -> None:
+        """Let the parameters of these moments train again, and their batch-norm layers with them."""
+        for moments in over:
+            for parameter in self._frozen.pop(moments, {}).values():
                 parameter.requires_grad_(True)
-        for moments in [each for each in self._in_eval_mode if not _is_early(each, state)]:
-            for layer in self._in_eval_mode.pop(moments).values():
+            for layer in self._in_eval_mode.pop(moments, {}).values():
                 layer.train()
 
     def _moments_of(self, name: str) -> Moments:
         return tuple(moment for pattern, moment in self.moments.items() if fnmatch.fnmatchcase(name, pattern))
 
     def teardown(self) -> None:
-        for parameters in self._frozen.values():
-            for parameter in parameters.values():
-                parameter.requires_grad_(True)
-        for layers in self._in_eval_mode.values():
-            for layer in layers.values():
-                layer.train()
-        self._frozen, self._in_eval_mode = {}, {}
+        self._release([*self._frozen, *self._in_eval_mode])
 
 
 def _is_early(moments: Moments, state: Any) -> bool:

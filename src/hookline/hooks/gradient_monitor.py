@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -15,9 +14,9 @@ from torch.optim import Optimizer
 from hookline.distributed.sharded_norms import gather_rows, shards_of
 from hookline.engine.checks import Count, as_tuple, checked_parameters, refused
 from hookline.engine.hook import Hook
-from hookline.hooks._figures import heat_map, need_matplotlib, save
-from hookline.hooks._patterns import as_patterns, choose, is_match, listed
-from hookline.hooks._statistics import norms, percentiles, sample
+from hookline.hooks._figures import heat_map, need_matplotlib, save_figure
+from hookline.hooks._settings import as_patterns, is_match, list_some, matching_names
+from hookline.hooks._statistics import norms, percentiles, sample_of, with_gradients
 from hookline.util.errors import HookError, OptionError
 
 # ---- measurements of one update, and their history ---------------------------------------------------------
@@ -40,7 +39,7 @@ class Measured:
     def sample(self, limit: int, wanted: Sequence[float], keep: bool) -> None:
         """Sample values of each layer for percentiles and, with `keep`, for histograms."""
         share = limit // shards_of(self.grads)
-        taken = [sample([self.grads[index] for index in indices], share) for indices in self.rows.values()]
+        taken = [sample_of([self.grads[index] for index in indices], share) for indices in self.rows.values()]
         taken = gather_rows(taken, self.grads)
         if wanted and taken:
             self.percentiles = percentiles([each.abs() for each in taken], wanted)
@@ -194,7 +193,7 @@ class GradientMonitor(Hook):
         history: reports in the figure; longer runs keep every second, fourth, ... report.
         """
         super().__init__(name)
-        if not all(_is_number(each) for each in (vanishing, exploding)) or not 0 <= vanishing < exploding:
+        if not all(_is_limit(each) for each in (vanishing, exploding)) or not 0 <= vanishing < exploding:
             raise OptionError(
                 f"GradientMonitor: vanishing={vanishing!r}, exploding={exploding!r}: "
                 "two numbers from 0, the first below the second.",
@@ -203,7 +202,7 @@ class GradientMonitor(Hook):
             )
         percentiles = () if percentiles is None else percentiles
         self.percentiles = as_tuple("GradientMonitor: percentiles", percentiles, "numbers from 0 to 100")
-        if not all(_is_number(each) and 0 <= each <= 100 for each in self.percentiles):
+        if not all(_is_limit(each) and 0 <= each <= 100 for each in self.percentiles):
             raise refused("GradientMonitor: percentiles", percentiles, "numbers from 0 to 100")
         self.param_filter = (
             None if param_filter is None else as_patterns("GradientMonitor: param_filter", param_filter)
@@ -229,7 +228,7 @@ class GradientMonitor(Hook):
             self.history.clear()
             self._flagged.clear()
         if self.param_filter is not None:
-            choose(
+            matching_names(
                 "GradientMonitor: param_filter",
                 self.param_filter,
                 [name for name, _ in module.named_parameters()],
@@ -242,12 +241,7 @@ class GradientMonitor(Hook):
             self._done + 1
         ) % self.log_frequency:  # not `step`: the second optimizer of an update finds it advanced
             return
-        used = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        named = [
-            (name, each)
-            for name, each in module.named_parameters()
-            if each.grad is not None and id(each) in used
-        ]
+        named = with_gradients(module, optimizer)
         if not named or named[0][1].is_meta:
             return
         rows: dict[str, list[int]] = {}
@@ -299,7 +293,7 @@ class GradientMonitor(Hook):
 
     def _warn(self, step: int, what: str, why: str, rows: list[str]) -> None:
         if new := [row for row in rows if row not in self._flagged]:
-            log.warning("step %d: %s gradients (%s) in %s", step, what, why, listed(new))
+            log.warning("step %d: %s gradients (%s) in %s", step, what, why, list_some(new))
 
     # ---- the figure ----------------------------------------------------------------------------------------
 
@@ -311,9 +305,7 @@ class GradientMonitor(Hook):
             log.warning("GradientMonitor draws no gradient_flow.png: %s", self._nothing())
             return
         try:
-            figure = self.figure()
-            save(figure, Path(trainer.run_dir) / "gradient_flow.png")
-            logger.add_figure("gradient_flow", figure, step)
+            save_figure(self.figure(), "gradient_flow", trainer.run_dir, logger, step)
         except Exception:  # a figure must not fail the run
             log.warning("GradientMonitor could not draw gradient_flow.png", exc_info=True)
 
@@ -341,5 +333,5 @@ class GradientMonitor(Hook):
         self._flagged = set(state["flagged"])
 
 
-def _is_number(value: Any) -> bool:
+def _is_limit(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)

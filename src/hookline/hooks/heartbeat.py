@@ -49,7 +49,7 @@ class Heartbeat(Hook):
         self._outbox = None if address is None else Outbox("Heartbeat", address, timeout, size=1)
         if path is not None:
             check_file("Heartbeat: path", path)
-        self.every = _seconds(every)
+        self.every = _interval_seconds(every)
         self.path = (
             Path(path).expanduser()
             if path is not None
@@ -112,7 +112,7 @@ class Heartbeat(Hook):
         }
 
 
-def _seconds(every: Any) -> float:
+def _interval_seconds(every: Any) -> float:
     if not isinstance(every, bool) and isinstance(every, int | float) and 0 <= every < math.inf:
         return float(every)
     if isinstance(every, str):

@@ -43,7 +43,7 @@ class HParams(Hook):
         ignore: arguments of the module's `__init__` to leave out.
         """
         super().__init__(name)
-        self._given = None if params is None else _as_dict(params)
+        self._given = None if params is None else _params_dict(params)
         for key, value in (self._given or {}).items():
             if why := cannot_keep(value):
                 raise OptionError(
@@ -86,7 +86,7 @@ class HParams(Hook):
     def _read(self, module: Any, is_first: bool) -> None:
         made, who = init_arguments(module), type(module).__name__
         if made is None:
-            made, unknown = _guessed(module)
+            made, unknown = _guess_arguments(module)
             is_sure = isinstance(module, Module) or getattr(module, "hparams", None)
             if is_first and not is_sure and (made.recorded or unknown):
                 log.warning(
@@ -109,30 +109,30 @@ class HParams(Hook):
             )
 
 
-def _guessed(module: Any) -> tuple[InitArguments, list[str]]:
+def _guess_arguments(module: Any) -> tuple[InitArguments, list[str]]:
     """Return the arguments found in Lightning's `hparams` or as attributes, and the names of the others."""
     kept = getattr(module, "hparams", None)
     known = dict(kept) if isinstance(kept, Mapping) else {}
     made, unknown = InitArguments({name: each for name, each in known.items() if not cannot_keep(each)}), []
-    for each in list(inspect.signature(type(module).__init__).parameters.values())[1:]:
-        if each.name in made.recorded:
+    for parameter in list(inspect.signature(type(module).__init__).parameters.values())[1:]:
+        if parameter.name in made.recorded:
             continue
         value = (
-            getattr(module, each.name, MISSING)
-            if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+            getattr(module, parameter.name, MISSING)
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             else MISSING
         )
         if value is MISSING:
-            unknown.append(each.name)
+            unknown.append(parameter.name)
         elif why := cannot_keep(value):
-            made.left_out[each.name] = why
-            unknown.append(each.name)
+            made.left_out[parameter.name] = why
+            unknown.append(parameter.name)
         else:
-            made.recorded[each.name] = value
+            made.recorded[parameter.name] = value
     return made, unknown
 
 
-def _as_dict(params: Any) -> dict[str, Any]:
+def _params_dict(params: Any) -> dict[str, Any]:
     if isinstance(params, argparse.Namespace):
         params = vars(params)
     elif dataclasses.is_dataclass(params) and not isinstance(params, type):

@@ -10,10 +10,10 @@ from torch import Tensor
 from hookline.engine.checks import Number, checked_parameters, refused
 from hookline.engine.filters import UNITS
 from hookline.engine.hook import Hook
-from hookline.hooks._schedules import facts_asked, parse_moment
+from hookline.hooks._settings import facts_asked, parse_moment
 from hookline.util.errors import HookError, LossError, OptionError, closest, described
 
-FACTS: dict[str, Callable[[Any], Any]] = {
+TERM_FACTS: dict[str, Callable[[Any], Any]] = {
     "loss": lambda s: s.live_loss,
     "batch": lambda s: s.batch,
     "outputs": lambda s: s.returned,
@@ -64,13 +64,13 @@ class LossSchedule(Hook):
                 values = "functions" if what == "terms" else "their weights"
                 raise refused(f"LossSchedule: {what}", given, f"a mapping from names to {values}")
         self.terms, self.weights = dict(terms or {}), dict(weights or {})
-        for each in self.weights:
-            if each not in self.terms:
+        for term in self.weights:
+            if term not in self.terms:
                 raise OptionError(
-                    f"LossSchedule: weights has {each!r}, which is not one of the terms "
-                    f"({', '.join(self.terms) or 'none'}).{closest(str(each), self.terms)}",
+                    f"LossSchedule: weights has {term!r}, which is not one of the terms "
+                    f"({', '.join(self.terms) or 'none'}).{closest(str(term), self.terms)}",
                     option="weights",
-                    value=each,
+                    value=term,
                     allowed=tuple(self.terms),
                 )
         if not self.terms and replace is None and weight == 1.0:
@@ -130,10 +130,10 @@ class _FactFunction:
         if not callable(function):
             raise OptionError(f"LossSchedule: {what} must be a function, not {function!r}.")
         self.function, self.what = function, what
-        self.names = facts_asked(function, f"LossSchedule: {what}", FACTS)
+        self.names = facts_asked(function, f"LossSchedule: {what}", TERM_FACTS)
 
     def __call__(self, state: Any) -> Any:
-        return self.function(**{name: FACTS[name](state) for name in self.names})
+        return self.function(**{name: TERM_FACTS[name](state) for name in self.names})
 
     def loss(self, state: Any) -> Tensor:
         value = self(state)

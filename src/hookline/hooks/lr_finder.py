@@ -6,7 +6,6 @@ import copy
 import logging
 import math
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from hookline.data.seeding import isolated_rng, rng_state, set_rng_state
 from hookline.engine.checks import Above, Count, Number, checked_parameters
 from hookline.engine.hook import Hook
-from hookline.hooks._figures import lr_curve, need_matplotlib, save
+from hookline.hooks._figures import lr_curve, need_matplotlib, save_figure
 from hookline.util.errors import HookError, OptionError
 
 log = logging.getLogger("hookline")
@@ -107,8 +106,8 @@ class LRFinder(Hook):
                 hooks=[self],
             )
             short.fit(module, train, **arguments)
-        for each, mode in modes:
-            each.training = mode
+        for layer, mode in modes:
+            layer.training = mode
         return self.suggestion
 
     # ---- the test ------------------------------------------------------------------------------------------
@@ -208,9 +207,9 @@ class LRFinder(Hook):
         if stage != "fit":
             return
         self._restore()
-        for each in self._disabled:
-            if each in trainer.hooks:
-                trainer.enable_hook(each)
+        for hook in self._disabled:
+            if hook in trainer.hooks:
+                trainer.enable_hook(hook)
         self._disabled = []
         if self._streams:
             set_rng_state(self._streams)
@@ -224,9 +223,7 @@ class LRFinder(Hook):
         elif rank == 0:
             log.info("LRFinder suggests a learning rate of %.2g", self.suggestion)
         if self.plot and rank == 0 and len(self.lrs) > 2:
-            figure = self.figure()
-            save(figure, Path(trainer.run_dir) / "lr_finder.png")
-            logger.add_figure("lr_finder", figure, step)
+            save_figure(self.figure(), "lr_finder", trainer.run_dir, logger, step)
 
     # ---- the result ----------------------------------------------------------------------------------------
 
@@ -266,8 +263,8 @@ class _Snapshot:
         with torch.no_grad():
             for tensor, before in self.tensors:
                 tensor.copy_(before)
-        for each, state in self.objects:
-            each.load_state_dict(state)
+        for stateful, state in self.objects:
+            stateful.load_state_dict(state)
         for parameter, grad in self.grads:
             parameter.grad = grad
 

@@ -61,14 +61,14 @@ class LRMonitor(Hook):
             if only is not None and index != only:
                 continue
             for name, group in zip(names, trainer.optimizers[index].param_groups, strict=True):
-                found[name] = _fixed(group["lr"])
+                found[name] = _copy_rate(group["lr"])
                 betas = group.get("betas")
                 if self.log_momentum:
-                    found[f"{name}-momentum"] = _fixed(betas[0] if betas else group.get("momentum", 0.0))
+                    found[f"{name}-momentum"] = _copy_rate(betas[0] if betas else group.get("momentum", 0.0))
                     if betas:
-                        found[f"{name}-beta2"] = _fixed(betas[1])
+                        found[f"{name}-beta2"] = _copy_rate(betas[1])
                 if self.log_weight_decay:
-                    found[f"{name}-weight_decay"] = _fixed(group.get("weight_decay", 0.0))
+                    found[f"{name}-weight_decay"] = _copy_rate(group.get("weight_decay", 0.0))
         return found
 
 
@@ -95,6 +95,6 @@ def _with_groups(name: str, groups: list[dict[str, Any]]) -> list[str]:
     return [f"{name}/{label}" for label in labels]
 
 
-def _fixed(value: Any) -> Any:
+def _copy_rate(value: Any) -> Any:
     """Return a copy of a rate that is a tensor, because schedulers change it in place."""
     return value.detach().clone() if isinstance(value, Tensor) else value

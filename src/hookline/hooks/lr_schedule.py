@@ -11,14 +11,14 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hookline.engine.checks import Count, Number, check_choice, checked_parameters, refused
 from hookline.engine.hook import Hook
-from hookline.hooks._schedules import facts_asked
+from hookline.hooks._settings import facts_asked
 from hookline.util.errors import HookError, OptionError, closest, described
 
 F = TypeVar("F", bound=Callable[..., float])
 
 SCHEDULES: dict[str, Callable[..., float]] = {}
 """Schedules by name: functions of the time after the warm-up, from 0 to 1, that decay from 1 to 0."""
-FACTS = ("step", "epoch", "total")
+LR_FACTS = ("step", "epoch", "total")
 
 
 def register_schedule(name: str) -> Callable[[F], F]:
@@ -123,7 +123,7 @@ class LRSchedule(Hook):
         )
         self.options = options
         self._shape = self._find(schedule)
-        self._asks = facts_asked(schedule, "LRSchedule: the function", FACTS) if callable(schedule) else []
+        self._asks = facts_asked(schedule, "LRSchedule: the function", LR_FACTS) if callable(schedule) else []
         self._until = math.inf
         self._at = -1
         self._written: list[list[float]] = []

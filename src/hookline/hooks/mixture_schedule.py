@@ -8,7 +8,7 @@ from typing import Any
 
 from hookline.engine.filters import UNITS
 from hookline.engine.hook import Hook
-from hookline.hooks._schedules import parse_moment
+from hookline.hooks._settings import parse_moment
 from hookline.util.errors import OptionError
 
 WHO = "MixtureSchedule"
@@ -38,7 +38,10 @@ class MixtureSchedule(Hook):
                 value=phases,
             )
         self.phases = [
-            (*parse_moment(when, f"{WHO}: a phase", ("step", "epoch", "token")), _weights(when, weights))
+            (
+                *parse_moment(when, f"{WHO}: a phase", ("step", "epoch", "token")),
+                _phase_weights(when, weights),
+            )
             for when, weights in phases.items()
         ]
         self.done = 0
@@ -76,11 +79,10 @@ class MixtureSchedule(Hook):
                 raise OptionError(f"{WHO}: the phase at {at} {unit}s is not possible. {error}") from None
         self._look(state)
 
-    def on_train_epoch_start(self, state: Any) -> None:
-        self._look(state)
-
     def on_step_end(self, state: Any) -> None:
         self._look(state)
+
+    on_train_epoch_start = on_step_end
 
     def _by_tokens(self, state: Any, tokens_seen: int) -> None:
         self._look(state)
@@ -100,7 +102,7 @@ class MixtureSchedule(Hook):
         self.done = min(state["done"], len(self.phases))
 
 
-def _weights(when: Any, given: Any) -> dict[str, float]:
+def _phase_weights(when: Any, given: Any) -> dict[str, float]:
     if not isinstance(given, Mapping) or not given:
         raise OptionError(
             f"{WHO}: the phase at {when!r} names no loader: {given!r}; write {{'web': 0.5, 'code': 0.5}}.",

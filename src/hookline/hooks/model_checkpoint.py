@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import itertools
 import logging
 import math
 from dataclasses import dataclass
@@ -13,8 +14,7 @@ from typing import Annotated, Any
 from hookline.engine.checks import Count, Duration, OnDisk, checked_parameters, longest_name
 from hookline.engine.filters import FilterSettings
 from hookline.engine.hook import Hook
-from hookline.hooks._file_name import WHO, FileName, _raw
-from hookline.hooks._monitor import Mode, Monitored, no_validation_in
+from hookline.hooks._monitor import WHO, FileName, Mode, Monitored, no_validation_in, raw_values
 from hookline.util.errors import HookError, OptionError
 from hookline.util.urls import check_url, is_url, shown, split_query, url_below
 
@@ -99,7 +99,7 @@ class ModelCheckpoint(Hook):
             )
         self.filename = FileName("{epoch}-{step}" if filename is None else filename, auto_insert_metric_name)
         self.url = check_url(str(dirpath).rstrip("/"), f"{WHO}: dirpath") if is_url(dirpath) else ""
-        self.dirpath = _inside(Path("checkpoints" if dirpath is None or self.url else dirpath))
+        self.dirpath = _check_inside(Path("checkpoints" if dirpath is None or self.url else dirpath))
         self.every_n_epochs = self._triggers(every_n_train_steps, every_n_epochs, train_time_interval)
         self.needs_metrics = tuple(filter(None, [monitor, *self.filename.metrics])) if strict else ()
         self.needs_validation = (
@@ -123,15 +123,9 @@ class ModelCheckpoint(Hook):
                 f"{WHO}: {' and '.join(given)} cannot be combined; add a second ModelCheckpoint for the "
                 f"other."
             )
-        if seconds is not None:
-            self._listen(
-                "on_step_end",
-                FilterSettings(every=f"{seconds:.6f} seconds")(functools.partial(self._after_steps)),
-            )
-        elif steps:
-            self._listen(
-                "on_step_end", FilterSettings(every=f"{steps} steps")(functools.partial(self._after_steps))
-            )
+        interval = f"{steps} steps" if seconds is None else f"{seconds:.6f} seconds"
+        if steps or seconds is not None:
+            self._listen("on_step_end", FilterSettings(every=interval)(functools.partial(self._after_steps)))
         if self.save_on_exception:
             self._listen("on_exception", self._after_failure)
         return epochs if epochs is not None else 0 if given else 1
@@ -250,7 +244,9 @@ class ModelCheckpoint(Hook):
     def _after_steps(self, state: Any) -> None:
         step, value = self._metric.validated_at
         old = (
-            self.monitor is not None and step != state.step and _raw(state.metrics).get(self.monitor) is value
+            self.monitor is not None
+            and step != state.step
+            and raw_values(state.metrics).get(self.monitor) is value
         )
         if self._is_fresh(state.metrics) and not old:
             self._check(
@@ -279,7 +275,7 @@ class ModelCheckpoint(Hook):
     def _is_fresh(self, metrics: Any) -> bool:
         """Return whether the metric was logged since the last check. An old value is of older weights."""
         return self.monitor is None or (
-            self.monitor in metrics and _raw(metrics)[self.monitor] is not self._metric.seen
+            self.monitor in metrics and raw_values(metrics)[self.monitor] is not self._metric.seen
         )
 
     def _epoch_is_due(self, state: Any) -> bool:
@@ -295,7 +291,7 @@ class ModelCheckpoint(Hook):
                 self._request(state, metrics, float(state.step), "interval", certain)
         elif self._is_fresh(metrics) or self.monitor not in metrics:
             score = self.current_score = self.watch.find(metrics)
-            self._metric.seen = _raw(metrics).get(self.monitor)
+            self._metric.seen = raw_values(metrics).get(self.monitor)
             if score is not None:
                 self.watch.warn_of_nonfinite(score)
                 if self._is_wanted(score):
@@ -318,13 +314,13 @@ class ModelCheckpoint(Hook):
             state.epoch, state.step, metrics, lambda name: not certain or state.log.is_of_training(name)
         )
         path = self._path_of(state, stem)
-        if not (
-            self.save_top_k == 1 and str(path) in known
-        ):  # with one to keep, a fixed name is written over
-            versions = 1
+        if self.save_top_k != 1 or str(path) not in known:  # with one to keep, a fixed name is written over
+            versions = itertools.count(1)
             while str(path) in known or (isinstance(path, Path) and path.exists()):
-                path = self._path_of(state, f"{stem}-v{versions}")
-                versions += 1
+                path = self._path_of(state, f"{stem}-v{next(versions)}")
+        self._save(state, path, score, reason)
+
+    def _save(self, state: Any, path: Path | str, score: float, reason: str) -> None:
         self._requested[str(path)] = score
         monitor = None if self.monitor is None else {"name": self.monitor, "mode": self.mode, "score": score}
         state.trainer.save_checkpoint(path, reason, monitor)
@@ -435,59 +431,33 @@ class ModelCheckpoint(Hook):
         self.last_model_path, self.current_score = state["last_model_path"], state["current_score"]
         self._metric.is_waiting, self._metric.has_validated = state["waiting"], state["validated"]
 
-    def _find_again(self, state: Any) -> None:
-        """Rebase saved paths, because the run's directory may have been moved, copied or renamed."""
-        folder = self._folder(state)
+    def on_checkpoint_load(self, state: Any) -> None:
+        """Rebase saved paths: the run's directory may have been moved, and a checkpoint has no secrets."""
 
         def now(path: str) -> str:
-            here = folder / Path(path).name
-            return str(here) if path and here.is_dir() else path
+            if self.url:
+                here = url_below(self.url, _name_of(path))
+                return here if shown(here) == path else path
+            moved = folder / Path(path).name
+            return str(moved) if path and moved.is_dir() else path
 
-        kept = {now(path): score for path, score in self.best_k_models.items()}
-        self.best_k_models = {path: score for path, score in kept.items() if Path(path).is_dir()}
+        folder = Path() if self.url else self._folder(state)
         self.best_model_path, self.last_model_path = now(self.best_model_path), now(self.last_model_path)
-        owed = {now(path): score for path, score in self._unwritten.items()}
+        kept = {now(path): score for path, score in self.best_k_models.items()}
+        self.best_k_models = {path: score for path, score in kept.items() if self.url or Path(path).is_dir()}
         self._unwritten = {
-            str(folder / Path(path).name): score
-            for path, score in owed.items()
+            path if self.url else str(folder / Path(path).name): score
+            for path, score in ((now(path), score) for path, score in self._unwritten.items())
             if path not in self.best_k_models
         }
-
-    def _complete_urls(self) -> None:
-        """Add the secrets of the URL to saved paths, because a checkpoint does not hold them."""
-
-        def now(path: str) -> str:
-            here = url_below(self.url, _name_of(path))
-            return here if shown(here) == path else path
-
-        self.best_k_models = {now(path): score for path, score in self.best_k_models.items()}
-        self._unwritten = {now(path): score for path, score in self._unwritten.items()}
-        self.best_model_path, self.last_model_path = now(self.best_model_path), now(self.last_model_path)
-
-    def on_checkpoint_load(self, state: Any) -> None:
-        if not self.url:
-            self._find_again(state)
-        else:
-            self._complete_urls()
-            self._unwritten = {
-                path: score for path, score in self._unwritten.items() if path not in self.best_k_models
-            }
-        raw = _raw(state.metrics)
+        raw = raw_values(state.metrics)
         if self.monitor in raw and raw[self.monitor] == self.current_score:
             self._metric.seen = raw[self.monitor]
 
     def on_train_start(self, state: Any) -> None:
-        for (
-            path,
-            score,
-        ) in (
-            self._unwritten.items()
-        ):  # the process ended between two checkpoints of one state: this is that state
-            self._requested[path] = score
-            monitor = (
-                None if self.monitor is None else {"name": self.monitor, "mode": self.mode, "score": score}
-            )
-            state.trainer.save_checkpoint(path, "interval" if monitor is None else "best", monitor)
+        # the process ended between two checkpoints of one state: this is that state
+        for path, score in self._unwritten.items():
+            self._save(state, path, score, "interval" if self.monitor is None else "best")
         self._unwritten = {}
 
 
@@ -508,7 +478,7 @@ def _scores(kept: Any) -> dict[str, float]:
     return dict(kept)
 
 
-def _inside(path: Path) -> Path:
+def _check_inside(path: Path) -> Path:
     if ".." in path.parts:
         raise OptionError(
             f"{WHO}: dirpath={str(path)!r} must stay inside the run's directory: '..' is refused.",

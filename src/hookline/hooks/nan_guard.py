@@ -15,11 +15,13 @@ from torch.utils.hooks import RemovableHandle
 from hookline.distributed.sharded_norms import local_part
 from hookline.engine.checks import Count, Several, checked_parameters
 from hookline.engine.hook import Hook
-from hookline.hooks._patterns import listed
-from hookline.hooks._statistics import between_graphs, norms
+from hookline.hooks._settings import list_some
+from hookline.hooks._statistics import between_graphs, norms, tensors_in, with_gradients
 from hookline.util.errors import NonFiniteLoss, OptionError
 
 log = logging.getLogger("hookline")
+BRACKETS = "{}[{!r}]"
+"""How a tensor in a batch or an output is named: `batch['labels']`."""
 CHECKS = ("batch", "activations", "loss", "gradients", "parameters")
 
 
@@ -68,12 +70,12 @@ class NaNGuard(Hook):
         self._outputs: list[tuple[str, Tensor]] = []
 
     def on_train_batch_start(self, module: nn.Module, batch: Any, batches_seen: int, state: Any) -> None:
-        if self.log_shapes and (shapes := describe(batch)) != self._shapes:
+        if self.log_shapes and (shapes := describe_batch(batch)) != self._shapes:
             self._shapes = shapes
             log.info("batch %d: %s", batches_seen, shapes)
         self._due = batches_seen % self.every == 0
-        if self._due and "batch" in self.check and (bad := not_finite(tensors_in("batch", batch))):
-            self._report(f"The batch has values that are not finite: {listed(bad)}.", state)
+        if self._due and "batch" in self.check and (bad := not_finite(tensors_in("batch", batch, BRACKETS))):
+            self._report(f"The batch has values that are not finite: {list_some(bad)}.", state)
         self._release()
         if self._due and "activations" in self.check:
             self._watch(module)
@@ -94,13 +96,11 @@ class NaNGuard(Hook):
         self, module: nn.Module, optimizer: Optimizer, step: int, state: Any
     ) -> None:
         if "gradients" in self.check and step % self.every == 0:
-            used = {id(each) for group in optimizer.param_groups for each in group["params"]}
-            named = [(name, each) for name, each in module.named_parameters() if id(each) in used]
-            grads = [(name, each.grad) for name, each in named if each.grad is not None]
+            grads: Any = [(name, each.grad) for name, each in with_gradients(module, optimizer)]
             if bad := not_finite(grads):  # the backward pass goes from the last parameter to the first
                 self._report(
                     f"The gradient of parameter {bad[-1]!r} is not finite, the first on the way back from "
-                    f"the loss; {len(bad)} of {len(grads)} are: {listed(reversed(bad))}.",
+                    f"the loss; {len(bad)} of {len(grads)} are: {list_some(reversed(bad))}.",
                     state,
                 )
 
@@ -108,25 +108,21 @@ class NaNGuard(Hook):
         if "parameters" not in self.check or (step - 1) % self.every:
             return
         if bad := not_finite(list(module.named_parameters())):
-            self._report(f"The update left parameters that are not finite: {listed(bad)}.", state)
+            self._report(f"The update left parameters that are not finite: {list_some(bad)}.", state)
 
     def on_validation_start(self) -> None:
         self._release()  # a step without a loss had no backward
 
-    def on_train_epoch_end(self) -> None:
-        self._release()
-
-    def teardown(self) -> None:
-        self._release()
+    on_train_epoch_end = teardown = on_validation_start
 
     def _report(self, what: str, state: Any) -> None:
         self.found += 1
-        clues = [f"{what} ({state.position}; batch: {describe(state.batch)})"]
-        if bad := not_finite(tensors_in("batch", state.batch)):
-            clues.append(f"The batch itself is not finite: {listed(bad)}.")
+        clues = [f"{what} ({state.position}; batch: {describe_batch(state.batch)})"]
+        if bad := not_finite(tensors_in("batch", state.batch, BRACKETS)):
+            clues.append(f"The batch itself is not finite: {list_some(bad)}.")
         # only this rank's shards: other ranks may have found nothing, so a collective would hang
         if bad := not_finite([(name, local_part(each)) for name, each in state.module.named_parameters()]):
-            clues.append(f"Parameters are not finite: {listed(bad)}.")
+            clues.append(f"Parameters are not finite: {list_some(bad)}.")
         if "activations" not in self.check and len(clues) == 1:
             clues.append("NaNGuard(check='activations') names the module that made it.")
         message = " ".join(clues)
@@ -142,17 +138,14 @@ class NaNGuard(Hook):
 
     def _watch(self, module: nn.Module) -> None:
         self._outputs = []
-        for name, each in module.named_modules():
-            self._handles.append(each.register_forward_hook(self._collector(name or type(module).__name__)))
+        for name, layer in module.named_modules():
+            self._handles.append(layer.register_forward_hook(self._collector(name or type(module).__name__)))
 
     def _collector(self, name: str) -> Any:
         def collect(module: nn.Module, inputs: Any, output: Any) -> None:
-            held = [
-                (part, each.detach()) for part, each in tensors_in(name, output) if each.is_floating_point()
-            ]
-            self._outputs += [
-                (part, norms([each], math.inf)[0]) for part, each in held if each.numel() and not each.is_meta
-            ]
+            for part, value in tensors_in(name, output, BRACKETS):
+                if value.is_floating_point() and value.numel() and not value.is_meta:
+                    self._outputs.append((part, norms([value.detach()], math.inf)[0]))
 
         return between_graphs(collect)
 
@@ -181,26 +174,12 @@ def not_finite(named: Sequence[tuple[str, Tensor]]) -> list[str]:
     return [name for (name, _), value in zip(floats, largest, strict=True) if not math.isfinite(value)]
 
 
-def tensors_in(name: str, value: Any) -> list[tuple[str, Tensor]]:
-    """Return the tensors in a nested structure, each with its path as name."""
-    if isinstance(value, Tensor):
-        return [(name, value)]
-    pairs = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list | tuple)
-        else ()
-    )
-    return [each for key, inner in pairs for each in tensors_in(f"{name}[{key!r}]", inner)]
-
-
-def describe(batch: Any) -> str:
+def describe_batch(batch: Any) -> str:
     """Return shapes and types: `float32[3, 4], int64[3]`."""
     if isinstance(batch, Tensor):
         return f"{str(batch.dtype).removeprefix('torch.')}{list(batch.shape)}"
     if isinstance(batch, dict):
-        return "{" + ", ".join(f"{key}: {describe(each)}" for key, each in batch.items()) + "}"
+        return "{" + ", ".join(f"{key}: {describe_batch(each)}" for key, each in batch.items()) + "}"
     if isinstance(batch, list | tuple):
-        return ", ".join(describe(each) for each in batch)
+        return ", ".join(describe_batch(each) for each in batch)
     return type(batch).__name__

@@ -18,7 +18,7 @@ log = logging.getLogger("hookline")
 ACTIVITIES = {
     each.name.lower(): each for each in (ProfilerActivity.CPU, ProfilerActivity.CUDA, ProfilerActivity.XPU)
 }
-Order = Literal[
+SortKey = Literal[
     "cpu_time_total",
     "self_cpu_time_total",
     "device_time_total",
@@ -51,7 +51,7 @@ class Profiler(Hook):
         profile_memory: bool = False,
         with_stack: bool = False,
         top: Annotated[int, Count(1)] = 25,
-        sort_by: Order | None = None,
+        sort_by: SortKey | None = None,
         name: str | None = None,
     ) -> None:
         """Choose the steps and the details.
@@ -126,7 +126,7 @@ class Profiler(Hook):
         finished.export_chrome_trace(str(trace))
         averages = finished.key_averages(group_by_input_shape=self.record_shapes)
         table = averages.table(
-            sort_by=self.sort_by or _order(averages), row_limit=self.top, max_name_column_width=60
+            sort_by=self.sort_by or _default_order(averages), row_limit=self.top, max_name_column_width=60
         )
         (folder / f"operators-step-{step}.txt").write_text(table, encoding="utf-8")
         logger.add_text("profile/operators", table, step)
@@ -134,7 +134,7 @@ class Profiler(Hook):
         log.info("profile of the steps up to %d: %s", step, trace)
 
 
-def _order(averages: Any) -> str:
+def _default_order(averages: Any) -> str:
     on_device = any(getattr(each, "self_device_time_total", 0) > 0 for each in averages)
     return (
         "self_device_time_total" if on_device and torch.accelerator.is_available() else "self_cpu_time_total"

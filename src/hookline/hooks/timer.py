@@ -12,7 +12,7 @@ from hookline.engine.checks import check_choice, checked_parameters, parse_time
 from hookline.engine.hook import Hook
 from hookline.util.errors import OptionError
 
-STAGES = ("train", "validate", "sanity_check", "test", "predict")
+TIMED_STAGES = ("train", "validate", "sanity_check", "test", "predict")
 log = logging.getLogger("hookline")
 
 
@@ -36,7 +36,7 @@ class Timer(Hook):
 
         `interval`: check the time after every batch ('step') or only when an epoch is over ('epoch').
         """
-        self.duration = _seconds(duration)
+        self.duration = _limit_seconds(duration)
         self.interval = interval
         self.verbose = verbose
         self._clock_is_watched = self.duration is not None and interval == "step"
@@ -48,7 +48,7 @@ class Timer(Hook):
 
     def time_elapsed(self, stage: str = "train") -> float:
         """Return the seconds of a stage so far."""
-        check_choice("Timer: stage", stage, STAGES)
+        check_choice("Timer: stage", stage, TIMED_STAGES)
         running = time.monotonic() - self._began[stage] if stage in self._began else 0.0
         return self._spent.get(stage, 0.0) + running
 
@@ -57,7 +57,7 @@ class Timer(Hook):
         return None if self.duration is None else self.duration - self.time_elapsed("train")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"time_elapsed": {stage: self.time_elapsed(stage) for stage in STAGES}}
+        return {"time_elapsed": {stage: self.time_elapsed(stage) for stage in TIMED_STAGES}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._spent = {stage: float(seconds) for stage, seconds in state["time_elapsed"].items()}
@@ -115,7 +115,7 @@ class Timer(Hook):
             del self._began[stage]
 
 
-def _seconds(duration: Any) -> float | None:
+def _limit_seconds(duration: Any) -> float | None:
     try:
         if isinstance(duration, Mapping):
             duration = datetime.timedelta(**duration)

@@ -30,7 +30,7 @@ from hookline.util.urls import (
 
 log = logging.getLogger("hookline")
 
-REASONS = ("interval", "best", "last", "signal", "exception", "manual")
+SAVE_REASONS = ("interval", "best", "last", "signal", "exception", "manual")
 
 
 class UploadCheckpoint(Hook):
@@ -51,7 +51,7 @@ class UploadCheckpoint(Hook):
         self,
         url: str,
         keep: Annotated[int, Count(1)] | None = None,
-        reasons: Annotated[tuple[str, ...], Several(REASONS)] | None = None,
+        reasons: Annotated[tuple[str, ...], Several(SAVE_REASONS)] | None = None,
         max_waiting: Annotated[int, Count(1)] = 2,
         attempts: Annotated[int, Count(1)] = 3,
         timeout: Annotated[float, Timeout()] = 600.0,

@@ -75,7 +75,7 @@ class Webhook(Hook):
         address = Secret(url)
         url = ""  # an error below may be shown with the variables of this function
         self._outbox = Outbox("Webhook", address, timeout, queue_size)
-        self.notify_on = _events(notify_on)
+        self.notify_on = _check_events(notify_on)
         self.templates = {**TEMPLATES, **_templates(template)}
         self.watch = Monitored("Webhook", monitor, mode, strict=False)
         self.best: float | None = None
@@ -150,7 +150,7 @@ class Webhook(Hook):
 # ---- events and templates of the user ----------------------------------------------------------------------
 
 
-class _Unknown:
+class _UnknownField:
     """A field without a value, shown as '?' in any format."""
 
     def __format__(self, spec: str) -> str:
@@ -158,11 +158,11 @@ class _Unknown:
 
 
 class _Fields(dict[str, Any]):
-    def __missing__(self, key: str) -> _Unknown:
-        return _Unknown()
+    def __missing__(self, key: str) -> _UnknownField:
+        return _UnknownField()
 
 
-def _events(given: Iterable[str]) -> tuple[str, ...]:
+def _check_events(given: Iterable[str]) -> tuple[str, ...]:
     events = as_tuple("Webhook: notify_on", given, "events")
     for event in events:
         if event not in tuple(TEMPLATES):
@@ -182,7 +182,7 @@ def _templates(given: str | Mapping[str, str] | None) -> dict[str, str]:
     if not isinstance(given, str | Mapping):
         raise refused("Webhook: template", given, "text, or a mapping from events to texts")
     found = dict.fromkeys(TEMPLATES, given) if isinstance(given, str) else dict(given)
-    _events(list(found))
+    _check_events(list(found))
     for template in found.values():
         if not isinstance(template, str):
             raise refused("Webhook: template", template, "text")

@@ -81,7 +81,7 @@ class WeightAveraging(Hook):
     def _update(self, module: Any) -> None:
         live = self._tensors(module)
         if self.updates == 0:
-            self.averages = {key: value.detach().to(_wide(value)).clone() for key, value in live.items()}
+            self.averages = {key: value.detach().to(_dtype_of(value)).clone() for key, value in live.items()}
         else:
             for key in live:
                 if self.averages[key].device != live[key].device:  # restored from a checkpoint
@@ -124,26 +124,12 @@ class WeightAveraging(Hook):
     def on_validation_start(self, module: Any) -> None:
         self._swap_in(module)
 
+    on_test_start = on_predict_start = on_validation_start
+
     def on_validation_end(self) -> None:
         self._swap_out()
 
-    def on_validation_abandoned(self) -> None:
-        self._swap_out()
-
-    def on_test_start(self, module: Any) -> None:
-        self._swap_in(module)
-
-    def on_test_end(self) -> None:
-        self._swap_out()
-
-    def on_predict_start(self, module: Any) -> None:
-        self._swap_in(module)
-
-    def on_predict_end(self) -> None:
-        self._swap_out()
-
-    def on_exception(self) -> None:
-        self._swap_out()  # an evaluation failed
+    on_test_end = on_predict_end = on_validation_abandoned = on_exception = on_validation_end
 
     @torch.no_grad()
     def on_fit_end(self, module: Any) -> None:
@@ -177,6 +163,6 @@ class WeightAveraging(Hook):
         self.updates, self.averages, self._is_loaded = state["updates"], dict(state["averages"]), True
 
 
-def _wide(value: Tensor) -> torch.dtype:
+def _dtype_of(value: Tensor) -> torch.dtype:
     """Return float32 for half precision, which cannot represent the small steps of an average."""
     return torch.float32 if value.dtype in (torch.float16, torch.bfloat16) else value.dtype

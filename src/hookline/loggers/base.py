@@ -98,11 +98,11 @@ class Logger:
         """End the run and write everything to disk."""
 
 
-SLOW = 1.0
+SLOW_CALL = 1.0
 """Seconds after which a call of a direct logger is reported as slow."""
 
 
-OF_THE_RUN = ("open", "position", "resume", "begin_afresh", "close")
+RUN_METHODS = ("open", "position", "resume", "begin_afresh", "close")
 """Methods that the run itself calls, without values of the user."""
 
 
@@ -113,11 +113,9 @@ class Loggers(Logger):
     continue.
     """
 
-    def __init__(
-        self, loggers: Iterable[Logger] = (), through: Callable[[Logger], Logger] | None = None
-    ) -> None:
+    def __init__(self, loggers: Iterable[Logger] = (), called: Iterable[Logger] | None = None) -> None:
         self.members = list(loggers)
-        self._called = [through(each) for each in self.members] if through is not None else self.members
+        self._called = list(called) if called is not None else self.members
         """The object to call for each member: itself, or its wrapper with a thread."""
         self._failed: list[Logger] = []
         self._slow: set[str] = set()
@@ -131,8 +129,8 @@ class Loggers(Logger):
         return f"<loggers: {', '.join(type(each).__name__ for each in self.members) or 'none'}>"
 
     def _call_all(self, method: str, *given: Any) -> None:
-        for each in self._called:
-            self._call(each, method, *given)
+        for logger in self._called:
+            self._call(logger, method, *given)
 
     def _call(self, each: Logger, method: str, *given: Any) -> Any:
         if self._failed and any(each is failed for failed in self._failed):
@@ -142,7 +140,12 @@ class Loggers(Logger):
         try:
             answer = getattr(each, method)(*given)
             took = time.monotonic() - began
-            if took > SLOW and each.queued is False and method != "close" and each.label not in self._slow:
+            if (
+                took > SLOW_CALL
+                and each.queued is False
+                and method != "close"
+                and each.label not in self._slow
+            ):
                 self._slow.add(each.label)
                 log.warning(
                     "%s took %.1f s in %s and holds up the training; without `queued = False` it would not.",
@@ -154,7 +157,7 @@ class Loggers(Logger):
                 json.dumps(answer)  # a value that a checkpoint cannot hold would fail the save
             return answer
         except Exception as error:
-            if isinstance(error, BadValue) and method not in OF_THE_RUN:
+            if isinstance(error, BadValue) and method not in RUN_METHODS:
                 raise
             self._failed.append(each)
             log.warning("%s failed in %s and is switched off for this run", each.label, method, exc_info=True)
@@ -165,9 +168,9 @@ class Loggers(Logger):
     def _by_name(self) -> Iterator[tuple[str, Logger]]:
         """Yield the members by stable names: `CSV`, and `CSV 2` for the second of its kind."""
         seen: dict[str, int] = {}
-        for each in self._called:
-            number = seen[each.label] = seen.get(each.label, 0) + 1
-            yield (each.label if number == 1 else f"{each.label} {number}"), each
+        for logger in self._called:
+            count = seen[logger.label] = seen.get(logger.label, 0) + 1
+            yield (logger.label if count == 1 else f"{logger.label} {count}"), logger
 
     @property
     def client(self) -> Any:
@@ -177,11 +180,9 @@ class Loggers(Logger):
 
     def log_row(self, metrics: Mapping[str, float], step: int, epoch: int, over: str) -> None:
         """Log a row of the run, with the scope of its metrics for loggers that take it."""
-        for each in self._called:
-            if each.tells_rows_apart:
-                self._call(each, "log_metrics", metrics, step, epoch, over)
-            else:
-                self._call(each, "log_metrics", metrics, step, epoch)
+        for logger in self._called:
+            scope = (over,) if logger.tells_rows_apart else ()
+            self._call(logger, "log_metrics", metrics, step, epoch, *scope)
 
     def log_event(self, kind: str, data: Mapping[str, Any]) -> None:
         self._call_all("log_event", kind, data)
@@ -219,16 +220,16 @@ class Loggers(Logger):
         return {name: position for name, position in positions.items() if position is not None}
 
     def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
-        for name, each in self._by_name():
-            self._call(each, "resume", (position or {}).get(name), step, epoch, path)
+        for name, logger in self._by_name():
+            self._call(logger, "resume", (position or {}).get(name), step, epoch, path)
 
     def begin_afresh(self) -> None:
         self._call_all("begin_afresh")
 
     def close(self) -> None:
-        for each in self._failed:  # a failed member may still hold a file or a connection
+        for logger in self._failed:  # a failed member may still hold a file or a connection
             with contextlib.suppress(Exception):
-                each.close()
+                logger.close()
         self._call_all("close")
 
 
@@ -287,7 +288,7 @@ class ClientLogger(Logger):
         self._write({tag: number(tag, scalar_value)}, self._step(global_step))
 
     def add_figure(self, tag: str, figure: Any, global_step: int | None = None) -> None:
-        self.add_image(tag, picture(tag, figure), global_step)
+        self.add_image(tag, figure_pixels(tag, figure), global_step)
 
     def close(self) -> None:
         self._run_dir = None
@@ -306,23 +307,23 @@ def number(tag: str, value: Any) -> float:
     try:
         return float(value.detach() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise BadValue(f"{tag!r} takes one number, not {_kind(value)}.") from error
+        raise BadValue(f"{tag!r} takes one number, not {_describe_kind(value)}.") from error
 
 
 def numbers(tag: str, values: Any) -> np.ndarray[Any, Any]:
     """Return all values as a flat array."""
     try:
-        tensor = _tensor(values)
+        tensor = _as_tensor(values)
         return (
             tensor.to("cpu", torch.float64 if tensor.dtype == torch.float64 else torch.float32)
             .flatten()
             .numpy()
         )
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-        raise BadValue(f"{tag!r} takes a tensor of numbers, not {_kind(values)}.") from error
+        raise BadValue(f"{tag!r} takes a tensor of numbers, not {_describe_kind(values)}.") from error
 
 
-def finite(tag: str, values: Any) -> tuple[np.ndarray[Any, Any], int]:
+def finite_values(tag: str, values: Any) -> tuple[np.ndarray[Any, Any], int]:
     """Return the finite values, and the number of others."""
     every = numbers(tag, values)
     shown = every[np.isfinite(every)]
@@ -341,13 +342,20 @@ def histogram(values: np.ndarray[Any, Any], bins: int) -> tuple[np.ndarray[Any, 
         return np.array([values.size]), np.array([wide.min(), wide.max()])
 
 
+def histogram_row(tag: str, values: Any, make: Callable[..., Any]) -> dict[str, Any]:
+    """Return the records of a histogram: a client's object of its finite values, and the number of others."""
+    shown, others = finite_values(tag, values)
+    row = {tag: make(np_histogram=histogram(shown, 64))} if shown.size else {}
+    return row | ({f"{tag}/nonfinite": others} if others else {})
+
+
 def check_image(tag: str, image: Any) -> None:
     """Refuse a value without the shape of an image. Does not read the device."""
     shape = tuple(getattr(image, "shape", ()))
     if len(shape) != 2 and (len(shape) != 3 or shape[0] not in (1, 3, 4)):
         raise BadValue(
             f"{tag!r} takes an image of shape (1, 3 or 4, height, width) or (height, width), not "
-            f"{_kind(image)}."
+            f"{_describe_kind(image)}."
         )
 
 
@@ -355,9 +363,9 @@ def pixels(tag: str, image: Any) -> np.ndarray[Any, Any]:
     """Return an image (bytes, or floats from 0 to 1) as bytes of shape (height, width, channels)."""
     check_image(tag, image)
     try:
-        data = _tensor(image).cpu()
+        data = _as_tensor(image).cpu()
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-        raise BadValue(f"{tag!r} takes an image of numbers, not {_kind(image)}.") from error
+        raise BadValue(f"{tag!r} takes an image of numbers, not {_describe_kind(image)}.") from error
     data = data.unsqueeze(0) if data.ndim == 2 else data
     if data.is_floating_point():
         data = data.float().nan_to_num(0.0).clamp(0, 1) * 255
@@ -366,10 +374,16 @@ def pixels(tag: str, image: Any) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(data.clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy())
 
 
-def drawn(tag: str, figure: Any) -> bytes:
+def flat_pixels(tag: str, image: Any) -> np.ndarray[Any, Any]:
+    """Return an image as `pixels` does, without the dimension of the channels if it has one channel."""
+    data = pixels(tag, image)
+    return data[:, :, 0] if data.shape[2] == 1 else data
+
+
+def figure_png(tag: str, figure: Any) -> bytes:
     """Return a figure as the bytes of a PNG file."""
     if not hasattr(figure, "savefig"):
-        raise BadValue(f"{tag!r} takes a matplotlib figure, not {_kind(figure)}.")
+        raise BadValue(f"{tag!r} takes a matplotlib figure, not {_describe_kind(figure)}.")
     file = io.BytesIO()
     try:
         figure.savefig(file, format="png")
@@ -378,25 +392,24 @@ def drawn(tag: str, figure: Any) -> bytes:
     return file.getvalue()
 
 
-def picture(tag: str, figure: Any) -> np.ndarray[Any, Any]:
+def figure_pixels(tag: str, figure: Any) -> np.ndarray[Any, Any]:
     """Return a figure as an image of shape (4, height, width)."""
     from PIL import Image  # comes with matplotlib
 
-    return np.array(Image.open(io.BytesIO(drawn(tag, figure))).convert("RGBA")).transpose(2, 0, 1)
+    return np.array(Image.open(io.BytesIO(figure_png(tag, figure))).convert("RGBA")).transpose(2, 0, 1)
 
 
-def flat(params: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
+def flat_params(params: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
     """Return nested parameters flattened (`options/max_epochs`), each of a type that every client accepts."""
-    side_by_side: dict[str, bool | int | float | str] = {}
-    for key, value in params.items():
-        name = printable(f"{prefix}{key}")
-        if isinstance(value, Mapping):
-            side_by_side.update(flat(value, f"{name}/"))
-        elif isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 2**53):
-            side_by_side[name] = value
-        else:
-            side_by_side[name] = printable(str(value))
-    return side_by_side
+    from hookline.util.text import encodable, flatten  # the loggers of a plain run do not need it
+
+    return {
+        encodable(name): value
+        if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 2**53)
+        else encodable(str(value))
+        for name, value in flatten(params, "/").items()
+        if not isinstance(value, Mapping) or value
+    }
 
 
 def file_name(tag: str, step: int | None, ending: str) -> str:
@@ -404,11 +417,6 @@ def file_name(tag: str, step: int | None, ending: str) -> str:
     readable = re.sub(r"[^A-Za-z0-9_-]+", "_", tag)[:60]
     unique = hashlib.sha256(tag.encode(errors="surrogatepass")).hexdigest()[:8]
     return f"{readable}-{unique}-{step}.{ending}"
-
-
-def printable(text: str) -> str:
-    """Return text that can be encoded, with lone surrogates escaped."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def check_folder(name: str, folder: str | Path) -> str:
@@ -420,11 +428,11 @@ def check_folder(name: str, folder: str | Path) -> str:
     return str(path)
 
 
-def _tensor(value: Any) -> torch.Tensor:
+def _as_tensor(value: Any) -> torch.Tensor:
     """Return a value as a tensor. Copy arrays, because torch rejects read-only and reversed ones."""
     return torch.as_tensor(np.array(value) if isinstance(value, np.ndarray) else value).detach()
 
 
-def _kind(value: Any) -> str:
+def _describe_kind(value: Any) -> str:
     shape = getattr(value, "shape", None)
     return f"a {type(value).__name__}" + (f" of shape {tuple(shape)}" if shape is not None else "")

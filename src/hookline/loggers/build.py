@@ -26,19 +26,25 @@ def make_loggers(given: Any, default: Callable[[], Logger]) -> Loggers:
         [given] if isinstance(given, Logger | str) or not isinstance(given, Iterable) else list(given)
     )
     members = [adopt_logger(each) for each in members]
-    for each in members:
-        if not isinstance(each, Logger):
+    for logger in members:
+        if not isinstance(logger, Logger):
             raise refused(
                 "logger",
-                each,
+                logger,
                 "True, False, a Logger, or a list of them",
                 " hookline.loggers has CSV, Console, JSONLines, MLflow, TensorBoard, Trackio and WandB; "
                 "Lightning's loggers can be passed as they are.",
             )
-        _check_methods(each)
+        _check_methods(logger)
     from hookline.loggers.queued import Queued
 
-    return Loggers((Queued(each) if each.queued else each for each in members), _in_thread)
+    members = [Queued(logger) if logger.queued else logger for logger in members]
+    direct = [logger.queued is False or isinstance(logger, Queued | Loggers) for logger in members]
+    called = [
+        logger if is_direct else Queued(logger, waits=True)
+        for logger, is_direct in zip(members, direct, strict=True)
+    ]
+    return Loggers(members, called)
 
 
 def _check_methods(logger: Logger) -> None:
@@ -57,10 +63,3 @@ def _check_methods(logger: Logger) -> None:
         meant = difflib.get_close_matches(name, [each for each in known if each not in own], n=1, cutoff=0.9)
         if meant and name.startswith(("log_", "add_")):
             raise OptionError(f"{logger.label}.{name} is not called by a run. Did you mean {meant[0]!r}?")
-
-
-def _in_thread(logger: Logger) -> Logger:
-    """Return the wrapper that calls a logger in a thread, or the logger itself if it is called directly."""
-    from hookline.loggers.queued import Awaited, Queued
-
-    return logger if logger.queued is False or isinstance(logger, Queued | Loggers) else Awaited(logger)

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from hookline.engine.checks import refused
-from hookline.loggers.base import Logger, check_image, finite, flat, number, printable
+from hookline.loggers.base import Logger, check_image, finite_values, flat_params, number
+from hookline.util.text import encodable
 
 
 class Console(Logger):
@@ -51,14 +52,14 @@ class Console(Logger):
         )
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
-        for name, value in flat(params).items():
+        for name, value in flat_params(params).items():
             self._line("parameter", (name, str(value)))
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
         self._line(_at(global_step), (tag, f"{number(tag, scalar_value):.4g}"))
 
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
-        shown, others = finite(tag, values)
+        shown, others = finite_values(tag, values)
         text = (
             f"min {shown.min():.4g} mean {shown.mean():.4g} max {shown.max():.4g}"
             if shown.size
@@ -86,4 +87,4 @@ def _at(step: int | None) -> str:
 
 def _one_line(text: str) -> str:
     """Return text without line breaks and control characters."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", printable(text))
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", encodable(text))

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from hookline.loggers.base import Logger, check_folder, flat, number, printable
+from hookline.loggers.base import Logger, check_folder, flat_params, number
+from hookline.util.text import encodable
 
-OWN = ("step", "epoch")
+FIRST_COLUMNS = ("step", "epoch")
 
 
 class CSV(Logger):
@@ -57,9 +58,9 @@ class CSV(Logger):
         if new or self._file is None:
             self._rewrite(
                 [
-                    *(name for name in OWN if name not in self._columns),
+                    *(name for name in FIRST_COLUMNS if name not in self._columns),
                     *self._columns,
-                    *(name for name in new if name not in OWN),
+                    *(name for name in new if name not in FIRST_COLUMNS),
                 ]
             )
         assert self._file is not None
@@ -70,7 +71,7 @@ class CSV(Logger):
 
     def _look(self) -> bool:
         """Read the table before this run's first row, and return whether its last line is incomplete."""
-        rows, torn = _rows(self.path)
+        rows, torn = _read_rows(self.path)
         self._columns, self._last = (rows[0], rows[-1]) if rows else ([], [])
         self._found = self._count = max(0, len(rows) - 1)
         return torn
@@ -79,7 +80,7 @@ class CSV(Logger):
         """Write the table with these columns and replace the old one atomically."""
         if self._file is not None:
             self._file.close()
-        before, _ = _rows(self.path)
+        before, _ = _read_rows(self.path)
         old = {name: position for position, name in enumerate(before[0] if before else [])}
         rows = (
             [row[old[name]] if old.get(name, len(row)) < len(row) else "" for name in columns]
@@ -102,7 +103,7 @@ class CSV(Logger):
         """
         if self._file is None:
             self._look()
-        before, _ = _rows(self.path)
+        before, _ = _read_rows(self.path)
         if position is None or not position["rows"] < self._found <= len(before) - 1:
             return
         columns, rows, kept = before[0], before[1:], position["rows"]
@@ -114,7 +115,7 @@ class CSV(Logger):
         if self._file is None:
             self._look()
         if self._found:
-            (columns, *rows), _ = _rows(self.path)
+            (columns, *rows), _ = _read_rows(self.path)
             self._move_superseded(columns, rows, 0)
 
     def _move_superseded(self, columns: list[str], rows: list[list[str]], kept: int) -> None:
@@ -133,7 +134,7 @@ class CSV(Logger):
         return hashlib.sha256(json.dumps(cells or str(self.path.resolve())).encode()).hexdigest()
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
-        rows = ([name, str(value)] for name, value in flat(params).items())
+        rows = ([name, str(value)] for name, value in flat_params(params).items())
         _write_whole(self.path.parent / "hparams.csv", ["name", "value"], rows)
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
@@ -147,11 +148,11 @@ class CSV(Logger):
 
 def _column(metric: str) -> str:
     """Return the name of a column on one line, other than `step` and `epoch`."""
-    name = printable(metric).replace("\n", "\\n").replace("\r", "\\r").replace("\0", "\\0")
-    return f"metric/{name}" if name in OWN else name
+    name = encodable(metric).replace("\n", "\\n").replace("\r", "\\r").replace("\0", "\\0")
+    return f"metric/{name}" if name in FIRST_COLUMNS else name
 
 
-def _rows(path: Path) -> tuple[list[list[str]], bool]:
+def _read_rows(path: Path) -> tuple[list[list[str]], bool]:
     """Return all complete rows, and whether the last line is incomplete after a kill."""
     if not path.exists():
         return [], False

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from hookline.engine.checks import check_path
-from hookline.loggers.base import Logger, drawn, file_name, finite, histogram, number, pixels
+from hookline.loggers.base import Logger, figure_png, file_name, finite_values, histogram, number, pixels
 
-_encode = json.JSONEncoder(allow_nan=False).encode
+_encode_record = json.JSONEncoder(allow_nan=False).encode
 
 LOOKED_AT = 4096
 """Bytes before a position that identify a log. Every line in them has its own time."""
@@ -59,9 +59,9 @@ class JSONLines(Logger):
             self._file = self._opened()
         whole = {"type": kind, "time": round(time.time(), 3), **record}
         try:
-            line = _encode(whole)
+            line = _encode_record(whole)
         except (TypeError, ValueError):  # a value that JSON cannot hold
-            line = _encode(jsonable(whole))
+            line = _encode_record(jsonable(whole))
         self._file.write(line + "\n")
 
     def _opened(self) -> IO[str]:
@@ -122,7 +122,7 @@ class JSONLines(Logger):
         self.write("metrics", step=global_step, metrics={tag: number(tag, scalar_value)})
 
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
-        shown, others = finite(tag, values)
+        shown, others = finite_values(tag, values)
         counts, edges = histogram(shown, 30)
         self.write(
             "histogram",
@@ -137,10 +137,10 @@ class JSONLines(Logger):
         self.write("text", step=global_step, tag=tag, text=str(text_string))
 
     def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
-        self._keep(tag, png(tag, img_tensor), global_step)
+        self._keep(tag, image_png(tag, img_tensor), global_step)
 
     def add_figure(self, tag: str, figure: Any, global_step: int | None = None) -> None:
-        self._keep(tag, drawn(tag, figure), global_step)
+        self._keep(tag, figure_png(tag, figure), global_step)
 
     def _keep(self, tag: str, image: bytes, step: int | None) -> None:
         path = self.path.parent / "media" / file_name(tag, step, "png")
@@ -200,7 +200,7 @@ def jsonable(value: Any) -> Any:
     return str(value)
 
 
-def png(tag: str, image: Any) -> bytes:
+def image_png(tag: str, image: Any) -> bytes:
     """Return an image (1, 3 or 4, height, width) or (height, width), bytes or floats from 0 to 1, as PNG."""
     rows = pixels(tag, image)
     height, width, channels = rows.shape

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-RESUME = b'{"type": "resume"'
+RESUME_START = b'{"type": "resume"'
 """The start of the line of a resume record. `JSONLines` writes the type first."""
 
 LONGEST_LINE = 2**26
@@ -65,7 +65,7 @@ def _resumes(file: BinaryIO) -> tuple[list[tuple[int, Range]], int]:
     found: list[tuple[int, Range]] = []
     start = 0
     for line in lines_of(file):
-        if line.startswith(RESUME):
+        if line.startswith(RESUME_START):
             marked = (_parse(line) or {}).get("superseded")
             if isinstance(marked, dict):
                 first, last = marked.get("from"), marked.get("to")

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.loggers.base import ClientLogger, file_name, finite, flat, histogram, printable
-from hookline.loggers.jsonl import png
+from hookline.loggers.base import ClientLogger, file_name, finite_values, flat_params, histogram
+from hookline.loggers.jsonl import image_png
+from hookline.util.text import encodable
 
 LONGEST_NAME, LONGEST_VALUE, LARGEST_BATCH = 250, 6000, 100
 
@@ -99,7 +100,7 @@ class MLflow(ClientLogger):
 
         client = self.client
         known = client.get_run(self.run_id).data.params
-        given = {self._name(name): str(value)[:LONGEST_VALUE] for name, value in flat(params).items()}
+        given = {self._name(name): str(value)[:LONGEST_VALUE] for name, value in flat_params(params).items()}
         new = [Param(name, value) for name, value in given.items() if name not in known]
         changed = [
             RunTag(f"now.{name}"[:LONGEST_NAME], value)
@@ -112,11 +113,11 @@ class MLflow(ClientLogger):
             client.log_batch(self.run_id, tags=changed[start : start + LARGEST_BATCH])
 
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
-        shown, others = finite(tag, values)
+        shown, others = finite_values(tag, values)
         counts, edges = histogram(shown, 30)
         step = self._step(global_step)
         record = {
-            "tag": printable(tag),
+            "tag": encodable(tag),
             "step": step,
             "counts": counts.tolist(),
             "edges": edges.tolist(),
@@ -126,10 +127,10 @@ class MLflow(ClientLogger):
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
         name = file_name(tag, self._step(global_step), "txt")
-        self.client.log_text(self.run_id, printable(str(text_string)), f"text/{name}")
+        self.client.log_text(self.run_id, encodable(str(text_string)), f"text/{name}")
 
     def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
-        data, name = png(tag, img_tensor), file_name(tag, self._step(global_step), "png")
+        data, name = image_png(tag, img_tensor), file_name(tag, self._step(global_step), "png")
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / name
             path.write_bytes(data)

@@ -1,4 +1,4 @@
-"""Call a logger in a thread behind a bounded queue, so that the training does not wait for it."""
+"""Call a logger in a thread behind a bounded queue, so that the training does not wait for a slow one."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import numpy as np
 import torch
 
 from hookline.engine.checks import Count, Timeout
-from hookline.loggers.base import BadValue, Logger, check_image, number, numbers, picture, pixels
+from hookline.loggers.base import BadValue, Logger, check_image, figure_pixels, number, numbers, pixels
 from hookline.loggers.jsonl import jsonable
 from hookline.util.errors import OptionError
 
 log = logging.getLogger("hookline")
 
-Record = tuple[str, tuple[Any, ...]]
-LARGEST = 256 * 2**20
+QueuedCall = tuple[str, tuple[Any, ...]]
+QUEUE_BYTES = 256 * 2**20
 ASKED = ("client", "position")
 """Requests to the logger that return a value, for which the caller waits."""
 NO_RECORDS = ("", "open", *ASKED, "resume", "begin_afresh", "close")
@@ -40,14 +40,19 @@ class Queued(Logger):
     dropped and counted. Closing takes at most `timeout` seconds; records that are not written by then are
     lost. A failure is reported once and disables the logger. Values are copied into the queue, so the
     training may change them.
+
+    waits: wait for each call, as if the logger were called directly, and pass the logged values unconverted.
+    When its slow calls have taken `QUEUE_TIMEOUT` seconds, it stops waiting until the next run.
     """
 
-    def __init__(self, logger: Logger, size: int = 1000, timeout: float = 30.0) -> None:
+    def __init__(
+        self, logger: Logger, size: int = 1000, timeout: float = 30.0, *, waits: bool = False
+    ) -> None:
         if not isinstance(logger, Logger) or isinstance(logger, Queued):
             raise OptionError(f"Queued(logger={logger!r}) takes one logger.", option="logger", value=logger)
         Count(1)("size", size)
         Timeout(0.001)("timeout", timeout)
-        self.logger, self.size, self.timeout = logger, size, timeout
+        self.logger, self.size, self.timeout, self.waits = logger, size, timeout, waits
         self.tells_rows_apart = logger.tells_rows_apart
         self.dropped = 0
         """Records of this run that were dropped because the queue was full."""
@@ -56,10 +61,11 @@ class Queued(Logger):
         self._thread: threading.Thread | None = None
         self._abandoned = False
         self._run_dir: Callable[[], Path] | None = None
-        self._records: deque[Record] = deque()
+        self._records: deque[QueuedCall] = deque()
         self._bytes = 0
         self._busy = ""
         self._patience = QUEUE_TIMEOUT
+        self._bad_value: BadValue | None = None
         self._changed = threading.Condition()
 
     @property
@@ -69,29 +75,36 @@ class Queued(Logger):
     # ---- in the training's thread --------------------------------------------------------------------------
 
     def open(self, run_dir: Callable[[], Path]) -> None:
-        """Start a run. The first record starts the thread."""
+        """Start a run. The first record starts the thread, unless the logger is waited for.
+
+        A logger whose thread still hangs in an earlier run stays off.
+        """
         if self._thread is not None and not self._abandoned:
             self.close()
-        self._run_dir = run_dir
-        self._begin()
-
-    def _begin(self) -> None:
-        """Enable the logger for a new run, unless its thread still hangs in an earlier one."""
         self.dropped, self._patience = 0, QUEUE_TIMEOUT
         if self._abandoned and self._thread is not None and not self._thread.is_alive():
             self._abandoned, self._thread = False, None
         self.off = self._abandoned
         if self.off:
             log.warning("%s still hangs in an earlier run and stays switched off", self.label)
+        if self.waits:
+            self._put("open", run_dir)  # now, so that it is opened and closed even without a record
+        else:
+            self._run_dir = run_dir
 
     def _put(self, method: str, *given: Any, always: bool = False) -> None:
         if self.off:
             return
         if self._thread is None:
             self._start()
-        weight = _weight(given)
+        self._enqueue(method, given, always)
+        if self.waits and self._patience > 0 and threading.current_thread() is not self._thread:
+            self._await_calls(method)
+
+    def _enqueue(self, method: str, given: tuple[Any, ...], always: bool) -> None:
+        weight = _byte_count(given)
         with self._changed:
-            full = len(self._records) >= self.size or (self._bytes and self._bytes + weight > LARGEST)
+            full = len(self._records) >= self.size or (self._bytes and self._bytes + weight > QUEUE_BYTES)
             if not full or always:
                 self._records.append((method, given))
                 self._bytes += weight
@@ -105,6 +118,22 @@ class Queued(Logger):
                 self.label,
                 self.size,
             )
+
+    def _await_calls(self, method: str) -> None:
+        """Wait until all calls are done, or for as long as slow calls may take; raise for a refused value."""
+        began = time.monotonic()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._records and not self._busy, self._patience)
+        self._spend(time.monotonic() - began)
+        if self._patience <= 0:
+            log.warning(
+                "%s is slow (the last call was %s); the run continues without waiting for it",
+                self.label,
+                method,
+            )
+        bad_value, self._bad_value = self._bad_value, None
+        if bad_value is not None:
+            raise bad_value
 
     def _start(self) -> None:
         self._records, self._bytes, self._busy = deque(), 0, ""
@@ -126,24 +155,32 @@ class Queued(Logger):
 
     def _snapshot(self, data: Mapping[str, Any]) -> Any:
         """Return a copy of data that may change."""
-        return jsonable(data)
+        return copy_values(data) if self.waits else jsonable(data)
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
-        self._put("add_scalar", tag, number(tag, scalar_value), global_step)
+        value = copy_values(scalar_value) if self.waits else number(tag, scalar_value)
+        self._put("add_scalar", tag, value, global_step)
 
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
-        self._put("add_histogram", tag, np.array(numbers(tag, values)), global_step)
+        copied = copy_values(values) if self.waits else np.array(numbers(tag, values))
+        self._put("add_histogram", tag, copied, global_step)
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
-        self._put("add_text", tag, str(text_string), global_step)
+        self._put("add_text", tag, text_string if self.waits else str(text_string), global_step)
 
     def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
-        self._put("add_image", tag, pixels(tag, img_tensor).transpose(2, 0, 1).copy(), global_step)
+        check_image(tag, img_tensor)
+        image = copy_values(img_tensor) if self.waits else pixels(tag, img_tensor).transpose(2, 0, 1).copy()
+        self._put("add_image", tag, image, global_step)
 
     def add_figure(self, tag: str, figure: Any, global_step: int | None = None) -> None:
-        """Draw the figure here, because matplotlib is not thread-safe and the caller may close it."""
-        if not self.off:
-            self._put("add_image", tag, picture(tag, figure), global_step)
+        """Draw the figure here unless the call is waited for: matplotlib is not thread-safe, and the caller
+        may close the figure.
+        """
+        if self.waits:
+            self._put("add_figure", tag, figure, global_step)
+        elif not self.off:
+            self._put("add_image", tag, figure_pixels(tag, figure), global_step)
 
     @property
     def client(self) -> Any:
@@ -217,7 +254,7 @@ class Queued(Logger):
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._records)
                 method, given = self._records.popleft()
-                self._bytes -= _weight(given)
+                self._bytes -= _byte_count(given)
                 self._busy = method
             if method == "close" and self.off:
                 with contextlib.suppress(Exception):
@@ -244,96 +281,35 @@ class Queued(Logger):
             self._fail(method, error)
 
     def _fail(self, method: str, error: BaseException) -> None:
+        if self.waits and isinstance(error, BadValue):
+            if self._patience > 0:
+                self._bad_value = error  # raised in the caller's thread
+            else:
+                log.warning("%s skipped a value in %s: %s", self.label, method, error)
+            return
         self.off = True
         log.warning("%s failed in %s and is switched off for this run", self.label, method, exc_info=error)
 
 
-def _weight(given: Any) -> int:
+def _byte_count(given: Any) -> int:
     """Return the bytes of arrays, tensors and text, also in containers, without other values."""
     if isinstance(given, torch.Tensor):
         return given.element_size() * given.numel()  # a sparse one has no `nbytes`
     if isinstance(given, np.ndarray):
         return given.nbytes
     if isinstance(given, list | tuple | Mapping):
-        return sum(map(_weight, given.values() if isinstance(given, Mapping) else given))
+        return sum(map(_byte_count, given.values() if isinstance(given, Mapping) else given))
     return len(given) if isinstance(given, str) else 0
 
 
-class Awaited(Queued):
-    """Calls `logger` in a thread and waits for each call, as if it were called directly.
-
-    When its slow calls have taken `QUEUE_TIMEOUT` seconds, it stops waiting until the next run, as `Queued`.
-    It passes the logged values unconverted, tensors as detached copies.
-    """
-
-    def __init__(self, logger: Logger, size: int = 1000, timeout: float = 30.0) -> None:
-        super().__init__(logger, size, timeout)
-        self._bad_value: BadValue | None = None
-
-    def open(self, run_dir: Callable[[], Path]) -> None:
-        """Open the logger now, so that it is opened and closed even without a record."""
-        self._begin()
-        self._put("open", run_dir)
-
-    def _put(self, method: str, *given: Any, always: bool = False) -> None:
-        super()._put(method, *given, always=always)
-        if self._patience <= 0 or self.off or threading.current_thread() is self._thread:
-            return
-        self._wait(method)
-        bad_value, self._bad_value = self._bad_value, None
-        if bad_value is not None:
-            raise bad_value
-
-    def _wait(self, method: str) -> None:
-        began = time.monotonic()
-        with self._changed:
-            self._changed.wait_for(lambda: not self._records and not self._busy, self._patience)
-        self._spend(time.monotonic() - began)
-        if self._patience <= 0:
-            log.warning(
-                "%s is slow (the last call was %s); the run continues without waiting for it",
-                self.label,
-                method,
-            )
-
-    def _fail(self, method: str, error: BaseException) -> None:
-        if not isinstance(error, BadValue):
-            super()._fail(method, error)
-        elif self._patience > 0:
-            self._bad_value = error  # raised in the caller's thread
-        else:
-            log.warning("%s skipped a value in %s: %s", self.label, method, error)
-
-    # ---- values: unconverted copies ------------------------------------------------------------------------
-
-    def _snapshot(self, data: Mapping[str, Any]) -> Any:
-        return _copied(data)
-
-    def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
-        self._put("add_scalar", tag, _copied(scalar_value), global_step)
-
-    def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
-        self._put("add_histogram", tag, _copied(values), global_step)
-
-    def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
-        self._put("add_text", tag, text_string, global_step)
-
-    def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
-        check_image(tag, img_tensor)
-        self._put("add_image", tag, _copied(img_tensor), global_step)
-
-    def add_figure(self, tag: str, figure: Any, global_step: int | None = None) -> None:
-        self._put("add_figure", tag, figure, global_step)
-
-
-def _copied(value: Any) -> Any:
+def copy_values(value: Any) -> Any:
     """Return a copy of containers, tensors and arrays, and any other value itself."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, Mapping):
-        return {key: _copied(each) for key, each in value.items()}
+        return {key: copy_values(each) for key, each in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_copied(each) for each in value)
+        return type(value)(copy_values(each) for each in value)
     return value

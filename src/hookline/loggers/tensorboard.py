@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hookline.engine.checks import Count
-from hookline.loggers.base import ClientLogger, check_folder, finite, flat, pixels, printable
+from hookline.loggers.base import ClientLogger, check_folder, finite_values, flat_params, pixels
+from hookline.util.text import encodable
 
 
 class TensorBoard(ClientLogger):
@@ -37,7 +38,7 @@ class TensorBoard(ClientLogger):
 
     def _write(self, metrics: Mapping[str, float], step: int) -> None:
         for name, value in metrics.items():
-            self.client.add_scalar(printable(name), float(value), step)
+            self.client.add_scalar(encodable(name), float(value), step)
 
     def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
         """Write TensorBoard's mark of a restart, which hides older records from the next step on.
@@ -57,20 +58,20 @@ class TensorBoard(ClientLogger):
         """Log into the same run. The writer's `add_hparams` would make another run."""
         from torch.utils.tensorboard.summary import hparams
 
-        for summary in hparams(flat(params), {}):  # type: ignore[no-untyped-call]
+        for summary in hparams(flat_params(params), {}):  # type: ignore[no-untyped-call]
             self.client.file_writer.add_summary(summary)
 
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
-        (shown, others), step = finite(tag, values), self._step(global_step)
+        (shown, others), step = finite_values(tag, values), self._step(global_step)
         if shown.size:
-            self.client.add_histogram(printable(tag), shown, step)
+            self.client.add_histogram(encodable(tag), shown, step)
         if others:
-            self.client.add_scalar(printable(f"{tag}/nonfinite"), others, step)
+            self.client.add_scalar(encodable(f"{tag}/nonfinite"), others, step)
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
-        self.client.add_text(printable(tag), printable(str(text_string)), self._step(global_step))
+        self.client.add_text(encodable(tag), encodable(str(text_string)), self._step(global_step))
 
     def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
         self.client.add_image(
-            printable(tag), pixels(tag, img_tensor), self._step(global_step), dataformats="HWC"
+            encodable(tag), pixels(tag, img_tensor), self._step(global_step), dataformats="HWC"
         )

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hookline.engine.checks import check_choice, refused
-from hookline.loggers.base import ClientLogger, finite, flat, histogram, pixels, printable
+from hookline.loggers.base import ClientLogger, flat_params, flat_pixels, histogram_row
 from hookline.util.errors import HooklineError
+from hookline.util.text import encodable
 
-RESUME = ("allow", "must", "never")
+TRACKIO_RESUME = ("allow", "must", "never")
 RESERVED = ("project", "run", "timestamp", "step", "time", "metrics")
 
 
@@ -40,7 +41,7 @@ class Trackio(ClientLogger):
         super().__init__(queued)
         if not isinstance(project, str) or not project:
             raise refused("project", project, "the name of a project")
-        check_choice("resume", resume, RESUME)
+        check_choice("resume", resume, TRACKIO_RESUME)
         self.project, self.name, self.group, self._resume = project, name, group, resume
         self._began = False
 
@@ -81,7 +82,7 @@ class Trackio(ClientLogger):
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """Log them with the first record, or later as text."""
-        plain, client = flat(params), self.client
+        plain, client = flat_params(params), self.client
         if not self._began:
             client.config.update(
                 {f"config{name}" if name.startswith("_") else name: value for name, value in plain.items()}
@@ -92,28 +93,21 @@ class Trackio(ClientLogger):
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
         import trackio
 
-        shown, others = finite(tag, values)
-        row: dict[str, Any] = (
-            {tag: trackio.Histogram(np_histogram=histogram(shown, 64))} if shown.size else {}
-        )
-        self._write({**row, **({f"{tag}/nonfinite": others} if others else {})}, self._step(global_step))
+        self._write(histogram_row(tag, values, trackio.Histogram), self._step(global_step))
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
         import trackio
 
-        self._write({tag: trackio.Markdown(printable(str(text_string)))}, self._step(global_step))
+        self._write({tag: trackio.Markdown(encodable(str(text_string)))}, self._step(global_step))
 
     def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
         import trackio
 
-        image = pixels(tag, img_tensor)
-        self._write(
-            {tag: trackio.Image(image[:, :, 0] if image.shape[2] == 1 else image)}, self._step(global_step)
-        )
+        self._write({tag: trackio.Image(flat_pixels(tag, img_tensor))}, self._step(global_step))
 
 
 def _key(tag: str) -> str:
-    name = printable(tag)
+    name = encodable(tag)
     return f"metric/{name}" if name in RESERVED or name.startswith("__") else name
 
 

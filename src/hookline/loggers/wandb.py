@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from hookline.engine.checks import check_choice, refused
-from hookline.loggers.base import ClientLogger, finite, histogram, pixels, printable
+from hookline.loggers.base import ClientLogger, flat_pixels, histogram_row
 from hookline.loggers.jsonl import jsonable
+from hookline.util.text import encodable, map_texts
 
-STEP = "trainer/global_step"
+STEP_METRIC = "trainer/global_step"
 UNNAMED = "unnamed"  # W&B drops records without a name
-MODES = ("online", "offline", "disabled")
-RESUME = ("allow", "must", "never", "auto")
+WANDB_MODES = ("online", "offline", "disabled")
+WANDB_RESUME = ("allow", "must", "never", "auto")
 
 
 class WandB(ClientLogger):
@@ -46,9 +47,9 @@ class WandB(ClientLogger):
     ) -> None:
         super().__init__(queued)
         if mode is not None:
-            check_choice("mode", mode, MODES)
+            check_choice("mode", mode, WANDB_MODES)
         if resume is not None and not isinstance(resume, bool):
-            check_choice("resume", resume, RESUME)
+            check_choice("resume", resume, WANDB_RESUME)
         if isinstance(tags, str) or not all(isinstance(each, str) for each in tags):
             raise refused("tags", tags, "a list of words")
         self._init = {
@@ -71,8 +72,8 @@ class WandB(ClientLogger):
         # without a timeout, a run without a key would wait at a prompt forever
         settings = wandb.Settings(**{"login_timeout": 30.0, **self._settings})
         run = wandb.run or wandb.init(dir=str(run_dir.resolve()), settings=settings, **self._init)  # type: ignore[arg-type]
-        run.define_metric(STEP, hidden=True)
-        run.define_metric("*", step_metric=STEP, step_sync=True)
+        run.define_metric(STEP_METRIC, hidden=True)
+        run.define_metric("*", step_metric=STEP_METRIC, step_sync=True)
         return run
 
     def _disconnect(self) -> None:
@@ -81,38 +82,24 @@ class WandB(ClientLogger):
 
     def _write(self, metrics: Mapping[str, Any], step: int) -> None:
         self.client.log(
-            {**{printable(name) or UNNAMED: value for name, value in metrics.items()}, STEP: step}
+            {**{encodable(name) or UNNAMED: value for name, value in metrics.items()}, STEP_METRIC: step}
         )
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
-        self.client.config.update(_plain(jsonable(params)), allow_val_change=True)
+        self.client.config.update(map_texts(jsonable(params), encodable), allow_val_change=True)
 
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
         import wandb
 
-        shown, others = finite(tag, values)
-        row: dict[str, Any] = {tag: wandb.Histogram(np_histogram=histogram(shown, 64))} if shown.size else {}
-        self._write({**row, **({f"{tag}/nonfinite": others} if others else {})}, self._step(global_step))
+        self._write(histogram_row(tag, values, wandb.Histogram), self._step(global_step))
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
         import wandb
 
-        shown = f"<pre>{html.escape(printable(str(text_string)))}</pre>"
+        shown = f"<pre>{html.escape(encodable(str(text_string)))}</pre>"
         self._write({tag: wandb.Html(shown, inject=False)}, self._step(global_step))
 
     def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
         import wandb
 
-        image = pixels(tag, img_tensor)
-        self._write(
-            {tag: wandb.Image(image[:, :, 0] if image.shape[2] == 1 else image)}, self._step(global_step)
-        )
-
-
-def _plain(value: Any) -> Any:
-    """Return the value with text that W&B can send."""
-    if isinstance(value, dict):
-        return {_plain(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    return printable(value) if isinstance(value, str) else value
+        self._write({tag: wandb.Image(flat_pixels(tag, img_tensor))}, self._step(global_step))

@@ -65,7 +65,7 @@ def check_waiting(run: Run, timer: RunTimer) -> None:
     if not mostly_waits(waiting):
         return
     timer.warned = True
-    loaders = [facts_of(each) for each in run.data.loaders["train"]]
+    loaders = [loader_facts(each) for each in run.data.loaders["train"]]
     local = int(os.environ.get("LOCAL_WORLD_SIZE") or s.world_size)
     log.warning(
         "%s",
@@ -130,7 +130,7 @@ def _change(loader: LoaderFacts, cores: int, on_cuda: bool, at_starts: bool) -> 
     return f"For the loader {name} try {', or '.join(changes)}."
 
 
-def facts_of(loader: Any) -> LoaderFacts:
+def loader_facts(loader: Any) -> LoaderFacts:
     """Return the settings of a loader."""
     source = loader.source
     if not isinstance(source, DataLoader):
@@ -147,6 +147,4 @@ def facts_of(loader: Any) -> LoaderFacts:
 
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

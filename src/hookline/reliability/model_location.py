@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hookline.checkpoint.catalog import best_first, find
+from hookline.checkpoint.catalog import best_first, find_checkpoints
 from hookline.engine.init_arguments import init_arguments
 from hookline.run.directory import LAST, LAST_STATE
 from hookline.run.module import Module
@@ -45,15 +45,15 @@ def model_line(run: Run) -> str:
         return _not_saved(run)
     step = newest.step if newest is not None else progress[0] if progress is not None else s.step
     is_saved = run.saves.is_final or progress is None or progress == run.stamp
-    text = f"Model: {_text(path)} (step {step})"
+    text = f"Model: {_as_posix(path)} (step {step})"
     if not is_saved:
         text = (
             f"Model: the last state, of step {s.step}, is NOT saved. The newest checkpoint is "
-            f"{_text(path)} (step {step})"
+            f"{_as_posix(path)} (step {step})"
         )
-    if (best := best_of(run)) is not None and Path(best["path"]) != Path(path):
-        text += f". Best: {_text(best['path'])} ({best['name']} {best['score']:.4g}, step {best['step']})"
-    return f"{text}. Load it: {how_to_load(run.module, _restored(run) or path, run.state.hooks)}"
+    if (best := best_checkpoint_of(run)) is not None and Path(best["path"]) != Path(path):
+        text += f". Best: {_as_posix(best['path'])} ({best['name']} {best['score']:.4g}, step {best['step']})"
+    return f"{text}. Load it: {how_to_load(run.module, _restored_path(run) or path, run.state.hooks)}"
 
 
 def _not_saved(run: Run) -> str:
@@ -64,7 +64,7 @@ def _not_saved(run: Run) -> str:
     return "Model: not saved, because of checkpoint=False." if is_off else ""
 
 
-def _restored(run: Run) -> Path | str | None:
+def _restored_path(run: Run) -> Path | str | None:
     """Return the checkpoint whose weights a hook has put back into the module at the end (`restore_best`)."""
     if run.state.exception is not None or run.state.status in ("preempted", "interrupted"):
         return None
@@ -101,7 +101,7 @@ def how_to_load(module: nn.Module, path: Path | str, hooks: Any) -> str:
 
     It also makes the module if the checkpoint has its arguments and its class can be imported.
     """
-    where, name = json.dumps(_text(path), ensure_ascii=False), type(module).__name__
+    where, name = json.dumps(_as_posix(path), ensure_ascii=False), type(module).__name__
     if isinstance(module, Module) and _can_be_made(module, hooks) and (code := import_of(type(module))):
         return f"{code}; model = {name}.load_from_checkpoint({where})"
     if Path(str(path)).is_file():  # in another package's format
@@ -168,14 +168,14 @@ def _can_be_made(module: Module, hooks: Any) -> bool:
     return not left_out and not changed and all(each.name in known for each in needed)
 
 
-def _text(path: Path | str) -> str:
+def _as_posix(path: Path | str) -> str:
     return shown(path) if is_url(path) else Path(path).as_posix()
 
 
 # ---- the best ----------------------------------------------------------------------------------------------
 
 
-def best_of(run: Run) -> dict[str, Any] | None:
+def best_checkpoint_of(run: Run) -> dict[str, Any] | None:
     """Return the best checkpoint in the run's directory: path, step, and the metric's name and score."""
     known = run.directory.existing()
     return best_below(known, run.identity.id) if known is not None else None
@@ -184,7 +184,7 @@ def best_of(run: Run) -> dict[str, Any] | None:
 def best_below(folder: Path, run_id: str = "") -> dict[str, Any] | None:
     """Return the best checkpoint below a folder. run_id: by default the run of the folder's record."""
     run_id = run_id or read_record(folder).get("id", "")
-    found = best_first([each for each in find(folder)[0] if not run_id or each.run == run_id])
+    found = best_first([each for each in find_checkpoints(folder)[0] if not run_id or each.run == run_id])
     if not found:
         return None
     manifest = found[0].manifest

@@ -21,7 +21,7 @@ ECHOES = 5.0
 """Seconds in which a repeated signal counts once, because torchrun forwards its signals to all ranks."""
 LAST_SECONDS = 10.0
 """Seconds that a run may take to stop at once before the process is ended."""
-ENDING = 5.0
+CLOCK_TIMEOUT = 5.0
 """Seconds to wait for the grace-period thread, which may block on writing to a terminal."""
 
 
@@ -63,7 +63,7 @@ class Signals:
             signal.signal(number, handler)
         self._received.put(None)
         if self._clock is not None and os.getpid() == self._pid:
-            join(self._clock, ENDING)
+            join(self._clock, CLOCK_TIMEOUT)
         # the signal that ended the run ends the process too, unless the exception is caught
         number = self.run.signals.number or self.run.signals.received
         if number and kind is None and not self._outer:
@@ -92,7 +92,9 @@ class Signals:
         self._first, self._echoes_until = number, time.monotonic() + ECHOES
         name = signal.Signals(number).name
         second = "a second signal" if is_alone else f"the same again after {ECHOES:g} s, or another signal,"
-        _write(f"\n{name}: finishing this batch and saving, then the run ends; {second} ends it at once.\n")
+        _write_stderr(
+            f"\n{name}: finishing this batch and saving, then the run ends; {second} ends it at once.\n"
+        )
         run.signals.received = number
         if is_alone:
             stop_for_signal(run, number)
@@ -106,11 +108,11 @@ class Signals:
         if number is None or self._is_over(self.run.options.grace_seconds):
             return
         self._no_more_grace = True
-        _write(f"The grace period of {self.run.options.grace_seconds:g} s is over.\n")
+        _write_stderr(f"The grace period of {self.run.options.grace_seconds:g} s is over.\n")
         with contextlib.suppress(ProcessLookupError):
             signal.pthread_kill(threading.main_thread().ident or 0, number)
         if not self._is_over(LAST_SECONDS):
-            _write(
+            _write_stderr(
                 "The run does not end, so the process is ended. Checkpoints that were saved before are "
                 "complete.\n"
             )
@@ -137,7 +139,7 @@ def stop_for_signal(run: Run, number: int) -> None:
     run.saves.requests.append(SaveRequest(None, "signal"))
 
 
-def _write(text: str) -> None:
+def _write_stderr(text: str) -> None:
     """Write to stderr without Python's buffers, which the interrupted code may be using."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode())

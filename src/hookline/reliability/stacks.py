@@ -9,7 +9,7 @@ import torch
 
 import hookline.distributed.comm
 
-Line = tuple[str, int, str]
+StackLine = tuple[str, int, str]
 """File, line number and the name of a function."""
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -19,9 +19,9 @@ _WAITING = tuple(
 _RANKS = os.path.abspath(hookline.distributed.comm.__file__)
 
 
-def stack_of(thread: int) -> list[Line]:
+def stack_of(thread: int) -> list[StackLine]:
     """Return the stack of a thread, innermost first. Frames are not kept, because they keep tensors alive."""
-    lines: list[Line] = []
+    lines: list[StackLine] = []
     frame = sys._current_frames().get(thread)
     while frame is not None:
         lines.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
@@ -29,7 +29,7 @@ def stack_of(thread: int) -> list[Line]:
     return lines
 
 
-def waits_for_ranks(stack: list[Line], backward: bool = True) -> bool:
+def waits_for_ranks(stack: list[StackLine], backward: bool = True) -> bool:
     """Return whether torch or Hookline communicates with other ranks at the top of a stack.
 
     A backward averages gradients; `backward=False` leaves it out. The stack is the only sign, because

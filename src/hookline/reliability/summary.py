@@ -137,7 +137,7 @@ def _failure(run: Run, error: BaseException) -> dict[str, Any]:
         "epoch": s.epoch,
         "rank": s.rank,
         "exception": type(error).__name__,
-        "message": _short(error),
+        "message": _short_message(error),
         **who,
     }
 
@@ -227,8 +227,10 @@ class EndSummary:
         at = progress(s.step, s.epochs_seen, batches)
         if error is None:
             failed = f"Unfinished: {signal.Signals(run.signals.number).name} ended the run at {at}."
+        elif isinstance(error, KeyboardInterrupt):
+            failed = f"Interrupted at {at}."
         else:
-            failed = f"Interrupted at {at}." if isinstance(error, KeyboardInterrupt) else _failed(run, error)
+            failed = _describe_failure(run, error)
         if (other := _other_rank(run)) is not None:
             failed = (
                 f"Failed: rank {other.rank}: {other.text} Rank {s.rank} could not continue without it, at "
@@ -272,8 +274,8 @@ class EndSummary:
         )
 
 
-def _failed(run: Run, error: BaseException) -> str:
-    source, text = failure_source(error), _short(error)
+def _describe_failure(run: Run, error: BaseException) -> str:
+    source, text = failure_source(error), _short_message(error)
     who = f"in {source.name}, {source.event}, " if source is not None else "at "
     word, kind = "Pruned" if type(error).__name__ == PRUNED else "Failed", type(error).__name__
     return f"{word}: {kind}{': ' if text else ''}{text}, {who}{run.state.position}, rank {run.state.rank}."
@@ -294,7 +296,7 @@ def end_summary(error: BaseException) -> EndSummary | None:
     return getattr(error, _SUMMARY, None)
 
 
-def _short(error: BaseException) -> str:
+def _short_message(error: BaseException) -> str:
     try:
         text = " ".join(str(error).split())
     except Exception as broken:  # a broken __str__ must not hide the error of the run

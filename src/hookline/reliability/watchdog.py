@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from hookline.engine.listener import Listener
-from hookline.reliability.stacks import Line, stack_of, waits_for_ranks
+from hookline.reliability.stacks import StackLine, stack_of, waits_for_ranks
 from hookline.run.run import Run
 from hookline.run.state import LOADER
 from hookline.util.errors import HangError, HookError
@@ -32,7 +32,7 @@ EXIT_HUNG = 124
 """The exit code of a process whose hang could not be interrupted; `timeout` uses the same code."""
 LONGEST_SLEEP = 5.0
 """The longest time between two checks, in seconds."""
-THREAD_TIMEOUT = 1.0
+REPORT_TIMEOUT = 1.0
 """Seconds that a report may take, because the run may hang in the log or disk that the report goes to."""
 IN_A_HOOK, ELSEWHERE = 1.75, 2.5
 """Factors of the timeout for a call that waits for other ranks: in a hook, and anywhere else."""
@@ -60,12 +60,12 @@ class StackLocation:
         return self.call is other.call and self.progress == other.progress and self.text == other.text
 
 
-def find_location(run: Run, thread: int, stack: list[Line]) -> StackLocation:
+def find_location(run: Run, thread: int, stack: list[StackLine]) -> StackLocation:
     """Return what `State.running` or the logger names, else the line of Hookline on the stack."""
     s = run.state
     running = s.running
     call: Any = running
-    text = _text(running, s.dataloader_name) if running is not None else ""
+    text = _describe_call(running, s.dataloader_name) if running is not None else ""
     if s.logger is not None and (calling := s.logger.calling.get(thread)) is not None:
         call, (logger, method) = calling, calling
         by_hook = running is not None and not isinstance(running[0], str)
@@ -89,13 +89,13 @@ def find_location(run: Run, thread: int, stack: list[Line]) -> StackLocation:
     return StackLocation(text, call, progress)
 
 
-def _text(running: tuple[Any, Any], loader: str) -> str:
+def _describe_call(running: tuple[Any, Any], loader: str) -> str:
     """Describe the value of `State.running`."""
     what, outer = running
     if isinstance(what, str):
         return what.replace(LOADER, repr(loader))
     if not isinstance(what, Listener):  # the filter of the listener that called it
-        return f"the `when` of {_text(outer, loader)}"
+        return f"the `when` of {_describe_call(outer, loader)}"
     event = what.event.name
     return (
         f"{f'{what.label} in {event}' if what.receiver == 'H' else f'{event} of {what.name}'} ({what.origin})"
@@ -170,7 +170,7 @@ class Watchdog:
         if watcher is None or os.getpid() != self._process:  # a forked child has no such thread
             return
         self._over.set()
-        join(watcher, 2 * THREAD_TIMEOUT)
+        join(watcher, 2 * REPORT_TIMEOUT)
         if self._abort and self._run.failure_monitor is not None:
             faulthandler.cancel_dump_traceback_later()
         watching = _active[self._thread]
@@ -224,7 +224,7 @@ class Watchdog:
                 self._timeout + min(self._grace, self._timeout / 2), exit=True, file=2
             )
 
-    def _timeout_factor(self, stack: list[Line], location: StackLocation) -> float:
+    def _timeout_factor(self, stack: list[StackLine], location: StackLocation) -> float:
         """Return how much longer a rank may wait for others, so that the rank that hangs reports first."""
         if self._run.failure_monitor is None or not waits_for_ranks(stack):
             return 1.0
@@ -251,7 +251,7 @@ class Watchdog:
             f"{location.text}{others}, at {s.position}{rank}."
         )
 
-    def _report(self, text: str, lines: list[Line]) -> None:
+    def _report(self, text: str, lines: list[StackLine]) -> None:
         """Log the text and the stack from another thread, because the log or the disk may hang too."""
 
         def write() -> None:
@@ -269,7 +269,7 @@ class Watchdog:
 
         reporter = threading.Thread(target=write, name="hookline-watchdog-report", daemon=True)
         reporter.start()
-        reporter.join(THREAD_TIMEOUT)
+        reporter.join(REPORT_TIMEOUT)
 
     def _error(self, stay: Stay) -> str:
         return (

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hookline.report.reader import EPOCH, RunData, Series
+from hookline.report.reader import EPOCH, RecordedRun, Series
 
 LOWER = (
     "loss",
@@ -61,7 +61,9 @@ HIGHER = (
     "ndcg",
     "mrr",
 )
-VALIDATION = ("val", "valid", "validation", "eval", "dev")
+VALIDATION_WORDS = ("val", "valid", "validation", "eval", "dev")
+DIRECTIONS = {"min": "lower", "max": "higher"}
+"""The mode of a hook that monitors a metric -> the better direction."""
 SHORTEST = 4
 """Values below which there is no trend."""
 FLAT = 0.01
@@ -78,7 +80,7 @@ RULES = {
     f"unknown. 'too short': fewer than {SHORTEST} values. 'not finite': the last value is NaN or infinite.",
 }
 """In words, for people and programs that read a summary."""
-_WORDS = re.compile(r"[a-z]+[0-9]*|[0-9]+")
+_NAME_WORDS = re.compile(r"[a-z]+[0-9]*|[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class MetricProgress:
     """One metric of a run."""
 
     name: str
@@ -129,7 +131,7 @@ class Progress:
         }
 
 
-def progress_of(run: RunData) -> list[Progress]:
+def progress_of(run: RecordedRun) -> list[MetricProgress]:
     """Return every metric of a run, as logged."""
     modes = modes_of(run)
     found = [("step", run.own), ("epoch", run.between)]
@@ -141,9 +143,9 @@ def progress_of(run: RunData) -> list[Progress]:
     ]
 
 
-def _progress(name: str, over: str, series: Series, mode: str | None) -> Progress:
+def _progress(name: str, over: str, series: Series, mode: str | None) -> MetricProgress:
     steps, values = series.arrays()
-    direction = {"min": "lower", "max": "higher"}[mode] if mode else direction_of(name)
+    direction = DIRECTIONS[mode] if mode else direction_of(name)
     finite = np.isfinite(values)
     lowest = highest = None
     if finite.any():
@@ -156,7 +158,7 @@ def _progress(name: str, over: str, series: Series, mode: str | None) -> Progres
             )
         )
     last = Point(float(values[-1]), int(steps[-1]))
-    return Progress(
+    return MetricProgress(
         name,
         over,
         len(values),
@@ -171,7 +173,7 @@ def _progress(name: str, over: str, series: Series, mode: str | None) -> Progres
 
 def direction_of(name: str) -> str | None:
     """Return the better direction by the words of a name; None if they do not say it, or say both."""
-    words = set(_WORDS.findall(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()))
+    words = set(_NAME_WORDS.findall(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()))
     known = [side for side, marks in (("lower", LOWER), ("higher", HIGHER)) if words & set(marks)]
     return known[0] if len(known) == 1 else None
 
@@ -195,26 +197,31 @@ def trend_of(values: Any, direction: str | None) -> str:
     return "improving" if (change < 0) == (direction == "lower") else "worsening"
 
 
-def modes_of(run: RunData) -> dict[str, str]:
+def modes_of(run: RecordedRun) -> dict[str, str]:
     """Return 'min' or 'max' for every metric that a hook of the run monitors, those of the record first."""
     found: dict[str, str] = {}
-    monitors = run.record.get("monitors")
-    for each in monitors.values() if isinstance(monitors, dict) else ():
-        if (
-            isinstance(each, dict)
-            and isinstance(each.get("metric"), str)
-            and each.get("mode") in ("min", "max")
-        ):
-            found.setdefault(each["metric"], each["mode"])
+    for monitor in _recorded_monitors(run):
+        found.setdefault(monitor["metric"], monitor["mode"])
     for checkpoint in run.checkpoints:
-        monitor = checkpoint.manifest.get("monitor")
-        if (
-            isinstance(monitor, dict)
-            and isinstance(monitor.get("name"), str)
-            and monitor.get("mode") in ("min", "max")
-        ):
-            found.setdefault(monitor["name"], monitor["mode"])
+        kept: Any = checkpoint.manifest.get("monitor")
+        if _is_monitor_of(kept, "name"):
+            found.setdefault(kept["name"], kept["mode"])
     return found
+
+
+def _recorded_monitors(run: RecordedRun) -> list[dict[str, Any]]:
+    monitors = run.record.get("monitors")
+    return [
+        each
+        for each in (monitors.values() if isinstance(monitors, dict) else ())
+        if _is_monitor_of(each, "metric")
+    ]
+
+
+def _is_monitor_of(about: Any, name: str) -> bool:
+    return (
+        isinstance(about, dict) and isinstance(about.get(name), str) and about.get("mode") in ("min", "max")
+    )
 
 
 # ---- the one number of a run -------------------------------------------------------------------------------
@@ -235,20 +242,18 @@ class Best:
         return {"metric": self.metric, "value": self.value, "direction": self.direction, "step": self.step}
 
 
-def best_of(run: RunData, metric: str | None = None) -> Best | None:
+def best_of(run: RecordedRun, metric: str | None = None) -> Best | None:
     """Return the best value of a metric, by default of the one that a hook monitors, else of the validation
     loss.
 
     Without either: of another validation metric, else of the training loss, if the better direction is known.
     """
     known = {
-        **{
-            f"{each.name}{EPOCH}" if each.over == "epoch" and each.name in run.own else each.name: each
-            for each in progress_of(run)
-        }
+        f"{each.name}{EPOCH}" if each.over == "epoch" and each.name in run.own else each.name: each
+        for each in progress_of(run)
     }
     usable = {name: each for name, each in known.items() if each.best is not None}
-    recorded = _recorded(run)
+    recorded = _recorded_bests(run)
     chosen = [metric] if metric is not None else [*modes_of(run), *sorted(usable, key=_preference)]
     for name in chosen:
         # prefer the mean of an epoch to the value of a single step
@@ -261,25 +266,15 @@ def best_of(run: RunData, metric: str | None = None) -> Best | None:
 
 
 def _preference(name: str) -> tuple[bool, bool, int, str]:
-    words = _WORDS.findall(name.lower())
-    return not any(each in VALIDATION for each in words), "loss" not in words, len(name), name
+    words = _NAME_WORDS.findall(name.lower())
+    return not any(each in VALIDATION_WORDS for each in words), "loss" not in words, len(name), name
 
 
-def _recorded(run: RunData) -> dict[str, Best]:
+def _recorded_bests(run: RecordedRun) -> dict[str, Best]:
     """Return the best values that the run's hooks found, from its record."""
     found: dict[str, Best] = {}
-    monitors = run.record.get("monitors")
-    for each in monitors.values() if isinstance(monitors, dict) else ():
-        if (
-            not isinstance(each, dict)
-            or not isinstance(each.get("metric"), str)
-            or each.get("mode") not in ("min", "max")
-        ):
-            continue
-        value = each.get("best")
+    for monitor in _recorded_monitors(run):
+        name, value = monitor["metric"], monitor.get("best")
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            found.setdefault(
-                each["metric"],
-                Best(each["metric"], float(value), "lower" if each["mode"] == "min" else "higher"),
-            )
+            found.setdefault(name, Best(name, float(value), DIRECTIONS[monitor["mode"]]))
     return found

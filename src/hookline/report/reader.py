@@ -1,25 +1,28 @@
-"""Read a run's directory: its log, its record and its checkpoints. Missing or damaged parts are left out and
-do not raise.
+"""Read a run's directory: its log, its record and its checkpoints, once or as they grow. Missing or damaged
+parts are left out and do not raise.
 """
 
 from __future__ import annotations
 
+import json
 from array import array
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hookline.checkpoint.catalog import Found, find
-from hookline.loggers.log_reader import read_log
+from hookline.checkpoint.catalog import FoundCheckpoint, find_checkpoints
+from hookline.control.client import check_directory
+from hookline.loggers.log_reader import LONGEST_LINE, RESUME_START, lines_of, read_log
 from hookline.reliability.summary import PRUNED
-from hookline.report.downsampling import Floats
-from hookline.report.trace_columns import TraceData, read_traces
+from hookline.report.trace_columns import LAST_STEP, TraceData, TraceReader, read_traces
 from hookline.run.record import RECORD, read_record
 from hookline.run.timings import SAMPLED, TIMED_PARTS
-from hookline.util.errors import OptionError, closest
+from hookline.util.errors import OptionError, folders_with
 
 LOG = "log.jsonl"
 EPOCH = " (epoch)"
@@ -27,16 +30,17 @@ EPOCH = " (epoch)"
 MOST_NAMES = 5000
 """Metrics that are kept; names with a number in them can be any number of metrics."""
 MOST_EVENTS = 2000
-FAR_AWAY = 1e11
+LATEST_SECOND = 1e11
 """Seconds since 1970. A larger value, or NaN, is not a time."""
-LAST_STEP = 1 << 53
-"""The largest integer that a browser represents exactly; a larger value is not a step."""
 LASTING = ("failure", "control", "resume")
 """Records about the job, not about the model: shown even if a resume has superseded the steps around them."""
 BEGINS = ("hyperparams", "resume")
 """The first records of a job. The time before them was not spent in a job."""
 MOST_TEXTS = 20
 """Texts kept of one tag, the newest ones."""
+
+
+Floats = NDArray[np.float64]
 
 
 @dataclass
@@ -52,7 +56,7 @@ class Series:
 
 
 @dataclass
-class Event:
+class RunEvent:
     """An event on the page: a kind, a text, and its time and step."""
 
     kind: str
@@ -105,13 +109,13 @@ class Epochs:
 class Texts:
     """The texts of one tag."""
 
-    kept: list[tuple[int | None, str]] = field(default_factory=list)
+    kept: deque[tuple[int | None, str]] = field(default_factory=lambda: deque(maxlen=MOST_TEXTS))
     """The newest ones, with their steps."""
     count: int = 0
 
 
 @dataclass
-class RunData:
+class RecordedRun:
     """All data of one run that a page can show."""
 
     path: Path
@@ -123,7 +127,7 @@ class RunData:
     """Values of the rows of steps."""
     between: dict[str, Series] = field(default_factory=dict)
     """Values of rows that do not belong to a single step."""
-    events: list[Event] = field(default_factory=list)
+    events: list[RunEvent] = field(default_factory=list)
     failures: set[tuple[int | None, str]] = field(default_factory=set)
     """Step and text of the failures in the log; other files may repeat them."""
     failed: dict[str, Any] = field(default_factory=dict)
@@ -132,7 +136,7 @@ class RunData:
     """When the newest job began; a run may be resumed many times."""
     ending: dict[str, Any] = field(default_factory=dict)
     """How that job ended, from its log; empty while it trains, and if it was killed."""
-    not_finite: dict[str, Event] = field(default_factory=dict)
+    not_finite: dict[str, RunEvent] = field(default_factory=dict)
     """The first NaN or infinity of every metric that has one."""
     params: dict[str, Any] = field(default_factory=dict)
     texts: dict[str, Texts] = field(default_factory=dict)
@@ -140,14 +144,14 @@ class RunData:
     """Tag, step, and the path as the log has it."""
     costs: Costs = field(default_factory=Costs)
     resumed_at: int | None = None
-    checkpoints: list[Found] = field(default_factory=list)
+    checkpoints: list[FoundCheckpoint] = field(default_factory=list)
     broken: dict[Path, str] = field(default_factory=dict)
     records: int = 0
     superseded: int = 0
     times: Times = field(default_factory=Times)
     last_step: int = 0
     epochs: Epochs = field(default_factory=Epochs)
-    unshown: dict[str, int] = field(default_factory=dict)
+    unshown: Counter[str] = field(default_factory=Counter)
     """Parts of the log that a page does not show, with their counts."""
     trace: TraceData | None = None
     """When its hooks were called, if the run was traced."""
@@ -164,7 +168,7 @@ class RunData:
         self.series = {**self.own, **named}
 
 
-def read_run(path: Path) -> RunData:
+def read_run(path: Path) -> RecordedRun:
     """Read a run from its directory, whether it is running, has ended or was killed."""
     run = read_logged(path)
     read_beside(run)
@@ -172,10 +176,10 @@ def read_run(path: Path) -> RunData:
     return run
 
 
-def read_logged(path: Path, until: int | None = None) -> RunData:
+def read_logged(path: Path, until: int | None = None) -> RecordedRun:
     """Read the log, or its first bytes."""
     check_run_dir(path)
-    run = RunData(path)
+    run = RecordedRun(path)
     log = path / LOG
     if log.is_file():
         foreign = 0
@@ -201,31 +205,25 @@ def _has_lines(log: Path) -> bool:
         return b"\n" in file.read(1_000_000)
 
 
-def read_beside(run: RunData) -> None:
+def read_beside(run: RecordedRun) -> None:
     """Read the files next to the log: how the run ended, and its checkpoints."""
     run.record = read_record(run.path)
-    run.checkpoints, run.broken = find(run.path)
+    run.checkpoints, run.broken = find_checkpoints(run.path)
 
 
 def check_run_dir(path: Path) -> None:
     """Refuse a path that is not the directory of a run, and suggest one that is."""
-    if not path.exists():
-        near = [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
-        raise OptionError(f"{path} does not exist.{closest(path.name, near)}")
-    if not path.is_dir():
-        raise OptionError(f"{path} is a file; give the directory of a run, such as {path.parent}.")
+    check_directory(path)
     if not (path / LOG).is_file() and not (path / RECORD).is_file():
-        below = sorted(
-            str(each.parent) for pattern in (f"*/{LOG}", f"*/*/{LOG}") for each in path.glob(pattern)
-        )
-        hint = f" There are runs below it: {', '.join(below[-5:])}." if below else ""
+        below = folders_with(path, LOG)
+        hint = f" There are runs below it: {', '.join(below)}." if below else ""
         raise OptionError(f"{path} is not the directory of a run: it has neither {LOG} nor {RECORD}.{hint}")
 
 
 # ---- one record --------------------------------------------------------------------------------------------
 
 
-def take(run: RunData, record: dict[str, Any]) -> bool:
+def take(run: RecordedRun, record: dict[str, Any]) -> bool:
     """Add a record of the log; return False if Hookline did not write it."""
     kind = record.get("type")
     if not isinstance(kind, str):
@@ -241,15 +239,15 @@ def take(run: RunData, record: dict[str, Any]) -> bool:
     elif kind in _TAKERS:
         _TAKERS[kind](run, record, step)
     elif kind == "histogram":
-        run.unshown["histograms"] = run.unshown.get("histograms", 0) + 1
+        run.unshown["histograms"] += 1
     else:  # an unknown record, such as one of a later version
-        add_event(run, Event(kind, _spelled(record), run.times.ended, step))
+        add_event(run, RunEvent(kind, _record_line(record), run.times.ended, step))
     return True
 
 
-def _take_time(run: RunData, record: dict[str, Any]) -> None:
+def _take_time(run: RecordedRun, record: dict[str, Any]) -> None:
     time = record.get("time")
-    if (type(time) is float or type(time) is int) and abs(time) < FAR_AWAY:
+    if (type(time) is float or type(time) is int) and abs(time) < LATEST_SECOND:
         run.times.began = time if run.times.began is None else run.times.began
         begins = record.get("type") in BEGINS
         if run.times.ended is not None and time > run.times.ended and (run.times.is_beginning or not begins):
@@ -263,12 +261,12 @@ def step_of(record: dict[str, Any]) -> int | None:
     return step if type(step) is int and -LAST_STEP < step < LAST_STEP else None
 
 
-def _take_lasting(run: RunData, record: dict[str, Any]) -> None:
+def _take_lasting(run: RecordedRun, record: dict[str, Any]) -> None:
     _take_time(run, record)
     _TAKERS[record["type"]](run, record, step_of(record))
 
 
-def _take_metrics(run: RunData, record: dict[str, Any], step: int) -> None:
+def _take_metrics(run: RecordedRun, record: dict[str, Any], step: int) -> None:
     metrics = record.get("metrics")
     if type(epoch := record.get("epoch")) is int and abs(epoch) < LAST_STEP:
         run.epochs.newest = epoch
@@ -286,40 +284,37 @@ def _take_metrics(run: RunData, record: dict[str, Any], step: int) -> None:
         series = kept.get(name)
         if series is None:
             if len(kept) >= MOST_NAMES:
-                run.unshown["values of further metrics"] = run.unshown.get("values of further metrics", 0) + 1
+                run.unshown["values of further metrics"] += 1
                 continue
             series = kept[name] = Series()
         series.steps.append(step)
         series.values.append(number)
         if not isfinite(number) and name not in run.not_finite:
-            run.not_finite[name] = Event("not finite", f"{name} is {number}", run.times.ended, step)
+            run.not_finite[name] = RunEvent("not finite", f"{name} is {number}", run.times.ended, step)
 
 
-def _take_text(run: RunData, record: dict[str, Any], step: int | None) -> None:
+def _take_text(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
     tag, text = str(record.get("tag", "")), str(record.get("text", ""))
     if tag == "mixture":
-        add_event(run, Event("mixture", text, run.times.ended, step))
+        add_event(run, RunEvent("mixture", text, run.times.ended, step))
         return
     texts = run.texts.setdefault(tag, Texts())
-    kept = texts.kept
-    kept.append((step, text))
+    texts.kept.append((step, text))
     texts.count += 1
-    if len(kept) > MOST_TEXTS:
-        del kept[0]
 
 
-def _take_image(run: RunData, record: dict[str, Any], step: int | None) -> None:
+def _take_image(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
     run.images.append((str(record.get("tag", "")), step, str(record.get("path", ""))))
 
 
-def _take_params(run: RunData, record: dict[str, Any], step: int | None) -> None:
+def _take_params(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
     run.started, run.ending, run.failed = run.times.ended, {}, {}  # the first record of a job
     params = record.get("params")
     if isinstance(params, dict):
         run.params.update(params)
 
 
-def _take_resume(run: RunData, record: dict[str, Any], step: int | None) -> None:
+def _take_resume(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
     run.started, run.ending, run.failed, run.resumed_at = run.times.ended, {}, {}, step
     marked = record.get("superseded")
     count = marked.get("records", 0) if isinstance(marked, dict) else 0
@@ -334,27 +329,27 @@ def _take_resume(run: RunData, record: dict[str, Any], step: int | None) -> None
         if "checkpoint" in record
         else f"from the beginning; {count} records are of an earlier run"
     )
-    add_event(run, Event("resume", text, run.times.ended, step))
+    add_event(run, RunEvent("resume", text, run.times.ended, step))
 
 
-def _take_cost(run: RunData, record: dict[str, Any], step: int | None) -> None:
+def _take_cost(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
     rows = record.get("rows")
     if isinstance(rows, list):
         run.costs.rows, run.costs.rows_since = [row for row in rows if isinstance(row, dict)], run.resumed_at
 
 
-def _take_timings(run: RunData, record: dict[str, Any], step: int | None) -> None:
+def _take_timings(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
     numbers: dict[str, Any] = {name: record.get(name) for name in ("total", *TIMED_PARTS, *SAMPLED)}
     found = {
         name: float(each)
         for name, each in numbers.items()
-        if type(each) in (int, float) and 0 <= each < FAR_AWAY
+        if type(each) in (int, float) and 0 <= each < LATEST_SECOND
     }
     if found.get("total"):
         run.costs.timings, run.costs.timings_since = found, run.resumed_at
 
 
-def _take_end(run: RunData, record: dict[str, Any], step: int | None) -> None:
+def _take_end(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
     said = {key: str(record.get(key) or "") for key in ("status", "reason")}
     run.ending = {
         **said,
@@ -365,17 +360,17 @@ def _take_end(run: RunData, record: dict[str, Any], step: int | None) -> None:
     }
 
 
-def _take_control(run: RunData, record: dict[str, Any], step: int | None) -> None:
+def _take_control(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
     asked = [
         str(record[key])
         for key in ("command", "hook", "interval", "file", "name")
         if record.get(key) is not None
     ]
     failed = f": {record['error']}" if record.get("error") else ""
-    add_event(run, Event("control", f"{' '.join(asked)}{failed}", run.times.ended, step))
+    add_event(run, RunEvent("control", f"{' '.join(asked)}{failed}", run.times.ended, step))
 
 
-def _take_failure(run: RunData, record: dict[str, Any], step: int | None) -> None:
+def _take_failure(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
     """Add a failure. The hook and event come first, because a message may fill all the space that is
     shown.
     """
@@ -385,7 +380,7 @@ def _take_failure(run: RunData, record: dict[str, Any], step: int | None) -> Non
     text = f"{record.get('exception', '')}: {record.get('message', '')}"
     run.failures.add((step, text))
     run.failed = {"exception": record.get("exception"), "text": f"{rank}{who}{text}"}
-    add_event(run, Event(failure_kind(record.get("exception")), run.failed["text"], run.times.ended, step))
+    add_event(run, RunEvent(failure_kind(record.get("exception")), run.failed["text"], run.times.ended, step))
 
 
 def failure_kind(exception: Any) -> str:
@@ -393,9 +388,9 @@ def failure_kind(exception: Any) -> str:
     return "pruned" if exception == PRUNED else "failure"
 
 
-def _take_skip(run: RunData, record: dict[str, Any], step: int | None) -> None:
+def _take_skip(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
     batch = f", batch {record['batch']}" if "batch" in record else ""
-    add_event(run, Event("skip", f"{record.get('reason', '')}{batch}", run.times.ended, step))
+    add_event(run, RunEvent("skip", f"{record.get('reason', '')}{batch}", run.times.ended, step))
 
 
 _TAKERS = {
@@ -412,15 +407,15 @@ _TAKERS = {
 }
 
 
-def add_event(run: RunData, event: Event) -> None:
+def add_event(run: RecordedRun, event: RunEvent) -> None:
     """Keep an event, up to a limit."""
     if len(run.events) < MOST_EVENTS:
         run.events.append(event)
     else:
-        run.unshown["further events"] = run.unshown.get("further events", 0) + 1
+        run.unshown["further events"] += 1
 
 
-def _spelled(record: dict[str, Any]) -> str:
+def _record_line(record: dict[str, Any]) -> str:
     """Return a record of an unknown kind as one line."""
     parts = [
         f"{key} {value}"
@@ -428,3 +423,110 @@ def _spelled(record: dict[str, Any]) -> str:
         if key not in ("type", "time", "step", "epoch") and value not in (None, "", {}, [])
     ]
     return ", ".join(parts)
+
+
+# ---- a run that is in progress -----------------------------------------------------------------------------
+
+
+PIECE = 1 << 20
+TAIL = 200
+"""Bytes before a position by which a log is recognised."""
+
+
+class FollowedRun:
+    """The data of a run, updated with what its files have gained."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._log = path / LOG
+        self._traces = TraceReader(path)
+        self._seen: tuple[Any, ...] = ()
+        self._begin()
+
+    def refresh(self) -> bool:
+        """Read what is new; return whether there was anything."""
+        seen, traced = self._look(), self._traces.refresh()
+        if seen == self._seen and not traced:
+            return False
+        if not self._is_continued() or not self._grow():
+            self._begin()
+            return True
+        self.run.name_curves()
+        self._read_beside(seen)
+        return True
+
+    def _begin(self) -> None:
+        seen = self._look()
+        self._end = _whole_lines(self._log)
+        self._tail = _before(self._log, self._end)
+        self.run: RecordedRun = read_logged(self.path, until=self._end)
+        self._traces.refresh()
+        self._read_beside(seen)
+
+    def _read_beside(self, seen: tuple[Any, ...]) -> None:
+        read_beside(self.run)
+        self.run.trace = self._traces.data()
+        self._seen = seen
+
+    def _is_continued(self) -> bool:
+        """Return whether the log has only grown: the bytes before the new lines are unchanged, and each line
+        has its time.
+        """
+        return self._log.is_file() and _before(self._log, self._end) == self._tail
+
+    def _grow(self) -> bool:
+        """Read the added lines; return False if one of them supersedes earlier ones."""
+        with self._log.open("rb") as file:
+            file.seek(self._end)
+            for line in lines_of(file):
+                if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
+                    break  # the line is still being written
+                if line.startswith(RESUME_START):
+                    return False
+                self._end += len(line)
+                try:
+                    record = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(record, dict):
+                    take(self.run, record)
+        self._tail = _before(self._log, self._end)
+        return True
+
+    def _look(self) -> tuple[Any, ...]:
+        """Return the marks of a change: identity, size and modification time of the run's files."""
+        found: list[Any] = []
+        for path in (self._log, self.path / "run.json", self.path / "checkpoints", self.path / "hangs.log"):
+            try:
+                about = path.stat()
+                found.append((about.st_ino, about.st_size, about.st_mtime_ns))
+            except OSError:
+                found.append(None)
+        return tuple(found)
+
+
+def _whole_lines(path: Path) -> int:
+    """Return the position up to which a log consists of complete lines."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, 2)
+            while end:
+                start = max(0, end - PIECE)
+                file.seek(start)
+                last = file.read(end - start).rfind(b"\n")
+                if last >= 0:
+                    return start + last + 1
+                end = start
+    except OSError:
+        pass
+    return 0
+
+
+def _before(path: Path, end: int) -> bytes:
+    """Return the bytes right before a position."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, end - TAIL))
+            return file.read(min(end, TAIL))
+    except OSError:
+        return b""

@@ -12,13 +12,13 @@ from typing import Any
 
 from hookline.control.client import is_answered
 from hookline.reliability.summary import PRUNED
-from hookline.report.curves import layer_of
-from hookline.report.reader import LAST_STEP, Event, RunData, failure_kind
+from hookline.report.charts import layer_of
+from hookline.report.reader import RecordedRun, RunEvent, failure_kind
+from hookline.report.trace_columns import LAST_STEP, LINE_BYTES
 from hookline.run.state import progress
 
 SILENT = 600.0
 """Seconds without a record after which a run that trains by its record counts as silent."""
-LONGEST_LINE = 1_000_000
 HANG = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (.*)")
 SERIOUS = ("exception", "failure", "failed", "error", "hang", "not finite", "damaged")
 NOTABLE = (
@@ -39,11 +39,11 @@ def level(kind: str) -> str:
     return "bad" if kind in SERIOUS else "warn" if kind in NOTABLE else "info"
 
 
-def all_events(run: RunData) -> list[Event]:
+def all_events(run: RecordedRun) -> list[RunEvent]:
     """Return all events in order of time; an event without a time comes where its step is."""
     found = [
         *run.events,
-        *_checkpoints(run),
+        *_checkpoint_events(run),
         *_hangs(run),
         *_of_json_log(run),
         *_not_finite(run),
@@ -51,14 +51,14 @@ def all_events(run: RunData) -> list[Event]:
     ]
     began, _ = time_spent(run)
     if began is not None:
-        found.append(Event("start", "the first record", began))
+        found.append(RunEvent("start", "the first record", began))
     last = run.times.ended or 0.0
     return sorted(found, key=lambda each: (each.time if each.time is not None else last, each.step or 0))
 
 
-def status(run: RunData, now: float) -> tuple[str, str]:
+def status_in_words(run: RecordedRun, now: float) -> tuple[str, str]:
     """Return the status in words, and as good, bad, warn or info."""
-    said = how_it_ended(run)["status"]
+    said = ending_of(run)["status"]
     if said:
         return said, "good" if said == "completed" else "warn" if said in NOTABLE else "bad"
     is_known = bool(run.record)
@@ -72,16 +72,16 @@ def status(run: RunData, now: float) -> tuple[str, str]:
     if quiet < SILENT:
         return ("training" if is_known or answers else "running, or just ended"), "info"
     if answers:
-        return f"training, silent for {duration(quiet)}", "warn"
+        return f"training, silent for {format_duration(quiet)}", "warn"
     # Without run.json, which older versions wrote with the first checkpoint, an end looks like a kill.
     return (
-        (f"unfinished, silent for {duration(quiet)}", "warn")
+        (f"unfinished, silent for {format_duration(quiet)}", "warn")
         if is_known
-        else (f"last record {duration(quiet)} ago", "info")
+        else (f"last record {format_duration(quiet)} ago", "info")
     )
 
 
-def how_it_ended(run: RunData) -> dict[str, Any]:
+def ending_of(run: RecordedRun) -> dict[str, Any]:
     """Return status, reason, step, epochs and time from run.json, or from the log, which also has failures.
 
     An empty status: the run is training.
@@ -97,9 +97,9 @@ def how_it_ended(run: RunData) -> dict[str, Any]:
         found = {
             "status": said,
             "reason": str(record.get("reason") or ""),
-            "step": whole(record.get("step")),
+            "step": valid_step(record.get("step")),
             "time": at,
-            "epochs": whole(record.get("epochs")),
+            "epochs": valid_step(record.get("epochs")),
         }
     else:
         found = {
@@ -118,15 +118,15 @@ def how_it_ended(run: RunData) -> dict[str, Any]:
     return found
 
 
-def _epochs_at_end(run: RunData) -> int | None:
+def _epochs_at_end(run: RecordedRun) -> int | None:
     """Return the completed epochs. Logs of older versions only have the epoch in which a run ended."""
-    known, last = whole(run.ending.get("epochs")), whole(run.ending.get("epoch"))
+    known, last = valid_step(run.ending.get("epochs")), valid_step(run.ending.get("epoch"))
     if known is not None or last is None or run.epochs.complete is not None:
         return known
     return last + (run.ending.get("status") == "completed")
 
 
-def time_spent(run: RunData) -> tuple[float | None, float | None]:
+def time_spent(run: RecordedRun) -> tuple[float | None, float | None]:
     """Return when the run began, and the seconds of its sessions without the pauses between them.
 
     They come from the log; from the record if there is no log, or if the log begins with an earlier run.
@@ -159,9 +159,9 @@ class Position:
         return progress(self.step, self.epochs, is_inside=self.is_inside)
 
 
-def position(run: RunData) -> Position:
+def position(run: RecordedRun) -> Position:
     """Return the position of a run, now or at its end."""
-    end = how_it_ended(run)
+    end = ending_of(run)
     step = run.last_step if end["step"] is None else end["step"]
     epochs = run.epochs.complete if end["epochs"] is None else end["epochs"]
     if epochs is None and not end["status"] and run.epochs.newest is not None:
@@ -174,7 +174,7 @@ def position(run: RunData) -> Position:
     )
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format seconds with at most two units: `3 h 20 min`."""
     left, parts = round(seconds), list[str]()
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
@@ -184,7 +184,7 @@ def duration(seconds: float) -> str:
     return " ".join(parts[:2])
 
 
-def whole(value: Any) -> int | None:
+def valid_step(value: Any) -> int | None:
     """Return the value if it is a valid step, else None."""
     return value if type(value) is int and abs(value) < LAST_STEP else None
 
@@ -197,7 +197,7 @@ def timestamp(text: Any) -> float | None:
         return None
 
 
-def score(manifest: dict[str, Any]) -> str:
+def format_score(manifest: dict[str, Any]) -> str:
     """Return the metric and value for which a checkpoint was kept, as text."""
     monitor = manifest.get("monitor")
     if not isinstance(monitor, dict):
@@ -210,28 +210,28 @@ def score(manifest: dict[str, Any]) -> str:
     )
 
 
-def _checkpoints(run: RunData) -> Iterator[Event]:
-    for each in run.checkpoints:
-        kept = f", {score(each.manifest)}" if each.manifest.get("monitor") else ""
-        yield Event(
+def _checkpoint_events(run: RecordedRun) -> Iterator[RunEvent]:
+    for checkpoint in run.checkpoints:
+        kept = f", {format_score(checkpoint.manifest)}" if checkpoint.manifest.get("monitor") else ""
+        yield RunEvent(
             "checkpoint",
-            f"{each.path.name} ({each.manifest['reason']}{kept})",
-            timestamp(each.manifest["saved_at"]),
-            each.manifest["step"],
+            f"{checkpoint.path.name} ({checkpoint.manifest['reason']}{kept})",
+            timestamp(checkpoint.manifest["saved_at"]),
+            checkpoint.manifest["step"],
         )
     for path, why in run.broken.items():
-        yield Event("damaged", f"checkpoint {path.name}: {why}")
+        yield RunEvent("damaged", f"checkpoint {path.name}: {why}")
 
 
-def _hangs(run: RunData) -> Iterator[Event]:
+def _hangs(run: RecordedRun) -> Iterator[RunEvent]:
     for line in _lines(run.path / "hangs.log"):
         if match := HANG.match(line.decode("utf-8", "replace")):
             step = re.search(r"\bstep (\d{1,15})\b", match[2])
             # the file has local times
-            yield Event("hang", match[2], timestamp(match[1]), int(step[1]) if step else None)
+            yield RunEvent("hang", match[2], timestamp(match[1]), int(step[1]) if step else None)
 
 
-def _of_json_log(run: RunData) -> Iterator[Event]:
+def _of_json_log(run: RecordedRun) -> Iterator[RunEvent]:
     """Yield failures and endings from the files of the hook JSONLog, without parsing other lines."""
     for path in sorted(run.path.glob("logs/*.jsonl")):
         for line in _lines(path):
@@ -241,13 +241,13 @@ def _of_json_log(run: RunData) -> Iterator[Event]:
                 record = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            at, step = record.get("time"), whole(record.get("step"))
+            at, step = record.get("time"), valid_step(record.get("step"))
             at = at if isinstance(at, float) else None
             text = f"{record.get('exception', '')}: {record.get('message', '')}"
             if record["type"] == "exception" and (step, text) not in run.failures:
-                yield Event("pruned" if record.get("exception") == PRUNED else "exception", text, at, step)
+                yield RunEvent("pruned" if record.get("exception") == PRUNED else "exception", text, at, step)
             elif record["type"] == "train_end" and record.get("reason"):
-                yield Event("stop", str(record["reason"]), at, step)
+                yield RunEvent("stop", str(record["reason"]), at, step)
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -257,13 +257,13 @@ def _lines(path: Path) -> Iterator[bytes]:
     try:
         if path.is_file():
             with path.open("rb") as file:
-                while line := file.readline(LONGEST_LINE):
+                while line := file.readline(LINE_BYTES):
                     yield line
     except OSError:
         return
 
 
-def _not_finite(run: RunData) -> Iterator[Event]:
+def _not_finite(run: RecordedRun) -> Iterator[RunEvent]:
     """Yield the first non-finite value of every metric; one event for many layers at the same step."""
     of_layers: dict[tuple[str, int | None], list[str]] = {}
     for name, event in run.not_finite.items():
@@ -280,10 +280,10 @@ def _not_finite(run: RunData) -> Iterator[Event]:
         )
 
 
-def _ending(run: RunData) -> Iterator[Event]:
-    end = how_it_ended(run)
+def _ending(run: RecordedRun) -> Iterator[RunEvent]:
+    end = ending_of(run)
     said, reason = end["status"], end["reason"]
     # the log has the failure already, with more detail
     if said and not (said in ("failed", "pruned") and end["step"] in [step for step, _ in run.failures]):
         kind = {"completed": "end", "stopped": "stop", "failed": "failure"}.get(said, said)
-        yield Event(kind, f"{said}: {reason}" if reason else said, end["time"], end["step"])
+        yield RunEvent(kind, f"{said}: {reason}" if reason else said, end["time"], end["step"])

@@ -13,29 +13,29 @@ from typing import Any
 
 from hookline.control.client import is_answered
 from hookline.report.progress import Best, best_of
-from hookline.report.reader import LOG, RunData, read_logged, take
-from hookline.report.run_events import SILENT, how_it_ended, position, timestamp, whole
+from hookline.report.reader import LOG, RecordedRun, read_logged, take
+from hookline.report.run_events import SILENT, ending_of, position, timestamp, valid_step
 from hookline.run.lock import is_running
 from hookline.run.record import RECORD, read_record
-from hookline.util.errors import OptionError, closest
+from hookline.util.errors import OptionError, closest, folders_beside
 from hookline.util.urls import MANIFEST
 
 LOG_BYTES = 4_000_000
 """Logs up to this size are read completely for the list; of a longer one only the end."""
 TAIL_BYTES = 256_000
 MOST_FOLDERS = 200_000
-MOST_FILES = 100_000
+MOST_FILES_COUNTED = 100_000
 """Files of one run that are counted for its size."""
-INSIDE = ("checkpoints", "media", "logs")
+INNER_FOLDERS = ("checkpoints", "media", "logs")
 """Folders of a run that do not contain other runs."""
 
 
 @dataclass(slots=True)
-class Listed:
+class ListedRun:
     """One run in the list."""
 
     path: Path
-    run: RunData
+    run: RecordedRun
     status: str
     is_certain: bool
     """False if the files do not show whether the run was killed or runs on another machine."""
@@ -76,7 +76,7 @@ class Listing:
     """All runs below a directory, the newest first."""
 
     folder: Path
-    runs: list[Listed] = field(default_factory=list)
+    runs: list[ListedRun] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """Directories that cannot be read, and other reasons why the list is incomplete."""
 
@@ -92,22 +92,20 @@ def list_runs(folder: Path | str | None = None, now: float | None = None) -> Lis
     """
     where = Path(folder) if folder is not None else Path("runs") if Path("runs").is_dir() else Path()
     if not where.is_dir():
-        near = (
-            [each.name for each in where.parent.iterdir() if each.is_dir()] if where.parent.is_dir() else []
-        )
+        near = folders_beside(where)
         kind = "is a file" if where.exists() else "does not exist"
         raise OptionError(f"{where} {kind}; pass a directory that contains runs.{closest(where.name, near)}")
     listing, now = Listing(where), time.time() if now is None else now
-    for path in _run_dirs(where, listing.problems):
+    for path in _find_run_dirs(where, listing.problems):
         try:
-            listing.runs.append(_listed(path, now))
+            listing.runs.append(_list_run(path, now))
         except OSError as error:
             listing.problems.append(f"{path}: {error.strerror or error}")
     listing.runs.sort(key=lambda each: (each.started or 0.0, str(each.path)), reverse=True)
     return listing
 
 
-def _run_dirs(folder: Path, problems: list[str]) -> Iterator[Path]:
+def _find_run_dirs(folder: Path, problems: list[str]) -> Iterator[Path]:
     def record(error: OSError) -> None:
         problems.append(f"{error.filename}: {error.strerror or error}")
 
@@ -119,26 +117,26 @@ def _run_dirs(folder: Path, problems: list[str]) -> Iterator[Path]:
         if MANIFEST in files:  # a checkpoint
             names.clear()
         elif RECORD in files or LOG in files:
-            names[:] = [name for name in names if name not in INSIDE]
+            names[:] = [name for name in names if name not in INNER_FOLDERS]
             yield Path(parent)
 
 
-def _listed(path: Path, now: float) -> Listed:
-    run = RunData(path, record=read_record(path))
+def _list_run(path: Path, now: float) -> ListedRun:
+    run = RecordedRun(path, record=read_record(path))
     best, is_partial, said = best_of(run), False, ""
     alive = is_running(path)
     if best is None or not run.record or (run.record["status"] == "training" and not alive):
-        is_partial, said = _read_log(run)
+        run, is_partial, said = _read_log(run)
         best = best_of(run)
-    status, is_certain = standing(run, now, alive)
+    status, is_certain = run_status(run, now, alive)
     if said and not run.record:
         status = "unreadable"
     at, record = position(run), run.record
-    is_over = bool(how_it_ended(run)["status"])
+    is_over = bool(ending_of(run)["status"])
     step = at.step if is_over or not record else max(at.step, record["step"])
-    epochs = at.epochs if at.epochs is not None else whole(record.get("epochs"))
+    epochs = at.epochs if at.epochs is not None else valid_step(record.get("epochs"))
     started = timestamp(record.get("started_at") or record.get("noted_at"))
-    return Listed(
+    return ListedRun(
         path,
         run,
         status,
@@ -149,7 +147,7 @@ def _listed(path: Path, now: float) -> Listed:
         is_partial and best is not None,
         run.times.began if started is None else started,
         disk_usage(path),
-        said or how_it_ended(run)["reason"],
+        said or ending_of(run)["reason"],
     )
 
 
@@ -167,30 +165,27 @@ def _in_log(path: Path, best: Best) -> Best | None:
     return best_of(run, best.metric)
 
 
-def _read_log(run: RunData) -> tuple[bool, str]:
-    """Read the log, or its end if it is long; return whether that is only a part of it, and its problem, if
-    any.
+def _read_log(run: RecordedRun) -> tuple[RecordedRun, bool, str]:
+    """Return the run with its log, or with the end of a long log; whether that is only a part of it; and its
+    problem, if any.
     """
     log = run.path / LOG
     if not log.is_file():
-        return False, "" if run.record else f"{RECORD} cannot be read"
+        return run, False, "" if run.record else f"{RECORD} cannot be read"
     if log.stat().st_size > LOG_BYTES:
-        for record in tail(log):
+        for record in last_records(log):
             take(run, record)
         run.name_curves()
-        return True, ""
+        return run, True, ""
     try:
         read = read_logged(run.path)
     except OptionError as error:
-        return False, str(error)
-    record = run.record
-    for name in RunData.__dataclass_fields__:
-        setattr(run, name, getattr(read, name))
-    run.record = record
-    return False, ""
+        return run, False, str(error)
+    read.record = run.record
+    return read, False, ""
 
 
-def tail(log: Path) -> list[dict[str, Any]]:
+def last_records(log: Path) -> list[dict[str, Any]]:
     """Return the complete records at the end of a log that no later resume has superseded."""
     with log.open("rb") as file:
         length = file.seek(0, 2)
@@ -208,14 +203,14 @@ def tail(log: Path) -> list[dict[str, Any]]:
     return records
 
 
-def standing(run: RunData, now: float, alive: bool | None = None) -> tuple[str, bool]:
+def run_status(run: RecordedRun, now: float, alive: bool | None = None) -> tuple[str, bool]:
     """Return the status of a run in one word ('running', 'killed', or how it ended), and whether that is
     certain.
 
     alive: whether its lock is held. A run that trains by its record was killed if no process is active in its
     directory.
     """
-    said = how_it_ended(run)["status"]
+    said = ending_of(run)["status"]
     if alive:  # even if an earlier session has ended
         return "running", True
     if said:
@@ -228,15 +223,15 @@ def standing(run: RunData, now: float, alive: bool | None = None) -> tuple[str, 
             return ("running", True) if answers else ("killed", False)
         last_sign = max(run.times.ended or 0.0, timestamp(run.record.get("noted_at")) or 0.0)
         return ("running", False) if now - last_sign < SILENT else ("killed", False)
-    return ("running" if alive else "killed"), True
+    return "killed", True
 
 
-def standing_of(path: Path, record: dict[str, Any]) -> tuple[str, bool]:
+def recorded_status(path: Path, record: dict[str, Any]) -> tuple[str, bool]:
     """Return the status of the run in a directory by its record and its lock, as `standing` does."""
-    return standing(RunData(path, record=record), time.time(), is_running(path))
+    return run_status(RecordedRun(path, record=record), time.time(), is_running(path))
 
 
-def in_words(status: str, is_certain: bool) -> str:
+def status_word(status: str, is_certain: bool) -> str:
     """Return 'killed', or 'killed?' if that is not certain."""
     return status if is_certain else f"{status}?"
 
@@ -245,7 +240,7 @@ def disk_usage(folder: Path) -> int:
     """Return the bytes of all files below a folder, without following links."""
     total = count = 0
     waiting = [str(folder)]
-    while waiting and count < MOST_FILES:
+    while waiting and count < MOST_FILES_COUNTED:
         try:
             with os.scandir(waiting.pop()) as entries:
                 for entry in entries:

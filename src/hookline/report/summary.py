@@ -9,56 +9,60 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hookline.report.content import names
+from hookline.report.page import short_names
 from hookline.report.progress import RULES, Best, best_of, progress_of
-from hookline.report.reader import LOG, RunData, read_run
-from hookline.report.run_events import how_it_ended, position, score, time_spent, timestamp
-from hookline.report.runs import disk_usage, standing, tail, utc
+from hookline.report.reader import LOG, RecordedRun, read_run
+from hookline.report.run_events import ending_of, format_score, position, time_spent, timestamp
+from hookline.report.runs import disk_usage, last_records, run_status, utc
 from hookline.run.lock import is_running
 from hookline.util.errors import OptionError
-from hookline.util.text import mask
+from hookline.util.text import flatten, mask
 
-VERSION = 1
+SUMMARY_VERSION = 1
 """The version of the data of `hookline summary --json`: it changes if a field changes its meaning or is
 removed.
 """
 MOST_CHECKPOINTS = 100
-DEEPEST = 20
 PLACES = ("run_dir", "default_root_dir", "trace")
 """Options that usually differ between runs and do not affect training."""
 LOGGED = ("options", "module", "device", "precision", "strategy", "hooks", "torch", "hookline")
 """Hyper-parameters that every log has; the others are the module's."""
 
 
-def summarize(run_dirs: list[Path | str], now: float | None = None) -> dict[str, Any]:
+def summarize(run_dirs: list[Path | str]) -> dict[str, Any]:
     """Return a summary of each run, and for several runs the settings that differ. Nothing is written."""
     if not run_dirs:
         raise OptionError("A summary needs the directory of a run.")
-    now = time.time() if now is None else now
-    runs = [read_run(_found(Path(each))) for each in run_dirs]
+    runs = [read_run(_find_run_dir(Path(each))) for each in run_dirs]
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise OptionError(f"A run is named twice: {', '.join(map(str, run_dirs))}.")
     metric = _common_metric(runs)
-    about = [_about(run, name, metric, now) for run, name in zip(runs, names(runs), strict=True)]
+    about = [_summarize_run(run, name, metric) for run, name in zip(runs, short_names(runs), strict=True)]
     differing = differences([each["settings"] for each in about]) if len(runs) > 1 else []
-    return {"version": VERSION, "rules": RULES, "runs": about, "metric": metric, "differences": differing}
+    return {
+        "version": SUMMARY_VERSION,
+        "rules": RULES,
+        "runs": about,
+        "metric": metric,
+        "differences": differing,
+    }
 
 
-def _found(path: Path) -> Path:
+def _find_run_dir(path: Path) -> Path:
     """Return the directory of a run; a bare name may be a run in `runs/`."""
     below = Path("runs") / path
     return below if not path.exists() and not path.is_absolute() and below.is_dir() else path
 
 
-def _common_metric(runs: list[RunData]) -> str | None:
+def _common_metric(runs: list[RecordedRun]) -> str | None:
     """Return the main metric of most of the runs; of several, the first one's."""
     found = [best.metric for run in runs if (best := best_of(run)) is not None]
     return max(found, key=found.count) if found else None
 
 
-def _about(run: RunData, name: str, metric: str | None, now: float) -> dict[str, Any]:
-    record, end, at = run.record, how_it_ended(run), position(run)
-    status, is_certain = standing(run, now, is_running(run.path))
+def _summarize_run(run: RecordedRun, name: str, metric: str | None) -> dict[str, Any]:
+    record, end, at = run.record, ending_of(run), position(run)
+    status, is_certain = run_status(run, time.time(), is_running(run.path))
     best: Best | None = best_of(run, metric) or best_of(run)
     started, (began, spent) = timestamp(record.get("started_at")), time_spent(run)
     sessions = record.get("sessions")
@@ -80,37 +84,37 @@ def _about(run: RunData, name: str, metric: str | None, now: float) -> dict[str,
         "sessions": sessions if isinstance(sessions, list) else [],
         "best": None if best is None else best.data(),
         "metrics": [each.data() for each in progress_of(run)],
-        "cost": {"hooks": run.costs.rows, "time": _timings(run)},
+        "cost": {"hooks": run.costs.rows, "time": _newest_record(run)},
         "checkpoints": [
             {
                 "path": str(each.path),
                 "step": each.manifest["step"],
                 "reason": each.manifest["reason"],
-                "score": score(each.manifest),
+                "score": format_score(each.manifest),
             }
             for each in run.checkpoints[:MOST_CHECKPOINTS]
         ],
         "checkpoint_count": len(run.checkpoints),
         "bytes": disk_usage(run.path),
         **{key: record.get(key) for key in ("command", "directory", "git", "versions", "machine")},
-        "settings": settings_of(run),
+        "settings": recorded_settings(run),
     }
 
 
-def _timings(run: RunData) -> dict[str, Any] | None:
+def _newest_record(run: RecordedRun) -> dict[str, Any] | None:
     """Return the time of each part of the newest session, if the record or the end of the log has it."""
     known = run.record.get("time")
     if isinstance(known, dict):
         return known
     log = run.path / LOG
-    found = [each for each in tail(log) if each.get("type") == "timings"] if log.is_file() else []
+    found = [each for each in last_records(log) if each.get("type") == "timings"] if log.is_file() else []
     return {key: value for key, value in found[-1].items() if key not in ("type", "time")} if found else None
 
 
 # ---- settings ----------------------------------------------------------------------------------------------
 
 
-def settings_of(run: RunData) -> dict[str, Any]:
+def recorded_settings(run: RecordedRun) -> dict[str, Any]:
     """Return every setting by its name, the ones that users set first: configuration, module, trainer, hooks,
     optimizers.
     """
@@ -137,12 +141,12 @@ def settings_of(run: RunData) -> dict[str, Any]:
     }
     own = {key: each for key, each in logged.items() if key not in LOGGED}
     known["logged"] = None if hparams else own  # what HParams has logged
-    flat: dict[str, Any] = {}
-    for name, value in known.items():
-        if value is not None:
-            # A log of an older version may have secrets. The data section has only numbers, and a loader may
-            # be called "tokens".
-            flat |= _flat(value if name == "data" else mask(value), name)
+    # A log of an older version may have secrets. The data section has only numbers, and a loader may be
+    # called "tokens".
+    flat = flatten(
+        {name: value if name == "data" else mask(value) for name, value in known.items() if value is not None}
+    )
+    flat = {key.removeprefix("."): value for key, value in flat.items() if value != {}}
     twice = {f"config.{key}" for key in flat if key.startswith("trainer.")}
     return {
         key: value for key, value in flat.items() if key.rpartition(".")[2] not in PLACES and key not in twice
@@ -169,15 +173,6 @@ def _commit(git: Any) -> str | None:
     if not isinstance(git, dict) or not isinstance(git.get("commit"), str):
         return None
     return f"{git['commit'][:12]}{' with changes' if git.get('dirty') else ''}"
-
-
-def _flat(value: Any, key: str, depth: int = 0) -> dict[str, Any]:
-    if isinstance(value, dict) and depth < DEEPEST:
-        found: dict[str, Any] = {}
-        for inner, each in value.items():
-            found |= _flat(each, f"{key}.{inner}" if key else str(inner), depth + 1)
-        return found
-    return {key: value}
 
 
 def differences(settings: list[dict[str, Any]]) -> list[dict[str, Any]]:

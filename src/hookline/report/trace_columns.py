@@ -9,19 +9,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-FILES = ("trace.json", "trace.rank*.json")
+TRACE_FILES = ("trace.json", "trace.rank*.json")
 """One for each rank; merged files are ignored."""
-MOST_FILES = 8
+MOST_TRACES = 8
 """Ranks that are read; more would take long to read and are not comparable by eye."""
 COLUMNS = 600
 """At most twice as many are kept; then neighbours are merged, and a column covers twice the time."""
 FIRST_WIDTH = 100.0
 """Initial width of a column in microseconds."""
 MOST_LANES = 120
-LONGEST_LINE = 1_000_000
-FAR_AWAY = 1e17
+LINE_BYTES = 1_000_000
+LATEST_MICROSECOND = 1e17
 """Microseconds. A larger value is not a time."""
 LAST_STEP = 1 << 53
+"""The largest integer that a browser represents exactly; a larger value is not a step."""
 
 
 @dataclass
@@ -128,8 +129,8 @@ class TraceReader:
 
     def refresh(self) -> bool:
         """Read what is new; return whether there was anything."""
-        found = [path for pattern in FILES for path in self._run_dir.glob(pattern) if path.is_file()]
-        first = sorted(found, key=lambda path: (len(path.name), path.name))[:MOST_FILES]
+        found = [path for pattern in TRACE_FILES for path in self._run_dir.glob(pattern) if path.is_file()]
+        first = sorted(found, key=lambda path: (len(path.name), path.name))[:MOST_TRACES]
         files = {path: path.stat() for path in first}
         if any(
             path not in files or files[path].st_ino != known or files[path].st_size < at
@@ -164,7 +165,7 @@ def events_from(path: Path, at: int = 0) -> Iterator[tuple[int, dict[str, Any]]]
     try:
         with path.open("rb") as file:
             file.seek(at)
-            while line := file.readline(LONGEST_LINE):
+            while line := file.readline(LINE_BYTES):
                 if not line.endswith(b"\n"):
                     return
                 at += len(line)
@@ -186,7 +187,10 @@ def _shift(event: dict[str, Any], before: float) -> float:
         return before
     about = event.get("args")
     of_day, own = (about.get("unix_ns"), about.get("clock_ns")) if isinstance(about, dict) else (None, None)
-    if not (isinstance(of_day, int) and isinstance(own, int)) or max(abs(of_day), abs(own)) > 1e3 * FAR_AWAY:
+    if (
+        not (isinstance(of_day, int) and isinstance(own, int))
+        or max(abs(of_day), abs(own)) > 1e3 * LATEST_MICROSECOND
+    ):
         return before
     return (of_day - own) / 1e3
 
@@ -200,7 +204,9 @@ def _call(event: dict[str, Any]) -> tuple[int, str, str, float, float, int] | No
     name, start, took, rank = event.get("name"), event.get("ts"), event.get("dur"), event.get("pid")
     if not (isinstance(name, str) and isinstance(start, int | float) and isinstance(took, int | float)):
         return None
-    if not (-FAR_AWAY < start < FAR_AWAY and 0 <= took < FAR_AWAY):  # neither is NaN
+    if not (
+        -LATEST_MICROSECOND < start < LATEST_MICROSECOND and 0 <= took < LATEST_MICROSECOND
+    ):  # neither is NaN
         return None
     rank = rank if isinstance(rank, int) and 0 <= rank < LAST_STEP else 0
     step = about.get("step")

@@ -270,7 +270,7 @@ class Module(Actions, ModuleMethods, nn.Module):
         one.
         """
         # imported by name, because that layer is above this one
-        loading = importlib.import_module("hookline.checkpoint.load_module")
+        loading = importlib.import_module("hookline.checkpoint.weights")
         return loading.load_module(cls, path, strict, weights, **overrides)  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""Test a hook without writing a trainer: with one event, or with a whole tiny run."""
+"""Test a hook without writing a trainer: with one event, or with a whole run of a tiny model."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 
 from hookline.engine.events import EVENTS, Event
 from hookline.engine.foreign import Adapter
@@ -17,12 +19,12 @@ from hookline.engine.listener import Listener, with_filters
 from hookline.engine.plan import Plan
 from hookline.engine.recorder import Call, Recorder
 from hookline.run._arguments import OptionArguments
+from hookline.run.module import Module
 from hookline.run.state import WRITTEN, State
-from hookline.testing.tiny import TinyModule, tiny_batches, tiny_trainer
 from hookline.training.trainer import Trainer
 from hookline.util.errors import HookError, closest
 
-COUNTERS = ("step", "epoch", "batch_idx", "batches_seen", "samples_seen", "tokens_seen")
+COUNTER_FACTS = ("step", "epoch", "batch_idx", "batches_seen", "samples_seen", "tokens_seen")
 _COUNTED: dict[int, dict[str, list[dict[str, Any]]]] = {}
 """The counters of each hook's filters, by the identity of the hook and the event, as long as the hook
 exists.
@@ -41,7 +43,7 @@ def fire(hook: Any, event: str, *, filters: bool = True, **facts: Any) -> Any:
     count like events of one run. filters=False: the hook is called in any case.
     """
     row = EVENTS.named(event)
-    given = _given(row, facts)
+    given = _check_facts(row, facts)
     hooks = HookList(Plan(EVENTS), EVENTS)
     entry = hooks.add(hook).entry
     listener = next((each for each in entry.listeners if each.event is row), None)
@@ -50,27 +52,29 @@ def fire(hook: Any, event: str, *, filters: bool = True, **facts: Any) -> Any:
         raise HookError(
             f"{type(entry.given).__name__} does not listen to {row.name}. It listens to {others}."
         )
-    state = _state({"hooks": hooks, **given}, row)
+    state = _make_state({"hooks": hooks, **given}, row)
     if isinstance(
         entry.hook, Adapter
     ):  # a callback of another package: pass its parameters by name, not the views of a run
-        return _by_name(listener, state, given)
+        return _call_by_name(listener, state, given)
     _refuse_missing(listener, state, given, filters)
     if not filters or not listener.filters:
         return listener.binding.call(state)
-    counted = _counted(entry.given).setdefault(row.name, [])
-    before = _state({**given, **{name: max(0, given[name] - 1) for name in COUNTERS if name in given}}, row)
-    for index, each in enumerate(listener.filters):
-        each.begin(before)
+    counted = _filter_counters(entry.given).setdefault(row.name, [])
+    before = _make_state(
+        {**given, **{name: max(0, given[name] - 1) for name in COUNTER_FACTS if name in given}}, row
+    )
+    for index, condition in enumerate(listener.filters):
+        condition.begin(before)
         if counted:
-            each.load_state_dict(counted[index])
+            condition.load_state_dict(counted[index])
     try:
         return with_filters(listener.binding.call, listener.filters)(state)
     finally:
         counted[:] = [each.state_dict() for each in listener.filters]
 
 
-def _given(row: Event, facts: dict[str, Any]) -> dict[str, Any]:
+def _check_facts(row: Event, facts: dict[str, Any]) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for name, value in facts.items():
         fact = EVENTS.fact(name, row)
@@ -83,7 +87,7 @@ def _given(row: Event, facts: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _state(given: dict[str, Any], row: Event) -> Any:
+def _make_state(given: dict[str, Any], row: Event) -> Any:
     """Return a state with the given facts, at the attributes that a listener of this event reads."""
     epochs_seen = given.get("epoch", 0) + (row.name == "on_train_epoch_end")
     values: dict[str, Any] = {"device": torch.device("cpu"), "epochs_seen": epochs_seen, "own": {}}
@@ -123,18 +127,18 @@ def _refuse_missing(listener: Listener, state: Any, given: dict[str, Any], filte
     missing = [
         name
         for name in dict.fromkeys(listener.binding.facts)
-        if name not in given and not _is_there(name, listener.event, state)
+        if name not in given and not _has_default(name, listener.event, state)
     ]
     if missing:
         raise HookError(
             f"{where} requests {', '.join(missing)}, without a value outside a run: pass "
             f"{'it' if len(missing) == 1 else 'them'} to fire({_example(listener, missing)})."
         )
-    for each in listener.filters if filters else ():
-        asked = ["epoch" if name == "epochs_seen" else name for name in each.facts]
-        if counts := [name for name in asked if name in COUNTERS and name not in given]:
+    for condition in listener.filters if filters else ():
+        asked = ["epoch" if name == "epochs_seen" else name for name in condition.facts]
+        if counts := [name for name in asked if name in COUNTER_FACTS and name not in given]:
             raise HookError(
-                f"{where} is called {each.text}: pass {' and '.join(counts)} to "
+                f"{where} is called {condition.text}: pass {' and '.join(counts)} to "
                 f"fire({_example(listener, counts)}), or filters=False to call it in any case."
             )
 
@@ -143,7 +147,7 @@ def _example(listener: Listener, names: list[str]) -> str:
     return f"hook, {listener.event.name.removeprefix('on_')!r}, {', '.join(f'{name}=...' for name in names)}"
 
 
-def _is_there(name: str, row: Event, state: Any) -> bool:
+def _has_default(name: str, row: Event, state: Any) -> bool:
     """Return whether a fact has a meaningful value before a run."""
     fact = EVENTS.fact(name, row)
     if fact is None or name == "config":
@@ -153,7 +157,7 @@ def _is_there(name: str, row: Event, state: Any) -> bool:
     return name == "state" or getattr(state, "logger" if name == "experiment" else name) is not None
 
 
-def _counted(hook: Any) -> dict[str, list[dict[str, Any]]]:
+def _filter_counters(hook: Any) -> dict[str, list[dict[str, Any]]]:
     """Return the filter counters of a hook; they are dropped with the hook."""
     if id(hook) not in _COUNTED:
         with contextlib.suppress(TypeError):  # a hook without weak references starts at zero each time
@@ -162,7 +166,7 @@ def _counted(hook: Any) -> dict[str, list[dict[str, Any]]]:
     return _COUNTED.get(id(hook), {})
 
 
-def _by_name(listener: Listener, state: Any, given: dict[str, Any]) -> Any:
+def _call_by_name(listener: Listener, state: Any, given: dict[str, Any]) -> Any:
     named: dict[str, Any] = {}
     for parameter in inspect.signature(listener.function).parameters.values():
         fact = EVENTS.fact(parameter.name, listener.event)
@@ -171,7 +175,7 @@ def _by_name(listener: Listener, state: Any, given: dict[str, Any]) -> Any:
         if fact.name in given:
             named[parameter.name] = given[fact.name]
         elif parameter.default is parameter.empty:
-            if not _is_there(fact.name, listener.event, state):
+            if not _has_default(fact.name, listener.event, state):
                 raise HookError(
                     f"{listener.function.__qualname__} takes {parameter.name}, without a value "
                     f"outside a run: pass it to fire({_example(listener, [parameter.name])})."
@@ -207,3 +211,56 @@ def play(
     with Recorder(trainer) as recorder:
         trainer.fit(module or TinyModule(), tiny_batches() if train is None else train, val)
     return Played(trainer, recorder.calls)
+
+
+# ---- the smallest model, data and trainer ------------------------------------------------------------------
+
+
+class TinyModule(Module):
+    """A linear regression of four numbers onto two."""
+
+    def __init__(self, lr: float = 0.1) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.lr = lr
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the outputs for a batch's inputs."""
+        outputs: Tensor = self.layer(inputs)
+        return outputs
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Return the mean squared error."""
+        return mse_loss(self(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Return the mean squared error."""
+        return mse_loss(self(batch[0]), batch[1])
+
+    def test_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Return the mean squared error."""
+        return mse_loss(self(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        """Return SGD."""
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+def tiny_batches(n: int = 4, size: int = 3, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    """Return `n` batches of inputs and targets, the same every time."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randn(size, 4, generator=generator), torch.randn(size, 2, generator=generator))
+        for _ in range(n)
+    ]
+
+
+def tiny_trainer(*hooks: Any, **options: Unpack[OptionArguments]) -> Trainer:
+    """Return a trainer on the CPU without output; for one epoch, or as long as max_epochs, max_steps or
+    max_time say.
+    """
+    quiet: OptionArguments = {"enable_progress_bar": False, "num_sanity_val_steps": 0, "checkpoint": False}
+    if options.get("max_steps", -1) < 0 and options.get("max_time") is None:
+        quiet["max_epochs"] = 1
+    quiet.update(options)
+    return Trainer(hooks=hooks, logger=False, device="cpu", **quiet)

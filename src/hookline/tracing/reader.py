@@ -8,22 +8,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hookline.tracing.writer import FORMAT, is_trace
+from hookline.tracing.writer import TRACE_FORMAT, is_trace
 from hookline.util.errors import OptionError, closest
 
-Record = dict[str, Any]
+TraceRecord = dict[str, Any]
 HEADER = {"stage": str, "rank": int, "world_size": int, "clock_ns": int, "unix_ns": int}
 """The fields of the first line, with their types."""
-LISTENER = ("receiver", "name", "function", "origin", "when", "why")
+LISTENER_TEXTS = ("receiver", "name", "function", "origin", "when", "why")
 """The text fields of each listener in the plan."""
 MOST_BRANCHES = 20
-LONGEST_LINE = 2**26
+LINE_CHARACTERS = 2**26
 """Characters. Hookline writes no longer lines; a longer one is read in parts, which are not valid JSON."""
 LATEST_TIME = 1e17
 """Microseconds. A larger value, or NaN, is not a valid time."""
 
 
-def read_trace(path: str | Path) -> Iterator[Record]:
+def read_trace(path: str | Path) -> Iterator[TraceRecord]:
     """Yield the records of a trace, in the order in which they ended. Incomplete lines are left out.
 
     Raise an OptionError if the file is not a trace.
@@ -31,7 +31,7 @@ def read_trace(path: str | Path) -> Iterator[Record]:
     path = Path(path)
     check_trace(path)
     with path.open(encoding="utf-8", errors="replace") as file:
-        while line := file.readline(LONGEST_LINE):
+        while line := file.readline(LINE_CHARACTERS):
             text = line.strip().removeprefix("[").removesuffix(",")
             if text in ("", "]"):
                 continue
@@ -43,14 +43,14 @@ def read_trace(path: str | Path) -> Iterator[Record]:
                 yield record
 
 
-def of_first_rank(records: Iterator[Record]) -> Iterator[Record]:
+def of_first_rank(records: Iterator[TraceRecord]) -> Iterator[TraceRecord]:
     """Yield only the records of the rank that comes first, so that a merged trace is not counted twice."""
     first = next(records)
     yield first
     yield from (record for record in records if record.get("pid") == first.get("pid"))
 
 
-def _is_valid(record: Record) -> bool:
+def _is_valid(record: TraceRecord) -> bool:
     """Return whether a record has the fields that all readers of a trace need."""
     args = record.get("args")
     if (
@@ -88,7 +88,7 @@ def _is_row(row: Any) -> bool:
         and isinstance(listeners, list)
         and all(
             isinstance(each, dict)
-            and all(isinstance(each.get(key), str) for key in LISTENER)
+            and all(isinstance(each.get(key), str) for key in LISTENER_TEXTS)
             and isinstance(each.get("asks"), list)
             and all(isinstance(fact, str) for fact in each["asks"])
             for each in listeners
@@ -96,7 +96,7 @@ def _is_row(row: Any) -> bool:
     )
 
 
-def _is_header(args: Record) -> bool:
+def _is_header(args: TraceRecord) -> bool:
     has_fields = all(isinstance(args.get(key), kind) for key, kind in HEADER.items())
     return has_fields and all(abs(args[key]) < 1e3 * LATEST_TIME for key in ("clock_ns", "unix_ns"))
 
@@ -121,18 +121,20 @@ def check_trace(path: Path) -> None:
     if not is_trace(path):
         raise OptionError(f"{path} is not a trace of Hookline: its first line is not the header of a trace.")
     with path.open(encoding="utf-8", errors="replace") as file:
-        first = file.readline(LONGEST_LINE)
+        first = file.readline(LINE_CHARACTERS)
     written: Any = None
     try:
         about = json.loads(first.strip().removeprefix("[").removesuffix(","))["args"]
         written = about["format"]
-        is_valid = written != FORMAT or _is_header(about)
+        is_valid = written != TRACE_FORMAT or _is_header(about)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         is_valid = False
     if not is_valid:
         raise OptionError(f"{path} is damaged: its first line is incomplete.")
-    if written != FORMAT:
-        raise OptionError(f"{path} has format {written!r}; this version of Hookline reads format {FORMAT}.")
+    if written != TRACE_FORMAT:
+        raise OptionError(
+            f"{path} has format {written!r}; this version of Hookline reads format {TRACE_FORMAT}."
+        )
 
 
 def merge(paths: Sequence[Path], out: Path) -> int:
@@ -162,7 +164,7 @@ def merge(paths: Sequence[Path], out: Path) -> int:
     return count
 
 
-def _on_one_clock(paths: Sequence[Path]) -> Iterator[Record]:
+def _on_one_clock(paths: Sequence[Path]) -> Iterator[TraceRecord]:
     basis = None
     for path in paths:
         shift = 0.0

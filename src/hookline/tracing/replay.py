@@ -15,10 +15,10 @@ from hookline.engine.plan import Plan
 from hookline.metrics.metric_log import MetricLog, Metrics
 from hookline.run.context import StepContext
 from hookline.tracing.reader import read_trace
-from hookline.tracing.writer import COUNTERS, number, own_facts
+from hookline.tracing.writer import COUNTER_SOURCES, own_facts, parse_number
 from hookline.util.errors import HookError, HooklineError, OptionError, Signal
 
-OF_THE_RUN = ("stage", "rank", "local_rank", "world_size", "resumed")
+RUN_FACTS = ("stage", "rank", "local_rank", "world_size", "resumed")
 """Facts that a trace holds once, in its first line."""
 _SPELLINGS = {"current_epoch": "epoch", "current_batch_idx": "batch_idx", "latest_loss": "loss"}
 _CONTEXT = {"loss": "window_loss", "grad_norm": "grad_norm", "lr": "used_lr", "tokens_seen": "tokens_seen"}
@@ -70,7 +70,7 @@ class RecordedState:
     def ctx(self) -> StepContext:
         """The update as one object; model and optimizer are None in it."""
         known = {
-            name: vars(self).get(attribute, _Unknown(name, self.position))
+            name: vars(self).get(attribute, _UnknownNumber(name, self.position))
             for name, attribute in _CONTEXT.items()
         }
         return StepContext(self.step, **known, epoch=self.epoch, metrics=vars(self).get("batch_metrics"))
@@ -84,7 +84,7 @@ class RecordedState:
         self._asked.append(f"replace {name.removeprefix('live_')} at {self.position}")
 
 
-class _Unknown:
+class _UnknownNumber:
     """A number that was not recorded; reading it raises NotRecorded."""
 
     def __init__(self, name: str, position: str) -> None:
@@ -101,15 +101,15 @@ def replay(path: str | Path, hook: Any, *, rank: int | None = None, name: str | 
     rank: of a merged trace; by default the lowest.
     """
     plan = Plan(EVENTS)
-    rank, seen = recorded(path, rank)
+    rank, seen = recorded_facts(path, rank)
     hooks = HookList(plan, EVENTS, rank)
     entry = hooks.add(hook, name).entry
-    check(path, entry.listeners, seen)
+    check_recorded(path, entry.listeners, seen)
     done = Replayed(entry.name)
     state = RecordedState(done.asked)
     hooks.stopwatch.start()
     begun = False
-    for event in _played(path, rank, state):
+    for event in _play_events(path, rank, state):
         if not begun:
             begun = True
             for listener in entry.listeners:
@@ -127,18 +127,18 @@ def replay(path: str | Path, hook: Any, *, rank: int | None = None, name: str | 
     return done
 
 
-def _played(path: str | Path, rank: int, state: RecordedState) -> Iterator[Event]:
+def _play_events(path: str | Path, rank: int, state: RecordedState) -> Iterator[Event]:
     """Yield the events in order, after setting the state to what was recorded."""
     for record in read_trace(path):
         args = record["args"]
         if record.get("pid", 0) != rank:
             continue
         if record["name"] == "hookline" and record.get("ph") == "M":
-            for fact in OF_THE_RUN:
+            for fact in RUN_FACTS:
                 setattr(state, fact, args.get(fact))
         elif record.get("cat") in ("event", "action"):
-            for key in args.keys() & COUNTERS.keys():
-                setattr(state, key, number(args[key]))
+            for key in args.keys() & COUNTER_SOURCES.keys():
+                setattr(state, key, parse_number(args[key]))
             if record["cat"] == "event" and record["name"] in EVENTS:
                 event = EVENTS[record["name"]]
                 _set_own(state, event, args)
@@ -147,7 +147,7 @@ def _played(path: str | Path, rank: int, state: RecordedState) -> Iterator[Event
 
 def _set_own(state: RecordedState, event: Event, args: dict[str, Any]) -> None:
     for key, expression in own_facts(event, EVENTS).items():
-        value = _revived(key, args[key]) if key in args else None
+        value = _revive(key, args[key]) if key in args else None
         if event.inside == "own":
             state.own[key] = value
         elif key in args:
@@ -156,18 +156,18 @@ def _set_own(state: RecordedState, event: Event, args: dict[str, Any]) -> None:
             vars(state).pop(expression.removeprefix("s."), None)  # not what it was at an earlier event
 
 
-def _revived(key: str, value: Any) -> Any:
+def _revive(key: str, value: Any) -> Any:
     if isinstance(value, dict) and key in ("metrics",):
-        return Metrics({name: number(each) for name, each in value.items()})
+        return Metrics({name: parse_number(each) for name, each in value.items()})
     if key == "path" and isinstance(value, str) and "://" not in value:
         return Path(value)
-    return number(value) if isinstance(value, str) and key != "reason" else value
+    return parse_number(value) if isinstance(value, str) and key != "reason" else value
 
 
 # ---- check that the trace has the requested facts ----------------------------------------------------------
 
 
-def recorded(path: str | Path, rank: int | None) -> tuple[int, dict[str, set[str]]]:
+def recorded_facts(path: str | Path, rank: int | None) -> tuple[int, dict[str, set[str]]]:
     """Return the rank to replay, and the facts that the trace has of it, by event."""
     seen: dict[int, dict[str, set[str]]] = {}
     for record in read_trace(path):
@@ -183,9 +183,9 @@ def recorded(path: str | Path, rank: int | None) -> tuple[int, dict[str, set[str
     return played, seen[played]
 
 
-def check(path: str | Path, listeners: list[Listener], seen: dict[str, set[str]]) -> None:
+def check_recorded(path: str | Path, listeners: list[Listener], seen: dict[str, set[str]]) -> None:
     """Raise if a hook requests facts that were not recorded, or none of its events was."""
-    everywhere = {*set().union(*seen.values()) & COUNTERS.keys(), *OF_THE_RUN, "state"}
+    everywhere = {*set().union(*seen.values()) & COUNTER_SOURCES.keys(), *RUN_FACTS, "state"}
     missing: list[str] = []
     for listener in listeners:
         event = listener.event
@@ -195,7 +195,7 @@ def check(path: str | Path, listeners: list[Listener], seen: dict[str, set[str]]
             missing += [
                 f"{fact!r} in {event.name}"
                 for fact in listener.facts
-                if fact not in everywhere and not _is_there(fact, event, here)
+                if fact not in everywhere and not _is_recorded(fact, event, here)
             ]
     if missing:
         raise NotRecorded(
@@ -210,7 +210,7 @@ def check(path: str | Path, listeners: list[Listener], seen: dict[str, set[str]]
         )
 
 
-def _is_there(name: str, event: Event, here: set[str]) -> bool:
+def _is_recorded(name: str, event: Event, here: set[str]) -> bool:
     if name == "ctx":
         return "s.window_loss" in here
     fact = EVENTS.fact(name, event)

@@ -9,9 +9,9 @@ from typing import Any
 from hookline.engine.cost import format_seconds
 from hookline.engine.events import EVENTS, RECEIVERS
 from hookline.engine.explain import Explanation, explain_rows
-from hookline.tracing.reader import Record
+from hookline.tracing.reader import TraceRecord
 
-KINDS = {word.removesuffix("s"): word for word in RECEIVERS.values()}
+CATEGORIES = {word.removesuffix("s"): word for word in RECEIVERS.values()}
 """A call's category in a trace -> the receiver as `explain` calls it."""
 SOMETIMES = (
     "on_step_skipped",
@@ -61,7 +61,7 @@ class TraceCounts:
     """The different orders in which an event's listeners were called."""
 
 
-def count(records: Iterable[Record]) -> TraceCounts:
+def count(records: Iterable[TraceRecord]) -> TraceCounts:
     """Count the events and calls of a trace, in one pass."""
     counts = TraceCounts()
     calls: dict[str, list[tuple[float, tuple[str, str]]]] = {}
@@ -77,9 +77,9 @@ def count(records: Iterable[Record]) -> TraceCounts:
             orders = counts.order.setdefault(name, [])
             if called and called not in orders and len(orders) < 20:
                 orders.append(called)
-        elif cat in KINDS:
+        elif cat in CATEGORIES:
             event, step = args.get("event", ""), args.get("step", 0)
-            who = (KINDS[cat], name)
+            who = (CATEGORIES[cat], name)
             call_count = counts.calls.setdefault((*who, event), CallCount(first_step=step))
             call_count.calls += 1
             call_count.micros += record["dur"]
@@ -90,7 +90,7 @@ def count(records: Iterable[Record]) -> TraceCounts:
     return counts
 
 
-def differences(planned: list[dict[str, Any]], counts: TraceCounts) -> list[str]:
+def differences_from_plan(planned: list[dict[str, Any]], counts: TraceCounts) -> list[str]:
     """Return every difference between the plan and the run, a sentence each."""
     found: list[str] = []
     if counts.failed:
@@ -107,12 +107,10 @@ def differences(planned: list[dict[str, Any]], counts: TraceCounts) -> list[str]
         if waiting and not times and not counts.partial and not is_conditional(event):
             who = ", ".join(dict.fromkeys(_label(each["receiver"], each["name"]) for each in waiting))
             found.append(f"{event} never happened: {who} was not called")
-        for each in listeners:
-            who_at = (each["receiver"], each["name"], event)
-            known.add(who_at)
-            found += (
-                _call_differences(each, event, times, counts) if times and not _is_replaced(each, row) else []
-            )
+        for listener in listeners:
+            known.add((listener["receiver"], listener["name"], event))
+            if times and not _is_replaced(listener, row):
+                found += _call_differences(listener, event, times, counts)
         found += _order_differences([(each["receiver"], each["name"]) for each in listeners], event, counts)
     for (receiver, name, event), call_count in counts.calls.items():
         if (receiver, name, event) not in known:
@@ -187,7 +185,7 @@ def _label(receiver: str, name: str) -> str:
 
 
 Listeners = dict[str, list[dict[str, Any]]]
-LISTENER = ("function", "asks", "when", "on_error")
+COMPARED = ("function", "asks", "when", "on_error")
 """The properties of a listener that are compared between two plans."""
 
 
@@ -197,7 +195,7 @@ def beside(counts: TraceCounts, planned: list[dict[str, Any]] | None = None) -> 
     planned: by default the plan in the trace.
     """
     rows = [{**row, "listeners": [dict(each) for each in row["listeners"]]} for row in planned or counts.rows]
-    different = differences(rows, counts)
+    different = differences_from_plan(rows, counts)
     by_event = {row["event"]: row for row in rows}
     for (receiver, name, event), call_count in counts.calls.items():
         if event not in by_event:
@@ -240,15 +238,15 @@ def compare(first: Explanation, second: Explanation, names: tuple[str, str]) -> 
     for event in dict.fromkeys([*left, *right]):
         before, after = left.get(event, []), right.get(event, [])
         for only, others, name in ((before, after, names[0]), (after, before, names[1])):
-            keys = [_key(each) for each in others]
+            keys = [_listener_key(each) for each in others]
             found += [
                 f"{event}: {_label(each['receiver'], each['name'])} only in {name}"
                 for each in only
-                if _key(each) not in keys and _key(each) not in alone
+                if _listener_key(each) not in keys and _listener_key(each) not in alone
             ]
         found += _changed(event, before, after, names)
-        common = [_key(each) for each in before if _key(each) in map(_key, after)]
-        order = [_key(each) for each in after if _key(each) in common]
+        common = [_listener_key(each) for each in before if _listener_key(each) in map(_listener_key, after)]
+        order = [_listener_key(each) for each in after if _listener_key(each) in common]
         if common != order:
             found.append(
                 f"{event}: {' → '.join(name for _, name in common)} in {names[0]}, "
@@ -259,12 +257,12 @@ def compare(first: Explanation, second: Explanation, names: tuple[str, str]) -> 
 
 def _hooks_without(plan: Listeners, other: Listeners, name: str) -> dict[tuple[str, str], str]:
     """Return a line for each hook that only one plan has, with its events."""
-    known = {_key(each) for listeners in other.values() for each in listeners}
+    known = {_listener_key(each) for listeners in other.values() for each in listeners}
     found: dict[tuple[str, str], list[str]] = {}
     for event, listeners in plan.items():
         for listener in listeners:
-            if listener["receiver"] == "hooks" and _key(listener) not in known:
-                found.setdefault(_key(listener), []).append(event)
+            if listener["receiver"] == "hooks" and _listener_key(listener) not in known:
+                found.setdefault(_listener_key(listener), []).append(event)
     return {key: f"hook {key[1]} only in {name}: {', '.join(events)}" for key, events in found.items()}
 
 
@@ -272,23 +270,23 @@ def _changed(
     event: str, before: list[dict[str, Any]], after: list[dict[str, Any]], names: tuple[str, str]
 ) -> list[str]:
     found = []
-    others = {_key(each): each for each in after}
+    others = {_listener_key(each): each for each in after}
     for listener in before:
-        other = others.get(_key(listener), listener)
+        other = others.get(_listener_key(listener), listener)
         label = _label(listener["receiver"], listener["name"])
         found += [
-            f"{event}: {label}, {what.replace('_', ' ')}: {_shown(listener[what])} in {names[0]}, "
-            f"{_shown(other[what])} in {names[1]}"
-            for what in LISTENER
+            f"{event}: {label}, {what.replace('_', ' ')}: {_property_text(listener[what])} in {names[0]}, "
+            f"{_property_text(other[what])} in {names[1]}"
+            for what in COMPARED
             if listener[what] != other[what]
         ]
     return found
 
 
-def _key(listener: dict[str, Any]) -> tuple[str, str]:
+def _listener_key(listener: dict[str, Any]) -> tuple[str, str]:
     """Return the key that identifies a listener in both plans; a module is the same whatever its class."""
     return listener["receiver"], listener["name"] if listener["receiver"] == "hooks" else ""
 
 
-def _shown(value: Any) -> str:
+def _property_text(value: Any) -> str:
     return (", ".join(value) or "nothing") if isinstance(value, list) else str(value)

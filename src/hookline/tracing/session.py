@@ -11,7 +11,7 @@ from hookline.util.errors import HooklineError
 if TYPE_CHECKING:
     from hookline.tracing.tracer import Tracer
 
-NAME = "trace.json"
+TRACE_NAME = "trace.json"
 
 
 class Tracing:
@@ -79,7 +79,7 @@ class Tracing:
         from hookline.tracing.writer import TraceFile
 
         s = self._run.state
-        path = file_of_rank(Path(given) if given is not None else self._run.run_dir() / NAME, s.rank)
+        path = file_of_rank(Path(given) if given is not None else self._run.run_dir() / TRACE_NAME, s.rank)
         about = {
             "stage": s.stage,
             "rank": s.rank,

@@ -11,9 +11,9 @@ from hookline.engine.events import RECEIVERS, Event
 from hookline.engine.explain import explain_plan
 from hookline.engine.listener import Listener
 from hookline.engine.plan import Plan
-from hookline.tracing.writer import Kind, Reader, TraceFile, make_reader, own_facts
+from hookline.tracing.writer import EventKind, FactReader, TraceFile, make_reader, own_facts
 
-CHUNK = 4096
+MOST_PENDING = 4096
 """The largest number of records in memory."""
 FLUSH_INTERVAL = 1_000_000_000
 """Nanoseconds after which records are written, so that a killed run loses at most that."""
@@ -27,10 +27,10 @@ class Tracer:
         self._plan = plan
         self._file = file
         self._stage = stage
-        self._kinds: list[str | Kind] = []
+        self._kinds: list[str | EventKind] = []
         """By the number in a record: an event, or the beginning of a call's line."""
         self._numbers: dict[tuple[str, ...], int] = {}
-        self._readers: dict[str, Reader] = {}
+        self._readers: dict[str, FactReader] = {}
         self._records: list[tuple[Any, ...]] = []
         self._due = 0
         self._closed = False
@@ -82,7 +82,7 @@ class Tracer:
             finally:
                 end = clock()
                 add((number, start, end, facts))
-                if end > self._due or len(records) > CHUNK:
+                if end > self._due or len(records) > MOST_PENDING:
                     self.flush()
 
         if event.name != "prepare_data":
@@ -103,7 +103,7 @@ class Tracer:
             else:
                 cat = "action" if event.action else "event"
                 self._kinds.append(
-                    Kind(event, self._file.head(event.name, cat), own_facts(event, self._plan.table))
+                    EventKind(event, self._file.head(event.name, cat), own_facts(event, self._plan.table))
                 )
         return self._numbers[key]
 
@@ -118,7 +118,7 @@ class Tracer:
         lines: list[str] = []
         for number, start, end, about in records:
             kind = self._kinds[number]
-            if type(kind) is Kind:
+            if type(kind) is EventKind:
                 self._file.add_event(lines, kind, start, end, about)
             else:
                 lines.append(f'{kind}{about}}},"ts":{start}e-3,"dur":{end - start}e-3}}')

@@ -22,7 +22,7 @@ from hookline.util.text import redact
 # ---- The recorded facts
 
 
-COUNTERS: dict[str, str] = {
+COUNTER_SOURCES: dict[str, str] = {
     "step": "s.step",
     "epoch": "s.epoch",
     "batch_idx": "s.batch_idx",
@@ -35,9 +35,9 @@ COUNTERS: dict[str, str] = {
     "tokens_seen": "s.tokens_seen if 'tokens_seen' in p.wanted else None",
 }
 """Facts of every event; written when they change."""
-RAW: dict[str, str] = {
+FACT_SOURCES: dict[str, str] = {
     "s.loss": "s.last_loss",
-    "s.path": "plain(s.path)",
+    "s.path": "recordable(s.path)",
     "s.window_loss": "s.mean_of_window()",
     "s.used_lr": "s.used_lr",
     "s.grad_norm": "s.norm_on_device() if 'grad_norm' in p.wanted else s.norm_tensor",
@@ -61,9 +61,9 @@ RAW: dict[str, str] = {
 }
 """Expressions for an event's own facts that do not read from a device; tensors are read when written."""
 
-Reader = Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]]
-ABSENT = object()
-DEEPEST = 20
+FactReader = Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]]
+NOT_RECORDABLE = object()
+DEEPEST_RECORDED = 20
 """The deepest nesting of containers that is recorded; containers may hold themselves."""
 
 
@@ -77,21 +77,26 @@ def own_facts(event: Event, table: EventTable) -> dict[str, str]:
     for name in event.facts:
         fact = table.fact(name, event)
         expression = table.expression(fact, event) if fact is not None else ""
-        if expression in RAW or event.inside == "own":
-            kept[expression.removeprefix("s.") if name in COUNTERS else name] = expression
+        if expression in FACT_SOURCES or event.inside == "own":
+            kept[expression.removeprefix("s.") if name in COUNTER_SOURCES else name] = expression
     return kept
 
 
-def make_reader(event: Event, table: EventTable, plan: Any) -> Reader:
+def make_reader(event: Event, table: EventTable, plan: Any) -> FactReader:
     """Compile `lambda s: ((counters), (own facts))` from expressions of the table and of this module."""
-    own = [RAW.get(expression, f"plain({expression})") for expression in own_facts(event, table).values()]
-    source = f"lambda s: (({', '.join(COUNTERS.values())},), ({', '.join(own)}{',' if own else ''}))"
-    made: Reader = eval(compile(source, "<hookline trace>", "eval"), {"p": plan, "plain": plain})
+    own = [
+        FACT_SOURCES.get(expression, f"recordable({expression})")
+        for expression in own_facts(event, table).values()
+    ]
+    source = f"lambda s: (({', '.join(COUNTER_SOURCES.values())},), ({', '.join(own)}{',' if own else ''}))"
+    made: FactReader = eval(
+        compile(source, "<hookline trace>", "eval"), {"p": plan, "recordable": recordable}
+    )
     return made
 
 
-def plain(value: Any, depth: int = 0) -> Any:
-    """Return plain data for JSON, or ABSENT for other objects. NaN and infinity become text."""
+def recordable(value: Any, depth: int = 0) -> Any:
+    """Return plain data for JSON, or NOT_RECORDABLE for other objects. NaN and infinity become text."""
     if isinstance(value, str):
         return redact(value)  # the path of a checkpoint may be a URL
     if value is None or isinstance(value, bool | int):
@@ -100,24 +105,24 @@ def plain(value: Any, depth: int = 0) -> Any:
         return value if math.isfinite(value) else str(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if depth > DEEPEST:
-        return ABSENT
+    if depth > DEEPEST_RECORDED:
+        return NOT_RECORDABLE
     if isinstance(value, Mapping):
-        pairs = {str(key): plain(each, depth + 1) for key, each in value.items()}
-        return {key: each for key, each in pairs.items() if each is not ABSENT}
+        pairs = {str(key): recordable(each, depth + 1) for key, each in value.items()}
+        return {key: each for key, each in pairs.items() if each is not NOT_RECORDABLE}
     if isinstance(value, list | tuple):
-        parts = [plain(each, depth + 1) for each in value]
-        return ABSENT if any(each is ABSENT for each in parts) else parts
+        parts = [recordable(each, depth + 1) for each in value]
+        return NOT_RECORDABLE if any(each is NOT_RECORDABLE for each in parts) else parts
     is_scalar = getattr(value, "ndim", None) == 0 or getattr(value, "shape", None) == (1,)
     if not is_scalar:  # only a tensor or array of one number is recorded
-        return ABSENT
+        return NOT_RECORDABLE
     try:
-        return plain(value.item())
+        return recordable(value.item())
     except (RuntimeError, TypeError, ValueError, NotImplementedError):  # a tensor on the meta device
-        return ABSENT
+        return NOT_RECORDABLE
 
 
-def number(value: Any) -> Any:
+def parse_number(value: Any) -> Any:
     """Convert the text of NaN and infinity back to a number."""
     return float(value) if value in ("nan", "inf", "-inf") else value
 
@@ -220,17 +225,17 @@ class Spans:
 # ---- The file
 
 
-FORMAT = 1
-MARK = '[{"name":"hookline","ph":"M"'
+TRACE_FORMAT = 1
+FIRST_CHARACTERS = '[{"name":"hookline","ph":"M"'
 """The first characters of a trace file."""
-_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
-_quoted = functools.lru_cache(maxsize=1024)(_encode)
-_COUNTERS = [f',"{name}":' if name != "step" else "" for name in COUNTERS]
+_dump = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+_quoted = functools.lru_cache(maxsize=1024)(_dump)
+_COUNTERS = [f',"{name}":' if name != "step" else "" for name in COUNTER_SOURCES]
 NORM = ',"grad_norm":'
-Facts = tuple[tuple[Any, ...], tuple[Any, ...]]
+RecordedFacts = tuple[tuple[Any, ...], tuple[Any, ...]]
 
 
-def as_json(value: Any) -> str | None:
+def encode_fact(value: Any) -> str | None:
     """Return plain data as JSON, None for other objects. Common types come first: this is the main cost."""
     kind = type(value)
     if kind is int or (kind is float and isfinite(value)):
@@ -241,14 +246,14 @@ def as_json(value: Any) -> str | None:
         parts = [
             f"{_quoted(str(key))}:{text}"
             for key, each in value.items()
-            if (text := as_json(each)) is not None
+            if (text := encode_fact(each)) is not None
         ]
         return f"{{{','.join(parts)}}}"
-    known = plain(value)
-    return None if known is ABSENT else _encode(known)
+    known = recordable(value)
+    return None if known is NOT_RECORDABLE else _dump(known)
 
 
-class Kind:
+class EventKind:
     """The constant part of all records of one event."""
 
     __slots__ = ("event", "head", "is_often", "prefixes")
@@ -258,7 +263,7 @@ class Kind:
         self.head = head
         self.is_often = event.inside in OFTEN and event.name != "on_train_metrics"
         """Whether the event belongs to a batch; on_train_metrics also happens at an epoch's end."""
-        self.prefixes = [f",{_encode(name)}:" for name in names]
+        self.prefixes = [f",{_dump(name)}:" for name in names]
 
 
 class TraceFile:
@@ -278,7 +283,7 @@ class TraceFile:
             self._separator = "[" if is_first else ",\n"
             self.lines(
                 [
-                    self.meta("hookline", {"format": FORMAT, "version": __version__, **clock, **about}),
+                    self.meta("hookline", {"format": TRACE_FORMAT, "version": __version__, **clock, **about}),
                     self.meta("process_name", {"name": f"rank {self.pid}"}),
                 ]
             )
@@ -287,26 +292,28 @@ class TraceFile:
 
     def meta(self, name: str, args: dict[str, Any]) -> str:
         """Return a line about the trace itself."""
-        return f'{{"name":{_encode(name)},"ph":"M","pid":{self.pid},"tid":0,"args":{_encode(plain(args))}}}'
+        return f'{{"name":{_dump(name)},"ph":"M","pid":{self.pid},"tid":0,"args":{_dump(recordable(args))}}}'
 
     def head(self, name: str, cat: str) -> str:
         """Return the constant beginning of a call's or an event's line."""
-        return f'{{"name":{_encode(name)},"cat":{_encode(cat)},"ph":"X","pid":{self.pid},"tid":0,"args":{{'
+        return f'{{"name":{_dump(name)},"cat":{_dump(cat)},"ph":"X","pid":{self.pid},"tid":0,"args":{{'
 
-    def add_event(self, lines: list[str], kind: Kind, start: int, end: int, facts: Facts) -> None:
+    def add_event(
+        self, lines: list[str], kind: EventKind, start: int, end: int, facts: RecordedFacts
+    ) -> None:
         """Add the line of an event, after the spans that ended before it. Times are in nanoseconds."""
         counters, own = facts
         args = f'"step":{counters[0]}' if counters == self._known else self._changed(counters)
         for prefix, value in zip(kind.prefixes, own, strict=True):
             # a norm of None was not computed, so it is left out
-            if (text := as_json(value)) is not None and (value is not None or prefix != NORM):
+            if (text := encode_fact(value)) is not None and (value is not None or prefix != NORM):
                 args += prefix + text
         for span in self._spans.take(kind.event.name, kind.is_often, start, end, counters):
             lines.append(self.span(span.name, span.start, span.end, span.step))
         lines.append(f'{kind.head}{args}}},"ts":{start}e-3,"dur":{end - start}e-3}}')
 
     def _changed(self, counters: tuple[Any, ...]) -> str:
-        known = self._known or (ABSENT,) * len(counters)
+        known = self._known or (NOT_RECORDABLE,) * len(counters)
         self._known = counters
         args = f'"step":{counters[0]}'
         for prefix, value, before in zip(_COUNTERS, counters, known, strict=True):
@@ -317,7 +324,7 @@ class TraceFile:
                 and value != before
                 and type(value) in (int, float, str, bool)
             ):
-                args += f"{prefix}{as_json(value)}" if prefix else ""
+                args += f"{prefix}{encode_fact(value)}" if prefix else ""
         return args
 
     def span(self, name: str, start: int, end: int, step: int, cat: str = "span") -> str:
@@ -356,7 +363,7 @@ def check_writable(path: Path) -> None:
 def is_trace(path: Path) -> bool:
     """Return whether the file is a trace of Hookline."""
     with path.open("rb") as file:
-        return file.read(len(MARK)) == MARK.encode()
+        return file.read(len(FIRST_CHARACTERS)) == FIRST_CHARACTERS.encode()
 
 
 def _reopen(path: Path) -> bool:

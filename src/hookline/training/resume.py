@@ -15,14 +15,14 @@ from typing import Any
 
 from hookline.checkpoint.catalog import (
     ALONE,
-    Found,
+    FoundCheckpoint,
     being_replaced,
     best_first,
     clean_up_below,
-    find,
+    find_checkpoints,
     first_whole,
-    number_of,
     places_below,
+    save_number,
     start_of,
 )
 from hookline.checkpoint.cleanup import clean_up, left_overs
@@ -73,9 +73,9 @@ def choose_start(run: Run, resume: str | os.PathLike[str] | None, directory: Run
 
 def _continue_numbering(run: Run, known: Path | None) -> None:
     """Number new checkpoints after the newest of the run, which may be newer than the one to resume from."""
-    manifests = [each.manifest for each in find(known)[0]] if known is not None else []
-    own = [number_of(each) for each in manifests if each.get("run") == run.identity.id]
-    run.saves.count = max([number_of(run.resume.contents), *own])
+    manifests = [each.manifest for each in find_checkpoints(known)[0]] if known is not None else []
+    own = [save_number(each) for each in manifests if each.get("run") == run.identity.id]
+    run.saves.count = max([save_number(run.resume.contents), *own])
     now = datetime.now(UTC)
     for manifest in manifests:  # the system clock may have been set back since
         with contextlib.suppress(ValueError, TypeError):
@@ -159,7 +159,7 @@ def find_checkpoint(
 
 def _has_checkpoints(folder: Path) -> bool:
     """Return whether there are checkpoints below a folder that is not a checkpoint itself."""
-    found, broken = find(folder)
+    found, broken = find_checkpoints(folder)
     return bool(found) or any(path != folder for path in broken)
 
 
@@ -186,7 +186,7 @@ class Asked:
 
 def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -> Start | None:
     looked = ranks.decide(lambda: _look(asked, folder, directory))
-    mine = [Found(Path(path), manifest) for path, manifest in looked["candidates"]]
+    mine = [FoundCheckpoint(Path(path), manifest) for path, manifest in looked["candidates"]]
     chosen, contents, unreadable = first_whole(mine, functools.partial(read_on_all_ranks, ranks=ranks))
     say = log.warning if ranks.rank == 0 else log.debug
     unusable = {**looked["broken"], **{str(path): reason for path, reason in unreadable.items()}}
@@ -297,9 +297,9 @@ def _look(asked: Asked, folder: Path, directory: RunDirectory) -> dict[str, Any]
     }
 
 
-def _own(folder: Path) -> tuple[list[Found], list[Found], dict[Path, str]]:
+def _own(folder: Path) -> tuple[list[FoundCheckpoint], list[FoundCheckpoint], dict[Path, str]]:
     """Return all checkpoints below a folder, those of the current run of each directory, and damaged ones."""
-    found, broken = find(folder)
+    found, broken = find_checkpoints(folder)
     records = {
         each.path: read_record(run_dir) for each in found if (run_dir := run_dir_of(each.path, folder))
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -141,6 +142,17 @@ def closest(name: str, allowed: Iterable[str]) -> str:
         name, names, n=1, cutoff=0.6
     )
     return f" Did you mean {found[0]!r}?" if found else ""
+
+
+def folders_beside(path: Path) -> list[str]:
+    """Return the names of the folders in the folder of a path, to suggest one of them."""
+    return [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
+
+
+def folders_with(path: Path, name: str) -> list[str]:
+    """Return the last few folders, one or two levels below a path, that have a file of this name."""
+    found = (file.parent for pattern in (f"*/{name}", f"*/*/{name}") for file in path.glob(pattern))
+    return sorted(map(str, found))[-5:]
 
 
 def described(value: Any) -> str:

@@ -69,3 +69,13 @@ def _table_of_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def is_count(value: Any, least: int = 0, most: int = 2**63 - 1) -> bool:
     """Return whether a value is a plain integer within these limits."""
     return type(value) is int and least <= value <= most
+
+
+def is_text(value: Any) -> bool:
+    """Return whether a value is text."""
+    return isinstance(value, str)
+
+
+def is_table(value: Any) -> bool:
+    """Return whether a value is a JSON object."""
+    return isinstance(value, dict)

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import urllib.parse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 _WORD = re.compile(r"""[^\s'"<>]+""")
@@ -98,9 +98,54 @@ def printable(text: object) -> str:
     )
 
 
+def encodable(text: str) -> str:
+    """Return text that can be encoded, with unpaired surrogates escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def printable_lines(text: object) -> str:
     """Return the text with control characters escaped, but with its lines and tabs."""
     return "\n".join("\t".join(map(printable, line.split("\t"))) for line in str(text).split("\n"))
+
+
+def align_columns(rows: Sequence[Sequence[str]], left: int | None = None) -> list[str]:
+    """Return a table as lines with columns of equal width.
+
+    left: the number of columns that are flush left; those after them are flush right.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if left is None or index < left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def map_texts(value: Any, convert: Callable[[str], str]) -> Any:
+    """Return a value with every text in its tables and lists converted, keys included."""
+    if isinstance(value, dict):
+        return {map_texts(key, convert): map_texts(inner, convert) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [map_texts(inner, convert) for inner in value]
+    return convert(value) if isinstance(value, str) else value
+
+
+def flatten(
+    values: Mapping[str, Any], separator: str = ".", prefix: str = "", depth: int = 1
+) -> dict[str, Any]:
+    """Return nested tables as one, with names such as `trainer.max_epochs`.
+
+    An empty table stays a value, and so does one that is nested too deeply.
+    """
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value and depth < DEEPEST_VALUE:
+            flat |= flatten(value, separator, f"{prefix}{key}{separator}", depth + 1)
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
 # ---- settings and command lines without secrets ------------------------------------------------------------

@@ -1,4 +1,6 @@
-"""The server of `hookline watch`: on loopback, for one browser, closed to every other page and user."""
+"""`hookline watch`: the data of a live page, and its server on loopback, for one browser, closed to every
+other page and user.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +9,171 @@ import hmac
 import json
 import secrets
 import threading
+import time
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from hookline.control.client import ask
+from hookline.control.client import COMMAND_ARGUMENTS, ask
+from hookline.report.page import LIVE_SCRIPTS, embed, fill, page_data, short_names
+from hookline.report.reader import FollowedRun
 from hookline.util.errors import HooklineError, OptionError
 from hookline.util.processes import join
-from hookline.watch.feed import Feed
+
+UPDATE_INTERVAL = 1.0
+"""Seconds between two updates. Updates may take a tenth of the time at most, so a huge run is updated less
+often.
+"""
+STATUS_TIMEOUT = 2.0
+"""Seconds that a job has to report its status."""
+DOUBT = 30.0
+"""Seconds after which the page is updated even if the run has written nothing, because it may be stalled."""
+VOLATILE = ("made",)
+"""Parts that differ every time and do not count as a change."""
+
+
+class Feed:
+    """The newest state of every part of the page, each with the number of its last change."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._run = FollowedRun(run_dir)
+        self._server_id = secrets.token_hex(4)
+        self._changes = threading.Condition()
+        self._updating = threading.Lock()
+        self._number = 0
+        self._parts: dict[str, str] = {}
+        """As JSON, which is compared and sent."""
+        self._changed: dict[str, int] = {}
+        self._watchers = 0
+        self._ended = False
+        self._updated_at = time.monotonic()
+        self._was_running: bool | None = None
+        self._store({**page_data([self._run.run]), "stuck": ""})
+
+    # ---- updates -------------------------------------------------------------------------------------------
+
+    def keep_fresh(self) -> None:
+        """Update while there are viewers, and sleep while there are none, until `end` is called."""
+        pause = UPDATE_INTERVAL
+        while True:
+            with self._changes:
+                self._changes.wait_for(lambda: self._watchers or self._ended)
+                if self._ended:
+                    return
+            began = time.monotonic()
+            self.update()
+            pause = max(UPDATE_INTERVAL, 9 * (time.monotonic() - began))
+            with self._changes:
+                self._changes.wait_for(lambda: self._ended, timeout=pause)
+
+    def update(self) -> None:
+        """Update all parts. Show a failure on the page, because a page that is not updated must not look
+        live.
+        """
+        with self._updating:
+            try:
+                job = self._job()
+                # a job that was killed does not write that it ended
+                has_changed = self._was_running not in (None, job["running"])
+                self._was_running = job["running"]
+                self._store({"job": job})
+                self._store({**self._written(has_changed), "stuck": ""})
+            except Exception as error:
+                self._updated_at = -DOUBT  # read everything again at the next update
+                self._store(
+                    {"stuck": f"The run's new records cannot be read ({type(error).__name__}: {error})."}
+                )
+
+    def _written(self, has_changed: bool) -> dict[str, Any]:
+        """Return the data of the run's files, or an empty dictionary if they have not changed."""
+        try:
+            is_new = self._run.refresh()
+        except (OSError, HooklineError):
+            return {}  # the directory was removed or is being moved: keep the known data
+        now = time.monotonic()
+        if not is_new and not has_changed and now - self._updated_at < DOUBT:
+            return {}
+        self._updated_at = now
+        return page_data([self._run.run])
+
+    def _job(self) -> dict[str, Any]:
+        try:
+            return {"running": True, **ask(self._run_dir, "status", patience=STATUS_TIMEOUT)}
+        except HooklineError as error:
+            return {"running": False, "why": str(error)}
+
+    def _store(self, data: dict[str, Any]) -> None:
+        with self._changes:
+            texts = {key: embed(value) for key, value in data.items()}
+            new = {key: text for key, text in texts.items() if self._parts.get(key) != text}
+            if new.keys() <= set(VOLATILE):
+                return
+            self._number += 1
+            self._parts |= new
+            self._changed |= dict.fromkeys(new, self._number)
+            self._changes.notify_all()
+
+    def end(self) -> None:
+        """Release all waiting threads."""
+        with self._changes:
+            self._ended = True
+            self._changes.notify_all()
+
+    # ---- viewers -------------------------------------------------------------------------------------------
+
+    def page(self) -> str:
+        """Return the current page."""
+        self.update()
+        with self._changes:
+            parts = {**self._parts, "live": embed(f"{self._server_id}-{self._number}")}
+        return fill(_join_json(parts), short_names([self._run.run]), LIVE_SCRIPTS, "; connect-src 'self'")
+
+    def join(self) -> None:
+        """Add a viewer."""
+        with self._changes:
+            self._watchers += 1
+            self._changes.notify_all()
+
+    def leave(self) -> None:
+        """Remove a viewer."""
+        with self._changes:
+            self._watchers -= 1
+
+    def wait(self, since: str, seconds: float) -> tuple[str, str] | None:
+        """Return the changes since a state as (name of the new state, JSON); the JSON is empty if the time
+        runs out.
+
+        Return None if the server ends. An unknown state counts as the first one.
+        """
+        server_id, _, text = since.partition("-")
+        known = int(text) if server_id == self._server_id and text.isdecimal() else 0
+        with self._changes:
+            self._changes.wait_for(lambda: self._number > known or self._ended, timeout=seconds)
+            if self._ended:
+                return None
+            new = {key: self._parts[key] for key, number in self._changed.items() if number > known}
+            return f"{self._server_id}-{self._number}", _join_json(new) if new else ""
+
+
+def _join_json(parts: dict[str, str]) -> str:
+    """Return one JSON object from the texts of its parts, whose names are ours."""
+    return "{" + ",".join(f'"{key}":{text}' for key, text in parts.items()) + "}"
+
+
+# ---- the server --------------------------------------------------------------------------------------------
+
 
 HOME = "127.0.0.1"
 OWN_NAMES = (HOME, "localhost")
-LONGEST_REQUEST = 10_000
+REQUEST_BYTES = 10_000
 KEEP_ALIVE = 15.0
 """Seconds after which something is always sent, so that a closed browser is detected."""
-COMMANDS = {
-    "enable": ("hook",),
-    "disable": ("hook",),
-    "every": ("hook", "interval"),
-    "checkpoint": (),
-    "stop": (),
-    "attach": ("file", "name"),
-    "detach": ("hook",),
-}
-NOTHING = "This page does not exist."
+PAGE_COMMANDS = {name: given for name, given in COMMAND_ARGUMENTS.items() if name != "status"}
+"""The page gets the status with its updates."""
+NO_SUCH_PAGE = "This page does not exist."
 ONCE = (
     "Open the address that hookline watch printed. It works once: the browser that opened it was sent to "
     "another address. Start hookline watch again for a new one."
@@ -153,7 +294,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._check_same_page()
                 self._push(self.headers.get("Last-Event-ID") or query.get("from", [""])[0])
             else:
-                raise Refusal(404, NOTHING)
+                raise Refusal(404, NO_SUCH_PAGE)
 
     def do_POST(self) -> None:
         """Run a command of the page."""
@@ -164,7 +305,7 @@ class _Handler(BaseHTTPRequestHandler):
             resource = self._resource(self.path)
             self._check_same_page()
             if resource != "control":
-                raise Refusal(404, NOTHING)
+                raise Refusal(404, NO_SUCH_PAGE)
             answer = self._control(self._body())
             self._send(200, "application/json", json.dumps(answer).encode())
 
@@ -191,7 +332,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refusal(403, ONCE)
         room = path[: len(watch.room)]
         if not hmac.compare_digest(room.encode(), watch.room.encode()):
-            raise Refusal(404, NOTHING)
+            raise Refusal(404, NO_SUCH_PAGE)
         try:
             found = SimpleCookie(self.headers.get("Cookie", "")).get(watch.cookie_name)
         except CookieError:
@@ -236,7 +377,7 @@ class _Handler(BaseHTTPRequestHandler):
         if (
             self.headers.get_content_type() != "application/json"
             or not length.isdecimal()
-            or int(length) > LONGEST_REQUEST
+            or int(length) > REQUEST_BYTES
         ):
             raise Refusal(400, "A request must be a short JSON object.")
         request: Any = None
@@ -245,10 +386,12 @@ class _Handler(BaseHTTPRequestHandler):
         if (
             not isinstance(request, dict)
             or not isinstance(request.get("command"), str)
-            or request["command"] not in COMMANDS
+            or request["command"] not in PAGE_COMMANDS
         ):
-            raise Refusal(400, f"A request must have a command: {', '.join(COMMANDS)}.")
-        return {key: request[key] for key in ("command", *COMMANDS[request["command"]]) if key in request}
+            raise Refusal(400, f"A request must have a command: {', '.join(PAGE_COMMANDS)}.")
+        return {
+            key: request[key] for key in ("command", *PAGE_COMMANDS[request["command"]]) if key in request
+        }
 
     def _control(self, request: dict[str, Any]) -> dict[str, Any]:
         try:

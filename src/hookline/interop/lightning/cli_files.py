@@ -13,13 +13,13 @@ from typing import Any
 
 from torch import nn
 
-from hookline.config.classes import ConfigKey, check, read_part, resolve
-from hookline.config.files import Source, named
-from hookline.config.hooks import HOOK, find_by_name
+from hookline.config.classes import ConfigKey, check_arguments, read_part, resolve
+from hookline.config.files import ConfigSource, name_members
+from hookline.config.hooks import HOOK_KEY, find_by_name
 from hookline.config.optimizer import read_optimizer
 from hookline.config.permissions import Permissions
 from hookline.config.problems import ConfigError
-from hookline.config.sections import read
+from hookline.config.sections import read_trainer
 from hookline.engine.foreign import is_data_class
 from hookline.run.module import DataModule
 from hookline.util.errors import closest
@@ -80,7 +80,7 @@ PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
 class Conversion:
     """A file of LightningCLI on its way to Hookline's format."""
 
-    source: Source
+    source: ConfigSource
     module: str = ""
     """The module's class, if the file only has its arguments."""
     datamodule: str = ""
@@ -104,7 +104,7 @@ class Conversion:
 
 
 def convert(
-    source: Source, module: str = "", datamodule: str = "", allow: tuple[str, ...] = ()
+    source: ConfigSource, module: str = "", datamodule: str = "", allow: tuple[str, ...] = ()
 ) -> Conversion:
     """Return the configuration of Hookline for a file of LightningCLI, or raise one error with all problems.
 
@@ -244,7 +244,7 @@ def _callbacks(made: Conversion, key: str, value: Any) -> None:
         found.append(part)
         keys.append(f"{key}[{index}]")
     if found:
-        made.values["hooks"] = named(found)
+        made.values["hooks"] = name_members(found)
         made.keys.update(zip(made.values["hooks"], keys, strict=True))
 
 
@@ -264,7 +264,7 @@ def _logger(made: Conversion, key: str, value: Any) -> None:
         given = _part(each).get("init_args", {}) if isinstance(each, dict) else {}
         kept = {arguments[name]: given[name] for name in arguments if given.get(name) is not None}
         found.append({"class_path": f"hookline.loggers.{ours}", **({"init_args": kept} if kept else {})})
-    made.values["loggers"] = named(found)
+    made.values["loggers"] = name_members(found)
 
 
 def _devices(made: Conversion, key: str, value: Any) -> None:
@@ -383,7 +383,7 @@ def _check(made: Conversion, allow: tuple[str, ...]) -> None:
     """Check every option and every part that may be imported, each for itself. Make none of them."""
     permissions = Permissions(made.source.folder, allow)
     checks: list[Callable[[], Any]] = [
-        functools.partial(read, _alone(made, trainer={name: value}), permissions)
+        functools.partial(read_trainer, _alone(made, trainer={name: value}), permissions)
         for name, value in made.values["trainer"].items()
     ]
     parts = [
@@ -393,7 +393,7 @@ def _check(made: Conversion, allow: tuple[str, ...]) -> None:
             made.values.get("datamodule"),
             ConfigKey("a data module", (DataModule,), adopts=is_data_class),
         ),
-        *((made.keys[name], part, HOOK) for name, part in made.values.get("hooks", {}).items()),
+        *((made.keys[name], part, HOOK_KEY) for name, part in made.values.get("hooks", {}).items()),
     ]
     checks += [
         functools.partial(_check_part, made, key, part, place, permissions)
@@ -409,8 +409,8 @@ def _check(made: Conversion, allow: tuple[str, ...]) -> None:
             made.problems.append(error)
 
 
-def _alone(made: Conversion, **values: Any) -> Source:
-    return Source(values, made.source.path, made.source.name)
+def _alone(made: Conversion, **values: Any) -> ConfigSource:
+    return ConfigSource(values, made.source.path, made.source.name)
 
 
 def _check_part(made: Conversion, key: str, given: Any, place: ConfigKey, permissions: Permissions) -> None:
@@ -418,8 +418,8 @@ def _check_part(made: Conversion, key: str, given: Any, place: ConfigKey, permis
     unless Lightning is allowed here too.
     """
     part = read_part(made.source, key, given, place)
-    if place is HOOK:
+    if place is HOOK_KEY:
         find_by_name(made.source, part)
     is_lightnings = part.class_path.startswith(("lightning.", "pytorch_lightning."))
     if not is_lightnings or not permissions.refusal(part.class_path):
-        check(made.source, part, resolve(made.source, part, place, permissions), place, permissions)
+        check_arguments(made.source, part, resolve(made.source, part, place, permissions), place, permissions)

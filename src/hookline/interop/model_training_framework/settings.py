@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import torch
 
-from hookline.config.classes import Part
+from hookline.config.classes import ConfigPart
 from hookline.config.hooks import HooksConfig as Switches
 from hookline.engine.checks import check_choice
 from hookline.engine.filters import FilterSettings
@@ -290,7 +290,7 @@ class HooksConfig(FrameworkSettings, Switches):
 
     __slots__ = ()
 
-    def parts(self, key: str = "hooks") -> list[tuple[str, Part]]:
+    def parts(self, key: str = "hooks") -> list[tuple[str, ConfigPart]]:
         """Return the hooks by name, in order, not yet created."""
         found = super().parts(key)
         for _, part in found:

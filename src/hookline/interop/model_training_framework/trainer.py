@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from torch import nn
 from torch.optim import Optimizer
 
-from hookline.checkpoint.catalog import find
+from hookline.checkpoint.catalog import find_checkpoints
 from hookline.data.mixing import Mixture
 from hookline.engine.checks import refused
 from hookline.engine.hook import Hook
@@ -239,7 +239,7 @@ class GenericTrainer(Trainer):
         """
         known = self._directory.existing()
         record = read_record(known) if known is not None and self.strategy.rank == 0 else {}
-        if record and known is not None and find(known)[0]:
+        if record and known is not None and find_checkpoints(known)[0]:
             words = {"training": "has not ended", "error": f"failed at step {record['step']}"}
             ended = words.get(record["status"], f"was {record['status']} at step {record['step']}")
             log.warning(

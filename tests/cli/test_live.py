@@ -1,14 +1,20 @@
-"""`hookline control`, as people and programs use it."""
+"""`hookline watch` and `hookline control`, as people and programs use them."""
 
 from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any
 
 import pytest
 from control.asking import Counts, asked
+from report.reported import metrics, written
 
 from hookline.cli import main
 
@@ -76,3 +82,24 @@ def test_a_hook_that_a_program_has_named_badly_leaves_the_table_whole(
     answers, _ = asked(lambda: said(capsys), hooks=[odd, wide])
     lines = answers[0][1].splitlines()
     assert len(lines) == 5 and max(map(len, lines)) < 130 and lines[2].startswith("'a\\nb' ")
+
+
+# ---- watch -------------------------------------------------------------------------------------------------
+
+
+def test_it_prints_its_address_serves_and_ends_by_ctrl_c() -> None:
+    written("run", metrics(1, loss=1.0))
+    command = [sys.executable, "-m", "hookline", "watch", "run", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            told = json.loads(server.stdout.readline())
+            browser = urllib.request.build_opener(
+                urllib.request.ProxyHandler({}), urllib.request.HTTPCookieProcessor(CookieJar())
+            )
+            with browser.open(told["url"], timeout=60) as page:
+                assert b"Hookline report" in page.read()
+        finally:
+            server.send_signal(signal.SIGINT)
+        _, complaints = server.communicate(timeout=300)
+    assert server.returncode == 0 and complaints == ""

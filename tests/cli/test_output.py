@@ -11,16 +11,17 @@ from pathlib import Path
 import pytest
 
 from hookline.cli import CODES, main, make_parser
+from hookline.cli.output import WIDEST, format_number, format_size, format_table
 
 
 def test_every_exit_code_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    from hookline.cli import codes
+    from hookline.cli import output
 
     with pytest.raises(SystemExit):
         main(["--help"])
     said = capsys.readouterr().out
     for name in ("OK", "FAILED", "USAGE", "INTERRUPTED", "BROKEN_PIPE"):
-        assert f"{getattr(codes, name)} " in said
+        assert f"{getattr(output, name)} " in said
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
@@ -38,3 +39,21 @@ def test_the_page_on_the_command_line_names_every_command_and_exit_code() -> Non
     assert [name for name in commands if not re.search(rf"`(?:hookline )?{name}[ `]", page)] == []
     codes = {code for row in re.findall(r"^\| ([\d, ]+) \|", page, re.MULTILINE) for code in row.split(", ")}
     assert codes == set(re.findall(r"\b\d+\b", CODES))
+
+
+def test_numbers_sizes_and_long_values_are_shortened() -> None:
+    assert [format_number(value) for value in (0.123456, 12, None, float("inf"), "x")] == [
+        "0.1235",
+        "12",
+        "",
+        "inf",
+        "x",
+    ]
+    assert [format_size(count) for count in (5, 5_000, 5_000_000, 5_000_000_000)] == [
+        "5 B",
+        "5.0 kB",
+        "5.0 MB",
+        "5.0 GB",
+    ]
+    assert format_table([("a", "b"), ("x" * 100, "\x1b")]).splitlines()[1].endswith("x  \\x1b")
+    assert len(format_table([("x" * 100,)])) == WIDEST
