@@ -556,7 +556,7 @@ MOST_STATEMENTS = {
     "control": 570,
     "data": 2881,
     "distributed": 1118,
-    "engine": 3033,
+    "engine": 3036,
     "hooks": 3269,
     "interop": 9135,
     "loggers": 1271,
