@@ -206,12 +206,10 @@ def _returns_something(function: Callable[..., Any]) -> bool | None:
     annotations: Mapping[str, Any] = getattr(function, "__annotations__", {})
     if "return" not in annotations:
         return None
-    annotation = annotations["return"]  # a string if annotations are not evaluated
-    return (annotation.strip("'\"") if isinstance(annotation, str) else annotation) not in (
-        None,
-        "None",
-        NoneType,
-    )
+    annotation = annotations["return"]
+    if isinstance(annotation, str):  # annotations are not evaluated
+        annotation = annotation.strip("'\"")
+    return annotation not in (None, "None", NoneType)
 
 
 def _declares_steering(owner: Any, event: Event, table: EventTable) -> bool:
@@ -403,11 +401,8 @@ def _is_third_party(cls: type | None) -> bool:
     if cls is None or hasattr(cls, "__hookline_base__"):
         return False
     file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
-    return (
-        cls.__module__.partition(".")[0] in sys.stdlib_module_names
-        or "site-packages" in file
-        or "dist-packages" in file
-    )
+    is_installed = "site-packages" in file or "dist-packages" in file
+    return is_installed or cls.__module__.partition(".")[0] in sys.stdlib_module_names
 
 
 def overrides(owner: Any, method: str) -> bool:
