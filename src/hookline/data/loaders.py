@@ -279,12 +279,8 @@ def make_loaders(
     limit: int | float,
     kind: str,
     sharding: RankSharding | None = None,
-    made: type[Loader] = Loader,
 ) -> list[Loader]:
-    """Return named loaders for the user's argument: one loader, a list, or a dictionary of names.
-
-    made: the class of the loaders.
-    """
+    """Return named loaders for the user's argument: one loader, a list, or a dictionary of names."""
     sharding = sharding or RankSharding()
     if given is None:
         return []
@@ -316,7 +312,7 @@ def make_loaders(
         for name, source in named.items()
     }
     return [
-        made(name, source, limited(lengths[name], limit, kind), sharding=sharding)
+        Loader(name, source, limited(lengths[name], limit, kind), sharding=sharding)
         for name, source in named.items()
     ]
 

@@ -33,6 +33,8 @@ from hookline.util.errors import HookError, OptionError
 
 HOOK_CLASSES = ("ModelHooks", "DataHooks", "CheckpointHooks")
 """The classes in which Lightning declares the hooks of a module."""
+TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+"""Hooks that a module and a data module can both have."""
 ZERO_GRAD = "on_validation_model_zero_grad"
 """A hook of Lightning that is called before the module is put into eval mode."""
 
@@ -53,7 +55,7 @@ def steps_of(module: Any) -> LightningSteps:
         checked.__signature__ = inspect.Signature()  # LightningCLI's wraps a function with other parameters
         own["configure_optimizers"] = checked
     own |= {
-        name: converting_loaders(own[name], name, view.of_lightning)
+        name: converting_loaders(own[name], name, view)
         for name in own
         if name.endswith("_dataloader")
     }
@@ -154,9 +156,9 @@ class LightningSteps(Actions):
             self.view.attach(run.trainer, self.original, self.original.__dict__)
             self.original.trainer = self.view.moment.trainer
             self.original.__dict__[NAME_OF_HOOK] = BETWEEN_HOOKS.get(run.stage, f"{run.stage}_step")
-            run.data.given |= convert_given(
-                run.data.given, self.view.of_lightning, run.data.mixture is not None
-            )
+            if self.view.moment.is_native:
+                is_mixed = run.data.mixture is not None
+                run.data.given |= convert_given(run.data.given, self.view.of_lightning, is_mixed)
             if run.stage == "fit" and not overrides(self, "validation_step"):
                 run.data.loaders["val"] = []  # as Lightning, which then ignores validation loaders
 
@@ -170,7 +172,7 @@ def data_of(datamodule: Any) -> LightningData:
         name: getattr(datamodule, name) for name in DATA_ACTIONS if _is_own(datamodule, name)
     }
     own |= {
-        name: converting_loaders(own[name], name, view.of_lightning)
+        name: converting_loaders(own[name], name, view)
         for name in own
         if name.endswith("_dataloader")
     }
@@ -195,6 +197,10 @@ class LightningData(DataModule):
         if run is not None:
             self.view.attach(run.trainer, run.module, {})
             self.original.trainer = self.view.moment.trainer
+            if not self.view.moment.is_native:
+                selector = self.view.of_lightning("trainer.connectors.data_connector", "_DataHookSelector")
+                for hook in TRANSFER:  # it warns of one that has no effect
+                    selector(run.module, self.original).get_instance(hook)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the data module's own state."""

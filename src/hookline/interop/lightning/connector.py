@@ -131,6 +131,7 @@ class LoggerConnector:
         self._is_first: bool | None = None
         """Whether this is the first batch of an epoch; None between epochs."""
         self._is_first_in_fit: bool | None = None
+        self._warned_of_none = False
         self._stepped = False
         """Whether the newest training batch is still to be counted as one that stepped."""
         self._loader = 0
@@ -288,7 +289,7 @@ class LoggerConnector:
     def begin(self, s: State) -> None:
         """Begin a run."""
         self.forget(s)
-        self._seen, self.results, self._stepped = {}, [], False
+        self._seen, self.results, self._stepped, self._warned_of_none = {}, [], False, False
 
     def log_hyperparams(self, s: State) -> None:
         """Log the hyper-parameters of module and data module, and the graph of the module."""
@@ -338,10 +339,29 @@ class LoggerConnector:
         is_accumulating = done % self.trainer.accumulate_grad_batches != 0 and not is_last
         self._stepped = not is_accumulating
         is_automatic = getattr(s.module, "automatic_optimization", True)
+        self._check_output(s, is_automatic)
         if is_accumulating and is_automatic:
             return
         if self.should_update_logs or self.trainer.fast_dev_run:
             self.log_metrics(self._current().log)
+
+    def _check_output(self, s: State, is_automatic: bool) -> None:
+        """Warn once of batches that are not trained on, and refuse what Lightning refuses."""
+        returned = s.current.returned
+        if is_automatic and s.current.last_loss is None and not self._warned_of_none:
+            self._warned_of_none = True
+            warnings.warn(
+                "`training_step` returned `None`: the weights are not updated with such a batch.",
+                UserWarning,
+                stacklevel=2,
+            )
+        if not is_automatic and not (returned is None or isinstance(returned, Tensor | Mapping)):
+            raise refusal(
+                "In manual optimization, `training_step` must either return a Tensor or have no return, or "
+                f"return a dictionary; it returned a {type(returned).__name__}.",
+                "training_step",
+                returned,
+            )
 
     def _count_step(self) -> None:
         """Count the newest batch. Lightning does so after the validation that may follow it."""

@@ -18,6 +18,7 @@ class SideBySide:
     """
 
     def __init__(self, loaders: Mapping[str, Any] | list[Any] | tuple[Any, ...]) -> None:
+        self.given = loaders
         self.names = list(loaders) if isinstance(loaders, Mapping) else None
         self.loaders = list(loaders.values() if isinstance(loaders, Mapping) else loaders)
 
@@ -120,11 +121,19 @@ def convert_given(
 
 
 def converting_loaders(
-    ask: Callable[[], Any], method: str, of_lightning: Callable[[str, str], Any]
+    ask: Callable[[], Any], method: str, view: Any
 ) -> Callable[[], Any]:
-    """Return a `train_dataloader`, `val_dataloader`, ... whose result is converted for Hookline's loop."""
+    """Return a `train_dataloader`, `val_dataloader`, ... whose result is converted for Hookline's trainer.
+
+    Lightning's takes it as it is (`StageLoaders`).
+    """
     kind = method.removesuffix("_dataloader")
-    return functools.wraps(ask)(lambda: convert_loaders(ask(), kind, of_lightning))
+
+    def converted() -> Any:
+        made = ask()
+        return convert_loaders(made, kind, view.of_lightning) if view.moment.is_native else made
+
+    return functools.wraps(ask)(converted)
 
 
 class CombinedBatches:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from torch.utils.data import RandomSampler
+from torch.utils.data import IterableDataset, RandomSampler
 
 from hookline.interop.lightning.progress import (
     Automatic,
@@ -85,9 +85,11 @@ class DataLoop(ShownAs):
     @property
     def _combined_loader(self) -> Any:
         """Return the loaders as Lightning combines them; None before they are loaded."""
-        loaders = self._view._loaders(self._kind)
+        rules, loaders = getattr(self._own, "rules", None), self._view._loaders(self._kind)
         if not loaders:
             return None
+        if (made := getattr(rules, "made", {}).get(self._kind)) is not None:
+            return made.combined
         return self._view.of_lightning("utilities.combined_loader", "CombinedLoader")(loaders, "sequential")
 
     @_combined_loader.setter
@@ -185,6 +187,8 @@ class PredictionLoop(DataLoop):
 def _batches_of_indices(loader: Any) -> Iterator[list[int]]:
     """Yield the positions of each batch; none if the order is random, or a batch is not made of samples."""
     batches = getattr(loader, "batch_sampler", None)
+    if isinstance(getattr(loader, "dataset", None), IterableDataset):
+        return
     if batches is not None and not isinstance(getattr(batches, "sampler", None), RandomSampler):
         yield from ([int(each) for each in batch] for batch in batches)
 

@@ -189,9 +189,14 @@ def seed_workers(source: Any) -> None:
             part.worker_init_fn = partial(seed, rank=int(os.environ.get("RANK", "0")))
 
 
+def is_in_sequence(loader: Any) -> bool:
+    """Return whether a loader reads in the dataset's order, or has no sampler."""
+    return isinstance(getattr(loader, "sampler", None), SequentialSampler | None)
+
+
 def in_sequence(loader: Any) -> Any:
     """Return a DataLoader that does not shuffle, for `overfit_batches`; another source unchanged."""
-    if not hasattr(loader, "dataset") or isinstance(getattr(loader, "sampler", None), SequentialSampler):
+    if not hasattr(loader, "dataset") or is_in_sequence(loader):
         return loader
     update = find("utilities.data", "_update_dataloader")
     if update is not None:
