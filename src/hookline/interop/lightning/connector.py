@@ -26,6 +26,7 @@ from hookline.interop.lightning.logged_values import (
     warn_once,
 )
 from hookline.interop.lightning.package import refusal
+from hookline.interop.lightning.progress import LoopCounts
 from hookline.metrics.metric_log import MetricLog
 from hookline.run.state import State
 
@@ -124,6 +125,7 @@ class LoggerConnector:
         """The newest metrics: `callback_metrics`, `logged_metrics` and `progress_bar_metrics`."""
         self.batches_that_stepped = 0
         """The step number that loggers get: batches after which an update was due."""
+        self.counts = LoopCounts()
         self.verbose = False
         self.results: list[dict[str, Tensor]] = []
         """The results of the newest evaluation, one dictionary for each loader."""
@@ -285,6 +287,8 @@ class LoggerConnector:
         """Drop all metrics: when a run begins, and before and after the sanity check."""
         self.reset_values()
         self.shown = Shown()
+        if s.stage == "fit":
+            self.counts.forget_validation()
 
     def begin(self, s: State) -> None:
         """Begin a run."""
@@ -329,11 +333,13 @@ class LoggerConnector:
     def start_batch(self, s: State) -> None:
         """Take a training batch, whose samples weight the values that are logged in it."""
         self._count_step()
+        self.counts.in_batch = True
         self._take(s.batch, None)
 
     def end_batch(self, s: State) -> None:
         """Show the values of a training batch, and send them to the loggers when they are due."""
         self._end_batch()
+        self.counts.in_batch = False
         done, length = s.batch_idx + 1, self.trainer._own.num_training_batches
         is_last = length is not None and done >= length
         is_accumulating = done % self.trainer.accumulate_grad_batches != 0 and not is_last
@@ -399,6 +405,8 @@ class LoggerConnector:
         self._is_first_in_fit = self._is_first
         self._loader = self._evaluated = 0
         self.results = []
+        if s.stage == "fit":
+            self.counts.begin_validation(s.epoch)
 
     def start_evaluation_batch(self, s: State) -> None:
         """Take a batch; the first one of another loader ends the epoch of the loader before."""
@@ -406,6 +414,7 @@ class LoggerConnector:
             self._end_loader()
             self._loader = s.dataloader_idx
         self._evaluated += 1
+        self.counts.start_validation_batch(s.stage)
         self._take(s.batch, s.dataloader_idx if self._has_several(s) else None)
 
     def _has_several(self, s: State) -> bool:
@@ -414,6 +423,7 @@ class LoggerConnector:
     def end_evaluation_batch(self, s: State) -> None:
         """Show the values of an evaluation batch and send them to the loggers."""
         self._end_batch()
+        self.counts.end_validation_batch(s.stage)
         if not s.sanity_checking:
             seen = self._seen.get(s.dataloader_idx, 0)
             self.log_metrics(self._current().log, step=seen)

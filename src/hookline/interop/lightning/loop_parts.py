@@ -14,7 +14,10 @@ from hookline.interop.lightning.progress import (
     EpochProgress,
     EvaluationBatches,
     ManualSteps,
+    SchedulerSteps,
+    ValidationBatches,
     fit_of,
+    loops,
 )
 from hookline.interop.lightning.trainer_parts import Part, ShownAs, missing
 from hookline.training.actions import install_action
@@ -143,6 +146,10 @@ class ValidationLoop(EvaluationLoop):
     """`trainer.fit_loop.epoch_loop.val_loop`."""
 
     path = "fit_loop.epoch_loop.val_loop"
+    PARTS: ClassVar[Mapping[str, type[Part]]] = {
+        "_data_source": DataSource,
+        "batch_progress": ValidationBatches,
+    }
 
 
 class TestLoop(EvaluationLoop):
@@ -199,6 +206,7 @@ class EpochLoop(Part):
     path = "fit_loop.epoch_loop"
     PARTS: ClassVar[Mapping[str, type[Part]]] = {
         "batch_progress": BatchProgress,
+        "scheduler_progress": SchedulerSteps,
         "val_loop": ValidationLoop,
         "automatic_optimization": Automatic,
         "manual_optimization": ManualSteps,
@@ -354,6 +362,11 @@ class FitLoop(DataLoop):
 
     def _should_accumulate(self) -> bool:
         return bool(self.epoch_loop._should_accumulate())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the progress as a checkpoint contains it; empty before the first fit."""
+        run, counts = fit_of(self._own), getattr(self._view._logger_connector, "counts", None)
+        return {} if run is None or counts is None else loops(run, counts)["fit_loop"]
 
     @property
     def _skip_backward(self) -> bool:

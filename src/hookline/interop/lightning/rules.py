@@ -108,6 +108,8 @@ class LightningRules(LoopRules):
     def begin_epoch(self, run: Run) -> None:
         """Make the training loaders anew if `reload_dataloaders_every_n_epochs` asks for it."""
         run.state.counts.epoch = run.state.epochs_seen
+        if run.trainer.lightning_trainer is not None:
+            run.trainer.lightning_trainer._logger_connector.counts.begin_epoch(run)
         self._reload(run, "train")
 
     def begin_validation(self, run: Run) -> bool:
