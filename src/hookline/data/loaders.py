@@ -275,10 +275,7 @@ def set_epoch(source: Any, epoch: int) -> None:
 
 
 def make_loaders(
-    given: Any,
-    limit: int | float,
-    kind: str,
-    sharding: RankSharding | None = None,
+    given: Any, limit: int | float, kind: str, sharding: RankSharding | None = None
 ) -> list[Loader]:
     """Return named loaders for the user's argument: one loader, a list, or a dictionary of names."""
     sharding = sharding or RankSharding()

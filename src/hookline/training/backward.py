@@ -74,8 +74,8 @@ def loss_of(run: Run, returned: Any) -> Tensor | None:
     if returned is None or isinstance(returned, Tensor):
         return returned
     raise LossError(
-        "training_step must return a Tensor, a dict, or None: the loss, a dictionary with 'loss', or nothing to "
-        f"skip the batch. It returned {type(returned).__name__} {str(returned)[:60]!r}."
+        "training_step must return a Tensor, a dict, or None: the loss, a dictionary with 'loss', or nothing "
+        f"to skip the batch. It returned {type(returned).__name__} {str(returned)[:60]!r}."
     )
 
 

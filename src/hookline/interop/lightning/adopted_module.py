@@ -54,11 +54,7 @@ def steps_of(module: Any) -> LightningSteps:
         checked: Any = functools.wraps(ask)(lambda: _checked(ask(), type(module).__name__))
         checked.__signature__ = inspect.Signature()  # LightningCLI's wraps a function with other parameters
         own["configure_optimizers"] = checked
-    own |= {
-        name: converting_loaders(own[name], name, view)
-        for name in own
-        if name.endswith("_dataloader")
-    }
+    own |= {name: converting_loaders(own[name], name, view) for name in own if name.endswith("_dataloader")}
     if _is_own(module, ZERO_GRAD):
         own["on_validation_model_eval"] = _clearing_first(
             module, own.get("on_validation_model_eval", module.eval)
@@ -171,11 +167,7 @@ def data_of(datamodule: Any) -> LightningData:
     own: dict[str, Any] = {
         name: getattr(datamodule, name) for name in DATA_ACTIONS if _is_own(datamodule, name)
     }
-    own |= {
-        name: converting_loaders(own[name], name, view)
-        for name in own
-        if name.endswith("_dataloader")
-    }
+    own |= {name: converting_loaders(own[name], name, view) for name in own if name.endswith("_dataloader")}
     actions = {name: staticmethod(each) for name, each in own.items()}
     return type(type(datamodule).__name__, (LightningData,), actions)(datamodule, view)  # type: ignore[no-any-return]
 

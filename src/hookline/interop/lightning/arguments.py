@@ -131,7 +131,7 @@ SAME = (
 """Arguments with the same name and meaning in both."""
 
 
-LIMITS = tuple(name for name in SAME if name.startswith("limit_")) + ("overfit_batches",)
+LIMITS = (*(name for name in SAME if name.startswith("limit_")), "overfit_batches")
 """Arguments that are a number of batches or a fraction of them."""
 
 

@@ -120,9 +120,7 @@ def convert_given(
     return found
 
 
-def converting_loaders(
-    ask: Callable[[], Any], method: str, view: Any
-) -> Callable[[], Any]:
+def converting_loaders(ask: Callable[[], Any], method: str, view: Any) -> Callable[[], Any]:
     """Return a `train_dataloader`, `val_dataloader`, ... whose result is converted for Hookline's trainer.
 
     Lightning's takes it as it is (`StageLoaders`).

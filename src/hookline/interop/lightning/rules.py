@@ -48,10 +48,14 @@ class LightningRules(LoopRules):
         self.made.pop(kind, None)
         is_off = limit == 0 or (given is None and kind == "val" and run.stage == "fit")
         if given is None and not root() and run.stage != "fit":
-            raise refusal(f"{run.stage}() needs a loader: pass one, or return it from {kind}_dataloader.", kind, None)
+            raise refusal(
+                f"{run.stage}() needs a loader: pass one, or return it from {kind}_dataloader.", kind, None
+            )
         if is_off or not root() or asked_mixture(run) is not None:
             made = make_loaders(one_of(given, kind), limit, kind, sharding)
-            return [SharedStreamLoader(each.name, each.source, each.length, sharding=sharding) for each in made]
+            return [
+                SharedStreamLoader(each.name, each.source, each.length, sharding=sharding) for each in made
+            ]
         if given is None:
             check_iterable(run, kind, [given])
         self.made[kind] = StageLoaders(run, given, kind, limit)
@@ -189,8 +193,8 @@ class LightningRules(LoopRules):
             return every
         if isinstance(every, int) and length is not None and every > length:
             raise refusal(
-                f"val_check_interval={every} must be less than or equal to the number of the training batches, "
-                f"{length}, because batches are counted in each epoch. To count them through the run, pass "
+                f"val_check_interval={every} must be less than or equal to the number of the training "
+                f"batches, {length}, because batches are counted in each epoch. To count them through the run, pass "
                 "check_val_every_n_epoch=None; to switch validation off, limit_val_batches=0.",
                 "val_check_interval",
                 every,

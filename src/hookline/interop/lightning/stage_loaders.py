@@ -81,8 +81,8 @@ class StageLoaders:
             return made
         if self.kind == "train" and given._mode == "sequential":
             raise ValueError(
-                '`FitLoop` does not support the `CombinedLoader(mode="sequential")` mode: a training step takes '
-                f"a batch from each loader. Pass one of {_other_modes()}."
+                '`FitLoop` does not support the `CombinedLoader(mode="sequential")` mode: a training step '
+                f"takes a batch from each loader. Pass one of {_other_modes()}."
             )
         return given
 
@@ -90,8 +90,8 @@ class StageLoaders:
         if all(map(is_in_sequence, self.combined.flattened)):
             return
         _warn(
-            f"overfit_batches reads the first batches of the {self.kind} data in every epoch: shuffling of the "
-            f"{self.kind} dataloader is turned off."
+            f"overfit_batches reads the first batches of the {self.kind} data in every epoch: shuffling of "
+            f"the {self.kind} dataloader is turned off."
         )
         self.combined.flattened = [in_sequence(each) for each in self.combined.flattened]
 
@@ -103,8 +103,8 @@ class StageLoaders:
         for each in self.combined.flattened:
             if self.kind != "train" and is_shuffled(each):
                 _warn(
-                    f"The sampler of the {name} shuffles. It is recommended to turn shuffling off for val/test "
-                    "dataloaders: results of two passes are then comparable."
+                    f"The sampler of the {name} shuffles. It is recommended to turn shuffling off for "
+                    "val/test dataloaders: results of two passes are then comparable."
                 )
             find("trainer.connectors.data_connector", "_worker_check")(
                 trainer=shown, dataloader=each, name=name
@@ -157,8 +157,8 @@ def _check_signature(step: Callable[..., Any]) -> None:
     ]
     if len(required) == 3:
         raise TypeError(
-            f"{step.__qualname__}() missing 1 required positional argument: {required[2]!r}. With one loader it is "
-            "called with a batch and its index."
+            f"{step.__qualname__}() missing 1 required positional argument: {required[2]!r}. With one "
+            "loader it is called with a batch and its index."
         )
 
 
