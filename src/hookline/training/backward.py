@@ -65,9 +65,10 @@ def loss_of(run: Run, returned: Any) -> Tensor | None:
         return None
     if isinstance(returned, dict):
         if "loss" not in returned:
+            keys = ", ".join(map(str, returned))
             raise LossError(
-                f"training_step returned a dictionary with the keys {', '.join(map(str, returned))}: the "
-                "'loss' key needs to be present."
+                f"training_step returned a dictionary without 'loss' (keys: {keys}): the 'loss' key needs to be "
+                "present."
             )
         log_numbers(run, returned)
         returned = returned["loss"]

@@ -194,8 +194,8 @@ class LightningRules(LoopRules):
         if isinstance(every, int) and length is not None and every > length:
             raise refusal(
                 f"val_check_interval={every} must be less than or equal to the number of the training "
-                f"batches, {length}, because batches are counted in each epoch. To count them through the run, pass "
-                "check_val_every_n_epoch=None; to switch validation off, limit_val_batches=0.",
+                f"batches, {length}, because batches are counted in each epoch. To count them through the "
+                "run, pass check_val_every_n_epoch=None; to switch validation off, limit_val_batches=0.",
                 "val_check_interval",
                 every,
             )
