@@ -67,8 +67,8 @@ def loss_of(run: Run, returned: Any) -> Tensor | None:
         if "loss" not in returned:
             keys = ", ".join(map(str, returned))
             raise LossError(
-                f"training_step returned a dictionary without 'loss' (keys: {keys}): the 'loss' key needs to be "
-                "present."
+                f"training_step returned a dictionary without 'loss' (keys: {keys}): the 'loss' key needs to "
+                "be present."
             )
         log_numbers(run, returned)
         returned = returned["loss"]

@@ -60,7 +60,7 @@ def load(run: Run, kind: str) -> list[Loader]:
             given = None  # val_dataloader returned an empty list: there is no validation data
     sharding = sharding_of(run, kind)
     rules = run.traits.rules
-    loaders = rules.make_loaders(run, given, limit, kind, sharding)
+    loaders: list[Loader] = rules.make_loaders(run, given, limit, kind, sharding)
     if kind == "val":
         empty = [each.name for each in loaders if each.length == 0 and limit != 0]
         loaders = [each for each in loaders if each.length != 0]

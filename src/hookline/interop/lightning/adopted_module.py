@@ -16,7 +16,7 @@ from hookline.interop.lightning.binder import BETWEEN_HOOKS, NAME_OF_HOOK, RETUR
 from hookline.interop.lightning.checkpoint_file import LIGHTNING
 from hookline.interop.lightning.checkpoint_path import refuse_start
 from hookline.interop.lightning.hparams import module_hooks
-from hookline.interop.lightning.loaders import convert_given, converting_loaders, with_iterator
+from hookline.interop.lightning.loaders import convert_given, converting_loaders, outside_turns, with_iterator
 from hookline.interop.lightning.package import is_lightnings, refusal
 from hookline.interop.lightning.table import (
     DATA_ACTIONS,
@@ -60,6 +60,8 @@ def steps_of(module: Any) -> LightningSteps:
             module, own.get("on_validation_model_eval", module.eval)
         )
     own |= {name: with_iterator(own[name]) for name in own if name.endswith("_step")}
+    if TRANSFER[1] in own:
+        own[TRANSFER[1]] = outside_turns(own[TRANSFER[1]])
     actions = {name: staticmethod(recording_name(each, name, module.__dict__)) for name, each in own.items()}
     # create a class, because the loop looks at the methods that a class overrides
     return type(type(module).__name__, (LightningSteps,), actions)(module, view)  # type: ignore[no-any-return]
@@ -213,6 +215,8 @@ def _listeners(
     for method, row in rows.items():
         if _is_own(owner.original, method):
             function = getattr(owner.original, method)
+            if method in TRANSFER:
+                function = outside_turns(function)
             binding = bind(function, method, row, table, owner.view, answers=method in RETURNED)
             steers = method in RETURNED and table[row.event].returns == SIGNAL
             found.append(

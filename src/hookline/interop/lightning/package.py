@@ -46,7 +46,7 @@ def refusal(message: str, option: str, value: Any) -> OptionError:
     """Return the error for an option, which is also Lightning's own error if the package is imported."""
     base = find("utilities.exceptions", "MisconfigurationException")
     made: type[OptionError] = OptionError if base is None else _combined(OptionError, base)
-    return made(message, option=option, value=value)  # type: ignore[call-arg]
+    return made(message, option=option, value=value)
 
 
 @contextlib.contextmanager
@@ -55,12 +55,14 @@ def misconfiguration() -> Iterator[None]:
     try:
         yield
     except (OptionError, LossError) as error:
+        kind: Any = type(error)
         base = find("utilities.exceptions", "MisconfigurationException")
         if base is not None and not isinstance(error, base):
-            error.__class__ = _combined(type(error), base)  # the same error, with its notes and attributes
+            error.__class__ = _combined(kind, base)  # the same error, with its notes and attributes
         raise
 
 
 @functools.cache
 def _combined(kind: type[E], base: type[Exception]) -> type[E]:
-    return type(kind.__name__, (kind, base), {"__module__": kind.__module__})
+    made: type[E] = type(kind.__name__, (kind, base), {"__module__": kind.__module__})
+    return made

@@ -354,6 +354,7 @@ def loops(run: Run, counts: LoopCounts) -> dict[str, Any]:
     in_batch = counts.in_batch and event not in BATCH_ENDS and run.trainer._run is run
     length = None if run.data.train is None else run.data.train.length
     seen, ending = s.batches_seen, int(event in BATCH_ENDS)
+    scheduled = scheduler_steps(run) - counts.schedulers_before
     is_inside = bool(position) or s.epochs_seen == s.epoch
     begun = s.epochs_seen + int(is_inside and not is_ending and run.trainer._run is run)
     epochs = {
@@ -375,7 +376,7 @@ def loops(run: Run, counts: LoopCounts) -> dict[str, Any]:
             },
             "epoch_loop.scheduler_progress": {
                 "total": _pair(scheduler_steps(run), scheduler_steps(run)),
-                "current": _pair(*[scheduler_steps(run) - counts.schedulers_before] * 2),
+                "current": _pair(scheduled, scheduled),
             },
             **_optimizations(run, position, in_batch),
             "epoch_loop.val_loop.state_dict": {},

@@ -23,6 +23,7 @@ from hookline.data.seeding import rng_state, set_rng_state
 from hookline.data.sharding import END
 from hookline.data.sources import has_state
 from hookline.data.workers import WorkerStart, end_workers, signals_held
+from hookline.interop.lightning.loaders import Turns
 from hookline.interop.lightning.package import find
 
 
@@ -167,6 +168,9 @@ class SharedStreamLoader(Loader):
     def _read(self, position: int, saved: Saved | None) -> Iterator[Any]:
         seed_workers(self.source)
         batches = self.reader.open(0, position, position, self.length, saved)
+        if isinstance(self.source, Turns):
+            self.source.loader = self
+            return batches
         if self.length is None:
             return Ahead(batches, position, self)
         return itertools.islice(batches, max(0, self.length - position))

@@ -13,13 +13,14 @@ from torch.utils._pytree import tree_leaves
 
 from hookline.data.loaders import Loader
 from hookline.data.sharding import RankSharding, rank_batches, shard_plan_for
-from hookline.interop.lightning.loaders import CombinedBatches, SideBySide
+from hookline.interop.lightning.loaders import CombinedBatches, SideBySide, Turns
 from hookline.interop.lightning.package import find
 from hookline.interop.lightning.shared_stream import SharedStreamLoader, in_sequence, is_in_sequence
 from hookline.run.run import Run
 
 STAGES = {"train": "train", "val": "validate", "test": "test", "predict": "predict"}
 """Lightning's running stage, by the kind of the loaders."""
+STEPS = {"train": "training_step", "val": "validation_step", "test": "test_step", "predict": "predict_step"}
 HOOKS = {
     "val": ("validation_step", "on_validation_batch_start", "on_validation_batch_end"),
     "test": ("test_step", "on_test_batch_start", "on_test_batch_end"),
@@ -48,6 +49,17 @@ class StageLoaders:
 
     def loaders(self, sharding: RankSharding) -> list[Loader]:
         """Return the loaders that Hookline's loop reads: one for training, for others one or several."""
+        made = self._readers(sharding)
+        if sharding.ranks.alone and self._takes_iterator():
+            return [
+                SharedStreamLoader(
+                    each.name, Turns(each.source, each.length, index, self.run), None, sharding=sharding
+                )
+                for index, each in enumerate(made)
+            ]
+        return made
+
+    def _readers(self, sharding: RankSharding) -> list[Loader]:
         parts, combined = self.combined.flattened, self.combined
         is_one = len(parts) == 1 and parts[0] is combined.iterables
         if is_one or self.is_sequential:
@@ -129,6 +141,11 @@ class StageLoaders:
         strategy = self.run.strategy
         return RankSharding(strategy.ranks, trains=self.kind == "train", is_sharded=strategy.shards_data)
 
+    def _takes_iterator(self) -> bool:
+        """Return whether the module's step takes `dataloader_iter` instead of a batch."""
+        step = getattr(getattr(self.run.steps, "original", None), STEPS[self.kind], None)
+        return step is not None and "dataloader_iter" in inspect.signature(step).parameters
+
     def _check_arguments(self) -> None:
         """Check that the hooks of a module take the loader's index if there are several, and only then."""
         module = getattr(self.run.steps, "original", None)
@@ -138,9 +155,7 @@ class StageLoaders:
         several = self.is_sequential and len(self.combined.flattened) > 1
         stage = find("trainer.states", "RunningStage")(STAGES[self.kind])
         hooks = [each for each in HOOKS[self.kind] if getattr(module, each, None) is not None]
-        if find("utilities.signature_utils", "is_param_in_hook_signature")(
-            getattr(module, hooks[0]), "dataloader_iter", explicit=True
-        ):
+        if self._takes_iterator():
             hooks = hooks[1:]
         elif not several:
             _check_signature(getattr(module, hooks[0]))
