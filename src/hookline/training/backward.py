@@ -75,8 +75,8 @@ def loss_of(run: Run, returned: Any) -> Tensor | None:
     if returned is None or isinstance(returned, Tensor):
         return returned
     raise LossError(
-        "training_step must return a Tensor, a dict, or None: the loss, a dictionary with 'loss', or nothing "
-        f"to skip the batch. It returned {type(returned).__name__} {str(returned)[:60]!r}."
+        f"training_step returned {type(returned).__name__} {str(returned)[:60]!r}: it must return a Tensor, "
+        "a dict, or None: the loss, a dictionary with 'loss', or nothing to skip the batch."
     )
 
 

@@ -351,12 +351,12 @@ def loops(run: Run, counts: LoopCounts) -> dict[str, Any]:
     s, event = run.state, current_event(run)
     is_ending = event == "on_train_epoch_end" and s.epochs_seen > s.epoch
     position = _batches_of_epoch(run) if is_ending or _is_over(run) else run.progress.position
-    in_batch = counts.in_batch and event not in BATCH_ENDS and run.trainer._run is run
+    in_batch = counts.in_batch and event not in BATCH_ENDS and _is_open(run)
     length = None if run.data.train is None else run.data.train.length
     seen, ending = s.batches_seen, int(event in BATCH_ENDS)
     scheduled = scheduler_steps(run) - counts.schedulers_before
     is_inside = bool(position) or s.epochs_seen == s.epoch
-    begun = s.epochs_seen + int(is_inside and not is_ending and run.trainer._run is run)
+    begun = s.epochs_seen + int(is_inside and not is_ending and _is_open(run))
     epochs = {
         "ready": begun,
         "completed": s.epochs_seen - int(is_ending),
@@ -436,9 +436,14 @@ def _batches_of_epoch(run: Run) -> int:
     return int(run.data.train.length or 0)
 
 
+def _is_open(run: Run) -> bool:
+    """Return whether the run is under way, or has failed in what it was doing."""
+    return run.trainer._run is run or run.state.exception is not None
+
+
 def _is_over(run: Run) -> bool:
     """Return whether the run has ended after whole epochs; its position is then that of the next one."""
-    return run.trainer._run is not run and run.progress.position == 0 and run.state.batches_seen > 0
+    return not _is_open(run) and run.progress.position == 0 and run.state.batches_seen > 0
 
 
 def current_event(run: Run) -> str:
