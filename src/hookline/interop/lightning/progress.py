@@ -438,7 +438,7 @@ def _batches_of_epoch(run: Run) -> int:
 
 def _is_open(run: Run) -> bool:
     """Return whether the run is under way, or has failed in what it was doing."""
-    return run.trainer._run is run or run.state.exception is not None
+    return run.trainer._run is run or run.state.status in ("error", "interrupted")
 
 
 def _is_over(run: Run) -> bool:
