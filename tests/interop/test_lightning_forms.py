@@ -204,6 +204,50 @@ def test_steps_may_take_an_iterator(trainer: Any) -> None:
     assert got == [("train", 0, 0), ("train", 1, 0), ("val", 0, 0), ("val", 0, 1)]
 
 
+@pytest.mark.parametrize("trainer", [theirs, ours])
+@pytest.mark.parametrize("limit", [None, 2, 5])
+def test_a_step_may_take_several_batches_from_its_iterator(trainer: Any, limit: int | None) -> None:
+    class Draws(BoringModel):
+        def training_step(self, dataloader_iter: Any) -> Any:  # type: ignore[override]
+            return super().training_step(self.two("train", dataloader_iter), 0)
+
+        def validation_step(self, dataloader_iter: Any) -> Any:  # type: ignore[override]
+            self.two("val", dataloader_iter)
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            raise AssertionError("batches of an iterator are not moved")
+
+        def two(self, stage: str, batches: Any) -> Any:
+            first, second = next(batches), next(batches, (None, -1, -1))
+            got.append((stage, first[1], second[1]))
+            return first[0]
+
+    got: Got = []
+    made = trainer(limit_train_batches=limit, limit_val_batches=limit)
+    made.fit(Draws(), loader(5), loader(4))
+    steps = [("train", 0, 1)] if limit == 2 else [("train", 0, 1), ("train", 2, 3), ("train", 4, -1)]
+    checks = [("val", 0, 1)] if limit == 2 else [("val", 0, 1), ("val", 2, 3)]
+    assert got == [*steps, *checks]
+    assert made.global_step == len(steps)
+
+
+@pytest.mark.parametrize("trainer", [theirs, ours])
+def test_a_step_may_end_the_epoch_through_its_iterator(trainer: Any) -> None:
+    class Draws(BoringModel):
+        automatic_optimization = False
+
+        def training_step(self, dataloader_iter: Any) -> Any:  # type: ignore[override]
+            got.extend(each[1:] for each in dataloader_iter)
+            next(dataloader_iter)
+
+        def train_dataloader(self) -> Any:
+            return iter(torch.ones(3, 1, 32))
+
+    got: Got = []
+    trainer(limit_val_batches=0).fit(Draws())
+    assert got == [(0, 0), (1, 0), (2, 0)]
+
+
 @pytest.mark.parametrize("trainer", [theirs, ours, quiet])
 def test_a_module_may_clear_its_gradients_before_validation(trainer: Any) -> None:
     class Clears(BoringModel):

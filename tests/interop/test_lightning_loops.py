@@ -518,3 +518,56 @@ def test_losses_of_an_accumulation_window_are_divided_where_lightning_divides_th
         trainer.fit(BoringModel())
         found.append(c.seen)
     assert found[0] == found[1] and len(found[0]) == 10
+
+
+class Fails(BoringModel):
+    """Fails in a training or validation batch of its second epoch."""
+
+    def __init__(self, stage: str, batch: int) -> None:
+        super().__init__()
+        self.where = (stage, batch)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.current_epoch == 1 and self.where == ("train", batch_idx):
+            raise ZeroDivisionError
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:  # type: ignore
+        if self.current_epoch == 1 and self.where == ("val", 2 * dataloader_idx + batch_idx):
+            raise ZeroDivisionError
+        return super().validation_step(batch, batch_idx)
+
+    def val_dataloader(self) -> Any:
+        return [super(Fails, self).val_dataloader() for _ in range(2)]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("stage, batch", [("train", 1), ("train", 2), ("val", 1), ("val", 3)])
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_a_checkpoint_of_a_failed_run_has_the_progress_of_lightnings_loops(
+    stage: str, batch: int, accumulate: int, tmp_path: Any
+) -> None:
+    states = []
+    for trainer in (pl.Trainer, dialect.Trainer):
+        made: Any = trainer(
+            default_root_dir=tmp_path,
+            max_epochs=3,
+            limit_train_batches=3,
+            limit_val_batches=2,
+            accumulate_grad_batches=accumulate,
+            callbacks=pl.callbacks.OnExceptionCheckpoint(tmp_path),
+            enable_model_summary=False,
+            enable_progress_bar=False,
+            logger=False,
+        )
+        with pytest.raises(ZeroDivisionError):
+            made.fit(Fails(stage, batch))
+        state = torch.load(tmp_path / "on_exception.ckpt", weights_only=True)["loops"]["fit_loop"]
+        assert made.fit_loop.state_dict() == state or trainer is pl.Trainer
+        progress = made.fit_loop.epoch_loop.scheduler_progress
+        assert progress.total.completed == state["epoch_loop.scheduler_progress"]["total"]["completed"]
+        del state["epoch_loop.state_dict"]  # the step of loggers, which each counts in its own way
+        if stage == "val":  # Lightning counts an epoch's update of schedulers before its validation, too
+            del state["epoch_loop.scheduler_progress"]
+        states.append(state)
+    assert states[1] == states[0]

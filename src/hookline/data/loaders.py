@@ -274,16 +274,9 @@ def set_epoch(source: Any, epoch: int) -> None:
 
 
 def make_loaders(
-    given: Any,
-    limit: int | float,
-    kind: str,
-    sharding: RankSharding | None = None,
-    made: type[Loader] = Loader,
+    given: Any, limit: int | float, kind: str, sharding: RankSharding | None = None
 ) -> list[Loader]:
-    """Return named loaders for the user's argument: one loader, a list, or a dictionary of names.
-
-    made: the class of the loaders.
-    """
+    """Return named loaders for the user's argument: one loader, a list, or a dictionary of names."""
     sharding = sharding or RankSharding()
     if given is None:
         return []
@@ -315,7 +308,7 @@ def make_loaders(
         for name, source in named.items()
     }
     return [
-        made(name, source, apply_limit(lengths[name], limit, kind), sharding=sharding)
+        Loader(name, source, apply_limit(lengths[name], limit, kind), sharding=sharding)
         for name, source in named.items()
     ]
 

@@ -65,16 +65,18 @@ def loss_of(run: Run, returned: Any) -> Tensor | None:
         return None
     if isinstance(returned, dict):
         if "loss" not in returned:
+            keys = ", ".join(map(str, returned))
             raise LossError(
-                f"training_step returned a dictionary without 'loss' (keys: {', '.join(map(str, returned))})."
+                f"training_step returned a dictionary without 'loss' (keys: {keys}): the 'loss' key needs to "
+                "be present."
             )
         log_numbers(run, returned)
         returned = returned["loss"]
     if returned is None or isinstance(returned, Tensor):
         return returned
     raise LossError(
-        f"training_step returned {type(returned).__name__} {str(returned)[:60]!r}, which cannot be trained "
-        "on: return the loss as a tensor, a dictionary with 'loss', or None to skip the batch."
+        f"training_step returned {type(returned).__name__} {str(returned)[:60]!r}: it must return a Tensor, "
+        "a dict, or None: the loss, a dictionary with 'loss', or nothing to skip the batch."
     )
 
 

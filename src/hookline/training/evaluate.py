@@ -123,7 +123,7 @@ def evaluate_loader(
         data.take(loader, lambda: evaluate_batch(run, events), events.names.step)
         if data.is_over():
             return False
-    if is_empty:
+    if is_empty and run.traits.rules.refuses_empty_data:
         raise OptionError(
             f"The {events.names.kind} loader {loader.name!r} yielded no batch; a generator can be "
             "iterated over only once, pass a list or a DataLoader."

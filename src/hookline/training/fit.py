@@ -251,7 +251,8 @@ def why_finished(run: Run) -> str:
     if 0 <= options.max_steps <= s.step:
         return f"max_steps={options.max_steps} is reached"
     if run.data.train.length == 0:
-        return "limit_train_batches=0"
+        is_off = options.limit_train_batches == 0
+        return "limit_train_batches=0" if is_off else "there are no training batches"
     if run.out_of_time and not run.boundary.is_stopping:
         s.request_stop(f"max_time={options.max_time:g} s is over")
         run.boundary.stop_by_clock()
@@ -264,7 +265,7 @@ def why_finished(run: Run) -> str:
 
 def check_loader_end(run: Run, loader: Loader, exhausted: bool) -> None:
     """Refuse a loader that yields no batch, which would loop forever, or fewer than its length."""
-    if exhausted and run.progress.position == 0:
+    if exhausted and run.progress.position == 0 and run.traits.rules.refuses_empty_data:
         hint = (
             "; a generator can be iterated over only once, pass a list or a DataLoader"
             if run.state.epoch

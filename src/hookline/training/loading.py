@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from hookline.data.batch import move
-from hookline.data.loaders import Loader, make_loaders
+from hookline.data.loaders import Loader
 from hookline.data.sharding import RankSharding
 from hookline.engine.listener import overrides
 from hookline.run.module import PlainSteps
@@ -60,11 +60,11 @@ def load(run: Run, kind: str) -> list[Loader]:
             given = None  # val_dataloader returned an empty list: there is no validation data
     sharding = sharding_of(run, kind)
     rules = run.traits.rules
-    loaders = make_loaders(given, limit, kind, sharding, rules.loader)
+    loaders: list[Loader] = rules.make_loaders(run, given, limit, kind, sharding)
     if kind == "val":
         empty = [each.name for each in loaders if each.length == 0 and limit != 0]
         loaders = [each for each in loaders if each.length != 0]
-        if empty and not loaders and run.stage == "validate":
+        if empty and not loaders and run.stage == "validate" and rules.refuses_empty_data:
             raise OptionError(
                 f"The validation loader {empty[0]!r} is empty, so there is nothing to validate on."
             )
@@ -185,7 +185,8 @@ def _check_loaders(run: Run, kind: str, loaders: list[Loader]) -> None:
             "or a DataModule."
         )
     empty = [each.name for each in loaders if each.length == 0]
-    if kind == "train" and run.options.limit_train_batches != 0 and empty:
+    refuses = run.traits.rules.refuses_empty_data and run.options.limit_train_batches != 0
+    if kind == "train" and refuses and empty:
         ranks = run.strategy.ranks
         hint = (
             ""

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hookline.data.loaders import Loader
+from hookline.data.loaders import Loader, make_loaders
+from hookline.data.sharding import RankSharding
 from hookline.run.run import Run
 from hookline.util.errors import OptionError
 
@@ -19,14 +20,20 @@ class LoopRules:
     `Trainer.rules`.
     """
 
-    loader: type[Loader] = Loader
-    """The class that reads a source of batches."""
     averages_short_windows = True
     """Whether an accumulation window with fewer losses than planned is the mean of those it has."""
     counts_every_optimizer = False
     """Whether each optimizer that a manual step calls advances `step`, not only the first of a batch."""
+    refuses_empty_data = True
+    """Whether a loader without batches is an error."""
     undoes_abandoned_validations = True
     """Whether a validation that a signal ends leaves no trace in the checkpoint: state is kept before it."""
+
+    def make_loaders(
+        self, run: Run, given: Any, limit: int | float, kind: str, sharding: RankSharding
+    ) -> list[Loader]:
+        """Return the loaders of a kind for what the user passed or returned."""
+        return make_loaders(given, limit, kind, sharding)
 
     def loaded(self, run: Run, kind: str) -> None:
         """Prepare the loaders of a kind that were just made; they are opened when they are first read."""

@@ -575,9 +575,10 @@ def _on_loaders(kind: str, body: Callable[[Run, Any], T], argument: Any) -> Call
             limit = lifecycle.limit_of(run, kind)
             log.warning("Nothing to %s: limit_%s_batches=%s switches it off.", run.stage, kind, limit)
             return None
-        if not lifecycle.load(run, kind):
+        loaders = lifecycle.load(run, kind)
+        if not loaders and run.traits.rules.refuses_empty_data:
             _refuse_without_loader(run.stage)
-        return body(run, argument)
+        return body(run, argument) if loaders else None
 
     return run_on_loaders
 

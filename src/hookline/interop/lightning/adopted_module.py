@@ -16,7 +16,7 @@ from hookline.interop.lightning.binder import BETWEEN_HOOKS, NAME_OF_HOOK, RETUR
 from hookline.interop.lightning.checkpoint_file import LIGHTNING
 from hookline.interop.lightning.checkpoint_path import refuse_start
 from hookline.interop.lightning.hparams import module_hooks
-from hookline.interop.lightning.loaders import convert_given, converting_loaders, with_iterator
+from hookline.interop.lightning.loaders import convert_given, converting_loaders, outside_turns, with_iterator
 from hookline.interop.lightning.package import is_lightnings, refusal
 from hookline.interop.lightning.table import (
     DATA_ACTIONS,
@@ -33,6 +33,8 @@ from hookline.util.errors import HookError, OptionError
 
 HOOK_CLASSES = ("ModelHooks", "DataHooks", "CheckpointHooks")
 """The classes in which Lightning declares the hooks of a module."""
+TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+"""Hooks that a module and a data module can both have."""
 ZERO_GRAD = "on_validation_model_zero_grad"
 """A hook of Lightning that is called before the module is put into eval mode."""
 
@@ -52,16 +54,14 @@ def steps_of(module: Any) -> LightningSteps:
         checked: Any = functools.wraps(ask)(lambda: _checked(ask(), type(module).__name__))
         checked.__signature__ = inspect.Signature()  # LightningCLI's wraps a function with other parameters
         own["configure_optimizers"] = checked
-    own |= {
-        name: converting_loaders(own[name], name, view.of_lightning)
-        for name in own
-        if name.endswith("_dataloader")
-    }
+    own |= {name: converting_loaders(own[name], name, view) for name in own if name.endswith("_dataloader")}
     if _is_own(module, ZERO_GRAD):
         own["on_validation_model_eval"] = _clearing_first(
             module, own.get("on_validation_model_eval", module.eval)
         )
     own |= {name: with_iterator(own[name]) for name in own if name.endswith("_step")}
+    if TRANSFER[1] in own:
+        own[TRANSFER[1]] = outside_turns(own[TRANSFER[1]])
     actions = {name: staticmethod(recording_name(each, name, module.__dict__)) for name, each in own.items()}
     # create a class, because the loop looks at the methods that a class overrides
     return type(type(module).__name__, (LightningSteps,), actions)(module, view)  # type: ignore[no-any-return]
@@ -154,9 +154,9 @@ class LightningSteps(Actions):
             self.view.attach(run.trainer, self.original, self.original.__dict__)
             self.original.trainer = self.view.moment.trainer
             self.original.__dict__[NAME_OF_HOOK] = BETWEEN_HOOKS.get(run.stage, f"{run.stage}_step")
-            run.data.given |= convert_given(
-                run.data.given, self.view.of_lightning, run.data.mixture is not None
-            )
+            if self.view.moment.is_native:
+                is_mixed = run.data.mixture is not None
+                run.data.given |= convert_given(run.data.given, self.view.of_lightning, is_mixed)
             if run.stage == "fit" and not overrides(self, "validation_step"):
                 run.data.loaders["val"] = []  # as Lightning, which then ignores validation loaders
 
@@ -169,11 +169,7 @@ def data_of(datamodule: Any) -> LightningData:
     own: dict[str, Any] = {
         name: getattr(datamodule, name) for name in DATA_ACTIONS if _is_own(datamodule, name)
     }
-    own |= {
-        name: converting_loaders(own[name], name, view.of_lightning)
-        for name in own
-        if name.endswith("_dataloader")
-    }
+    own |= {name: converting_loaders(own[name], name, view) for name in own if name.endswith("_dataloader")}
     actions = {name: staticmethod(each) for name, each in own.items()}
     return type(type(datamodule).__name__, (LightningData,), actions)(datamodule, view)  # type: ignore[no-any-return]
 
@@ -195,6 +191,10 @@ class LightningData(DataModule):
         if run is not None:
             self.view.attach(run.trainer, run.module, {})
             self.original.trainer = self.view.moment.trainer
+            if not self.view.moment.is_native:
+                selector = self.view.of_lightning("trainer.connectors.data_connector", "_DataHookSelector")
+                for hook in TRANSFER:  # it warns of one that has no effect
+                    selector(run.module, self.original).get_instance(hook)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the data module's own state."""
@@ -215,6 +215,8 @@ def _listeners(
     for method, row in rows.items():
         if _is_own(owner.original, method):
             function = getattr(owner.original, method)
+            if method in TRANSFER:
+                function = outside_turns(function)
             binding = bind(function, method, row, table, owner.view, answers=method in RETURNED)
             steers = method in RETURNED and table[row.event].returns == SIGNAL
             found.append(

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec
 
 import torch
 
-from hookline.interop.lightning.package import refusal
+from hookline.interop.lightning.package import find, refusal
 
 P = ParamSpec("P")
 
@@ -88,6 +88,11 @@ def native_options(given: Mapping[str, Any]) -> dict[str, Any]:
                 f"{name}={given[name]!r}: Hookline has no such option; {instead}.", name, given[name]
             )
     options = {name: given[name] for name in SAME if given[name] is not None}
+    fast = given["fast_dev_run"]
+    if isinstance(fast, int) and fast < 0:
+        raise refusal(f"fast_dev_run={fast}: it should be >= 0.", "fast_dev_run", fast)
+    if not fast:
+        options |= {name: limit_of(given[name], name) for name in LIMITS if given[name] is not None}
     if given["min_steps"] is not None and given["min_epochs"] is None:
         options["min_epochs"] = 1
     options |= _processes(given)
@@ -124,6 +129,16 @@ SAME = (
     "accumulate_grad_batches",
 )
 """Arguments with the same name and meaning in both."""
+
+
+LIMITS = (*(name for name in SAME if name.startswith("limit_")), "overfit_batches")
+"""Arguments that are a number of batches or a fraction of them."""
+
+
+def limit_of(batches: Any, name: str) -> Any:
+    """Return a number of batches or a fraction of them, checked by Lightning if it is imported."""
+    determine = find("trainer.setup", "_determine_batch_limits")
+    return batches if determine is None else determine(batches, name)
 
 
 def _processes(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,7 +287,7 @@ def _validation(given: Mapping[str, Any]) -> dict[str, Any]:
     reload = given["reload_dataloaders_every_n_epochs"]
     if not isinstance(reload, int) or reload < 0:
         raise refusal(
-            f"reload_dataloaders_every_n_epochs={reload!r}: it must be a whole number from 0.",
+            f"reload_dataloaders_every_n_epochs={reload!r}: it should be an int >= 0.",
             "reload_dataloaders_every_n_epochs",
             reload,
         )
@@ -287,7 +302,7 @@ def _validation(given: Mapping[str, Any]) -> dict[str, Any]:
     if epochs is not None:
         options["check_val_every_n_epoch"] = epochs
     if isinstance(interval, int | float):
-        options["val_check_interval"] = interval
+        options["val_check_interval"] = limit_of(interval, "val_check_interval")
     return options
 
 

@@ -94,11 +94,11 @@ def _unless_failed(teardown: Callable[..., Any], view: Any) -> Callable[..., Any
 
 STEP = """
 def make(f, names):
-    def call(*given):
+    def call(*given, **named):
         before = names[{where!r}]
         names[{where!r}] = {method!r}
         try:
-            return f(*given)
+            return f(*given, **named)
         finally:
             names[{where!r}] = before
     return call

@@ -24,13 +24,12 @@ from hookline.interop.lightning.checkpoint_file import (
     write_file,
 )
 from hookline.interop.lightning.names import epoch_of
+from hookline.interop.lightning.progress import BATCH_ENDS, current_event, loops
 from hookline.run.run import Run
 from hookline.run.save_request import SaveRequest
 from hookline.training.saving import save
 from hookline.util.errors import HookError
 from hookline.util.urls import is_url
-
-BATCH_ENDS = ("on_train_batch_end", "on_step_end")
 
 
 class NothingToSave(HookError, AttributeError):
@@ -115,7 +114,7 @@ class LightningFile:
             "global_step": trainer.global_step if is_shown else state.step,
             "pytorch-lightning_version": str(getattr(package, "__version__", VERSION)),
             "state_dict": contents["module"],
-            "loops": loops(self.run),
+            "loops": loops(self.run, trainer._logger_connector.counts),
         }
 
     def _callbacks(self, states: dict[str, Any]) -> dict[str, Any]:
@@ -174,77 +173,3 @@ def as_saved_next(run: Run) -> Iterator[Callable[[dict[str, Any]], None]]:
 
     with progress.shown_as(**fields):
         yield complete
-
-
-def current_event(run: Run) -> str:
-    """Return the innermost event that is being emitted; empty between events."""
-    running = run.state.running if run.trainer._run is run else None
-    while running is not None:
-        what, running = running
-        event = getattr(what, "event", None)
-        if event is not None:
-            return str(event.name)
-    return ""
-
-
-# ---- the progress of Lightning's loops ---------------------------------------------------------------------
-
-
-def _counts(total: int, current: int, *names: str) -> dict[str, Any]:
-    names = names or ("ready", "completed", "started", "processed")
-    return {"total": dict.fromkeys(names, total), "current": dict.fromkeys(names, current)}
-
-
-def loops(run: Run) -> dict[str, Any]:
-    """Return the progress as Lightning's loops keep it, so that Lightning can resume from the file too."""
-    s, event = run.state, current_event(run)
-    is_ending = event == "on_train_epoch_end" and s.epochs_seen > s.epoch
-    position = s.batch_idx + 1 if is_ending else run.progress.position
-    is_last = run.data.train is not None and position == run.data.train.length
-    first = max(0, run.progress.epoch_began[0])
-    steps, in_epoch = s.step, max(0, s.step - first)
-    is_inside = bool(position) or s.epochs_seen == s.epoch
-    begun = s.epochs_seen + (1 if is_inside and not is_ending and s.status == "training" else 0)
-    epochs = {
-        "ready": begun,
-        "completed": s.epochs_seen - (1 if is_ending else 0),
-        "started": begun,
-        "processed": s.epochs_seen,
-    }
-    validated = sum(each.length or 0 for each in run.data.loaders.get("val", ())) if is_validated(run) else 0
-    pairs, triples = ("ready", "completed"), ("ready", "completed", "started")
-    nothing = _counts(0, 0)
-    manual, automatic = (steps, 0) if run.traits.is_manual else (0, steps)
-    return {
-        "fit_loop": {
-            "state_dict": {},
-            "epoch_loop.state_dict": {"_batches_that_stepped": steps},
-            "epoch_loop.batch_progress": {**_counts(s.batches_seen, position), "is_last_batch": is_last},
-            "epoch_loop.scheduler_progress": _counts(0, 0, *pairs),
-            "epoch_loop.automatic_optimization.state_dict": {},
-            "epoch_loop.automatic_optimization.optim_progress": {
-                "optimizer": {
-                    "step": _counts(automatic, in_epoch if automatic else 0, *pairs),
-                    "zero_grad": _counts(automatic, in_epoch if automatic else 0, *triples),
-                }
-            },
-            "epoch_loop.manual_optimization.state_dict": {},
-            "epoch_loop.manual_optimization.optim_step_progress": _counts(
-                manual, in_epoch if manual else 0, *pairs
-            ),
-            "epoch_loop.val_loop.state_dict": {},
-            "epoch_loop.val_loop.batch_progress": {
-                **_counts(validated, validated),
-                "is_last_batch": validated > 0,
-            },
-            "epoch_progress": {"total": epochs, "current": dict(epochs)},
-        },
-        "validate_loop": {"state_dict": {}, "batch_progress": {**nothing, "is_last_batch": False}},
-        "test_loop": {"state_dict": {}, "batch_progress": {**_counts(0, 0), "is_last_batch": False}},
-        "predict_loop": {"state_dict": {}, "batch_progress": _counts(0, 0)},
-    }
-
-
-def is_validated(run: Run) -> bool:
-    """Return whether the newest batches were validated on."""
-    return run.progress.validated_at == (run.state.epoch, run.state.batches_seen)

@@ -72,8 +72,9 @@ class ClosureStep(AccumulatedStep):
         update.step()
         if not closure.calls:
             raise refusal(
-                f"{type(self.run.module).__name__}.optimizer_step did not call its optimizer_closure, which "
-                "runs training_step and backward: pass it to optimizer.step(optimizer_closure), or call it.",
+                f"The closure hasn't been executed: {type(self.run.module).__name__}.optimizer_step must "
+                "pass its optimizer_closure, which runs training_step and backward, to "
+                "optimizer.step(optimizer_closure), or call it.",
                 "optimizer_closure",
                 None,
             )

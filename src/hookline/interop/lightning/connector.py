@@ -26,6 +26,7 @@ from hookline.interop.lightning.logged_values import (
     warn_once,
 )
 from hookline.interop.lightning.package import refusal
+from hookline.interop.lightning.progress import LoopCounts
 from hookline.metrics.metric_log import MetricLog
 from hookline.run.state import State
 
@@ -124,6 +125,7 @@ class LoggerConnector:
         """The newest metrics: `callback_metrics`, `logged_metrics` and `progress_bar_metrics`."""
         self.batches_that_stepped = 0
         """The step number that loggers get: batches after which an update was due."""
+        self.counts = LoopCounts()
         self.verbose = False
         self.results: list[dict[str, Tensor]] = []
         """The results of the newest evaluation, one dictionary for each loader."""
@@ -131,6 +133,7 @@ class LoggerConnector:
         self._is_first: bool | None = None
         """Whether this is the first batch of an epoch; None between epochs."""
         self._is_first_in_fit: bool | None = None
+        self._warned_of_none = False
         self._stepped = False
         """Whether the newest training batch is still to be counted as one that stepped."""
         self._loader = 0
@@ -284,11 +287,13 @@ class LoggerConnector:
         """Drop all metrics: when a run begins, and before and after the sanity check."""
         self.reset_values()
         self.shown = Shown()
+        if s.stage == "fit":
+            self.counts.forget_validation()
 
     def begin(self, s: State) -> None:
         """Begin a run."""
         self.forget(s)
-        self._seen, self.results, self._stepped = {}, [], False
+        self._seen, self.results, self._stepped, self._warned_of_none = {}, [], False, False
 
     def log_hyperparams(self, s: State) -> None:
         """Log the hyper-parameters of module and data module, and the graph of the module."""
@@ -328,20 +333,41 @@ class LoggerConnector:
     def start_batch(self, s: State) -> None:
         """Take a training batch, whose samples weight the values that are logged in it."""
         self._count_step()
+        self.counts.in_batch = True
         self._take(s.batch, None)
 
     def end_batch(self, s: State) -> None:
         """Show the values of a training batch, and send them to the loggers when they are due."""
         self._end_batch()
+        self.counts.in_batch = False
         done, length = s.batch_idx + 1, self.trainer._own.num_training_batches
         is_last = length is not None and done >= length
         is_accumulating = done % self.trainer.accumulate_grad_batches != 0 and not is_last
         self._stepped = not is_accumulating
         is_automatic = getattr(s.module, "automatic_optimization", True)
+        self._check_output(s, is_automatic)
         if is_accumulating and is_automatic:
             return
         if self.should_update_logs or self.trainer.fast_dev_run:
             self.log_metrics(self._current().log)
+
+    def _check_output(self, s: State, is_automatic: bool) -> None:
+        """Warn once of batches that are not trained on, and refuse what Lightning refuses."""
+        returned = s.current.returned
+        if is_automatic and s.current.last_loss is None and not self._warned_of_none:
+            self._warned_of_none = True
+            warnings.warn(
+                "`training_step` returned `None`: the weights are not updated with such a batch.",
+                UserWarning,
+                stacklevel=2,
+            )
+        if not is_automatic and not (returned is None or isinstance(returned, Tensor | Mapping)):
+            raise refusal(
+                "In manual optimization, `training_step` must either return a Tensor or have no return, or "
+                f"return a dictionary; it returned a {type(returned).__name__}.",
+                "training_step",
+                returned,
+            )
 
     def _count_step(self) -> None:
         """Count the newest batch. Lightning does so after the validation that may follow it."""
@@ -379,6 +405,8 @@ class LoggerConnector:
         self._is_first_in_fit = self._is_first
         self._loader = self._evaluated = 0
         self.results = []
+        if s.stage == "fit":
+            self.counts.begin_validation(s.epoch)
 
     def start_evaluation_batch(self, s: State) -> None:
         """Take a batch; the first one of another loader ends the epoch of the loader before."""
@@ -386,6 +414,7 @@ class LoggerConnector:
             self._end_loader()
             self._loader = s.dataloader_idx
         self._evaluated += 1
+        self.counts.start_validation_batch(s.stage)
         self._take(s.batch, s.dataloader_idx if self._has_several(s) else None)
 
     def _has_several(self, s: State) -> bool:
@@ -394,6 +423,7 @@ class LoggerConnector:
     def end_evaluation_batch(self, s: State) -> None:
         """Show the values of an evaluation batch and send them to the loggers."""
         self._end_batch()
+        self.counts.end_validation_batch(s.stage)
         if not s.sanity_checking:
             seen = self._seen.get(s.dataloader_idx, 0)
             self.log_metrics(self._current().log, step=seen)

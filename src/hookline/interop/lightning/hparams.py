@@ -182,7 +182,7 @@ def _refuse_conflicts(one: tuple[Any, Mapping[str, Any]], two: tuple[Any, Mappin
         a, b = mine[name], theirs[name]
         if type(a) is not type(b) or (a is not b if isinstance(a, Tensor) else a != b):
             raise HParamsConflict(
-                f"The hyper-parameter {name!r} is {described(a)} in {type(first).__name__} and "
+                f"Error while merging hparams: {name!r} is {described(a)} in {type(first).__name__} and "
                 f"{described(b)} in {type(second).__name__}. Give both the same value or different names, or "
                 "call save_hyperparameters(logger=False) in one of them."
             )

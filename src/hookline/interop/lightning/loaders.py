@@ -18,6 +18,7 @@ class SideBySide:
     """
 
     def __init__(self, loaders: Mapping[str, Any] | list[Any] | tuple[Any, ...]) -> None:
+        self.given = loaders
         self.names = list(loaders) if isinstance(loaders, Mapping) else None
         self.loaders = list(loaders.values() if isinstance(loaders, Mapping) else loaders)
 
@@ -119,12 +120,18 @@ def convert_given(
     return found
 
 
-def converting_loaders(
-    ask: Callable[[], Any], method: str, of_lightning: Callable[[str, str], Any]
-) -> Callable[[], Any]:
-    """Return a `train_dataloader`, `val_dataloader`, ... whose result is converted for Hookline's loop."""
+def converting_loaders(ask: Callable[[], Any], method: str, view: Any) -> Callable[[], Any]:
+    """Return a `train_dataloader`, `val_dataloader`, ... whose result is converted for Hookline's trainer.
+
+    Lightning's takes it as it is (`StageLoaders`).
+    """
     kind = method.removesuffix("_dataloader")
-    return functools.wraps(ask)(lambda: convert_loaders(ask(), kind, of_lightning))
+
+    def converted() -> Any:
+        made = ask()
+        return convert_loaders(made, kind, view.of_lightning) if view.moment.is_native else made
+
+    return functools.wraps(ask)(converted)
 
 
 class CombinedBatches:
@@ -169,12 +176,113 @@ class BatchIterator:
         return fetched
 
 
+class TurnIterator:
+    """The `dataloader_iter` of a step in Lightning's trainer."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> tuple[Any, int, int]:
+        return self.turns.next_batch()
+
+    @property
+    def done(self) -> bool:
+        """Return whether the last batch was taken, as far as it is known."""
+        return self.turns.done
+
+    @property
+    def fetched(self) -> int:
+        """Return the number of batches that were taken."""
+        return self.turns.fetched
+
+    @property
+    def length(self) -> int | None:
+        """Return the number of batches; None if it is not known."""
+        return self.turns.limit
+
+
+class Turns:
+    """The loader of a step that takes `dataloader_iter`, in Lightning's trainer.
+
+    Each turn of the loop has this object as its batch. The step takes any number of batches from it, up to
+    the limit of the loader; they are not moved to a device.
+    """
+
+    def __init__(self, source: Any, limit: int | None, index: int, run: Any) -> None:
+        self.source, self.limit, self.index, self.run = source, limit, index, run
+        self.iterator = TurnIterator(self)
+        self.loaders = [source]
+        self.fetched = self.in_turn = 0
+        self.is_over = False
+        self.loader: Any = None
+        """The loader that counts the turns; its length is known after the last one."""
+        self.newest: Any = None
+        """The batch that was taken last, which the hooks at the end of the turn get."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield this object for each turn. A turn that takes nothing, as in a resume, leaves a batch out."""
+        self._batches = iter(self.source)
+        self.fetched, self.in_turn, self.is_over, self.newest = 0, 1, False, None
+        while not self.done:
+            if not self.in_turn:
+                next(self.iterator, None)
+            self.in_turn = 0
+            yield self
+
+    @property
+    def done(self) -> bool:
+        """Return whether the last batch was taken, as far as it is known."""
+        most, state = self.limit, self.run.state
+        if state.sanity_checking and (checked := self.run.options.num_sanity_val_steps) >= 0:
+            most = checked if most is None else min(most, checked)
+        return self.is_over or (most is not None and self.fetched >= most)
+
+    def next_batch(self) -> tuple[Any, int, int]:
+        """Return a batch, its index and the index of the loader."""
+        if self.done:
+            raise StopIteration
+        try:
+            self.newest = next(self._batches)
+        except StopIteration:
+            self.is_over = True
+            raise
+        self.fetched += 1
+        self.in_turn += 1
+        return self.newest, self.fetched - 1, self.index
+
+    def take_turn(self, step: Callable[..., Any]) -> Any:
+        """Call the step. It ends the pass with StopIteration."""
+        try:
+            returned = step(self.iterator)
+        except StopIteration:
+            self.is_over, returned = True, None
+        self.run.state.current.batch = self.newest
+        if self.done and self.loader is not None:
+            self.loader.length = self.run.state.batch_idx + 1
+        return returned
+
+
+def outside_turns(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook of the transfer of a batch that is not called for turns, whose batches stay."""
+
+    @functools.wraps(hook)
+    def unless_turns(batch: Any, *given: Any) -> Any:
+        return batch if isinstance(batch, Turns) else hook(batch, *given)
+
+    return unless_turns
+
+
 def with_iterator(step: Callable[..., Any]) -> Callable[..., Any]:
     """Return a step that takes `dataloader_iter` as a step that takes a batch; any other unchanged."""
     if "dataloader_iter" not in inspect.signature(step).parameters:
         return step
 
     def step_on_batch(batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
+        if isinstance(batch, Turns):
+            return batch.take_turn(step)
         return step(BatchIterator(step.__qualname__, batch, batch_idx, dataloader_idx))
 
     return step_on_batch

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from torch.utils.data import RandomSampler
+from torch.utils.data import IterableDataset, RandomSampler
 
 from hookline.interop.lightning.progress import (
     Automatic,
@@ -14,7 +14,10 @@ from hookline.interop.lightning.progress import (
     EpochProgress,
     EvaluationBatches,
     ManualSteps,
+    SchedulerSteps,
+    ValidationBatches,
     fit_of,
+    loops,
 )
 from hookline.interop.lightning.trainer_parts import Part, ShownAs, missing
 from hookline.training.actions import install_action
@@ -85,9 +88,11 @@ class DataLoop(ShownAs):
     @property
     def _combined_loader(self) -> Any:
         """Return the loaders as Lightning combines them; None before they are loaded."""
-        loaders = self._view._loaders(self._kind)
+        rules, loaders = getattr(self._own, "rules", None), self._view._loaders(self._kind)
         if not loaders:
             return None
+        if (made := getattr(rules, "made", {}).get(self._kind)) is not None:
+            return made.combined
         return self._view.of_lightning("utilities.combined_loader", "CombinedLoader")(loaders, "sequential")
 
     @_combined_loader.setter
@@ -141,6 +146,10 @@ class ValidationLoop(EvaluationLoop):
     """`trainer.fit_loop.epoch_loop.val_loop`."""
 
     path = "fit_loop.epoch_loop.val_loop"
+    PARTS: ClassVar[Mapping[str, type[Part]]] = {
+        "_data_source": DataSource,
+        "batch_progress": ValidationBatches,
+    }
 
 
 class TestLoop(EvaluationLoop):
@@ -185,6 +194,8 @@ class PredictionLoop(DataLoop):
 def _batches_of_indices(loader: Any) -> Iterator[list[int]]:
     """Yield the positions of each batch; none if the order is random, or a batch is not made of samples."""
     batches = getattr(loader, "batch_sampler", None)
+    if isinstance(getattr(loader, "dataset", None), IterableDataset):
+        return
     if batches is not None and not isinstance(getattr(batches, "sampler", None), RandomSampler):
         yield from ([int(each) for each in batch] for batch in batches)
 
@@ -195,6 +206,7 @@ class EpochLoop(Part):
     path = "fit_loop.epoch_loop"
     PARTS: ClassVar[Mapping[str, type[Part]]] = {
         "batch_progress": BatchProgress,
+        "scheduler_progress": SchedulerSteps,
         "val_loop": ValidationLoop,
         "automatic_optimization": Automatic,
         "manual_optimization": ManualSteps,
@@ -350,6 +362,11 @@ class FitLoop(DataLoop):
 
     def _should_accumulate(self) -> bool:
         return bool(self.epoch_loop._should_accumulate())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the progress as a checkpoint contains it; empty before the first fit."""
+        run, counts = fit_of(self._own), getattr(self._view._logger_connector, "counts", None)
+        return {} if run is None or counts is None else loops(run, counts)["fit_loop"]
 
     @property
     def _skip_backward(self) -> bool:

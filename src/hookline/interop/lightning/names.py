@@ -312,22 +312,22 @@ class LightningNames:
     @property
     def train_dataloader(self) -> Any:
         """Return the training loader as it was passed, or a list of them."""
-        return _one_or_all(self._loaders("train"))
+        return self._shown_loaders("train")
 
     @property
     def val_dataloaders(self) -> Any:
         """Return the validation loader as it was passed, or a list of them."""
-        return _one_or_all(self._loaders("val"))
+        return self._shown_loaders("val")
 
     @property
     def test_dataloaders(self) -> Any:
         """Return the test loader as it was passed, or a list of them."""
-        return _one_or_all(self._loaders("test"))
+        return self._shown_loaders("test")
 
     @property
     def predict_dataloaders(self) -> Any:
         """Return the prediction loader as it was passed, or a list of them."""
-        return _one_or_all(self._loaders("predict"))
+        return self._shown_loaders("predict")
 
     @property
     def num_val_batches(self) -> list[int | float]:
@@ -361,6 +361,9 @@ class LightningNames:
             overrides(each, "val_dataloader") for each in owners
         )
         return has_loader and overrides(run.steps, "validation_step") and self.limit_val_batches != 0
+
+    def _shown_loaders(self, kind: str) -> Any:
+        return _one_or_all(self._loaders(kind))
 
     def _loaders(self, kind: str) -> list[Any]:
         run = self._own._last

@@ -8,9 +8,11 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
-from hookline.util.errors import OptionError
+from hookline.util.errors import LossError, OptionError
+
+E = TypeVar("E", bound=Exception)
 
 PACKAGES = ("lightning", "pytorch_lightning")
 ROOTS = ("lightning.pytorch", "pytorch_lightning")
@@ -43,22 +45,24 @@ def installed(module: str, name: str) -> Any:
 def refusal(message: str, option: str, value: Any) -> OptionError:
     """Return the error for an option, which is also Lightning's own error if the package is imported."""
     base = find("utilities.exceptions", "MisconfigurationException")
-    made = OptionError if base is None else _combined(base)
+    made: type[OptionError] = OptionError if base is None else _combined(OptionError, base)
     return made(message, option=option, value=value)
 
 
 @contextlib.contextmanager
 def misconfiguration() -> Iterator[None]:
-    """Let errors about options be Lightning's own as well, if the package is imported."""
+    """Let errors about options and losses be Lightning's own as well, if the package is imported."""
     try:
         yield
-    except OptionError as error:
+    except (OptionError, LossError) as error:
+        kind: Any = type(error)
         base = find("utilities.exceptions", "MisconfigurationException")
         if base is not None and not isinstance(error, base):
-            error.__class__ = _combined(base)  # the same error, with its notes and attributes
+            error.__class__ = _combined(kind, base)  # the same error, with its notes and attributes
         raise
 
 
 @functools.cache
-def _combined(base: type[Exception]) -> type[OptionError]:
-    return type("OptionError", (OptionError, base), {"__module__": OptionError.__module__})
+def _combined(kind: type[E], base: type[Exception]) -> type[E]:
+    made: Any = type(kind.__name__, (kind, base), {"__module__": kind.__module__})
+    return made  # type: ignore[no-any-return]

@@ -10,6 +10,9 @@ from typing import Any, ClassVar
 
 from hookline.interop.lightning.binder import NAME_OF_HOOK
 from hookline.interop.lightning.trainer_parts import Part
+from hookline.run.run import Run
+
+BATCH_ENDS = ("on_train_batch_end", "on_step_end")
 
 BEFORE_STEP = ("on_train_batch_start",)
 IN_STEP = (
@@ -36,6 +39,68 @@ class Tracker:
     started: int = 0
     processed: int = 0
     completed: int = 0
+
+
+class Saved(Part):
+    """Counts that are read from the state of the loops, as a checkpoint contains it."""
+
+    key: ClassVar[str] = ""
+    """The entry of the state; further names lead into it."""
+    within: ClassVar[tuple[str, ...]] = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts as a dictionary."""
+        found = self._view.fit_loop.state_dict().get(self.key, _nothing())
+        for name in self.within:
+            found = found[name]
+        return dict(found)
+
+    @property
+    def total(self) -> Tracker:
+        """Return the counts of the run."""
+        return Tracker(**self.state_dict()["total"])
+
+    @property
+    def current(self) -> Tracker:
+        """Return the counts of the epoch."""
+        return Tracker(**self.state_dict()["current"])
+
+
+class SchedulerSteps(Saved):
+    """`trainer.fit_loop.epoch_loop.scheduler_progress`."""
+
+    path = key = "epoch_loop.scheduler_progress"
+
+
+class OptimizerUpdates(Saved):
+    """`optim_progress.optimizer.step`."""
+
+    path = key = "epoch_loop.automatic_optimization.optim_progress"
+    within = ("optimizer", "step")
+
+
+class GradientClears(OptimizerUpdates):
+    """`optim_progress.optimizer.zero_grad`."""
+
+    within = ("optimizer", "zero_grad")
+
+
+class OptimizerProgress(Part):
+    """`optim_progress.optimizer`."""
+
+    path = "fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer"
+    PARTS: ClassVar[Mapping[str, type[Part]]] = {"step": OptimizerUpdates, "zero_grad": GradientClears}
+
+
+class ValidationBatches(Saved):
+    """`trainer.fit_loop.epoch_loop.val_loop.batch_progress`."""
+
+    path = key = "epoch_loop.val_loop.batch_progress"
+
+    @property
+    def is_last_batch(self) -> bool:
+        """Return whether all batches of the validation were read."""
+        return bool(self.state_dict()["is_last_batch"])
 
 
 class Resettable(Part):
@@ -177,6 +242,7 @@ class OptimizerSteps(Resettable):
     """`optim_progress` and `optim_step_progress`: the updates."""
 
     path = "fit_loop.epoch_loop.automatic_optimization.optim_progress"
+    PARTS: ClassVar[Mapping[str, type[Part]]] = {"optimizer": OptimizerProgress}
 
     is_automatic: ClassVar[bool] = True
 
@@ -212,3 +278,180 @@ class ManualSteps(Part):
 
     path = "fit_loop.epoch_loop.manual_optimization"
     PARTS: ClassVar[Mapping[str, type[Part]]] = {"optim_step_progress": ManualUpdates}
+
+
+# ---- the state of the loops --------------------------------------------------------------------------------
+
+
+class LoopCounts:
+    """Counts that Lightning's loops have and a run of Hookline has not."""
+
+    in_batch = False
+    """Whether a training batch is under way."""
+    of_epoch = -1
+    """The epoch that the counts of `epoch` belong to."""
+
+    def __init__(self) -> None:
+        self.forget_validation()
+        self.schedulers_before = 0
+        """The steps of all schedulers before the epoch."""
+
+    def begin_epoch(self, run: Run) -> None:
+        """Record where the epoch begins."""
+        self.in_batch, self.schedulers_before = False, scheduler_steps(run)
+
+    def begin_validation(self, epoch: int) -> None:
+        """Count the batches of a validation in a fit from zero."""
+        self.started = self.ended = 0
+        if epoch != self.of_epoch:
+            self.of_epoch, self.all_started, self.all_ended = epoch, 0, 0
+
+    def forget_validation(self) -> None:
+        """Count from zero, as after a sanity check."""
+        self.of_epoch, self.started, self.ended, self.all_started, self.all_ended = -1, 0, 0, 0, 0
+
+    def start_validation_batch(self, stage: str) -> None:
+        """Count a batch that is started, in a fit."""
+        if stage == "fit":
+            self.started += 1
+            self.all_started += 1
+
+    def end_validation_batch(self, stage: str) -> None:
+        """Count a batch that is over, in a fit."""
+        if stage == "fit":
+            self.ended += 1
+            self.all_ended += 1
+
+    def validation(self, run: Run) -> dict[str, Any]:
+        """Return the progress of the validation; the total is that of the epoch."""
+        is_now = self.of_epoch == run.state.epoch
+        length = sum(each.length or 0 for each in run.data.loaders.get("val", ()))
+        return {
+            "total": _started(self.all_started, self.all_ended) if is_now else _started(0, 0),
+            "current": _started(self.started, self.ended),
+            "is_last_batch": 0 < length <= self.started,
+        }
+
+
+def scheduler_steps(run: Run) -> int:
+    """Return how often the schedulers were advanced, all together."""
+    return sum(int(getattr(each.scheduler, "last_epoch", 0)) for each in run.schedules)
+
+
+def _started(started: int, ended: int) -> dict[str, int]:
+    return {"ready": started, "completed": ended, "started": started, "processed": ended}
+
+
+def _pair(ready: int, completed: int, *names: str) -> dict[str, int]:
+    return {"ready": ready, "completed": completed, **dict.fromkeys(names, ready)}
+
+
+def loops(run: Run, counts: LoopCounts) -> dict[str, Any]:
+    """Return the progress as Lightning's loops keep it, so that Lightning can resume from the file too."""
+    s, event = run.state, current_event(run)
+    is_ending = event == "on_train_epoch_end" and s.epochs_seen > s.epoch
+    position = _batches_of_epoch(run) if is_ending or _is_over(run) else run.progress.position
+    in_batch = counts.in_batch and event not in BATCH_ENDS and _is_open(run)
+    length = None if run.data.train is None else run.data.train.length
+    seen, ending = s.batches_seen, int(event in BATCH_ENDS)
+    scheduled = scheduler_steps(run) - counts.schedulers_before
+    is_inside = bool(position) or s.epochs_seen == s.epoch
+    begun = s.epochs_seen + int(is_inside and not is_ending and _is_open(run))
+    epochs = {
+        "ready": begun,
+        "completed": s.epochs_seen - int(is_ending),
+        "started": begun,
+        "processed": s.epochs_seen,
+    }
+    return {
+        "fit_loop": {
+            "state_dict": _loader_states(run),
+            "epoch_loop.state_dict": {"_batches_that_stepped": s.step},
+            "epoch_loop.batch_progress": {
+                **{
+                    name: _started(done + in_batch, done) | {"completed": done - ending}
+                    for name, done in (("total", seen), ("current", position))
+                },
+                "is_last_batch": length is not None and position + in_batch == length,
+            },
+            "epoch_loop.scheduler_progress": {
+                "total": _pair(scheduler_steps(run), scheduler_steps(run)),
+                "current": _pair(scheduled, scheduled),
+            },
+            **_optimizations(run, position, in_batch),
+            "epoch_loop.val_loop.state_dict": {},
+            "epoch_loop.val_loop.batch_progress": counts.validation(run),
+            "epoch_progress": {"total": epochs, "current": dict(epochs)},
+        },
+        "validate_loop": {"state_dict": {}, "batch_progress": _nothing() | {"is_last_batch": False}},
+        "test_loop": {"state_dict": {}, "batch_progress": _nothing() | {"is_last_batch": False}},
+        "predict_loop": {"state_dict": {}, "batch_progress": _nothing()},
+    }
+
+
+def _optimizations(run: Run, position: int, in_batch: bool) -> dict[str, Any]:
+    """Return the progress of the updates: Lightning's update encloses the step of its last batch, and a
+    window begins with clearing the gradients.
+    """
+    s, is_manual = run.state, run.traits.is_manual
+    steps, first = s.step, max(0, run.progress.epoch_began[0])
+    length = None if run.data.train is None else run.data.train.length
+    is_update = in_batch and ((position + 1) % run.traits.accumulate == 0 or position + 1 == length)
+    clears = int(run.window.batches > 0)
+    own: dict[str, Any] = {}
+    for name, done in (("total", steps), ("current", max(0, steps - first))):
+        updates, manual = (0, done) if is_manual else (done, 0)
+        starting, clearing = (0, 0) if is_manual else (int(is_update), clears)
+        own[name] = (
+            _pair(updates + starting, updates),
+            _pair(updates + clearing, updates + clearing, "started"),
+            _pair(manual, manual),
+        )
+    kinds = [{name: own[name][index] for name in ("total", "current")} for index in range(3)]
+    return {
+        "epoch_loop.automatic_optimization.state_dict": {},
+        "epoch_loop.automatic_optimization.optim_progress": {
+            "optimizer": {"step": kinds[0], "zero_grad": kinds[1]}
+        },
+        "epoch_loop.manual_optimization.state_dict": {},
+        "epoch_loop.manual_optimization.optim_step_progress": kinds[2],
+    }
+
+
+def _loader_states(run: Run) -> dict[str, Any]:
+    """Return the states of training loaders that have one, where Lightning looks for them."""
+    made = getattr(run.traits.rules, "made", {}).get("train")
+    states = None if made is None else made.combined._state_dicts()
+    return {"combined_loader": states} if states else {}
+
+
+def _nothing() -> dict[str, Any]:
+    return {"total": _started(0, 0), "current": _started(0, 0)}
+
+
+def _batches_of_epoch(run: Run) -> int:
+    """Return the batches of the epoch that has ended; a resumed run may have read none of them."""
+    if run.state.batches_seen > getattr(run.trainer, "began", 0) or run.data.train is None:
+        return run.state.batch_idx + 1
+    return int(run.data.train.length or 0)
+
+
+def _is_open(run: Run) -> bool:
+    """Return whether the run is under way, or has failed in what it was doing."""
+    return run.trainer._run is run or run.state.status in ("error", "interrupted")
+
+
+def _is_over(run: Run) -> bool:
+    """Return whether the run has ended after whole epochs; its position is then that of the next one."""
+    return not _is_open(run) and run.progress.position == 0 and run.state.batches_seen > 0
+
+
+def current_event(run: Run) -> str:
+    """Return the innermost event that is being emitted; empty between events."""
+    running = run.state.running if run.trainer._run is run else None
+    while running is not None:
+        what, running = running
+        event = getattr(what, "event", None)
+        if event is not None:
+            return str(event.name)
+    return ""

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
-from hookline.data.loaders import Loader
+from hookline.data.loaders import Loader, make_loaders
+from hookline.data.sharding import RankSharding
 from hookline.engine.listener import overrides
+from hookline.interop.lightning.loaders import one_of
+from hookline.interop.lightning.package import refusal, root
 from hookline.interop.lightning.shared_stream import SharedStreamLoader, in_sequence, parts_of
+from hookline.interop.lightning.stage_loaders import StageLoaders, check_iterable
 from hookline.run.run import Run
-from hookline.training.loading import load
+from hookline.training.loading import asked_mixture, load
 from hookline.training.rules import LoopRules, epoch_length
+
+log = logging.getLogger("hookline")
 
 
 class LightningRules(LoopRules):
     """What Lightning's trainer decides differently. `given`: the arguments of the trainer."""
 
-    loader = SharedStreamLoader
     averages_short_windows = False
     counts_every_optimizer = True
+    refuses_empty_data = False
     undoes_abandoned_validations = False
 
     def __init__(self, given: dict[str, Any]) -> None:
@@ -27,8 +34,32 @@ class LightningRules(LoopRules):
         """The epoch at which the loaders of a kind were made, for `reload_dataloaders_every_n_epochs`."""
         self.validated_at = 0.0
         """The time of the last validation, for a `val_check_interval` in seconds."""
+        self._told_to_continue: Run | None = None
+        """The run in which a stop was requested too early, so that this is logged once."""
+        self.made: dict[str, StageLoaders] = {}
+        """The newest loaders of each kind, as the user has passed or returned them."""
 
     # ---- loaders -------------------------------------------------------------------------------------------
+
+    def make_loaders(
+        self, run: Run, given: Any, limit: int | float, kind: str, sharding: RankSharding
+    ) -> list[Loader]:
+        """Combine, check and limit the loaders with Lightning's own functions, if it is installed."""
+        self.made.pop(kind, None)
+        is_off = limit == 0 or (given is None and kind == "val" and run.stage == "fit")
+        if given is None and not root() and run.stage != "fit":
+            raise refusal(
+                f"{run.stage}() needs a loader: pass one, or return it from {kind}_dataloader.", kind, None
+            )
+        if is_off or not root() or asked_mixture(run) is not None:
+            made = make_loaders(one_of(given, kind), limit, kind, sharding)
+            return [
+                SharedStreamLoader(each.name, each.source, each.length, sharding=sharding) for each in made
+            ]
+        if given is None:
+            check_iterable(run, kind, [given])
+        self.made[kind] = StageLoaders(run, given, kind, limit)
+        return self.made[kind].loaders(sharding)
 
     def loaded(self, run: Run, kind: str) -> None:
         """Open the training loader at once, which draws from the random streams."""
@@ -40,7 +71,9 @@ class LightningRules(LoopRules):
             self.loaded_at[kind] = run.state.epochs_seen
 
     def overfitted(self, loader: Loader) -> Loader:
-        """Read the first batches in the dataset's order, in every epoch anew."""
+        """Return the loader: it reads the first batches in the dataset's order, in every epoch anew."""
+        if root():
+            return loader
         parts = parts_of(loader.source)
         if parts == [loader.source]:
             loader.source = in_sequence(loader.source)
@@ -79,6 +112,8 @@ class LightningRules(LoopRules):
     def begin_epoch(self, run: Run) -> None:
         """Make the training loaders anew if `reload_dataloaders_every_n_epochs` asks for it."""
         run.state.counts.epoch = run.state.epochs_seen
+        if run.trainer.lightning_trainer is not None:
+            run.trainer.lightning_trainer._logger_connector.counts.begin_epoch(run)
         self._reload(run, "train")
 
     def begin_validation(self, run: Run) -> bool:
@@ -110,7 +145,17 @@ class LightningRules(LoopRules):
     def may_stop(self, run: Run) -> bool:
         """Return whether `min_epochs` and `min_steps` are reached."""
         enough = run.options.min_epochs or int(self.given["min_steps"] is not None)
-        return run.state.epochs_seen >= enough and super().may_stop(run)
+        if run.state.epochs_seen >= enough and super().may_stop(run):
+            return True
+        if run.boundary.is_stopping and run is not self._told_to_continue:
+            self._told_to_continue = run
+            log.info(
+                "A stop was requested, but `min_epochs=%s` or `min_steps=%s` has not been met. Training will "
+                "continue.",
+                self.given["min_epochs"],
+                self.given["min_steps"],
+            )
+        return False
 
     # ---- validation ----------------------------------------------------------------------------------------
 
@@ -143,8 +188,24 @@ class LightningRules(LoopRules):
         """Return the number of batches between two validations, which may be longer than an epoch if they
         are counted through the run.
         """
-        if self.across_epochs and isinstance(run.options.val_check_interval, int):
-            return run.options.val_check_interval
+        every, length = run.options.val_check_interval, epoch_length(run)
+        if self.across_epochs and isinstance(every, int):
+            return every
+        if isinstance(every, int) and length is not None and every > length:
+            raise refusal(
+                f"val_check_interval={every} must be less than or equal to the number of the training "
+                f"batches, {length}, because batches are counted in each epoch. To count them through the "
+                "run, pass check_val_every_n_epoch=None; to switch validation off, limit_val_batches=0.",
+                "val_check_interval",
+                every,
+            )
+        if length is None and isinstance(every, float) and every != 1.0:
+            raise refusal(
+                f"val_check_interval={every} is a fraction of an epoch. When using an IterableDataset for "
+                "`train_dataloader`, `Trainer(val_check_interval)` must be time based, `1.0` or an int.",
+                "val_check_interval",
+                every,
+            )
         return super().validation_interval(run)
 
     def validation_due_at_end(self, run: Run, complete: bool) -> bool:

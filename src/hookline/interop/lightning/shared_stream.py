@@ -22,6 +22,7 @@ from hookline.data.seeding import find_generators, put_back, rng_state, set_rng_
 from hookline.data.sharding import END
 from hookline.data.sources import has_state
 from hookline.data.workers import WorkerStart, end_workers, signals_held
+from hookline.interop.lightning.loaders import Turns
 from hookline.interop.lightning.package import find
 
 
@@ -166,6 +167,9 @@ class SharedStreamLoader(Loader):
     def _read(self, position: int, saved: LoaderState | None) -> Iterator[Any]:
         seed_workers(self.source)
         batches = self.reader.open(0, position, position, self.length, saved)
+        if isinstance(self.source, Turns):
+            self.source.loader = self
+            return batches
         if self.length is None:
             return Ahead(batches, position, self)
         return itertools.islice(batches, max(0, self.length - position))
@@ -188,9 +192,14 @@ def seed_workers(source: Any) -> None:
             part.worker_init_fn = partial(seed, rank=int(os.environ.get("RANK", "0")))
 
 
+def is_in_sequence(loader: Any) -> bool:
+    """Return whether a loader reads in the dataset's order, or has no sampler."""
+    return isinstance(getattr(loader, "sampler", None), SequentialSampler | None)
+
+
 def in_sequence(loader: Any) -> Any:
     """Return a DataLoader that does not shuffle, for `overfit_batches`; another source unchanged."""
-    if not hasattr(loader, "dataset") or isinstance(getattr(loader, "sampler", None), SequentialSampler):
+    if not hasattr(loader, "dataset") or is_in_sequence(loader):
         return loader
     update = find("utilities.data", "_update_dataloader")
     if update is not None:

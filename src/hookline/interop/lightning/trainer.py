@@ -27,7 +27,6 @@ from hookline.interop.lightning.arguments import (
 from hookline.interop.lightning.callback_list import complete, is_a, native_max_time, ordered, replaced_by
 from hookline.interop.lightning.checkpoint_path import CHOSEN, choose_path
 from hookline.interop.lightning.connector import LoggerConnector
-from hookline.interop.lightning.loaders import side_by_side
 from hookline.interop.lightning.logged_values import LoggedValues, number_of
 from hookline.interop.lightning.loggers import default_loggers, directory_of_logs, quiet, split
 from hookline.interop.lightning.loop_trainer import LoopTrainer
@@ -163,7 +162,7 @@ class Trainer(TrainerSettings):
         `hookline.Trainer.fit`.
         """
         module = self._module("fit", model)
-        train, datamodule = self._loaders_and_data(side_by_side(train_dataloaders), datamodule)
+        train, datamodule = self._loaders_and_data(train_dataloaders, datamodule)
         if self._own.options.limit_train_batches == 0:
             train = []  # Lightning does not ask for the data
         if self._given["sync_batchnorm"] and self.world_size > 1:
@@ -218,13 +217,14 @@ class Trainer(TrainerSettings):
         loaders, datamodule = self._loaders_and_data(dataloaders, datamodule)
         keep = True if return_predictions is None else return_predictions
         with self._stage("predict"):
-            return self._own.predict(
+            predictions = self._own.predict(
                 module,
                 loaders,
                 datamodule=datamodule,
                 return_predictions=keep,
                 checkpoint=self._resolved("predict", ckpt_path, module),
             )
+        return predictions if keep else None
 
     def _evaluate(
         self,

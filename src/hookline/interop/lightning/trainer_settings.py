@@ -83,6 +83,14 @@ class TrainerSettings(TrainerView):
         length = getattr(run.data.train, "_whole", run.data.train.length)
         return float("inf") if length is None else int(length)
 
+    def _shown_loaders(self, kind: str) -> Any:
+        made = self._own.rules.made.get(kind)
+        return super()._shown_loaders(kind) if made is None else made.combined.iterables
+
+    def _lengths(self, kind: str) -> list[int | float]:
+        made = self._own.rules.made.get(kind)
+        return super()._lengths(kind) if made is None else list(made.limits)
+
     @property
     def val_check_batch(self) -> int | float | None:
         """Return the batches between validations, from the first fit on; None if they are timed."""
