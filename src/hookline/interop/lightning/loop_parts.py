@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from torch.utils.data import RandomSampler
+from torch.utils.data import IterableDataset, RandomSampler
 
 from hookline.interop.lightning.progress import (
     Automatic,
@@ -16,6 +16,7 @@ from hookline.interop.lightning.progress import (
     ManualSteps,
     fit_of,
 )
+from hookline.interop.lightning.rules import has_source
 from hookline.interop.lightning.trainer_parts import Part, ShownAs, missing
 from hookline.training.actions import install_action
 from hookline.training.loading import load
@@ -30,6 +31,16 @@ class DataSource(Part):
         """Return whether a module or data module returns them, and not the caller of the stage."""
         run = self._own._last
         return run is None or all(each is None for each in run.data.given.values())
+
+
+class ValidationSource(DataSource):
+    """`fit_loop.epoch_loop.val_loop._data_source`."""
+
+    path = "fit_loop.epoch_loop.val_loop._data_source"
+
+    def is_defined(self) -> bool:
+        """Return whether there is validation data: given, or of the module or data module."""
+        return has_source(self._own._run, "val")
 
 
 class DataLoop(ShownAs):
@@ -141,6 +152,7 @@ class ValidationLoop(EvaluationLoop):
     """`trainer.fit_loop.epoch_loop.val_loop`."""
 
     path = "fit_loop.epoch_loop.val_loop"
+    PARTS: ClassVar[Mapping[str, type[Part]]] = {**DataLoop.PARTS, "_data_source": ValidationSource}
 
 
 class TestLoop(EvaluationLoop):
@@ -185,7 +197,9 @@ class PredictionLoop(DataLoop):
 def _batches_of_indices(loader: Any) -> Iterator[list[int]]:
     """Yield the positions of each batch; none if the order is random, or a batch is not made of samples."""
     batches = getattr(loader, "batch_sampler", None)
-    if batches is not None and not isinstance(getattr(batches, "sampler", None), RandomSampler):
+    is_stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
+    is_random = isinstance(getattr(batches, "sampler", None), RandomSampler)
+    if batches is not None and not is_stream and not is_random:
         yield from ([int(each) for each in batch] for batch in batches)
 
 

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from hookline.data.loaders import Loader
 from hookline.engine.listener import overrides
+from hookline.interop.lightning.package import refusal
 from hookline.interop.lightning.shared_stream import SharedStreamLoader, in_sequence, parts_of
 from hookline.run.run import Run
 from hookline.training.loading import load
 from hookline.training.rules import LoopRules, epoch_length
+
+log = logging.getLogger("hookline")
+
+
+def has_source(run: Run, kind: str) -> bool:
+    """Return whether loaders of a kind were given, or the module or data module returns them."""
+    given = run.data.given.get(kind)
+    if isinstance(given, list | tuple):
+        return bool(given)
+    owners = [each for each in (run.datamodule, run.steps) if each is not None]
+    return given is not None or any(overrides(each, f"{kind}_dataloader") for each in owners)
 
 
 class LightningRules(LoopRules):
@@ -27,6 +40,8 @@ class LightningRules(LoopRules):
         """The epoch at which the loaders of a kind were made, for `reload_dataloaders_every_n_epochs`."""
         self.validated_at = 0.0
         """The time of the last validation, for a `val_check_interval` in seconds."""
+        self.noted: Run | None = None
+        """The run in which a stop that comes too early was logged."""
 
     # ---- loaders -------------------------------------------------------------------------------------------
 
@@ -68,13 +83,7 @@ class LightningRules(LoopRules):
             return bool(run.data.loaders["val"])
         if run.options.limit_val_batches == 0 or not overrides(run.steps, "validation_step"):
             return False
-        given = run.data.given.get("val")
-        owners = [each for each in (run.datamodule, run.steps) if each is not None]
-        return (
-            bool(given)
-            if isinstance(given, list | tuple)
-            else given is not None or any(overrides(each, "val_dataloader") for each in owners)
-        )
+        return has_source(run, "val")
 
     def begin_epoch(self, run: Run) -> None:
         """Make the training loaders anew if `reload_dataloaders_every_n_epochs` asks for it."""
@@ -110,7 +119,16 @@ class LightningRules(LoopRules):
     def may_stop(self, run: Run) -> bool:
         """Return whether `min_epochs` and `min_steps` are reached."""
         enough = run.options.min_epochs or int(self.given["min_steps"] is not None)
-        return run.state.epochs_seen >= enough and super().may_stop(run)
+        is_met = run.state.epochs_seen >= enough and super().may_stop(run)
+        if not is_met and run.boundary.is_stopping and self.noted is not run:
+            self.noted = run
+            log.warning(
+                "A stop was requested, but `min_epochs=%s` or `min_steps=%s` has not been met. Training will "
+                "continue until it is.",
+                run.options.min_epochs,
+                self.given["min_steps"],
+            )
+        return is_met
 
     # ---- validation ----------------------------------------------------------------------------------------
 
@@ -143,8 +161,16 @@ class LightningRules(LoopRules):
         """Return the number of batches between two validations, which may be longer than an epoch if they
         are counted through the run.
         """
-        if self.across_epochs and isinstance(run.options.val_check_interval, int):
-            return run.options.val_check_interval
+        every, length = run.options.val_check_interval, epoch_length(run)
+        if self.across_epochs and isinstance(every, int):
+            return every
+        if isinstance(every, int) and length is not None and every > length:
+            raise refusal(
+                f"`val_check_interval` ({every}) must be less than or equal to the number of the training "
+                f"batches ({length}). check_val_every_n_epoch=None counts batches through the run.",
+                "val_check_interval",
+                every,
+            )
         return super().validation_interval(run)
 
     def validation_due_at_end(self, run: Run, complete: bool) -> bool:

@@ -23,7 +23,7 @@ from hookline.data.seeding import rng_state, set_rng_state
 from hookline.data.sharding import END
 from hookline.data.sources import has_state
 from hookline.data.workers import WorkerStart, end_workers, signals_held
-from hookline.interop.lightning.package import find
+from hookline.interop.lightning.package import find, warn
 
 
 class SharedStreamReader(Reader):
@@ -193,6 +193,7 @@ def in_sequence(loader: Any) -> Any:
     """Return a DataLoader that does not shuffle, for `overfit_batches`; another source unchanged."""
     if not hasattr(loader, "dataset") or isinstance(getattr(loader, "sampler", None), SequentialSampler):
         return loader
+    warn("You requested to overfit but enabled train dataloader shuffling: the batches are read in order.")
     update = find("utilities.data", "_update_dataloader")
     if update is not None:
         return update(loader, SequentialSampler(loader.dataset))
