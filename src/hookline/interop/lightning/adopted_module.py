@@ -137,7 +137,8 @@ class LightningSteps(Actions):
         self.run: Any = None
 
     def configure_hooks(self) -> Any:
-        """Return the hooks of the module."""
+        """Return the hooks of the module, which has what the stage needs."""
+        self._verify()
         configure = self.original.configure_callbacks
         named = recording_name(configure, "configure_callbacks", self.original.__dict__)
         return module_hooks(self.run, self.original, named())
@@ -158,18 +159,17 @@ class LightningSteps(Actions):
             run.data.given |= convert_given(
                 run.data.given, self.view.of_lightning, run.data.mixture is not None
             )
-            self._verify(run)
             if run.stage == "fit" and not overrides(self, "validation_step"):
                 run.data.loaders["val"] = []  # as Lightning, which then ignores validation loaders
 
-
-    def _verify(self, run: Any) -> None:
+    def _verify(self) -> None:
         """Let Lightning's own check refuse a module without the methods of the stage, and warn about data
         without a step.
         """
         check = self.view.of_lightning("trainer.configuration_validator", "_verify_loop_configurations")
-        shown = getattr(run.trainer, "lightning_trainer", None)
-        if check is not None and shown is not None:
+        trainer = self.run.trainer
+        shown = getattr(trainer, "lightning_trainer", None)
+        if check is not None and shown is not None and trainer._run is self.run:
             check(shown)
 
 

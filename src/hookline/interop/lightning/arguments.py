@@ -123,7 +123,10 @@ def refuse_manual(module: Any, given: Mapping[str, Any]) -> None:
     """Raise for options of the automatic update if the module updates by itself."""
     if getattr(module, "automatic_optimization", True):
         return
-    for name, what, off in (("gradient_clip_val", "clipping", 0), ("accumulate_grad_batches", "accumulation", 1)):
+    for name, what, off in (
+        ("gradient_clip_val", "clipping", 0),
+        ("accumulate_grad_batches", "accumulation", 1),
+    ):
         if (given[name] or 0) > off:
             raise refusal(
                 f"Automatic gradient {what} is not supported for manual optimization, which does it in "
@@ -296,7 +299,8 @@ def with_plugins(given: dict[str, Any]) -> dict[str, Any]:
         if kind in ("Precision", "MixedPrecision", *PLUGINS):
             if given["precision"] is not None:
                 raise refusal(
-                    f"Received both `precision={given['precision']}` and `plugins=` with a {kind}. Choose one.",
+                    f"Received both `precision={given['precision']}` and `plugins=` with a {kind}: choose "
+                    "one.",
                     "plugins",
                     plugin,
                 )
@@ -366,8 +370,8 @@ def _validation(given: Mapping[str, Any]) -> dict[str, Any]:
     if epochs is None and isinstance(interval, float):
         raise refusal(
             "`val_check_interval` should be an integer or a time-based duration (str 'DD:HH:MM:SS', "
-            f"timedelta, dict) when `check_val_every_n_epoch=None`, not {interval!r}: batches are then counted "
-            "through the run.",
+            f"timedelta, dict) when `check_val_every_n_epoch=None`, not {interval!r}: batches are then "
+            "counted through the run.",
             "val_check_interval",
             interval,
         )

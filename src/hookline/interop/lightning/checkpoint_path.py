@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from hookline.interop.lightning.checkpoint_file import LIGHTNING
 from hookline.interop.lightning.callback_list import is_a
+from hookline.interop.lightning.checkpoint_file import LIGHTNING
 from hookline.interop.lightning.package import refusal, warn
 from hookline.util.errors import CheckpointError
 from hookline.util.urls import is_url
@@ -93,11 +93,10 @@ def _best(trainer: Any, stage: str) -> str:
         return path
     if trainer.fast_dev_run:
         raise NoCheckpoint(
-            f"{asked} does not work with `fast_dev_run=True`. It saves nothing: pass an exact checkpoint path."
+            f"{asked} fails with `fast_dev_run=True`. It saves nothing: pass an exact checkpoint path."
         )
     raise NoCheckpoint(
-        f"{asked}: `ModelCheckpoint` is not configured to save the best model, or has saved nothing yet, so it "
-        "has no best_model_path."
+        f"{asked}: `ModelCheckpoint` is not configured to save the best model, or has saved nothing yet."
     )
 
 
@@ -151,7 +150,8 @@ def refuse_start(run: Any) -> None:
     if "optimizer_states" not in contents[LIGHTNING]:
         raise OnlyWeights(
             f"{run.resume.path}: the checkpoint contains only the model, because it was saved with "
-            "save_weights_only=True, and a fit resumes with its optimizers. Load its weights with load_from_checkpoint, and fit without ckpt_path."
+            "save_weights_only=True, and a fit resumes its optimizers too. Load its weights with "
+            "load_from_checkpoint, and fit without ckpt_path."
         )
     seen = contents["counters"]["epochs_seen"]
     if most is not None and 0 <= most < seen:

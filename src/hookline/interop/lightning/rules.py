@@ -46,7 +46,12 @@ class LightningRules(LoopRules):
     # ---- loaders -------------------------------------------------------------------------------------------
 
     def loaded(self, run: Run, kind: str) -> None:
-        """Open the training loader at once, which draws from the random streams."""
+        """Open the training loader at once, which draws from the random streams.
+
+        A fit that overfits reads the validation data in order, too.
+        """
+        if kind == "val" and run.stage == "fit" and run.options.overfit_batches:
+            run.data.loaders[kind] = [self.overfitted(each) for each in run.data.loaders[kind]]
         if kind == "train":
             for loader in run.data.loaders["train"]:
                 if isinstance(loader, SharedStreamLoader):

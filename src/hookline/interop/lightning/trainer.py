@@ -289,12 +289,14 @@ class Trainer(TrainerSettings):
         module = getattr(model, "_orig_mod", model)
         if module is None and stage != "fit":
             if self._own._last is None:
-                raise TypeError(f"`Trainer.{stage}()` requires a `LightningModule` if none was fitted before.")
+                raise TypeError(
+                    f"`Trainer.{stage}()` requires a `LightningModule` if none was fitted before."
+                )
             return None  # that of the last run
         if is_lightning_module(module) or isinstance(module, nn.Module if is_plain else Module):
             return module
         raise TypeError(
-            f"The model of `Trainer.{stage}()` must be a `LightningModule`, got `{type(module).__qualname__}`."
+            f"The model of `.{stage}()` must be a `LightningModule`, got `{type(module).__qualname__}`."
         )
 
     @contextmanager
@@ -519,8 +521,8 @@ def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
         for name, off in BAREBONES.items():
             if given[name] and given[name] != off:
                 raise refusal(
-                    f"`Trainer(barebones=True, {name}={given[name]!r})` was passed: barebones switches {name} "
-                    "off.",
+                    f"`Trainer(barebones=True, {name}={given[name]!r})` was passed: barebones switches "
+                    f"{name} off.",
                     name,
                     given[name],
                 )

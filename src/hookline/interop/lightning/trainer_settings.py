@@ -164,7 +164,7 @@ class TrainerSettings(TrainerView):
 
     @contextmanager
     def init_module(self, empty_init: bool | None = None) -> Iterator[None]:
-        """Make the parameters of a module on its device and in its precision at once; with `empty_init`, without
+        """Make the parameters of a module on its device and in its precision; with `empty_init`, without
         values.
         """
         empty: Any = EmptyInit() if empty_init else contextlib.nullcontext()
