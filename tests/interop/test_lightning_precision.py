@@ -124,12 +124,13 @@ def test_a_checkpoint_has_the_type_and_resumes(precision: str, tmp_path: Path) -
 )
 def test_the_plugin_is_lightnings(kind: Any, given: dict[str, Any], plugin: Any, tmp_path: Path) -> None:
     trainer = kind(**options(tmp_path), **given)
-    assert type(trainer.precision_plugin) is plugin or isinstance(trainer.precision_plugin, plugin)
+    assert isinstance(trainer.precision_plugin, plugin)
     with trainer.init_module():
         made = torch.nn.Linear(2, 2)
-    expected = TYPES.get(trainer.precision, torch.float32)
-    assert made.weight.dtype == expected
-    assert trainer.precision_plugin.convert_module(torch.nn.Linear(2, 2)).weight.dtype == expected
+    assert made.weight.dtype == TYPES.get(trainer.precision, torch.float32)
+    if trainer.precision in TYPES:
+        converted = trainer.precision_plugin.convert_module(torch.nn.Linear(2, 2))
+        assert converted.weight.dtype == TYPES[trainer.precision]
 
 
 @pytest.mark.parametrize("kind", TRAINERS)

@@ -313,7 +313,9 @@ class Trainer(TrainerSettings):
             base = find("utilities.exceptions", "SIGTERMException")
             if base is None or ended.signal != signal.SIGTERM:
                 raise
-            raise base from ended
+            terminated = base()
+            terminated.code = ended.code
+            raise terminated from ended
         finally:
             self._logger_connector.close()
 
