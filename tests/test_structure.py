@@ -546,7 +546,7 @@ def test_every_module_has_a_mirrored_test_file() -> None:
 
 # ---- figures of the whole --------------------------------------------------------------------------------------
 
-MOST_FILES, MOST_ONE_IMPORTER = 327, 16
+MOST_FILES, MOST_ONE_IMPORTER = 328, 16
 """Modules, and short modules with a single importer. They go down; only a new capability adds a module."""
 MOST_STATEMENTS = {
     "": 88,
@@ -558,7 +558,7 @@ MOST_STATEMENTS = {
     "distributed": 1137,
     "engine": 3052,
     "hooks": 3269,
-    "interop": 9135,
+    "interop": 9392,
     "loggers": 1271,
     "metrics": 384,
     "reliability": 793,
