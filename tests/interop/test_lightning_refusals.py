@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.server
 import logging
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -401,3 +403,22 @@ def test_callbacks_of_the_module_replace_those_of_the_trainer(kind: Any, said: A
 
     short(kind, callbacks=[ModelCheckpoint()]).fit(Model())
     assert "existing callbacks passed to Trainer: ModelCheckpoint" in said.text
+
+
+class Silent(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *given: Any) -> None:
+        """Nothing on the terminal."""
+
+
+def test_a_fit_resumes_from_a_file_behind_a_url(kind: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
+    first = short(kind, callbacks=ModelCheckpoint(tmp_path, "first"))
+    first.fit(BoringModel())
+    second = short(kind, max_epochs=2, callbacks=ModelCheckpoint(tmp_path / "second"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/first.ckpt"
+        second.fit(BoringModel(), ckpt_path=url)
+        server.shutdown()
+    assert second.global_step == 4
+    assert second.ckpt_path == url

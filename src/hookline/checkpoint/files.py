@@ -58,7 +58,7 @@ def read(path: Path | str) -> dict[str, Any]:
     if url := as_url(path):
         from hookline.checkpoint import remote
 
-        return remote.read_url(url)
+        return read_file(url, 0, 1) if remote.is_single_file(url) else remote.read_url(url)
     return read_file(path, 0, 1) if Path(path).is_file() else read_folder(Path(path))
 
 
@@ -79,7 +79,8 @@ def _read_for_rank(path: Path | str, ranks: Ranks) -> dict[str, Any]:
     if url:
         from hookline.checkpoint import remote
 
-        return _run_on_all_ranks(ranks, lambda: remote.read_url_for_rank(url, rank, world_size))
+        read_one = read_file if remote.is_single_file(url) else remote.read_url_for_rank
+        return _run_on_all_ranks(ranks, lambda: read_one(url, rank, world_size))
     if folder.is_file():
         return _run_on_all_ranks(ranks, lambda: read_file(path, rank, world_size))
     _run_on_all_ranks(ranks, lambda: verify_folder(folder, rank, world_size))
