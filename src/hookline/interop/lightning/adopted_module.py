@@ -179,7 +179,7 @@ class NoOptimizer(Optimizer):
     def __init__(self, parameters: Iterable[Any]) -> None:
         super().__init__(parameters, {"lr": 0.0})
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """Compute the loss if there is a closure, and update nothing."""
         return closure() if closure is not None else None
 
