@@ -400,7 +400,7 @@ def test_options_without_meaning_here_are_taken_at_rest_and_refused_otherwise() 
     with pytest.raises(OptionError, match=r"profiler='simple'.*hookline.hooks.Profiler"):
         quiet(profiler="simple")
     with pytest.raises(
-        OptionError, match="accelerator='tpu' is an invalid accelerator name: Hookline runs on auto"
+        OptionError, match="invalid accelerator name: `accelerator='tpu'`. Hookline runs on auto"
     ):
         quiet(accelerator="tpu")
 

@@ -76,7 +76,7 @@ def test_an_epoch_end_hook_of_lightning_1_is_refused_with_the_name_of_the_new_on
         {"training_step": Model.training_step, f"{kind}_epoch_end": lambda self, outputs: None},
     )
     new = "on_train_epoch_end" if kind == "training" else f"on_{kind}_epoch_end"
-    with pytest.raises(HookError, match=rf"Old\.{kind}_epoch_end is a hook of Lightning 1.* {new}\."):
+    with pytest.raises(HookError, match=rf"`{kind}_epoch_end` has been removed.* {new}\."):
         quiet().fit(old(), loader(2))
 
 

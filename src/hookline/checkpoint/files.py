@@ -63,7 +63,7 @@ def read(path: Path | str) -> dict[str, Any]:
     if url := as_url(path):
         from hookline.checkpoint import remote
 
-        return remote.read_url(url)
+        return read_foreign_checkpoint(url, 0, 1) if remote.is_single_file(url) else remote.read_url(url)
     return read_foreign_checkpoint(path, 0, 1) if Path(path).is_file() else read_folder(Path(path))
 
 
@@ -84,7 +84,8 @@ def _read_for_rank(path: Path | str, ranks: Ranks) -> dict[str, Any]:
     if url:
         from hookline.checkpoint import remote
 
-        return _run_on_all_ranks(ranks, lambda: remote.read_url_for_rank(url, rank, world_size))
+        read_one = read_foreign_checkpoint if remote.is_single_file(url) else remote.read_url_for_rank
+        return _run_on_all_ranks(ranks, lambda: read_one(url, rank, world_size))
     if folder.is_file():
         return _run_on_all_ranks(ranks, lambda: read_foreign_checkpoint(path, rank, world_size))
     _run_on_all_ranks(ranks, lambda: verify_folder(folder, rank, world_size))

@@ -73,6 +73,12 @@ def copy_to_url(folder: Path, url: str) -> None:
         put_folder(fs, folder, root)
 
 
+def is_single_file(url: str) -> bool:
+    """Return whether a URL is one file in another package's format, not a directory with a manifest."""
+    with _open_remote(url, "cannot be read") as (fs, root):
+        return not fs.exists(below(root, manifests.NAME)) and bool(fs.isfile(root))
+
+
 def read_url(url: str) -> dict[str, Any]:
     """Download a checkpoint and read it."""
     with _download(url) as folder:

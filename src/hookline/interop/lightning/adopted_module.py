@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hookline.engine.events import EVENTS, SIGNAL, EventTable
@@ -17,7 +18,7 @@ from hookline.interop.lightning.checkpoint_file import LIGHTNING
 from hookline.interop.lightning.checkpoint_path import refuse_start
 from hookline.interop.lightning.hparams import module_hooks
 from hookline.interop.lightning.loaders import convert_given, converting_loaders, outside_turns, with_iterator
-from hookline.interop.lightning.package import is_lightnings, refusal
+from hookline.interop.lightning.package import is_lightnings, refusal, warn
 from hookline.interop.lightning.table import (
     DATA_ACTIONS,
     DATA_ROWS,
@@ -51,7 +52,7 @@ def steps_of(module: Any) -> LightningSteps:
         own["predict_step"] = module.predict_step
     if "configure_optimizers" in own:
         ask = module.configure_optimizers
-        checked: Any = functools.wraps(ask)(lambda: _checked(ask(), type(module).__name__))
+        checked: Any = functools.wraps(ask)(lambda: _checked(_asked(ask, module), type(module).__name__))
         checked.__signature__ = inspect.Signature()  # LightningCLI's wraps a function with other parameters
         own["configure_optimizers"] = checked
     own |= {name: converting_loaders(own[name], name, view) for name in own if name.endswith("_dataloader")}
@@ -136,7 +137,8 @@ class LightningSteps(Actions):
         self.run: Any = None
 
     def configure_hooks(self) -> Any:
-        """Return the hooks of the module."""
+        """Return the hooks of the module, which has what the stage needs."""
+        self._verify()
         configure = self.original.configure_callbacks
         named = recording_name(configure, "configure_callbacks", self.original.__dict__)
         return module_hooks(self.run, self.original, named())
@@ -159,6 +161,27 @@ class LightningSteps(Actions):
                 run.data.given |= convert_given(run.data.given, self.view.of_lightning, is_mixed)
             if run.stage == "fit" and not overrides(self, "validation_step"):
                 run.data.loaders["val"] = []  # as Lightning, which then ignores validation loaders
+
+    def _verify(self) -> None:
+        """Let Lightning's own check refuse a module without the methods of the stage, and warn about data
+        without a step.
+        """
+        check = self.view.of_lightning("trainer.configuration_validator", "_verify_loop_configurations")
+        trainer = self.run.trainer
+        shown = getattr(trainer, "lightning_trainer", None)
+        if check is not None and shown is not None and trainer._run is self.run:
+            check(shown)
+
+
+class NoOptimizer(Optimizer):
+    """Updates nothing: Lightning trains without an optimizer if `configure_optimizers` returns None."""
+
+    def __init__(self, parameters: Iterable[Any]) -> None:
+        super().__init__(parameters, {"lr": 0.0})
+
+    def step(self, closure: Any = None) -> Any:
+        """Compute the loss if there is a closure, and update nothing."""
+        return closure() if closure is not None else None
 
 
 def data_of(datamodule: Any) -> LightningData:
@@ -240,6 +263,15 @@ def _is_own(owner: Any, method: str) -> bool:
 
 
 # ---- results of configure_optimizers -----------------------------------------------------------------------
+
+
+def _asked(ask: Callable[[], Any], module: Any) -> Any:
+    """Return what `configure_optimizers` returns; without anything, an optimizer that updates nothing."""
+    returned = ask()
+    if returned is None and module.automatic_optimization:
+        warn("`LightningModule.configure_optimizers` returned `None`: this fit has no optimizer.")
+        return NoOptimizer(module.parameters())
+    return returned
 
 
 def _checked(returned: Any, module: str) -> Any:

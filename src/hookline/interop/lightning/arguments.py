@@ -6,6 +6,7 @@ import ast
 import datetime
 import functools
 import inspect
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -15,8 +16,11 @@ from typing import Any, ParamSpec
 import torch
 
 from hookline.interop.lightning.package import find, refusal
+from hookline.interop.lightning.precision import NAMES as TRUE_PRECISIONS
+from hookline.interop.lightning.precision import PLUGINS, plugin_of
 
 P = ParamSpec("P")
+log = logging.getLogger("hookline")
 
 ACCELERATORS = {"auto": "auto", "cpu": "cpu", "gpu": "auto", "cuda": "cuda", "mps": "mps"}
 """Lightning's accelerators, and Hookline's devices."""
@@ -39,6 +43,8 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "model_registry": ((None,), "load the checkpoint and pass its path as ckpt_path=")
 }
 """Options of Lightning that Hookline does not have: values that request nothing, and what to do instead."""
+PLUGIN_KINDS = ("Precision", "CheckpointIO", "ClusterEnvironment", "LayerSync")
+"""Lightning's base classes of plugins, of which a trainer takes one each."""
 BAREBONES = {
     "enable_checkpointing": False,
     "logger": False,
@@ -82,6 +88,13 @@ def _literal(text: str) -> Any:
 
 def native_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of Hookline's trainer for Lightning's arguments; raise for what it cannot do."""
+    for name in ("max_epochs", "max_steps"):
+        if isinstance(given[name], int) and given[name] < -1:
+            raise refusal(
+                f"`{name}` must be a non-negative integer or -1, not {given[name]!r}; -1 is no limit.",
+                name,
+                given[name],
+            )
     for name, (nothing, instead) in REFUSED.items():
         if given[name] not in nothing:
             raise refusal(
@@ -102,27 +115,51 @@ def native_options(given: Mapping[str, Any]) -> dict[str, Any]:
         options["default_root_dir"] = str(given["default_root_dir"])
     if (clip := given["gradient_clip_val"]) is not None:
         if isinstance(clip, bool) or not isinstance(clip, int | float):
-            raise TypeError(f"gradient_clip_val={clip!r}: it must be an int or a float, or None.")
+            raise TypeError(f"`gradient_clip_val` should be an int or a float, or None, not {clip!r}.")
         options["gradient_clip_val"] = clip if clip > 0 else None
     if given["gradient_clip_algorithm"] is not None:
-        options["gradient_clip_algorithm"] = str(
-            getattr(given["gradient_clip_algorithm"], "value", given["gradient_clip_algorithm"])
-        ).lower()
+        options["gradient_clip_algorithm"] = _clip_algorithm(given["gradient_clip_algorithm"])
     if given["log_every_n_steps"] == 0:  # Lightning's way to write no rows
         options["log_every_n_steps"] = 2**31 - 1
     return options
 
 
+def refuse_manual(module: Any, given: Mapping[str, Any]) -> None:
+    """Raise for options of the automatic update if the module updates by itself."""
+    if getattr(module, "automatic_optimization", True):
+        return
+    for name, what, off in (
+        ("gradient_clip_val", "clipping", 0),
+        ("accumulate_grad_batches", "accumulation", 1),
+    ):
+        if (given[name] or 0) > off:
+            raise refusal(
+                f"Automatic gradient {what} is not supported for manual optimization, which does it in "
+                f"training_step: leave out {name}={given[name]!r}.",
+                name,
+                given[name],
+            )
+
+
+def _clip_algorithm(given: Any) -> str:
+    name = str(getattr(given, "value", given)).lower()
+    if name not in ("norm", "value"):
+        raise refusal(
+            f"`gradient_clip_algorithm` {given} is invalid. It is 'norm' or 'value'.",
+            "gradient_clip_algorithm",
+            given,
+        )
+    return name
+
+
+LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches")
 SAME = (
     "fast_dev_run",
     "max_epochs",
     "min_epochs",
     "max_steps",
     "min_steps",
-    "limit_train_batches",
-    "limit_val_batches",
-    "limit_test_batches",
-    "limit_predict_batches",
+    *LIMITS,
     "overfit_batches",
     "num_sanity_val_steps",
     "log_every_n_steps",
@@ -149,14 +186,21 @@ def _processes(given: Mapping[str, Any]) -> dict[str, Any]:
         accelerator = kind if kind in ACCELERATORS else accelerator
     if accelerator not in ACCELERATORS:
         raise refusal(
-            f"accelerator={accelerator!r} is an invalid accelerator name: Hookline runs on "
+            f"You selected an invalid accelerator name: `accelerator={accelerator!r}`. Hookline runs on "
             f"{', '.join(ACCELERATORS)}.",
             "accelerator",
             accelerator,
         )
     if accelerator == "gpu" and not (torch.cuda.is_available() or torch.backends.mps.is_available()):
         raise refusal(
-            "accelerator='gpu': no supported gpu backend found; accelerator='auto' also runs on a CPU.",
+            "accelerator='gpu': No supported gpu backend found! accelerator='auto' also runs on a CPU.",
+            "accelerator",
+            accelerator,
+        )
+    if accelerator == "cuda" and not torch.cuda.is_available():
+        raise refusal(
+            "accelerator='cuda': `CUDAAccelerator` can not run on your system since the accelerator is not "
+            "available. accelerator='auto' also runs on a CPU.",
             "accelerator",
             accelerator,
         )
@@ -167,7 +211,8 @@ def _processes(given: Mapping[str, Any]) -> dict[str, Any]:
     )
     if name is None and not _is_ours(strategy):
         raise refusal(
-            f"strategy={strategy!r} is an invalid strategy name: Hookline has {', '.join(STRATEGIES)}, and "
+            f"You selected an invalid strategy name: `strategy={strategy!r}`. Hookline has "
+            f"{', '.join(STRATEGIES)}, and "
             "its own Strategy objects.",
             "strategy",
             strategy,
@@ -229,6 +274,22 @@ def _count(devices: Any, local: int, accelerator: str) -> int:
     return devices
 
 
+def log_meaning(given: Mapping[str, Any]) -> None:
+    """Log what arguments mean that are easily mistaken: 1 is one batch, 1.0 is all."""
+    for name in (*LIMITS, "overfit_batches"):
+        if (value := given[name]) == 1:
+            is_one = isinstance(value, int)
+            meaning = "1 batch is read; 1.0 would be all" if is_one else "100% is read; 1 would be one batch"
+            log.info("`Trainer(%s=%s)` was configured so %s.", name, value, meaning)
+    if (value := given["val_check_interval"]) == 1:
+        meaning = "after every batch; 1.0: after every epoch"
+        if not isinstance(value, int):
+            meaning = "after every epoch; 1: after every batch"
+        log.info("`Trainer(val_check_interval=%s)` was configured so validation will run %s.", value, meaning)
+    if given["barebones"]:
+        log.info("Now running in `Trainer(barebones=True)` mode: without %s.", ", ".join(BAREBONES))
+
+
 def set_torch_flags(deterministic: Any, benchmark: bool | None) -> None:
     """Set torch's switches for the whole program, as Lightning does when a trainer is made."""
     if deterministic and benchmark is None:
@@ -245,18 +306,29 @@ def set_torch_flags(deterministic: Any, benchmark: bool | None) -> None:
 
 def with_plugins(given: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments with those that the plugins stand for: precision and synchronized batch norm."""
-    result = dict(given)
-    for plugin in as_list(given["plugins"]):
+    result = {**given, "precision_plugin": plugin_of(str(given["precision"]))}
+    plugins = as_list(given["plugins"])
+    _refuse_repeated(plugins)
+    for plugin in plugins:
         kind = type(plugin).__name__
-        if kind in ("Precision", "MixedPrecision"):
+        if kind in ("Precision", "MixedPrecision", *PLUGINS):
             if given["precision"] is not None:
                 raise refusal(
-                    f"Received both precision={given['precision']!r} and plugins= with a {kind}: choose one.",
+                    f"Received both `precision={given['precision']}` and `plugins=` with a {kind}: choose "
+                    "one.",
                     "plugins",
                     plugin,
                 )
             result["precision"] = plugin.precision
-        elif kind == "TorchSyncBatchNorm":
+            result["precision_plugin"] = plugin if kind in PLUGINS else None
+        elif _is_kind(plugin, "LayerSync"):
+            if given["sync_batchnorm"] and kind != "TorchSyncBatchNorm":
+                raise refusal(
+                    f"You set `Trainer(sync_batchnorm=True)` and provided a `LayerSync` plugin, a {kind}: "
+                    "choose one.",
+                    "plugins",
+                    plugin,
+                )
             result["sync_batchnorm"] = True
         elif kind not in ("LightningEnvironment", "TorchElasticEnvironment"):  # what torchrun provides
             raise refusal(
@@ -267,11 +339,30 @@ def with_plugins(given: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def _is_kind(plugin: Any, name: str) -> bool:
+    return any(cls.__name__ == name for cls in plugin.__class__.__mro__)
+
+
+def _refuse_repeated(plugins: list[Any]) -> None:
+    """Raise if two plugins stand for the same thing."""
+    counts = {kind: sum(_is_kind(each, kind) for each in plugins) for kind in PLUGIN_KINDS}
+    if repeated := [kind for kind, count in counts.items() if count > 1]:
+        raise refusal(
+            f"Received multiple values for {', '.join(repeated)} in `plugins`: pass one of each.",
+            "plugins",
+            plugins,
+        )
+
+
 def _precision(given: Any) -> str:
-    if given is None:
-        return "32"
+    if given is None or str(given) in TRUE_PRECISIONS:
+        return "32"  # a plugin of Lightning converts module and batches
     if str(given) not in PRECISIONS:
-        raise refusal(f"precision={given!r}: Hookline has {', '.join(PRECISIONS)}.", "precision", given)
+        raise refusal(
+            f"Precision {given!r} is invalid. Hookline has {', '.join([*PRECISIONS, *TRUE_PRECISIONS])}.",
+            "precision",
+            given,
+        )
     return PRECISIONS[str(given)]
 
 
@@ -280,7 +371,7 @@ def _validation(given: Mapping[str, Any]) -> dict[str, Any]:
     interval, epochs = given["val_check_interval"], given["check_val_every_n_epoch"]
     if epochs is not None and not isinstance(epochs, int):
         raise refusal(
-            f"check_val_every_n_epoch={epochs!r}: it must be a whole number or None.",
+            f"`check_val_every_n_epoch` should be an integer. It is {epochs!r}; None counts batches only.",
             "check_val_every_n_epoch",
             epochs,
         )
@@ -293,8 +384,9 @@ def _validation(given: Mapping[str, Any]) -> dict[str, Any]:
         )
     if epochs is None and isinstance(interval, float):
         raise refusal(
-            f"check_val_every_n_epoch=None counts batches through the run: val_check_interval={interval!r} "
-            "must be a whole number of batches.",
+            "`val_check_interval` should be an integer or a time-based duration (str 'DD:HH:MM:SS', "
+            f"timedelta, dict) when `check_val_every_n_epoch=None`, not {interval!r}: batches are then "
+            "counted through the run.",
             "val_check_interval",
             interval,
         )

@@ -35,6 +35,8 @@ def complete(given: Mapping[str, Any]) -> list[Any]:
     _add_progress_bar(callbacks, given["enable_progress_bar"])
     if given["enable_model_summary"] and not any(is_a(each, "ModelSummary") for each in callbacks):
         callbacks += _made("ModelSummary", "RichModelSummary")
+    if (external := find("trainer.connectors.callback_connector", "_load_external_callbacks")) is not None:
+        callbacks += external("lightning.pytorch.callbacks_factory")  # those of installed packages
     _refuse_shared_keys(callbacks)
     return ordered(callbacks)
 
@@ -119,7 +121,7 @@ def _refuse_shared_keys(callbacks: list[Any]) -> None:
             continue
         if callback.state_key in keys:
             raise RuntimeError(
-                f"callbacks= has several callbacks of the class {type(callback).__name__} with "
+                f"Found more than one stateful callback of type `{type(callback).__name__}` with "
                 f"the state_key {callback.state_key!r}, under which only one state can be saved. Give each "
                 "its own `state_key`."
             )

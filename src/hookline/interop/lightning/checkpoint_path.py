@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from pathlib import Path
 from typing import Any
 
+from hookline.interop.lightning.callback_list import is_a
 from hookline.interop.lightning.checkpoint_file import LIGHTNING
-from hookline.interop.lightning.package import refusal
+from hookline.interop.lightning.package import refusal, warn
 from hookline.util.errors import CheckpointError
 from hookline.util.urls import is_url
 
-log = logging.getLogger("hookline")
 CHOSEN = "_chosen_ckpt_path"
 """The attribute of the trainer that `trainer.ckpt_path = ...` sets."""
 HPC = re.compile(r"hpc_ckpt_(\d+)\.ckpt")
@@ -28,27 +27,38 @@ class NoCheckpoint(CheckpointError, ValueError):
     """The requested checkpoint does not exist."""
 
 
-def choose_path(trainer: Any, stage: str, ckpt_path: str | Path | None, has_model: bool) -> str | Path | None:
-    """Return the checkpoint of a stage, or None. has_model: whether a model was passed to the stage."""
+def choose_path(
+    trainer: Any, stage: str, ckpt_path: str | Path | None, has_model: bool, has_fitted: bool
+) -> str | Path | None:
+    """Return the checkpoint of a stage, or None.
+
+    has_model: whether a model was passed to the stage. has_fitted: whether an earlier stage had one.
+    """
     chosen = trainer.__dict__.get(CHOSEN)
     if chosen is not None and ckpt_path is not None:
-        log.warning(
-            "trainer.ckpt_path = %r was set, but %s(ckpt_path=%r) was passed, which is used.",
-            str(chosen),
-            stage,
-            str(ckpt_path),
+        warn(
+            f"`trainer.ckpt_path = {str(chosen)!r}` was set, but {stage}(ckpt_path={str(ckpt_path)!r}) was "
+            "passed, which is used."
         )
         trainer.__dict__.pop(CHOSEN)
     elif chosen is not None:
         return chosen  # type: ignore[no-any-return]
+    after_failures = any(is_a(each, "OnExceptionCheckpoint") for each in trainer.callbacks)
+    if ckpt_path is None and stage == "fit" and after_failures:
+        ckpt_path = "last"
+        warn("The last model of the previous `fit` call will be used, because of OnExceptionCheckpoint.")
     if ckpt_path is None:
-        if has_model or trainer._own._last is None:
+        if has_model or not has_fitted:
             return None
         ckpt_path = "best"
-        log.warning(
-            "%s() without a model and without ckpt_path uses the best model of the last fit; pass "
-            "ckpt_path='best' or 'last' to choose.",
-            stage,
+        tip = (
+            " There is also an on-exception checkpoint available, which only a fit uses by default."
+            if after_failures
+            else ""
+        )
+        warn(
+            f"`.{stage}()` has no model and no ckpt_path. The best model of the previous `fit` call will be "
+            f"used.{tip} Pass ckpt_path='best' or 'last' to choose."
         )
     if ckpt_path == "best":
         return _best(trainer, stage)
@@ -73,19 +83,21 @@ def _best(trainer: Any, stage: str) -> str:
     asked = f'`.{stage}(ckpt_path="best")`'
     if not callbacks:
         raise NoCheckpoint(
-            f"{asked}: the trainer has no ModelCheckpoint. Pass callbacks=[ModelCheckpoint(...)] "
+            f"{asked}: `ModelCheckpoint` is not configured. Pass callbacks=[ModelCheckpoint(...)] "
             "to the trainer, or the path of a checkpoint."
         )
     if len(callbacks) > 1:
-        log.warning(
-            "%s: of several ModelCheckpoint callbacks, the best checkpoint of the first is used.", asked
-        )
+        warn(f"{asked} uses the best checkpoint path from first checkpoint callback; there are several.")
     path = str(callbacks[0].best_model_path or "")
     if path:
         return path
     if trainer.fast_dev_run:
-        raise NoCheckpoint(f"{asked}: fast_dev_run=True saves nothing. Pass the path of a checkpoint.")
-    raise NoCheckpoint(f"{asked}: the ModelCheckpoint has saved nothing yet, so it has no best_model_path.")
+        raise NoCheckpoint(
+            f"{asked} fails with `fast_dev_run=True`. It saves nothing: pass an exact checkpoint path."
+        )
+    raise NoCheckpoint(
+        f"{asked}: `ModelCheckpoint` is not configured to save the best model, or has saved nothing yet."
+    )
 
 
 def _last(trainer: Any, stage: str) -> str | None:
@@ -103,10 +115,9 @@ def _last(trainer: Any, stage: str) -> str | None:
         return max(times, key=lambda path: times[path])
     if any(not hasattr(each, "_find_last_checkpoints") for each in trainer.checkpoint_callbacks):
         return "auto"  # Hookline's own checkpoint hook
-    log.warning(
-        '.%s(ckpt_path="last"): there is no last checkpoint, so nothing is loaded. '
-        "ModelCheckpoint(save_last=True) keeps one.",
-        stage,
+    warn(
+        f'.{stage}(ckpt_path="last"): there is no last checkpoint available. No checkpoint will be loaded. '
+        "ModelCheckpoint(save_last=True) keeps one."
     )
     return None
 
@@ -138,8 +149,9 @@ def refuse_start(run: Any) -> None:
         return
     if "optimizer_states" not in contents[LIGHTNING]:
         raise OnlyWeights(
-            f"{run.resume.path} has no optimizer state to resume from, because it was saved with "
-            "save_weights_only=True. Load its weights with load_from_checkpoint, and fit without ckpt_path."
+            f"{run.resume.path}: the checkpoint contains only the model, because it was saved with "
+            "save_weights_only=True, and a fit resumes its optimizers too. Load its weights with "
+            "load_from_checkpoint, and fit without ckpt_path."
         )
     seen = contents["counters"]["epochs_seen"]
     if most is not None and 0 <= most < seen:

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from hookline.engine.hook import Hook
-from hookline.engine.listener import overrides
-from hookline.interop.lightning.package import refusal
+from hookline.interop.lightning.checkpoint_file import LIGHTNING
+from hookline.interop.lightning.package import refusal, warn
 from hookline.run.module import Module
 from hookline.run.optimizers import needs_closure
 from hookline.run.run import Run
 from hookline.training.accumulation import AccumulatedStep
+from hookline.training.actions import install_action
 from hookline.training.backward import cannot_train_on, loss_of
 from hookline.training.batch_events import set_loss, set_outputs, transfer
 from hookline.training.step import TrainStep
@@ -23,18 +24,20 @@ from hookline.util.errors import SKIP_STEP, LossError, Signal
 
 
 def with_closure(run: Run, kind: type[TrainStep]) -> type[TrainStep]:
-    """Return the step for a run of Lightning's trainer: one with a closure if the order of the calls shows.
+    """Return the step for a run of Lightning's trainer: its optimizer's `step` encloses `training_step`.
 
-    It does if an optimizer cannot be called without a closure, or a module of the installed Lightning
-    overrides `optimizer_step`. In the dialect's own classes that is called after on_before_optimizer_step.
+    In the dialect's own classes `optimizer_step` is called after on_before_optimizer_step, so only an
+    optimizer that cannot be called without a closure has one.
     """
     optimizers, traits = run.state.optimizers, run.traits
-    is_theirs = not isinstance(run.steps, Module)
-    shows = (is_theirs and overrides(run.steps, "optimizer_step")) or any(
-        needs_closure(each) for each in optimizers
-    )
+    encloses = not isinstance(run.steps, Module) or any(needs_closure(each) for each in optimizers)
     is_possible = len(optimizers) == 1 and traits.scaler is None and traits.compiled is None
-    return ClosureStep if shows and is_possible and run.data.router is None else kind
+    if not encloses or not is_possible or run.data.router is not None:
+        return kind
+    if not traits.recomputes:
+        traits.recomputes = True
+        install_action(run, "optimizer_step")  # the default passes the closure from now on
+    return ClosureStep
 
 
 class ClosureStep(AccumulatedStep):
@@ -155,6 +158,7 @@ class LoopEvents(Hook):
     def __init__(self, run: Any) -> None:
         super().__init__()
         self._run = run
+        self._is_warned = False
 
     def on_after_batch_fetch(self, state: Any) -> None:
         """Emit the end of a training batch that is None, which the loop skips."""
@@ -167,3 +171,19 @@ class LoopEvents(Hook):
         if reason == "no_loss" and run.traits.scaler is None:
             run.step.update.clear_gradients()
             run.step.update()
+
+    def on_predict_batch_end(self, outputs: Any) -> None:
+        """Warn once if predict_step returns nothing, which is probably a forgotten return."""
+        if outputs is None and not self._is_warned:
+            self._is_warned = True
+            warn("predict returned None: predict_step has no result for some batches.")
+
+    def on_load_checkpoint(self, checkpoint: Any) -> None:
+        """Warn about callbacks in the file that this trainer does not have, whose state is lost."""
+        saved = (checkpoint.get(LIGHTNING) or {}).get("callbacks") or {}
+        present = {getattr(each, "state_key", None) for each in self._run.trainer.lightning_trainer.callbacks}
+        if lost := [key for key in saved if key not in present]:
+            warn(
+                "The checkpoint has the state of callbacks that the trainer does not have, which is not "
+                f"restored. Pass them to the trainer: {', '.join(lost)}."
+            )

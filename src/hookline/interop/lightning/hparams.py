@@ -22,6 +22,7 @@ from torch import Tensor
 from hookline.engine.init_arguments import cannot_keep, record_init, running_arguments
 from hookline.hooks.hparams import HParams
 from hookline.interop.lightning.closure_step import LoopEvents, with_closure
+from hookline.interop.lightning.precision import ConvertedBatches, TruePrecision
 from hookline.util.errors import OptionError, described
 
 __all__ = ["AttributeDict", "HyperParameters", "KeptHParams"]
@@ -238,17 +239,17 @@ def module_hooks(run: Any, module: Any, returned: Any) -> list[Any]:
     if (shown := getattr(run.trainer, "lightning_trainer", None)) is not None:
         kinds, callbacks = shown.take_module_callbacks(callbacks)
     displaced = [entry for entry in hooks.entries() if type(entry.given) in kinds]
-    for entry in displaced:
-        log.warning(
-            "%s.configure_callbacks returns a %s, which replaces hook %r in this run.",
-            type(module).__name__,
-            type(entry.given).__name__,
-            entry.name,
-        )
     if displaced:
+        log.warning(
+            "%s.configure_callbacks replaces existing callbacks passed to Trainer: %s.",
+            type(module).__name__,
+            ", ".join(sorted({type(entry.given).__name__ for entry in displaced})),
+        )
         run.participants.on_close.append(hooks.set_aside(displaced))
     if shown is not None:
-        callbacks = [*callbacks, LoopEvents(run)]
+        precision = run.strategy.precision
+        converting = [ConvertedBatches(precision)] if isinstance(precision, TruePrecision) else []
+        callbacks = [*callbacks, LoopEvents(run), *converting]
         run.traits.step_choices = (with_closure,)
     data = getattr(run.datamodule, "original", run.datamodule)
     has_some = any(getattr(each, "hparams", None) for each in (module, data))

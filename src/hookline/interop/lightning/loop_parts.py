@@ -19,6 +19,7 @@ from hookline.interop.lightning.progress import (
     fit_of,
     loops,
 )
+from hookline.interop.lightning.rules import has_source
 from hookline.interop.lightning.trainer_parts import Part, ShownAs, missing
 from hookline.training.actions import install_action
 from hookline.training.loading import load
@@ -33,6 +34,16 @@ class DataSource(Part):
         """Return whether a module or data module returns them, and not the caller of the stage."""
         run = self._own._last
         return run is None or all(each is None for each in run.data.given.values())
+
+
+class ValidationSource(DataSource):
+    """`fit_loop.epoch_loop.val_loop._data_source`."""
+
+    path = "fit_loop.epoch_loop.val_loop._data_source"
+
+    def is_defined(self) -> bool:
+        """Return whether there is validation data: given, or of the module or data module."""
+        return has_source(self._own._run, "val")
 
 
 class DataLoop(ShownAs):
@@ -147,7 +158,8 @@ class ValidationLoop(EvaluationLoop):
 
     path = "fit_loop.epoch_loop.val_loop"
     PARTS: ClassVar[Mapping[str, type[Part]]] = {
-        "_data_source": DataSource,
+        **DataLoop.PARTS,
+        "_data_source": ValidationSource,
         "batch_progress": ValidationBatches,
     }
 

@@ -11,6 +11,7 @@ import torch
 
 from hookline.interop.lightning.connector import LightningLog
 from hookline.interop.lightning.names import LightningNames
+from hookline.interop.lightning.precision import TruePrecision
 from hookline.interop.lightning.profiling import profiling
 from hookline.interop.lightning.rules import LightningRules
 from hookline.interop.lightning.tuning import Rerun, ends_tuning
@@ -73,6 +74,8 @@ class LoopTrainer(Rerun):
     def _start(self, stage: str, *given: Any, **named: Any) -> Run:
         """Continue to count where the last fit ended, as Lightning does. A checkpoint replaces the counts."""
         run: Run = super()._start(stage, *given, **named)
+        if isinstance(run.strategy.precision, TruePrecision):
+            run.strategy.precision.prepare(run)
         if isinstance(self.rules, LightningRules):
             self.rules.loaded_at.clear()
         counts = run.state.counts

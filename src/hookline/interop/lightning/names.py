@@ -176,8 +176,8 @@ class LightningNames:
 
     @property
     def interrupted(self) -> bool:
-        """Return whether a signal or Ctrl-C has ended the run."""
-        return self._own.status in ("interrupted", "preempted")
+        """Return whether a signal, Ctrl-C or an error has ended the run."""
+        return self._own.status in ("interrupted", "preempted", "error")
 
     # ---- options -------------------------------------------------------------------------------------------
 

@@ -6,7 +6,9 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import os
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -40,6 +42,18 @@ def installed(module: str, name: str) -> Any:
         if importlib.util.find_spec(package.partition(".")[0]) is not None:
             return getattr(importlib.import_module(f"{package}.{module}"), name, None)
     return None
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn on the first rank, where users see it and may filter it."""
+    if os.environ.get("RANK", "0") == "0":
+        warnings.warn(message, category, stacklevel=3)
+
+
+def possible() -> type[Warning]:
+    """Return the category of advice that may not apply: Lightning's own if the package is imported."""
+    found: type[Warning] = find("utilities.warnings", "PossibleUserWarning") or UserWarning
+    return found
 
 
 def refusal(message: str, option: str, value: Any) -> OptionError:

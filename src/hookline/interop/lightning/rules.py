@@ -20,6 +20,15 @@ from hookline.training.rules import LoopRules, epoch_length
 log = logging.getLogger("hookline")
 
 
+def has_source(run: Run, kind: str) -> bool:
+    """Return whether loaders of a kind were given, or the module or data module returns them."""
+    given = run.data.given.get(kind)
+    if isinstance(given, list | tuple):
+        return bool(given)
+    owners = [each for each in (run.datamodule, run.steps) if each is not None]
+    return given is not None or any(overrides(each, f"{kind}_dataloader") for each in owners)
+
+
 class LightningRules(LoopRules):
     """What Lightning's trainer decides differently. `given`: the arguments of the trainer."""
 
@@ -62,7 +71,12 @@ class LightningRules(LoopRules):
         return self.made[kind].loaders(sharding)
 
     def loaded(self, run: Run, kind: str) -> None:
-        """Open the training loader at once, which draws from the random streams."""
+        """Open the training loader at once, which draws from the random streams.
+
+        A fit that overfits reads the validation data in order, too.
+        """
+        if kind == "val" and run.stage == "fit" and run.options.overfit_batches:
+            run.data.loaders[kind] = [self.overfitted(each) for each in run.data.loaders[kind]]
         if kind == "train":
             for loader in run.data.loaders["train"]:
                 if isinstance(loader, SharedStreamLoader):
@@ -101,13 +115,7 @@ class LightningRules(LoopRules):
             return bool(run.data.loaders["val"])
         if run.options.limit_val_batches == 0 or not overrides(run.steps, "validation_step"):
             return False
-        given = run.data.given.get("val")
-        owners = [each for each in (run.datamodule, run.steps) if each is not None]
-        return (
-            bool(given)
-            if isinstance(given, list | tuple)
-            else given is not None or any(overrides(each, "val_dataloader") for each in owners)
-        )
+        return has_source(run, "val")
 
     def begin_epoch(self, run: Run) -> None:
         """Make the training loaders anew if `reload_dataloaders_every_n_epochs` asks for it."""

@@ -102,8 +102,8 @@ class StageLoaders:
         if all(map(is_in_sequence, self.combined.flattened)):
             return
         _warn(
-            f"overfit_batches reads the first batches of the {self.kind} data in every epoch: shuffling of "
-            f"the {self.kind} dataloader is turned off."
+            f"You requested to overfit but enabled {self.kind} dataloader shuffling: overfit_batches reads "
+            "the first batches in order, in every epoch."
         )
         self.combined.flattened = [in_sequence(each) for each in self.combined.flattened]
 

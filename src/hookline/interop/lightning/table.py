@@ -175,14 +175,18 @@ REMOVED_ARGUMENTS = {
 """Arguments of a `training_step` of Lightning 1, and the alternatives."""
 
 
+class RemovedHook(HookError, NotImplementedError):
+    """A module has a hook that only Lightning 1 calls."""
+
+
 def refuse_lightning_1(module: Any) -> None:
     """Reject hooks and arguments of Lightning 1, which would not be called or get other values."""
     who = type(module).__name__
     for method, instead in RENAMED.items():
         if hasattr(module, method):
-            raise HookError(
-                f"{who}.{method} is a hook of Lightning 1 and would not be called. Collect the outputs of "
-                f"the steps in a list on the module, and use it in {instead}."
+            raise RemovedHook(
+                f"{who}.{method}: the hook `{method}` has been removed in v2.0 of Lightning and would not be "
+                f"called. Collect the outputs of the steps in a list on the module, and use it in {instead}."
             )
     step = module.training_step
     for argument in () if step is None else inspect.signature(step).parameters:

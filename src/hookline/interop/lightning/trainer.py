@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,9 @@ from hookline.interop.lightning.arguments import (
     BAREBONES,
     as_list,
     from_environment,
+    log_meaning,
     native_options,
+    refuse_manual,
     root_directory,
     seconds_between_validations,
     set_torch_flags,
@@ -30,7 +33,17 @@ from hookline.interop.lightning.connector import LoggerConnector
 from hookline.interop.lightning.logged_values import LoggedValues, number_of
 from hookline.interop.lightning.loggers import default_loggers, directory_of_logs, quiet, split
 from hookline.interop.lightning.loop_trainer import LoopTrainer
-from hookline.interop.lightning.package import is_lightnings, misconfiguration, refusal, root
+from hookline.interop.lightning.module_view import is_lightning_module
+from hookline.interop.lightning.package import (
+    find,
+    is_lightnings,
+    misconfiguration,
+    possible,
+    refusal,
+    root,
+    warn,
+)
+from hookline.interop.lightning.precision import TruePrecision
 from hookline.interop.lightning.profiling import make_profiler
 from hookline.interop.lightning.rules import LightningRules
 from hookline.interop.lightning.trainer_parts import Part
@@ -39,7 +52,9 @@ from hookline.interop.lightning.trainer_view import TrainerView
 from hookline.interop.lightning.tuning import CheckpointConnector, Snapshot, is_tuner, run_loop
 from hookline.loggers.build import make_loggers
 from hookline.loggers.jsonl import JSONLines
-from hookline.run.options import OLD_NAMES
+from hookline.run.module import Module
+from hookline.run.options import ARGUMENTS, OLD_NAMES
+from hookline.util.errors import Preempted, closest
 
 T = TypeVar("T")
 
@@ -108,12 +123,19 @@ class Trainer(TrainerSettings):
             name: value for name, value in locals().items() if name not in ("self", "native", "__class__")
         }
         super().__init__(root())
+        for name in native:
+            if name not in ARGUMENTS and name not in OLD_NAMES:
+                raise TypeError(
+                    f"{type(self).__name__}.__init__() got an unexpected keyword argument {name!r}."
+                    f"{closest(name, [*given, *ARGUMENTS])}"
+                )
         values = self.__dict__
         values["snapshots"] = {}
         values["_arguments"] = {**given, **native}
         values["_given"] = given = with_plugins(_with_defaults(given))
         given["profiler"] = make_profiler(given["profiler"])
         set_torch_flags(given["deterministic"], given["benchmark"])
+        log_meaning(given)
         values["_callbacks"] = complete(given)
         if logger is True or logger is None:
             logger = default_loggers(root_directory(default_root_dir)) if given["logger"] else []
@@ -136,6 +158,8 @@ class Trainer(TrainerSettings):
         }
         with misconfiguration():
             own = LoopTrainer(**options)
+        if given["precision_plugin"] is not None:
+            own.strategy.precision = TruePrecision(given["precision_plugin"], own.strategy.device)
         own.options.enable_progress_bar = bool(given["enable_progress_bar"])  # with any bar, show the costs
         given["val_check_seconds"] = None if fast_dev_run else seconds_between_validations(val_check_interval)
         own.rules = LightningRules(given)
@@ -161,12 +185,19 @@ class Trainer(TrainerSettings):
         """Train. ckpt_path: a checkpoint to continue from, 'best' or 'last'. native: further arguments of
         `hookline.Trainer.fit`.
         """
-        module = self._module("fit", model)
+        module = self._module("fit", model, is_plain="optimizer" in native)
+        refuse_manual(module, self._given)
         train, datamodule = self._loaders_and_data(train_dataloaders, datamodule)
         if self._own.options.limit_train_batches == 0:
             train = []  # Lightning does not ask for the data
         if self._given["sync_batchnorm"] and self.world_size > 1:
             nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+        if self.max_epochs is None and self._own.options.max_epochs == 1000:
+            warn(
+                "`max_epochs` was not set. Setting it to 1000 epochs. Pass max_epochs=-1 to train without a "
+                "limit.",
+                possible(),
+            )
         with self._stage("fit"):
             native.setdefault("resume", self._resolved("fit", ckpt_path, module))
             self._own.fit(module, train, val_dataloaders, datamodule=datamodule, **native)
@@ -250,14 +281,23 @@ class Trainer(TrainerSettings):
         results = self._logger_connector.results
         return [{name: number_of(value) for name, value in each.items()} for each in results]
 
-    def _module(self, stage: str, model: Any) -> Any:
-        """Return the module of a stage; one that `torch.compile` has wrapped is unwrapped."""
+    def _module(self, stage: str, model: Any, is_plain: bool = False) -> Any:
+        """Return the module of a stage; one that `torch.compile` has wrapped is unwrapped.
+
+        is_plain: whether it may be any module, because its optimizer is given.
+        """
         module = getattr(model, "_orig_mod", model)
-        if module is None and stage != "fit" and self._own._last is not None:
+        if module is None and stage != "fit":
+            if self._own._last is None:
+                raise TypeError(
+                    f"`Trainer.{stage}()` requires a `LightningModule` if none was fitted before."
+                )
             return None  # that of the last run
-        if not isinstance(module, nn.Module):
-            raise TypeError(f"{stage}() takes a LightningModule, not {type(module).__name__}.")
-        return module
+        if is_lightning_module(module) or isinstance(module, nn.Module if is_plain else Module):
+            return module
+        raise TypeError(
+            f"The model of `.{stage}()` must be a `LightningModule`, got `{type(module).__qualname__}`."
+        )
 
     @contextmanager
     def _stage(self, stage: str) -> Iterator[None]:
@@ -269,6 +309,13 @@ class Trainer(TrainerSettings):
                 yield
         except KeyboardInterrupt:
             sys.exit(1)
+        except Preempted as ended:
+            base = find("utilities.exceptions", "SIGTERMException")
+            if base is None or ended.signal != signal.SIGTERM:
+                raise
+            terminated = base()
+            terminated.code = ended.code
+            raise terminated from ended
         finally:
             self._logger_connector.close()
 
@@ -298,7 +345,7 @@ class Trainer(TrainerSettings):
         return directory_of_logs(self.lightning_loggers)
 
     def _resolved(self, stage: str, ckpt_path: str | Path | None, model: Any) -> str | Path | None:
-        return choose_path(self, stage, ckpt_path, model is not None)
+        return choose_path(self, stage, ckpt_path, model is not None, self._own._last is not None)
 
     @property
     def ckpt_path(self) -> str | None:
@@ -330,6 +377,11 @@ class Trainer(TrainerSettings):
         self, filepath: str | Path, weights_only: bool | None = None, storage_options: Any = None
     ) -> None:
         """Save a checkpoint. A tuner restores it soon, so its state is kept in memory."""
+        if self._own._last is None:
+            raise AttributeError(
+                "Saving a checkpoint is only possible if a model is attached: call fit, validate, test or "
+                "predict first."
+            )
         if self._own._run is not None and is_tuner(self._caller):
             self.snapshots[str(filepath)] = Snapshot(self._own._run)
         else:
@@ -471,7 +523,8 @@ def _with_defaults(given: dict[str, Any]) -> dict[str, Any]:
         for name, off in BAREBONES.items():
             if given[name] and given[name] != off:
                 raise refusal(
-                    f"barebones=True switches {name} off: it cannot be combined with {name}={given[name]!r}.",
+                    f"`Trainer(barebones=True, {name}={given[name]!r})` was passed: barebones switches "
+                    f"{name} off.",
                     name,
                     given[name],
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -95,7 +96,7 @@ class RunState(Part):
 
     path = "state"
     STATUS: ClassVar[Mapping[str, str]] = {
-        "waiting": "initializing",
+        "created": "initializing",
         "training": "running",
         "running": "running",
         "error": "interrupted",
@@ -132,6 +133,19 @@ class RunState(Part):
         """Return the stage, in Lightning's enumeration; None before the first."""
         stage = self._own.state.stage
         return self._view.of_lightning("trainer.states", "TrainerFn")(stage) if stage else None
+
+    @fn.setter
+    def fn(self, stage: Any) -> None:
+        if self._own._run is not None:
+            raise missing("trainer.state.fn = ... inside a run", type(self))
+        self._own.state.setup.stage = str(getattr(stage, "value", stage) or "")
+
+    def __eq__(self, other: object) -> bool:
+        """Compare with Lightning's own state."""
+        names = ("status", "fn", "stage")
+        return all(getattr(other, name, self) == getattr(self, name) for name in names)
+
+    __hash__ = Part.__hash__
 
     @property
     def stage(self) -> Any:
@@ -270,7 +284,20 @@ class PrecisionView(ShownAs):
 
     @property
     def _shown_as(self) -> tuple[str, str]:
+        if self._plugin is not None:
+            return "plugins", type(self._plugin).__name__
         return "plugins", "MixedPrecision" if self.precision.endswith("mixed") else "Precision"
+
+    @property
+    def _plugin(self) -> Any:
+        """Return Lightning's own plugin, which converts the module; None for other precisions."""
+        return getattr(self._own.strategy.precision, "plugin", None)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what Lightning's own plugin has besides."""
+        if name.startswith("_") or self._plugin is None:
+            return super().__getattr__(name)
+        return getattr(self._plugin, name)
 
     @property
     def precision(self) -> str:
@@ -279,8 +306,14 @@ class PrecisionView(ShownAs):
 
     def forward_context(self) -> Any:
         """Return the context in which a forward uses the run's precision."""
+        if self._plugin is not None:
+            return self._plugin.forward_context()
         own = self._own.strategy.precision
         return torch.autocast(own.device.type, dtype=own.dtype, enabled=own.dtype is not None)
+
+    def module_init_context(self) -> Any:
+        """Return the context in which the parameters of a module are made in the run's precision."""
+        return contextlib.nullcontext() if self._plugin is None else self._plugin.module_init_context()
 
     def clip_gradients(
         self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: Any = "norm"

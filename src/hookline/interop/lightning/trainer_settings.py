@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from hookline.interop.lightning.profiling import make_profiler
 from hookline.interop.lightning.trainer_view import TrainerView
 from hookline.training.composition import set_accumulation
 from hookline.training.loading import load
+
+log = logging.getLogger("hookline")
 
 
 class TrainerSettings(TrainerView):
@@ -116,8 +119,10 @@ class TrainerSettings(TrainerView):
         options = self._own.options
         if options.max_epochs == -1:
             return float("inf") if options.max_steps == -1 else int(options.max_steps)
-        if self._own._run is not None:
-            load(self._own._run, "train")
+        run = self._own._run
+        if run is not None and "train" not in run.data.loaders:
+            log.info("Loading `train_dataloader` to estimate number of stepping batches.")
+            load(run, "train")
         batches = self.num_training_batches
         if batches == float("inf"):
             return int(options.max_steps)
@@ -167,9 +172,11 @@ class TrainerSettings(TrainerView):
 
     @contextmanager
     def init_module(self, empty_init: bool | None = None) -> Iterator[None]:
-        """Make the parameters of a module on its device at once; with `empty_init`, without values."""
+        """Make the parameters of a module on its device and in its precision; with `empty_init`, without
+        values.
+        """
         empty: Any = EmptyInit() if empty_init else contextlib.nullcontext()
-        with self._own.device, empty:
+        with self._own.device, self.precision_plugin.module_init_context(), empty:
             yield
 
 

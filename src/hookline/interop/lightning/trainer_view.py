@@ -313,7 +313,7 @@ class TrainerView(LightningNames):
     @property
     def received_sigterm(self) -> bool:
         """Return whether a signal has requested the end of the run."""
-        run = self._own._run
+        run = self._own._last
         return bool(run is not None and run.signals.number)
 
     # ---- model, optimizers, loggers ------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from hookline.engine.plan import Plan
 from hookline.hooks.lr_finder import LRFinder
 from hookline.interop.lightning.binder import NAME_OF_HOOK
 from hookline.interop.lightning.callback_list import FIRST, is_a
+from hookline.interop.lightning.checkpoint_path import choose_path
 from hookline.interop.lightning.module_view import is_lightning_module
 from hookline.interop.lightning.package import installed, refusal
 from hookline.interop.lightning.trainer_parts import Part
@@ -83,13 +84,19 @@ class Snapshot:
 
 
 class CheckpointConnector(Part):
-    """`trainer._checkpoint_connector`: restores what a tuner has saved."""
+    """`trainer._checkpoint_connector`: chooses checkpoints, and restores what a tuner has saved."""
 
     path = "_checkpoint_connector"
 
     def restore(self, path: str) -> None:
         """Restore the run inside which a tuner has saved this."""
         self._view.snapshots[str(path)].restore()
+
+    def _parse_ckpt_path(
+        self, state_fn: Any, ckpt_path: Any, model_provided: bool, model_connected: bool
+    ) -> Any:
+        stage = str(getattr(state_fn, "value", state_fn))
+        return choose_path(self._view, stage, ckpt_path, model_provided, model_connected)
 
 
 def run_loop(front: Any, outer: Any, make_hook: Callable[[Any], Any]) -> Any:
