@@ -32,7 +32,7 @@ def write_url(
 ) -> Manifest:
     """Write a checkpoint to a local folder and copy it to a URL. staging: see `staged`."""
     with (
-        _open_remote(url, "could not be written") as (fs, root),
+        open_remote(url, "could not be written") as (fs, root),
         staged(staging) as folder,
         _show_url_in_errors(url, str(folder)),
     ):
@@ -56,7 +56,7 @@ def staged(staging: Callable[[], Path] | None) -> Iterator[Path]:
 
 def copy_to_url(folder: Path, url: str) -> None:
     """Copy a complete checkpoint to a URL, its manifest last."""
-    with _open_remote(url, "could not be written") as (fs, root):
+    with open_remote(url, "could not be written") as (fs, root):
         put_folder(fs, folder, root)
 
 
@@ -104,19 +104,19 @@ def _names_at(url: str) -> list[str]:
 
 def read_url_manifest(url: str) -> Manifest:
     """Download and verify only the manifest."""
-    with _open_remote(url, "cannot be read") as (fs, root):
+    with open_remote(url, "cannot be read") as (fs, root):
         return manifests.parse(_download_manifest(fs, root, url), redact(url))
 
 
 def remove_url(url: str) -> None:
     """Remove a checkpoint, its manifest first."""
-    with _open_remote(url, "could not be removed") as (fs, root):
+    with open_remote(url, "could not be removed") as (fs, root):
         remove_folder(fs, root)
 
 
 def list_urls(url: str) -> list[str]:
     """Return the URLs of all checkpoints at or below a URL, but not inside of another checkpoint."""
-    with _open_remote(url, "cannot be listed") as (fs, root):
+    with open_remote(url, "cannot be listed") as (fs, root):
         fs.invalidate_cache()
         if fs.exists(below(root, manifests.NAME)):
             return [url.rstrip("/")]
@@ -146,7 +146,7 @@ def _download_manifest(fs: Any, root: str, url: str) -> bytes:
 @contextlib.contextmanager
 def _downloaded(url: str) -> Iterator[Path]:
     with (
-        _open_remote(url, "cannot be read") as (fs, root),
+        open_remote(url, "cannot be read") as (fs, root),
         tempfile.TemporaryDirectory() as name,
         _show_url_in_errors(url, name),
     ):
@@ -167,7 +167,7 @@ def _downloaded(url: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _open_remote(url: str, what: str) -> Iterator[tuple[Any, str]]:
+def open_remote(url: str, what: str) -> Iterator[tuple[Any, str]]:
     """Yield the file system and the path. Turn exceptions into errors that name the URL without secrets."""
     try:
         fs, root = open_url(url)

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec
 
 import torch
 
-from hookline.interop.lightning.package import refusal
+from hookline.interop.lightning.package import find, refusal
 
 P = ParamSpec("P")
 
@@ -229,8 +229,11 @@ def set_torch_flags(deterministic: Any, benchmark: bool | None) -> None:
 
 
 def with_plugins(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with those that the plugins stand for: precision and synchronized batch norm."""
-    result = dict(given)
+    """Return the arguments with those that the plugins stand for: precision, synchronized batch norm, and
+    the object that writes and reads checkpoints (`checkpoint_io`).
+    """
+    result = {**given, "checkpoint_io": getattr(given["strategy"], "_checkpoint_io", None)}
+    writer = find("plugins", "CheckpointIO")
     for plugin in as_list(given["plugins"]):
         kind = type(plugin).__name__
         if kind in ("Precision", "MixedPrecision"):
@@ -243,6 +246,14 @@ def with_plugins(given: dict[str, Any]) -> dict[str, Any]:
             result["precision"] = plugin.precision
         elif kind == "TorchSyncBatchNorm":
             result["sync_batchnorm"] = True
+        elif writer is not None and isinstance(plugin, writer):
+            if result["checkpoint_io"] is not None:
+                raise refusal(
+                    "checkpoint_io is set through both strategy= and plugins=, or twice: choose one.",
+                    "plugins",
+                    plugin,
+                )
+            result["checkpoint_io"] = plugin
         elif kind not in ("LightningEnvironment", "TorchElasticEnvironment"):  # what torchrun provides
             raise refusal(
                 f"plugins= has a {kind}, which Hookline does not support; pass strategy= or precision=.",

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
+from hookline.interop.lightning.callback_list import is_a
 from hookline.interop.lightning.checkpoint_file import LIGHTNING
-from hookline.interop.lightning.package import refusal
+from hookline.interop.lightning.package import find, refusal
 from hookline.util.errors import CheckpointError
 from hookline.util.urls import is_url
 
-log = logging.getLogger("hookline")
 CHOSEN = "_chosen_ckpt_path"
 """The attribute of the trainer that `trainer.ckpt_path = ...` sets."""
+FABRICS = ("lightning.fabric", "lightning_fabric")
+"""Packages with the classes that recognise a cluster."""
 HPC = re.compile(r"hpc_ckpt_(\d+)\.ckpt")
 """Files that Lightning writes when a cluster ends a job."""
 
@@ -32,30 +34,41 @@ def choose_path(trainer: Any, stage: str, ckpt_path: str | Path | None, has_mode
     """Return the checkpoint of a stage, or None. has_model: whether a model was passed to the stage."""
     chosen = trainer.__dict__.get(CHOSEN)
     if chosen is not None and ckpt_path is not None:
-        log.warning(
-            "trainer.ckpt_path = %r was set, but %s(ckpt_path=%r) was passed, which is used.",
-            str(chosen),
-            stage,
-            str(ckpt_path),
+        _warn(
+            trainer,
+            f"trainer.ckpt_path = {str(chosen)!r} was set, but then you passed "
+            f"{stage}(ckpt_path={str(ckpt_path)!r}), which is used.",
         )
         trainer.__dict__.pop(CHOSEN)
     elif chosen is not None:
         return chosen  # type: ignore[no-any-return]
+    if ckpt_path is None and _is_slurm_job() and _newest_of_cluster(trainer) is not None:
+        ckpt_path = "hpc"
     if ckpt_path is None:
-        if has_model or trainer._own._last is None:
+        saved = [each for each in trainer.callbacks if is_a(each, "OnExceptionCheckpoint")]
+        if saved and stage == "fit" and has_model:
+            ckpt_path = "last"
+        elif has_model or trainer._own._last is None:
             return None
-        ckpt_path = "best"
-        log.warning(
-            "%s() without a model and without ckpt_path uses the best model of the last fit; pass "
-            "ckpt_path='best' or 'last' to choose.",
-            stage,
-        )
+        else:
+            ckpt_path = "best"
+            _warn(
+                trainer,
+                f"`.{stage}(ckpt_path=None)` without a model: the best model of the previous `fit` call will "
+                "be used. Pass ckpt_path='best' or 'last' to choose one without this warning.",
+            )
     if ckpt_path == "best":
         return _best(trainer, stage)
     if ckpt_path == "last":
         return _last(trainer, stage)
     if ckpt_path == "hpc":
-        return _newest_of_cluster(trainer, stage)
+        newest = _newest_of_cluster(trainer)
+        if newest is None:
+            raise NoCheckpoint(
+                f'`.{stage}(ckpt_path="hpc")`: {trainer.default_root_dir} has no hpc_ckpt_N.ckpt. Pass the '
+                "path of a checkpoint."
+            )
+        return newest
     if str(ckpt_path).startswith("registry"):
         raise NoCheckpoint(
             f"{stage}(ckpt_path={str(ckpt_path)!r}): Hookline has no model registry. Download the checkpoint "
@@ -63,8 +76,8 @@ def choose_path(trainer: Any, stage: str, ckpt_path: str | Path | None, has_mode
         )
     if not str(ckpt_path):
         raise NoCheckpoint(f"{stage}(ckpt_path=''): pass the path of a checkpoint, 'best', 'last' or 'hpc'.")
-    if not is_url(ckpt_path) and not Path(ckpt_path).exists():
-        raise NoSuchFile(f"{stage}(ckpt_path={str(ckpt_path)!r}): there is no such file.")
+    if trainer._checkpoint_io is None and not is_url(ckpt_path) and not Path(ckpt_path).exists():
+        raise NoSuchFile(f"Checkpoint file not found: {ckpt_path}, in {stage}(ckpt_path=...).")
     return ckpt_path
 
 
@@ -77,12 +90,12 @@ def _best(trainer: Any, stage: str) -> str:
             "to the trainer, or the path of a checkpoint."
         )
     if len(callbacks) > 1:
-        log.warning(
-            "%s: of several ModelCheckpoint callbacks, the best checkpoint of the first is used.", asked
+        _warn(
+            trainer,
+            f"{asked} with multiple `ModelCheckpoint` callbacks: the best checkpoint of the first is used.",
         )
-    path = str(callbacks[0].best_model_path or "")
-    if path:
-        return path
+    if path := callbacks[0].best_model_path:
+        return path  # type: ignore[no-any-return]
     if trainer.fast_dev_run:
         raise NoCheckpoint(f"{asked}: fast_dev_run=True saves nothing. Pass the path of a checkpoint.")
     raise NoCheckpoint(f"{asked}: the ModelCheckpoint has saved nothing yet, so it has no best_model_path.")
@@ -103,23 +116,31 @@ def _last(trainer: Any, stage: str) -> str | None:
         return max(times, key=lambda path: times[path])
     if any(not hasattr(each, "_find_last_checkpoints") for each in trainer.checkpoint_callbacks):
         return "auto"  # Hookline's own checkpoint hook
-    log.warning(
-        '.%s(ckpt_path="last"): there is no last checkpoint, so nothing is loaded. '
+    _warn(
+        trainer,
+        f'.{stage}(ckpt_path="last"): there is no last checkpoint available, so nothing is loaded. '
         "ModelCheckpoint(save_last=True) keeps one.",
-        stage,
     )
     return None
 
 
-def _newest_of_cluster(trainer: Any, stage: str) -> str:
+def _warn(trainer: Any, message: str) -> None:
+    """Warn on rank zero; programs filter Lightning's warnings by their category."""
+    if trainer.is_global_zero:
+        warnings.warn(message, UserWarning, stacklevel=5)
+
+
+def _is_slurm_job() -> bool:
+    clusters = [find("plugins.environments", "SLURMEnvironment", package) for package in FABRICS]
+    return any(cluster is not None and cluster.detect() for cluster in clusters)
+
+
+def _newest_of_cluster(trainer: Any) -> str | None:
+    """Return the newest file that a cluster's job has left in `default_root_dir`; None without one."""
     folder = Path(trainer.default_root_dir)
     names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
     numbered = [(int(found[1]), found[0]) for found in map(HPC.fullmatch, names) if found]
-    if not numbered:
-        raise NoCheckpoint(
-            f'`.{stage}(ckpt_path="hpc")`: {folder} has no hpc_ckpt_N.ckpt. Pass the path of a checkpoint.'
-        )
-    return str(folder / max(numbered)[1])
+    return str(folder / max(numbered)[1]) if numbered else None
 
 
 class OnlyWeights(CheckpointError, KeyError):

@@ -135,6 +135,8 @@ class LoggerConnector:
         """Whether the newest training batch is still to be counted as one that stepped."""
         self._loader = 0
         self._evaluated = 0
+        self._batches: dict[str, list[int]] = {}
+        """The number of batches of each evaluation pass, by stage."""
         self._seen: dict[int, int] = {}
         """The number of evaluation batches of each loader since the run began."""
 
@@ -196,9 +198,10 @@ class LoggerConnector:
         every = trainer.log_every_n_steps
         if not every:
             return False
-        if self.active is None:
+        if trainer._own._run is None:
             return True
-        step = self.batches_that_stepped + 1 if self.active.training else self._evaluated
+        is_training = self.active is not None and self.active.training
+        step = self.batches_that_stepped + 1 if is_training else self._evaluated
         return bool(step % every == 0 or trainer.should_stop)
 
     def log(
@@ -377,15 +380,16 @@ class LoggerConnector:
         if s.stage != "fit":
             self.log_hyperparams(s)
         self._is_first_in_fit = self._is_first
-        self._loader = self._evaluated = 0
+        self._loader = 0
         self.results = []
+        self._begin_pass(s)
 
     def start_evaluation_batch(self, s: State) -> None:
         """Take a batch; the first one of another loader ends the epoch of the loader before."""
         if s.dataloader_idx != self._loader:
             self._end_loader()
             self._loader = s.dataloader_idx
-        self._evaluated += 1
+        self.count_batch(s)
         self._take(s.batch, s.dataloader_idx if self._has_several(s) else None)
 
     def _has_several(self, s: State) -> bool:
@@ -438,6 +442,28 @@ class LoggerConnector:
         elif self.verbose and self.trainer.is_global_zero:
             print_results(self.results, s.stage)
 
+    # ---- predictions ---------------------------------------------------------------------------------------
+
+    def start_prediction(self, s: State) -> None:
+        """Begin a prediction."""
+        self.log_hyperparams(s)
+        self._begin_pass(s)
+
+    def _begin_pass(self, s: State) -> None:
+        self._evaluated = 0
+        if not s.sanity_checking:
+            self._batches.setdefault(s.stage, []).append(0)
+
+    def count_batch(self, s: State) -> None:
+        """Count a batch of an evaluation or prediction."""
+        self._evaluated += 1
+        if not s.sanity_checking:
+            self._batches[s.stage][-1] = self._evaluated
+
+    def batches_before(self, stage: str) -> int:
+        """Return the batches of all passes of a stage before the newest."""
+        return sum(self._batches.get(stage, [])[:-1])
+
     # ---- batches -------------------------------------------------------------------------------------------
 
     def _take(self, batch: Any, loader: int | None) -> None:
@@ -464,7 +490,8 @@ MOMENTS: Mapping[str, tuple[Callable[[Any, State], None] | None, Callable[[Any, 
     "on_train_batch_start": (_Of.start_batch, None),
     "on_train_batch_end": (None, _Of.end_batch),
     "on_train_epoch_end": (_Of.end_data, _Of.end_epoch),
-    "on_predict_start": (_Of.log_hyperparams, None),
+    "on_predict_start": (_Of.start_prediction, None),
+    "on_predict_batch_start": (_Of.count_batch, None),
     **{
         f"on_{kind}_{moment}": methods
         for kind in ("validation", "test")
