@@ -21,6 +21,7 @@ from lightning.pytorch.plugins import AsyncCheckpointIO, CheckpointIO, TorchChec
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+import hookline
 from hookline.interop.lightning import Trainer
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -296,3 +297,83 @@ def test_optimizers_without_a_state_in_the_file_keep_their_own(kind: Any) -> Non
     trainer = make(kind)
     trainer.fit(BoringModel(), ckpt_path="bare.ckpt")
     assert trainer.global_step == 4
+
+
+class Numbers:
+    """A loader that knows where it is."""
+
+    def __init__(self) -> None:
+        self.index = 0
+
+    def __len__(self) -> int:
+        return 10
+
+    def __iter__(self) -> Any:
+        for self.index in range(self.index, 10):
+            yield torch.full((1, 32), float(self.index))
+
+    def state_dict(self) -> dict[str, int]:
+        return {"index": self.index}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.index = state["index"] + 1
+
+
+class Seeing(BoringModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.seen.append(int(batch[0, 0]))
+        return super().training_step(batch, batch_idx)
+
+
+@BOTH
+def test_the_file_has_the_state_of_loaders_that_know_their_position(kind: Any) -> None:
+    trainer = make(kind, max_steps=2, max_epochs=-1, limit_train_batches=None)
+    trainer.fit(Seeing(), Numbers())
+    trainer.save_checkpoint("end.ckpt")
+    loop = torch.load("end.ckpt", weights_only=True)["loops"]["fit_loop"]
+    assert loop["state_dict"]["combined_loader"] == [{"index": 1}]
+    model = Seeing()
+    make(kind, max_steps=4, max_epochs=-1, limit_train_batches=None).fit(
+        model, Numbers(), ckpt_path="end.ckpt"
+    )
+    assert model.seen == [2, 3]
+
+
+def test_a_file_of_the_last_epoch_is_the_state_that_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = make(Trainer, ModelCheckpoint(dirpath="kept"), enable_progress_bar=True, logger=None)
+    trainer.fit(BoringModel())
+    said = capsys.readouterr().err
+    assert "Model: " in said and "NOT saved" not in said
+    assert trainer._own._last.saves.on_disk == trainer._own._last.stamp
+
+
+# ---- losses that are not finite ----------------------------------------------------------------------------------
+
+
+class Infinite(BoringModel):
+    """Has one loss that is not a number."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx)["loss"] * (torch.nan if batch_idx == 1 else 1)
+
+
+@BOTH
+def test_a_loss_that_is_not_finite_does_not_end_a_run_and_its_weights_are_saved(kind: Any) -> None:
+    keep = ModelCheckpoint(dirpath="kept")
+    trainer = make(kind, keep, limit_train_batches=4)
+    trainer.fit(Infinite())
+    assert trainer.global_step == 8
+    assert torch.load(keep.best_model_path, weights_only=True)["state_dict"]["layer.weight"].isnan().all()
+
+
+def test_a_loss_that_is_not_finite_is_logged_once_or_ends_the_run_if_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    make(Trainer, limit_train_batches=4).fit(Infinite())
+    assert len([each for each in caplog.messages if "The loss became nan" in each]) == 1
+    with pytest.raises(hookline.NonFiniteLoss):
+        make(Trainer, limit_train_batches=4, nonfinite="stop").fit(Infinite())

@@ -66,8 +66,8 @@ def _add_checkpoint(callbacks: list[Any], is_enabled: bool | None) -> None:
     saving = [each for each in callbacks if saves(each)]
     if is_enabled is False and saving:
         raise refusal(
-            f"enable_checkpointing=False, but callbacks= has a {type(saving[0]).__name__}: leave one of them "
-            "out.",
+            f"`enable_checkpointing=False` but found `{type(saving[0]).__name__}` in callbacks=: leave one "
+            "of them out.",
             "enable_checkpointing",
             False,
         )
@@ -94,15 +94,15 @@ def _add_progress_bar(callbacks: list[Any], is_enabled: bool | None) -> None:
     bars = [each for each in callbacks if is_a(each, "ProgressBar")]
     if len(bars) > 1:
         raise refusal(
-            f"callbacks= has two progress bars, {type(bars[0]).__name__} and "
+            f"You added multiple progress bar callbacks, {type(bars[0]).__name__} and "
             f"{type(bars[1]).__name__}: leave one of them out.",
             "callbacks",
             callbacks,
         )
     if bars and is_enabled is False:
         raise refusal(
-            f"enable_progress_bar=False, but callbacks= has a {type(bars[0]).__name__}: leave one of them "
-            "out.",
+            f"`enable_progress_bar=False` but found `{type(bars[0]).__name__}` in callbacks=: leave one of "
+            "them out.",
             "enable_progress_bar",
             False,
         )

@@ -28,6 +28,7 @@ from hookline.interop.lightning.checkpoint_file import (
 )
 from hookline.interop.lightning.names import epoch_of
 from hookline.interop.lightning.package import find
+from hookline.interop.lightning.shared_stream import parts_of
 from hookline.run.run import Run
 from hookline.run.save_request import SaveRequest
 from hookline.training.resume import Start
@@ -207,6 +208,8 @@ def as_saved_next(run: Run) -> Iterator[Callable[[dict[str, Any]], None]]:
         every = run.traits.rules.validation_interval(run)
         if every and progress.position % every == 0 and progress.validated_at != now:
             owed["owes_validation"] = True
+    if event == "on_train_epoch_end":
+        fields["revision"] = progress.revision + 1  # the loop counts the hooks of this event as a change
 
     def complete(contents: dict[str, Any]) -> None:
         contents["position"] |= owed
@@ -258,7 +261,7 @@ def loops(run: Run) -> dict[str, Any]:
     manual, automatic = (steps, 0) if run.traits.is_manual else (0, steps)
     return {
         "fit_loop": {
-            "state_dict": {},
+            "state_dict": {"combined_loader": states} if (states := loader_states(run)) else {},
             "epoch_loop.state_dict": {"_batches_that_stepped": steps},
             "epoch_loop.batch_progress": {**_counts(s.batches_seen, position), "is_last_batch": is_last},
             "epoch_loop.scheduler_progress": _counts(0, 0, *pairs),
@@ -284,6 +287,16 @@ def loops(run: Run) -> dict[str, Any]:
         "test_loop": {"state_dict": {}, "batch_progress": {**_counts(0, 0), "is_last_batch": False}},
         "predict_loop": {"state_dict": {}, "batch_progress": _counts(0, 0)},
     }
+
+
+def loader_states(run: Run) -> list[Any]:
+    """Return the states of the training loaders that have one."""
+    loaders = parts_of(run.data.train.source) if run.data.train is not None else []
+    return [
+        each.state_dict()
+        for each in loaders
+        if hasattr(each, "state_dict") and hasattr(each, "load_state_dict")
+    ]
 
 
 def is_validated(run: Run) -> bool:

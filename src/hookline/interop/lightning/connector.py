@@ -451,18 +451,16 @@ class LoggerConnector:
 
     def _begin_pass(self, s: State) -> None:
         self._evaluated = 0
-        if not s.sanity_checking:
-            self._batches.setdefault(s.stage, []).append(0)
+        self._batches.setdefault(s.stage, []).append(0)
 
     def count_batch(self, s: State) -> None:
         """Count a batch of an evaluation or prediction."""
         self._evaluated += 1
-        if not s.sanity_checking:
-            self._batches[s.stage][-1] = self._evaluated
+        self._batches[s.stage][-1] = self._evaluated
 
     def batches_before(self, stage: str) -> int:
-        """Return the batches of all passes of a stage before the newest."""
-        return sum(self._batches.get(stage, [])[:-1])
+        """Return the batches of all passes of a stage before the newest; in a fit each pass counts anew."""
+        return 0 if stage == "fit" else sum(self._batches.get(stage, [])[:-1])
 
     # ---- batches -------------------------------------------------------------------------------------------
 
