@@ -306,7 +306,7 @@ class LightningCallback(AdoptedCallback):
             if is_lightnings(cls, "BaseFinetuning"):
                 optimizers = self.view.optimizers
                 known = [len(each.param_groups) for each in optimizers]
-                cls.on_fit_start(self.original, self.view.moment.trainer, self.view.moment.proxy)  # type: ignore[attr-defined]
+                cls.on_fit_start(self.original, self.view.moment.trainer, self.view.moment.proxy)
                 for optimizer, groups in zip(optimizers, known, strict=True):
                     for parameter in itertools.chain(
                         *(each["params"] for each in optimizer.param_groups[groups:])
