@@ -558,7 +558,7 @@ MOST_STATEMENTS = {
     "distributed": 1137,
     "engine": 3052,
     "hooks": 3269,
-    "interop": 9271,
+    "interop": 9274,
     "loggers": 1271,
     "metrics": 384,
     "reliability": 793,

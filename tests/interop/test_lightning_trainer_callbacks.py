@@ -510,7 +510,13 @@ def test_batches_of_evaluations_add_up() -> None:
                 progress = trainer._evaluation_loop.batch_progress
                 counts.extend((progress.current.ready, progress.total.ready))  # noqa: B023
 
-        trainer = kind(**QUIET, callbacks=Counting(), log_every_n_steps=2, enable_checkpointing=False)
+        trainer = kind(
+            **QUIET,
+            callbacks=Counting(),
+            log_every_n_steps=2,
+            val_check_interval=2,
+            enable_checkpointing=False,
+        )
         trainer.fit(Model())
         trainer.validate(Model())
         trainer.validate(Model())

@@ -328,6 +328,10 @@ class LoggerConnector:
                 stacklevel=2,
             )
 
+    def start_epoch(self, s: State) -> None:
+        """Count the batches of validations anew."""
+        self._batches.pop("fit", None)
+
     def start_batch(self, s: State) -> None:
         """Take a training batch, whose samples weight the values that are logged in it."""
         self._count_step()
@@ -459,8 +463,8 @@ class LoggerConnector:
         self._batches[s.stage][-1] = self._evaluated
 
     def batches_before(self, stage: str) -> int:
-        """Return the batches of all passes of a stage before the newest; in a fit each pass counts anew."""
-        return 0 if stage == "fit" else sum(self._batches.get(stage, [])[:-1])
+        """Return the batches of all passes of a stage before the newest; in a fit, those of this epoch."""
+        return sum(self._batches.get(stage, [])[:-1])
 
     # ---- batches -------------------------------------------------------------------------------------------
 
@@ -485,6 +489,7 @@ MOMENTS: Mapping[str, tuple[Callable[[Any, State], None] | None, Callable[[Any, 
     "on_sanity_check_start": (_Of.forget, None),
     "on_sanity_check_end": (None, _Of.forget),
     "on_train_start": (_Of.start_training, None),
+    "on_train_epoch_start": (_Of.start_epoch, None),
     "on_train_batch_start": (_Of.start_batch, None),
     "on_train_batch_end": (None, _Of.end_batch),
     "on_train_epoch_end": (_Of.end_data, _Of.end_epoch),
