@@ -211,7 +211,7 @@ def test_a_resume_from_any_file_is_bit_exact(name: str) -> None:
         callback = ModelCheckpoint("again", save_top_k=-1, **settings)
         resumed = fit(Trainer, callback, seed=99, ckpt_path=path, **options)
         assert_same(whole, resumed)
-        assert resumed[0].ckpt_path == str(path) and resumed[0].current_epoch == 3
+        assert resumed[0].ckpt_path == path and resumed[0].current_epoch == 3
 
 
 def test_callbacks_after_the_checkpoint_callback_and_hooks_of_the_module_are_in_the_file(

@@ -7,13 +7,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch import callbacks as theirs
 from lightning.pytorch.callbacks.spike import SpikeDetection
-from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
+from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset, RandomIterableDataset
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
@@ -240,12 +241,12 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "two bars": (
         {"callbacks": [theirs.TQDMProgressBar(), Bar()], "enable_progress_bar": True},
         MisconfigurationException,
-        "two progress bars|multiple progress bar",
+        "multiple progress bar callbacks",
     ),
     "a bar that is off": (
         {"callbacks": theirs.TQDMProgressBar(), "enable_progress_bar": False},
         MisconfigurationException,
-        "enable_progress_bar=False",
+        "enable_progress_bar=False` but found `TQDMProgressBar",
     ),
     "a checkpoint callback that is off": (
         {"callbacks": theirs.ModelCheckpoint(), "enable_checkpointing": False},
@@ -448,3 +449,78 @@ def test_plugins_stand_for_arguments() -> None:
             kind(**QUIET, plugins=plugin, precision=32)
     with pytest.raises(MisconfigurationException, match="XLACheckpointIO"):
         Trainer(**QUIET, plugins=[type("XLACheckpointIO", (), {})()])
+
+
+def test_a_mock_of_a_callback_records_the_calls_of_lightning() -> None:
+    calls = []
+    for kind in TRAINERS:
+        recorded = Mock(spec=pl.Callback, model=pl.Callback())
+        trainer = kind(**QUIET, callbacks=[recorded], enable_checkpointing=False, limit_train_batches=1)
+        trainer.fit(Model())
+        trainer.test(Model())
+        calls.append([name for name, _, _ in recorded.method_calls if not name.endswith("state_dict")])
+    assert calls[0] == calls[1] and "on_train_batch_end" in calls[0]
+
+
+class Writer(theirs.BasePredictionWriter):
+    """Keeps the positions of the samples."""
+
+    def __init__(self, interval: Any) -> None:
+        super().__init__(interval)
+        self.batches: list[Any] = []
+        self.epochs: list[Any] = []
+
+    def write_on_batch_end(self, *given: Any) -> None:
+        self.batches.append(given[3])
+
+    def write_on_epoch_end(self, *given: Any) -> None:
+        self.epochs.append(given[3])
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_positions_of_predicted_samples_are_known_where_the_loader_knows_them() -> None:
+    found = []
+    for kind in TRAINERS:
+        seen: list[Any] = []
+        for interval in ("batch", "epoch", "batch_and_epoch"):
+            writer = Writer(interval)
+            trainer = kind(**QUIET, callbacks=writer, limit_predict_batches=2)
+            trainer.predict(Model(), return_predictions=False)
+            seen.append((writer.batches, writer.epochs))
+        writer = Writer("batch_and_epoch")
+        with pytest.warns(UserWarning, match="infer the batch indices fetched from your dataloader"):
+            kind(**QUIET, callbacks=writer).predict(Model(), DataLoader(RandomIterableDataset(32, 2)))
+        seen.append((writer.batches, writer.epochs))
+        found.append(seen)
+    assert found[0] == found[1]
+
+
+def test_batches_of_evaluations_add_up() -> None:
+    found = []
+    for kind in TRAINERS:
+        counts: list[int] = []
+
+        class Counting(pl.Callback):
+            def on_predict_batch_end(self, trainer: Any, *given: Any) -> None:
+                progress = trainer.predict_loop.batch_progress
+                counts.extend((progress.current.ready, progress.total.ready))  # noqa: B023
+                counts.append(trainer._logger_connector.should_update_logs)  # noqa: B023
+
+            def on_validation_batch_end(self, trainer: Any, *given: Any) -> None:
+                progress = trainer._evaluation_loop.batch_progress
+                counts.extend((progress.current.ready, progress.total.ready))  # noqa: B023
+
+        trainer = kind(
+            **QUIET,
+            callbacks=Counting(),
+            log_every_n_steps=2,
+            val_check_interval=2,
+            enable_checkpointing=False,
+        )
+        trainer.fit(Model())
+        trainer.validate(Model())
+        trainer.validate(Model())
+        trainer.predict(Model())
+        trainer.predict(Model())
+        found.append(counts)
+    assert found[0] == found[1]

@@ -45,7 +45,7 @@ def write_url(
 ) -> Manifest:
     """Write a checkpoint to a local folder and copy it to a URL. staging: see `staging_folder`."""
     with (
-        _open_remote(url, "could not be written") as (fs, root),
+        open_remote(url, "could not be written") as (fs, root),
         staging_folder(staging) as folder,
         _show_url_in_errors(url, str(folder)),
     ):
@@ -69,14 +69,14 @@ def staging_folder(staging: Callable[[], Path] | None) -> Iterator[Path]:
 
 def copy_to_url(folder: Path, url: str) -> None:
     """Copy a complete checkpoint to a URL, its manifest last."""
-    with _open_remote(url, "could not be written") as (fs, root):
+    with open_remote(url, "could not be written") as (fs, root):
         put_folder(fs, folder, root)
 
 
 def is_single_file(url: str) -> bool:
     """Return whether a URL is one file in another package's format, not a directory with a manifest."""
-    with _open_remote(url, "cannot be read") as (fs, root):
-        return not fs.exists(below(root, manifests.NAME)) and bool(fs.isfile(root))
+    with open_remote(url, "cannot be read") as (fs, root):
+        return not fs.exists(url_below(root, MANIFEST)) and bool(fs.isfile(root))
 
 
 def read_url(url: str) -> dict[str, Any]:
@@ -125,19 +125,19 @@ def _names_at(url: str) -> list[str]:
 
 def read_url_manifest(url: str) -> Manifest:
     """Download and verify only the manifest."""
-    with _open_remote(url, "cannot be read") as (fs, root):
+    with open_remote(url, "cannot be read") as (fs, root):
         return parse_manifest(_download_manifest(fs, root, url), redact(url))
 
 
 def remove_url(url: str) -> None:
     """Remove a checkpoint, its manifest first."""
-    with _open_remote(url, "could not be removed") as (fs, root):
+    with open_remote(url, "could not be removed") as (fs, root):
         remove_remote_folder(fs, root)
 
 
 def list_urls(url: str) -> list[str]:
     """Return the URLs of all checkpoints at or below a URL, but not inside of another checkpoint."""
-    with _open_remote(url, "cannot be listed") as (fs, root):
+    with open_remote(url, "cannot be listed") as (fs, root):
         fs.invalidate_cache()
         if fs.exists(url_below(root, MANIFEST)):
             return [url.rstrip("/")]
@@ -167,7 +167,7 @@ def _download_manifest(fs: Any, root: str, url: str) -> bytes:
 @contextlib.contextmanager
 def _download(url: str) -> Iterator[Path]:
     with (
-        _open_remote(url, "cannot be read") as (fs, root),
+        open_remote(url, "cannot be read") as (fs, root),
         tempfile.TemporaryDirectory() as name,
         _show_url_in_errors(url, name),
     ):
@@ -188,7 +188,7 @@ def _download(url: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _open_remote(url: str, what: str) -> Iterator[tuple[Any, str]]:
+def open_remote(url: str, what: str) -> Iterator[tuple[Any, str]]:
     """Yield the file system and the path. Turn exceptions into errors that name the URL without secrets."""
     try:
         fs, root = open_url(url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from hookline.distributed.comm import Ranks
 from hookline.distributed.sharded_norms import local_part
 from hookline.run.optimizers import bare
 from hookline.util.errors import NonFiniteLoss
+
+log = logging.getLogger("hookline")
 
 
 def all_finite(losses: Sequence[Any], tensors: Sequence[Tensor]) -> bool:
@@ -105,6 +108,8 @@ class FiniteWatch:
         """The ranks that raise together. None: there is one process, or the other ranks have left."""
         self.previous: Any = None
         self.broken = False
+        self.stops = True
+        """Whether a value that is not finite ends the run; otherwise the first one is logged."""
         self.optimizers: list[Optimizer] = []
         """Their weights are checked too, because a gradient can be non-finite although the loss is finite."""
         self.look = {"cpu": self._look_on_cpu, "cuda": self._look_on_cuda}.get(device.type, self._remember)
@@ -137,6 +142,8 @@ class FiniteWatch:
 
         with_state: check the optimizers' state too, with the same device read, because a save keeps it.
         """
+        if not self.stops:
+            return
         bad = LOSS if self.broken or not self._is_finite() else find_nonfinite(self.optimizers, with_state)
         if self.ranks is not None:
             # one rank's loss may have reached the weights of all ranks; then report the loss, the first cause
@@ -168,6 +175,10 @@ class FiniteWatch:
         return self.previous is None or on_meta or math.isfinite(self.previous)
 
     def _fail(self, value: float) -> None:
+        if not self.stops:
+            log.warning("The loss became %s. The run continues; Trainer(nonfinite='stop') ends it.", value)
+            self.look = self._remember
+            return
         self.broken = True
         if self.ranks is not None:
             return  # all ranks raise together at the end of this window

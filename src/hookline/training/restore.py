@@ -72,7 +72,7 @@ def restore_module(run: Run) -> None:
         run.datamodule.load_state_dict(s.checkpoint["datamodule"])
     edit_loaded(run)
     if run.stage == "fit" and s.rank == 0:
-        warn_of_other_hooks(run)
+        run.traits.rules.warn_of_other_hooks(run, functools.partial(warn_of_other_hooks, run))
     for entry in s.hooks.in_order():
         restore_hook(entry, run.resume.contents, s)
 
@@ -175,13 +175,7 @@ def restoring(path: Any, what: str) -> Iterator[None]:
 def restore_progress(run: Run) -> None:
     """Restore optimizers, schedulers, the accumulation window, the log and the random number state."""
     s, contents = run.state, run.resume.contents
-    if contents["kinds"] is not None and contents["kinds"] != kinds(s):
-        was, now = (", ".join(map(str, each)) or "none" for each in (contents["kinds"], kinds(s)))
-        where = shown(run.resume.path)
-        raise CheckpointError(
-            f"{where} is of a run with other optimizers or schedulers. There: {was}. Here: {now}. "
-            "Resume with the same ones, or load only its weights: hookline.load_weights(module, path)."
-        )
+    run.traits.rules.match_optimizers(run, functools.partial(refuse_other_optimizers, run))
     is_late = reads_late(run, sharded_tensors(run.module))
     if is_late:
         restore_buffers(run)
@@ -212,6 +206,18 @@ def restore_progress(run: Run) -> None:
         advance_on_metric(run)  # saved at the end of an epoch, before the schedulers that use its metrics
     run.resume.keep_needed()
     run.saves.on_disk = run.stamp
+
+
+def refuse_other_optimizers(run: Run) -> None:
+    """Raise if the checkpoint is of a run with other optimizers or schedulers."""
+    saved, here = run.resume.contents["kinds"], kinds(run.state)
+    if saved is not None and saved != here:
+        was, now = (", ".join(map(str, each)) or "none" for each in (saved, here))
+        raise CheckpointError(
+            f"{shown(run.resume.path)} is of a run with other optimizers or schedulers. There: {was}. Here: "
+            f"{now}. Resume with the same ones, or load only its weights: "
+            "hookline.load_weights(module, path)."
+        )
 
 
 def restore_window(run: Run, saved: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ MOST_NAMED = 20
 """Checkpoints that an error lists, each with its reason."""
 
 
-def choose_start(run: Run, resume: str | os.PathLike[str] | None, directory: RunDirectory) -> None:
+def choose_start(run: Run, resume: str | os.PathLike[str] | Start | None, directory: RunDirectory) -> None:
     """Choose the checkpoint to resume from and read it: rank zero chooses, each rank reads its part."""
     ranks, identity = run.strategy.ranks, run.identity
     if run.options.fast_dev_run and resume in SEARCH_WORDS:
@@ -129,7 +129,7 @@ class Start:
 
 
 def find_checkpoint(
-    which: str | os.PathLike[str],
+    which: str | os.PathLike[str] | Start,
     directory: RunDirectory,
     within: Path | None = None,
     ranks: Ranks = ALONE,
@@ -137,9 +137,13 @@ def find_checkpoint(
 ) -> Start | None:
     """Return the checkpoint at a path, or the newest ('auto') or best one of the run; None if there is none.
 
+    A `Start` was read already, by an object of another package.
+
     ranks: all of them call it. Rank zero searches; each rank reads its part. option: the name of the argument
     in messages. With 'resume' the run continues, and its directory is cleaned up; with another it only reads.
     """
+    if isinstance(which, Start):
+        return which
     if not isinstance(which, str | os.PathLike):
         raise OptionError(f"{option}={which!r}: pass None, 'auto', 'best' or the path of a checkpoint.")
     if which in SEARCH_WORDS:

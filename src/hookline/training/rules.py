@@ -26,6 +26,8 @@ class LoopRules:
     """Whether each optimizer that a manual step calls advances `step`, not only the first of a batch."""
     refuses_empty_data = True
     """Whether a loader without batches is an error."""
+    stops_at_nonfinite = True
+    """Whether a loss or weights that are not finite end the run, and are not saved."""
     undoes_abandoned_validations = True
     """Whether a validation that a signal ends leaves no trace in the checkpoint: state is kept before it."""
 
@@ -77,6 +79,14 @@ class LoopRules:
         """Return whether a requested stop takes effect now."""
         s, options = run.state, run.options
         return s.epochs_seen >= options.min_epochs and s.step >= options.min_steps
+
+    def warn_of_other_hooks(self, run: Run, warn: Callable[[], None]) -> None:
+        """Warn of saved state whose hook this run lacks, and of hooks without saved state."""
+        warn()
+
+    def match_optimizers(self, run: Run, refuse: Callable[[], None]) -> None:
+        """Raise if the checkpoint to resume from has the state of other optimizers or schedulers."""
+        refuse()
 
     # ---- validation ----------------------------------------------------------------------------------------
 

@@ -293,7 +293,8 @@ class Trainer(RunView):
             self._directory,
             lifecycle.RunData(loaders),
         )
-        run.traits.rules = self.rules or lifecycle.LoopRules()
+        rules = run.traits.rules = self.rules or lifecycle.LoopRules()
+        run.watch.stops = rules.stops_at_nonfinite
         return run
 
     def _make_state(self, **facts: Any) -> State:

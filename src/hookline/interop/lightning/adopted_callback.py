@@ -72,7 +72,7 @@ def mentions(callback: Any, base: type, name: str) -> bool:
 def _functions(callback: Any, base: type) -> Iterator[tuple[str, Any]]:
     """Yield the functions of the callback's classes below Lightning's base, each name once."""
     seen: set[str] = set()
-    for cls in type(callback).__mro__:
+    for cls in callback.__class__.__mro__:
         if cls is base:
             return
         for name, value in vars(cls).items():
@@ -233,11 +233,11 @@ class LightningCallback(AdoptedCallback):
     @property
     def is_checkpoint(self) -> bool:
         """Return whether the callback saves checkpoints."""
-        return any(is_lightnings(cls, "Checkpoint") for cls in type(self.original).__mro__)
+        return any(is_lightnings(cls, "Checkpoint") for cls in self.original.__class__.__mro__)
 
     def usual_tier(self) -> str:
         """Return 'monitor' for monitors, which are called after the module."""
-        kinds = {cls.__name__ for cls in type(self.original).__mro__ if is_lightnings(cls)}
+        kinds = {cls.__name__ for cls in self.original.__class__.__mro__ if is_lightnings(cls)}
         return "monitor" if kinds & set(MONITORS) else "user"
 
     def _check(self, attributes: bool) -> None:
@@ -302,11 +302,11 @@ class LightningCallback(AdoptedCallback):
         Lightning restores the optimizers after on_fit_start, which adds the groups, and leaves their
         parameters frozen.
         """
-        for cls in type(self.original).__mro__:
+        for cls in self.original.__class__.__mro__:
             if is_lightnings(cls, "BaseFinetuning"):
                 optimizers = self.view.optimizers
                 known = [len(each.param_groups) for each in optimizers]
-                cls.on_fit_start(self.original, self.view.moment.trainer, self.view.moment.proxy)  # type: ignore[attr-defined]
+                cls.on_fit_start(self.original, self.view.moment.trainer, self.view.moment.proxy)
                 for optimizer, groups in zip(optimizers, known, strict=True):
                     for parameter in itertools.chain(
                         *(each["params"] for each in optimizer.param_groups[groups:])
@@ -317,13 +317,13 @@ class LightningCallback(AdoptedCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the callback's own state, with the key under which Lightning stores it."""
-        return {"state_key": self.original.state_key, "state": self.original.state_dict()}
+        return {"state_key": str(self.original.state_key), "state": self.original.state_dict()}
 
     def find_state(self, states: dict[str, Any], name: str) -> Any:
         """Return the state that was saved under this callback's key, whatever the order of callbacks of one
         class.
         """
-        key = self.original.state_key
+        key = str(self.original.state_key)
         known = (each for each in (states.get(name), *states.values()) if isinstance(each, dict))
         return next((each for each in known if each.get("state_key") == key), None)
 

@@ -305,8 +305,15 @@ def set_torch_flags(deterministic: Any, benchmark: bool | None) -> None:
 
 
 def with_plugins(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with those that the plugins stand for: precision and synchronized batch norm."""
-    result = {**given, "precision_plugin": plugin_of(str(given["precision"]))}
+    """Return the arguments with those that the plugins stand for: precision, synchronized batch norm, and
+    the object that writes and reads checkpoints (`checkpoint_io`).
+    """
+    result = {
+        **given,
+        "precision_plugin": plugin_of(str(given["precision"])),
+        "checkpoint_io": getattr(given["strategy"], "_checkpoint_io", None),
+    }
+    writer = find("plugins", "CheckpointIO")
     plugins = as_list(given["plugins"])
     _refuse_repeated(plugins)
     for plugin in plugins:
@@ -330,6 +337,14 @@ def with_plugins(given: dict[str, Any]) -> dict[str, Any]:
                     plugin,
                 )
             result["sync_batchnorm"] = True
+        elif writer is not None and isinstance(plugin, writer):
+            if result["checkpoint_io"] is not None:
+                raise refusal(
+                    "checkpoint_io is set through both strategy= and plugins=, or twice: choose one.",
+                    "plugins",
+                    plugin,
+                )
+            result["checkpoint_io"] = plugin
         elif kind not in ("LightningEnvironment", "TorchElasticEnvironment"):  # what torchrun provides
             raise refusal(
                 f"plugins= has a {kind}, which Hookline does not support; pass strategy= or precision=.",

@@ -18,7 +18,7 @@ FIRST = ("BatchSizeFinder", "LearningRateFinder")
 
 def is_a(callback: Any, *names: str) -> bool:
     """Return whether one of the classes of a callback has one of these names."""
-    return any(cls.__name__ in names for cls in type(callback).__mro__)
+    return any(cls.__name__ in names for cls in callback.__class__.__mro__)
 
 
 def saves(callback: Any) -> bool:
@@ -68,8 +68,8 @@ def _add_checkpoint(callbacks: list[Any], is_enabled: bool | None) -> None:
     saving = [each for each in callbacks if saves(each)]
     if is_enabled is False and saving:
         raise refusal(
-            f"enable_checkpointing=False, but callbacks= has a {type(saving[0]).__name__}: leave one of them "
-            "out.",
+            f"`enable_checkpointing=False` but found `{type(saving[0]).__name__}` in callbacks=: leave one "
+            "of them out.",
             "enable_checkpointing",
             False,
         )
@@ -80,7 +80,7 @@ def _add_checkpoint(callbacks: list[Any], is_enabled: bool | None) -> None:
 def _add_timer(callbacks: list[Any], max_time: Any) -> None:
     """Add the callback that stops after `max_time`; without the package Hookline's own option does."""
     if any(is_a(each, "Timer") for each in callbacks):
-        log.info("max_time has no effect, because callbacks= has a Timer.")
+        log.info("max_time has no effect, because the callbacks list already contains a Timer.")
     else:
         callbacks += _made("Timer", duration=max_time, interval="step")
 
@@ -96,15 +96,15 @@ def _add_progress_bar(callbacks: list[Any], is_enabled: bool | None) -> None:
     bars = [each for each in callbacks if is_a(each, "ProgressBar")]
     if len(bars) > 1:
         raise refusal(
-            f"callbacks= has two progress bars, {type(bars[0]).__name__} and "
+            f"You added multiple progress bar callbacks, {type(bars[0]).__name__} and "
             f"{type(bars[1]).__name__}: leave one of them out.",
             "callbacks",
             callbacks,
         )
     if bars and is_enabled is False:
         raise refusal(
-            f"enable_progress_bar=False, but callbacks= has a {type(bars[0]).__name__}: leave one of them "
-            "out.",
+            f"`enable_progress_bar=False` but found `{type(bars[0]).__name__}` in callbacks=: leave one of "
+            "them out.",
             "enable_progress_bar",
             False,
         )
@@ -112,12 +112,16 @@ def _add_progress_bar(callbacks: list[Any], is_enabled: bool | None) -> None:
         callbacks += _made("TQDMProgressBar", "RichProgressBar")
 
 
+def _is_stateless(callback: Any, base: Any) -> bool:
+    return getattr(type(callback), "state_dict", base.state_dict) is base.state_dict
+
+
 def _refuse_shared_keys(callbacks: list[Any]) -> None:
     """Raise if two callbacks would save their states under the same key."""
     base = find("callbacks", "Callback")
     keys: set[str] = set()
     for callback in callbacks:
-        if base is None or not isinstance(callback, base) or type(callback).state_dict is base.state_dict:
+        if base is None or not isinstance(callback, base) or _is_stateless(callback, base):
             continue
         if callback.state_key in keys:
             raise RuntimeError(

@@ -275,6 +275,11 @@ def read_file(path: Path | str, rank: int = 0, world_size: int = 1) -> dict[str,
         raise CheckpointError(
             f"{error} A checkpoint of Hookline is a directory; a file can only be one of Lightning's."
         ) from error
+    return contents_of(found, path, rank, world_size)
+
+
+def contents_of(found: Any, path: Path | str, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
+    """Return the contents of a Lightning file that was read, as a run restores them on one rank."""
     if not isinstance(found, dict) or not isinstance(found.get("state_dict"), Mapping):
         raise CheckpointError(
             f"{path} is not a checkpoint of Lightning: it has no state_dict. To load weights from a file of "
@@ -306,8 +311,9 @@ def _local(path: Path | str) -> Iterator[Path]:
         return
     import tempfile
 
-    system, remote = open_url(url)
-    with tempfile.TemporaryDirectory() as folder:
+    from hookline.checkpoint.remote import open_remote
+
+    with open_remote(url, "cannot be read") as (system, remote), tempfile.TemporaryDirectory() as folder:
         system.get_file(remote, f"{folder}/checkpoint.ckpt")
         yield Path(folder, "checkpoint.ckpt")
 

@@ -9,12 +9,14 @@ from typing import Any
 
 from hookline.interop.lightning.callback_list import is_a
 from hookline.interop.lightning.checkpoint_file import LIGHTNING
-from hookline.interop.lightning.package import refusal, warn
+from hookline.interop.lightning.package import find, refusal, warn
 from hookline.util.errors import CheckpointError
 from hookline.util.urls import is_url
 
 CHOSEN = "_chosen_ckpt_path"
 """The attribute of the trainer that `trainer.ckpt_path = ...` sets."""
+FABRICS = ("lightning.fabric", "lightning_fabric")
+"""Packages with the classes that recognise a cluster."""
 HPC = re.compile(r"hpc_ckpt_(\d+)\.ckpt")
 """Files that Lightning writes when a cluster ends a job."""
 
@@ -37,12 +39,14 @@ def choose_path(
     chosen = trainer.__dict__.get(CHOSEN)
     if chosen is not None and ckpt_path is not None:
         warn(
-            f"`trainer.ckpt_path = {str(chosen)!r}` was set, but {stage}(ckpt_path={str(ckpt_path)!r}) was "
-            "passed, which is used."
+            f"`trainer.ckpt_path = {str(chosen)!r}` was set, but then you passed "
+            f"{stage}(ckpt_path={str(ckpt_path)!r}), which is used."
         )
         trainer.__dict__.pop(CHOSEN)
     elif chosen is not None:
         return chosen  # type: ignore[no-any-return]
+    if ckpt_path is None and _is_slurm_job() and _newest_of_cluster(trainer) is not None:
+        ckpt_path = "hpc"
     after_failures = any(is_a(each, "OnExceptionCheckpoint") for each in trainer.callbacks)
     if ckpt_path is None and stage == "fit" and after_failures:
         ckpt_path = "last"
@@ -65,7 +69,13 @@ def choose_path(
     if ckpt_path == "last":
         return _last(trainer, stage)
     if ckpt_path == "hpc":
-        return _newest_of_cluster(trainer, stage)
+        newest = _newest_of_cluster(trainer)
+        if newest is None:
+            raise NoCheckpoint(
+                f'`.{stage}(ckpt_path="hpc")`: {trainer.default_root_dir} has no hpc_ckpt_N.ckpt. Pass the '
+                "path of a checkpoint."
+            )
+        return newest
     if str(ckpt_path).startswith("registry"):
         raise NoCheckpoint(
             f"{stage}(ckpt_path={str(ckpt_path)!r}): Hookline has no model registry. Download the checkpoint "
@@ -73,8 +83,8 @@ def choose_path(
         )
     if not str(ckpt_path):
         raise NoCheckpoint(f"{stage}(ckpt_path=''): pass the path of a checkpoint, 'best', 'last' or 'hpc'.")
-    if not is_url(ckpt_path) and not Path(ckpt_path).exists():
-        raise NoSuchFile(f"{stage}(ckpt_path={str(ckpt_path)!r}): there is no such file.")
+    if trainer._checkpoint_io is None and not is_url(ckpt_path) and not Path(ckpt_path).exists():
+        raise NoSuchFile(f"Checkpoint file not found: {ckpt_path}, in {stage}(ckpt_path=...).")
     return ckpt_path
 
 
@@ -87,10 +97,12 @@ def _best(trainer: Any, stage: str) -> str:
             "to the trainer, or the path of a checkpoint."
         )
     if len(callbacks) > 1:
-        warn(f"{asked} uses the best checkpoint path from first checkpoint callback; there are several.")
-    path = str(callbacks[0].best_model_path or "")
-    if path:
-        return path
+        warn(
+            f"{asked} with multiple `ModelCheckpoint` callbacks: it uses the best checkpoint path from first "
+            "checkpoint callback."
+        )
+    if path := callbacks[0].best_model_path:
+        return path  # type: ignore[no-any-return]
     if trainer.fast_dev_run:
         raise NoCheckpoint(
             f"{asked} fails with `fast_dev_run=True`. It saves nothing: pass an exact checkpoint path."
@@ -122,15 +134,17 @@ def _last(trainer: Any, stage: str) -> str | None:
     return None
 
 
-def _newest_of_cluster(trainer: Any, stage: str) -> str:
+def _is_slurm_job() -> bool:
+    clusters = [find("plugins.environments", "SLURMEnvironment", package) for package in FABRICS]
+    return any(cluster is not None and cluster.detect() for cluster in clusters)
+
+
+def _newest_of_cluster(trainer: Any) -> str | None:
+    """Return the newest file that a cluster's job has left in `default_root_dir`; None without one."""
     folder = Path(trainer.default_root_dir)
     names = [each.name for each in folder.iterdir()] if folder.is_dir() else []
     numbered = [(int(found[1]), found[0]) for found in map(HPC.fullmatch, names) if found]
-    if not numbered:
-        raise NoCheckpoint(
-            f'`.{stage}(ckpt_path="hpc")`: {folder} has no hpc_ckpt_N.ckpt. Pass the path of a checkpoint.'
-        )
-    return str(folder / max(numbered)[1])
+    return str(folder / max(numbered)[1]) if numbered else None
 
 
 class OnlyWeights(CheckpointError, KeyError):

@@ -13,31 +13,66 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hookline.checkpoint.contents import check_contents
 from hookline.checkpoint.sharded import sharded_tensors
 from hookline.interop.lightning.checkpoint_file import (
     LIGHTNING,
     SHARED,
     VERSION,
     WRAPPED,
+    contents_of,
     file_of,
     plain_file,
+    read_file,
     write_file,
 )
 from hookline.interop.lightning.names import epoch_of
+from hookline.interop.lightning.package import find
 from hookline.interop.lightning.progress import BATCH_ENDS, current_event, loops
 from hookline.run.run import Run
 from hookline.run.save_request import SaveRequest
+from hookline.training.resume import Start
 from hookline.training.saving import save
 from hookline.util.errors import HookError
-from hookline.util.urls import is_url
+from hookline.util.urls import is_url, split_query
 
 
 class NothingToSave(HookError, AttributeError):
     """A checkpoint was requested before a module was passed to the trainer."""
 
 
-def save_file(trainer: Any, path: str | Path, weights_only: bool, request: SaveRequest) -> None:
-    """Write a checkpoint in Lightning's format at once. trainer: Lightning's names of the run."""
+def complete_io(plugin: Any) -> Any:
+    """Return a `CheckpointIO` of the user; Lightning gives one that wraps another its base."""
+    if plugin is None:
+        return None
+    strategy = find("strategies", "SingleDeviceStrategy")(checkpoint_io=plugin)
+    return strategy.checkpoint_io
+
+
+def read_here(
+    plugin: Any, path: str | Path | None, weights_only: bool | None, ranks: Any
+) -> str | Path | Start | None:
+    """Return a checkpoint that the user's `CheckpointIO` reads, or one file behind a URL, as it was read on
+    this rank; the path of any other, which the run reads.
+    """
+    if path is not None and plugin is not None:
+        found = plugin.load_checkpoint(path, weights_only=weights_only)
+        contents = contents_of(found, path, ranks.rank, ranks.world_size)
+    elif path is not None and is_url(path) and split_query(str(path))[0].endswith(".ckpt"):
+        contents = read_file(path, ranks.rank, ranks.world_size)
+    else:
+        return path
+    check_contents(contents, path)
+    return Start(path, contents)
+
+
+def save_file(
+    trainer: Any, path: str | Path, weights_only: bool, request: SaveRequest, storage_options: Any = None
+) -> None:
+    """Write a checkpoint in Lightning's format at once. trainer: Lightning's names of the run.
+
+    storage_options: for the `CheckpointIO` of the user.
+    """
     own = trainer._own
     run: Run | None = own._run or own._fitted or own._last
     if run is None:
@@ -48,7 +83,7 @@ def save_file(trainer: Any, path: str | Path, weights_only: bool, request: SaveR
         own._save(SaveRequest(path if is_url(path) else Path(path), request.reason, request.monitor))
         return
     with as_saved_next(run) as complete:
-        form = LightningFile(trainer, run, complete)
+        form = LightningFile(trainer, run, complete, storage_options)
         if weights_only or run.stage != "fit":
             form.write_weights(path)
         else:
@@ -64,8 +99,11 @@ def save_file(trainer: Any, path: str | Path, weights_only: bool, request: SaveR
 class LightningFile:
     """The format of a request: one file with Lightning's entries and Hookline's."""
 
-    def __init__(self, trainer: Any, run: Run, complete: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self, trainer: Any, run: Run, complete: Callable[[dict[str, Any]], None], storage_options: Any = None
+    ) -> None:
         self.trainer, self.run, self.complete = trainer, run, complete
+        self.storage_options = storage_options
 
     def prepare(self, contents: dict[str, Any]) -> None:
         """Add Lightning's entries, which Lightning's hooks edit."""
@@ -101,8 +139,11 @@ class LightningFile:
 
     def _write(self, file: dict[str, Any], path: Path | str) -> None:
         ranks = self.run.strategy.ranks
-        if ranks.rank == 0:
+        plugin = self.trainer._checkpoint_io
+        if ranks.rank == 0 and plugin is None:
             write_file(file, path)
+        elif ranks.rank == 0:
+            plugin.save_checkpoint(file, path, storage_options=self.storage_options)
         ranks.barrier()
 
     def _weights(self, contents: dict[str, Any]) -> dict[str, Any]:
@@ -122,7 +163,7 @@ class LightningFile:
         for entry in [*self.run.state.hooks.in_order(), *self.run.participants.module_hooks]:
             key, state = getattr(entry.given, "state_key", None), states.get(entry.name)
             if isinstance(state, dict) and state.keys() == {WRAPPED, "state"}:
-                state = state["state"]
+                key, state = state[WRAPPED], state["state"]
             if isinstance(key, str) and state:
                 found[key] = state
         return found
@@ -165,6 +206,8 @@ def as_saved_next(run: Run) -> Iterator[Callable[[dict[str, Any]], None]]:
         every = run.traits.rules.validation_interval(run)
         if every and progress.position % every == 0 and progress.validated_at != now:
             owed["owes_validation"] = True
+    if event == "on_train_epoch_end":
+        fields["revision"] = progress.revision + 1  # the loop counts the hooks of this event as a change
 
     def complete(contents: dict[str, Any]) -> None:
         contents["position"] |= owed

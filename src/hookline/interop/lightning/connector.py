@@ -138,6 +138,8 @@ class LoggerConnector:
         """Whether the newest training batch is still to be counted as one that stepped."""
         self._loader = 0
         self._evaluated = 0
+        self._batches: dict[str, list[int]] = {}
+        """The number of batches of each evaluation pass, by stage."""
         self._seen: dict[int, int] = {}
         """The number of evaluation batches of each loader since the run began."""
 
@@ -199,9 +201,10 @@ class LoggerConnector:
         every = trainer.log_every_n_steps
         if not every:
             return False
-        if self.active is None:
+        if trainer._own._run is None:
             return True
-        step = self.batches_that_stepped + 1 if self.active.training else self._evaluated
+        is_training = self.active is not None and self.active.training
+        step = self.batches_that_stepped + 1 if is_training else self._evaluated
         return bool(step % every == 0 or trainer.should_stop)
 
     def log(
@@ -330,6 +333,10 @@ class LoggerConnector:
                 stacklevel=2,
             )
 
+    def start_epoch(self, s: State) -> None:
+        """Count the batches of validations anew."""
+        self._batches.pop("fit", None)
+
     def start_batch(self, s: State) -> None:
         """Take a training batch, whose samples weight the values that are logged in it."""
         self._count_step()
@@ -403,8 +410,9 @@ class LoggerConnector:
         if s.stage != "fit":
             self.log_hyperparams(s)
         self._is_first_in_fit = self._is_first
-        self._loader = self._evaluated = 0
+        self._loader = 0
         self.results = []
+        self._begin_pass(s)
         if s.stage == "fit":
             self.counts.begin_validation(s.epoch)
 
@@ -413,7 +421,7 @@ class LoggerConnector:
         if s.dataloader_idx != self._loader:
             self._end_loader()
             self._loader = s.dataloader_idx
-        self._evaluated += 1
+        self.count_batch(s)
         self.counts.start_validation_batch(s.stage)
         self._take(s.batch, s.dataloader_idx if self._has_several(s) else None)
 
@@ -468,6 +476,26 @@ class LoggerConnector:
         elif self.verbose and self.trainer.is_global_zero:
             print_results(self.results, s.stage)
 
+    # ---- predictions ---------------------------------------------------------------------------------------
+
+    def start_prediction(self, s: State) -> None:
+        """Begin a prediction."""
+        self.log_hyperparams(s)
+        self._begin_pass(s)
+
+    def _begin_pass(self, s: State) -> None:
+        self._evaluated = 0
+        self._batches.setdefault(s.stage, []).append(0)
+
+    def count_batch(self, s: State) -> None:
+        """Count a batch of an evaluation or prediction."""
+        self._evaluated += 1
+        self._batches[s.stage][-1] = self._evaluated
+
+    def batches_before(self, stage: str) -> int:
+        """Return the batches of all passes of a stage before the newest; in a fit, those of this epoch."""
+        return sum(self._batches.get(stage, [])[:-1])
+
     # ---- batches -------------------------------------------------------------------------------------------
 
     def _take(self, batch: Any, loader: int | None) -> None:
@@ -491,10 +519,12 @@ MOMENTS: Mapping[str, tuple[Callable[[Any, State], None] | None, Callable[[Any, 
     "on_sanity_check_start": (_Of.forget, None),
     "on_sanity_check_end": (None, _Of.forget),
     "on_train_start": (_Of.start_training, None),
+    "on_train_epoch_start": (_Of.start_epoch, None),
     "on_train_batch_start": (_Of.start_batch, None),
     "on_train_batch_end": (None, _Of.end_batch),
     "on_train_epoch_end": (_Of.end_data, _Of.end_epoch),
-    "on_predict_start": (_Of.log_hyperparams, None),
+    "on_predict_start": (_Of.start_prediction, None),
+    "on_predict_batch_start": (_Of.count_batch, None),
     **{
         f"on_{kind}_{moment}": methods
         for kind in ("validation", "test")

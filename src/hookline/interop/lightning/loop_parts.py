@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from torch.utils.data import IterableDataset, RandomSampler
 
+from hookline.interop.lightning.callback_list import is_a
+from hookline.interop.lightning.logged_values import warn_once
 from hookline.interop.lightning.progress import (
     Automatic,
     BatchProgress,
@@ -190,17 +193,30 @@ class PredictionLoop(DataLoop):
     def current_batch_indices(self) -> list[int]:
         """Return the positions in the dataset of this batch's samples; empty if they are not known."""
         state = self._own.state
-        known = _batches_of_indices(self._view._loaders("predict")[state.dataloader_idx])
-        return next((each for index, each in enumerate(known) if index == state.batch_idx), [])
+        loader = self._view._loaders("predict")[state.dataloader_idx]
+        known = itertools.islice(_batches_of_indices(loader), state.batch_idx, None)
+        found = next(known, [])
+        if not found:
+            warn_once(
+                f"Couldn't infer the batch indices fetched from your dataloader: {type(loader).__name__}."
+            )
+        return found
 
     @property
     def epoch_batch_indices(self) -> list[list[list[int]]]:
-        """Return the positions of the samples of every batch, for each loader."""
+        """Return the positions of the samples of every batch, for each loader; none if no callback writes
+        them at the end.
+        """
         lengths = self._view._lengths("predict")
+        if not any(each.interval.on_epoch for each in self._view.callbacks if is_a(each, WRITER)):
+            return [[] for _ in lengths]
         return [
             [each for index, each in enumerate(_batches_of_indices(loader)) if index < length]
             for loader, length in zip(self._view._loaders("predict"), lengths, strict=True)
         ]
+
+
+WRITER = "BasePredictionWriter"
 
 
 def _batches_of_indices(loader: Any) -> Iterator[list[int]]:

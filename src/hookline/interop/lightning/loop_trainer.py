@@ -60,6 +60,7 @@ class LoopTrainer(Rerun):
                 return body(run)
         except Exception as error:
             if ends_tuning(error):
+                self.is_tuned = True
                 return None
             raise
 

@@ -220,7 +220,7 @@ class EvaluationBatches(Part):
         """Return the batches of the newest pass, over all loaders."""
         own = self._own
         run = own._last
-        if run is None or not run.data.loaders.get(self._kind):
+        if run is None or not run.data.loaders.get(self._kind) or getattr(own, "is_tuned", False):
             return Tracker()
         if own._run is None:
             lengths = [length for length in own.num_batches(self._kind).values() if length is not None]
@@ -230,8 +230,11 @@ class EvaluationBatches(Part):
 
     @property
     def total(self) -> Tracker:
-        """Return the same: evaluations do not add up."""
-        return self.current
+        """Return the batches of all passes of this trainer."""
+        own = self._own
+        shown, current = getattr(own, "lightning_trainer", None), self.current
+        before = 0 if shown is None else shown._logger_connector.batches_before(own.state.stage)
+        return Tracker(*(before + count for count in vars(current).values()))
 
     @property
     def _kind(self) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 from hookline.data.loaders import Loader, make_loaders
 from hookline.data.sharding import RankSharding
 from hookline.engine.listener import overrides
+from hookline.interop.lightning.checkpoint_file import LIGHTNING
 from hookline.interop.lightning.loaders import one_of
 from hookline.interop.lightning.package import refusal, root
 from hookline.interop.lightning.shared_stream import SharedStreamLoader, in_sequence, parts_of
@@ -16,6 +19,7 @@ from hookline.interop.lightning.stage_loaders import StageLoaders, check_iterabl
 from hookline.run.run import Run
 from hookline.training.loading import asked_mixture, load
 from hookline.training.rules import LoopRules, epoch_length
+from hookline.training.saving import kinds
 
 log = logging.getLogger("hookline")
 
@@ -37,8 +41,8 @@ class LightningRules(LoopRules):
     refuses_empty_data = False
     undoes_abandoned_validations = False
 
-    def __init__(self, given: dict[str, Any]) -> None:
-        self.given = given
+    def __init__(self, given: dict[str, Any], stops_at_nonfinite: bool = False) -> None:
+        self.given, self.stops_at_nonfinite = given, stops_at_nonfinite
         self.loaded_at: dict[str, int] = {}
         """The epoch at which the loaders of a kind were made, for `reload_dataloaders_every_n_epochs`."""
         self.validated_at = 0.0
@@ -164,6 +168,48 @@ class LightningRules(LoopRules):
                 self.given["min_steps"],
             )
         return False
+
+    def warn_of_other_hooks(self, run: Run, warn: Callable[[], None]) -> None:
+        """Warn of callbacks whose state the file has and that this trainer does not have."""
+        contents = run.resume.contents
+        if LIGHTNING not in contents:
+            warn()
+            return
+        callbacks = run.trainer.lightning_trainer.callbacks
+        here = {str(getattr(each, "state_key", "")) for each in callbacks}
+        lost = [key for key in contents[LIGHTNING].get("callbacks") or {} if str(key) not in here]
+        if lost:
+            warnings.warn(
+                f"{run.resume.path} has the state of callbacks that this trainer does not have. "
+                f"Please add the following callbacks: {lost}.",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def match_optimizers(self, run: Run, refuse: Callable[[], None]) -> None:
+        """Pair states with optimizers and schedulers by position, as Lightning does.
+
+        Those without a state keep their own, and a scheduler does too if the state is of another class: a
+        callback has replaced it during the run.
+        """
+        contents, s = run.resume.contents, run.state
+        if LIGHTNING not in contents:
+            refuse()
+            return
+        saved, here, count = contents["kinds"], kinds(s), len(contents["optimizers"])
+        common = min(count, len(s.optimizers))
+        if saved is not None and saved[:common] != here[:common]:
+            refuse()
+        was = here[len(s.optimizers) :] if saved is None else saved[count:]
+        contents["optimizers"] = [
+            *contents["optimizers"][:common],
+            *(each.state_dict() for each in s.optimizers[common:]),
+        ]
+        pairs = itertools.zip_longest(s.schedulers, was, contents["schedulers"])
+        contents["schedulers"] = [
+            state if state is not None and name == type(each).__name__ else each.state_dict()
+            for each, name, state in itertools.islice(pairs, len(s.schedulers))
+        ]
 
     # ---- validation ----------------------------------------------------------------------------------------
 

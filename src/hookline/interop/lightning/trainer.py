@@ -29,6 +29,7 @@ from hookline.interop.lightning.arguments import (
 )
 from hookline.interop.lightning.callback_list import complete, is_a, native_max_time, ordered, replaced_by
 from hookline.interop.lightning.checkpoint_path import CHOSEN, choose_path
+from hookline.interop.lightning.checkpoint_save import complete_io, read_here
 from hookline.interop.lightning.connector import LoggerConnector
 from hookline.interop.lightning.logged_values import LoggedValues, number_of
 from hookline.interop.lightning.loggers import default_loggers, directory_of_logs, quiet, split
@@ -134,6 +135,7 @@ class Trainer(TrainerSettings):
         values["_arguments"] = {**given, **native}
         values["_given"] = given = with_plugins(_with_defaults(given))
         given["profiler"] = make_profiler(given["profiler"])
+        values["_checkpoint_io"] = complete_io(given["checkpoint_io"])
         set_torch_flags(given["deterministic"], given["benchmark"])
         log_meaning(given)
         values["_callbacks"] = complete(given)
@@ -162,7 +164,7 @@ class Trainer(TrainerSettings):
             own.strategy.precision = TruePrecision(given["precision_plugin"], own.strategy.device)
         own.options.enable_progress_bar = bool(given["enable_progress_bar"])  # with any bar, show the costs
         given["val_check_seconds"] = None if fast_dev_run else seconds_between_validations(val_check_interval)
-        own.rules = LightningRules(given)
+        own.rules = LightningRules(given, stops_at_nonfinite=native.get("nonfinite") == "stop")
         own.options.accumulate_grad_batches = accumulate_grad_batches
         own.lightning_trainer = own.state.setup.shown_trainer = self
         self.attach(own, None, {})
@@ -199,7 +201,7 @@ class Trainer(TrainerSettings):
                 possible(),
             )
         with self._stage("fit"):
-            native.setdefault("resume", self._resolved("fit", ckpt_path, module))
+            native.setdefault("resume", self._resolved("fit", ckpt_path, module, weights_only))
             self._own.fit(module, train, val_dataloaders, datamodule=datamodule, **native)
 
     def validate(
@@ -219,7 +221,9 @@ class Trainer(TrainerSettings):
         if self._own._run is not None:
             self._own.validate()
             return self._results_by_loader()
-        return self._evaluate("validate", model, dataloaders, ckpt_path, verbose, datamodule, native)
+        return self._evaluate(
+            "validate", model, dataloaders, ckpt_path, verbose, datamodule, weights_only, native
+        )
 
     def test(
         self,
@@ -232,7 +236,9 @@ class Trainer(TrainerSettings):
         **native: Any,
     ) -> Any:
         """Measure on the test data; return a list with a dictionary for each loader."""
-        return self._evaluate("test", model, dataloaders, ckpt_path, verbose, datamodule, native)
+        return self._evaluate(
+            "test", model, dataloaders, ckpt_path, verbose, datamodule, weights_only, native
+        )
 
     def predict(
         self,
@@ -253,7 +259,7 @@ class Trainer(TrainerSettings):
                 loaders,
                 datamodule=datamodule,
                 return_predictions=keep,
-                checkpoint=self._resolved("predict", ckpt_path, module),
+                checkpoint=self._resolved("predict", ckpt_path, module, weights_only),
             )
         return predictions if keep else None
 
@@ -265,6 +271,7 @@ class Trainer(TrainerSettings):
         ckpt_path: str | Path | None,
         verbose: bool,
         datamodule: Any,
+        weights_only: bool | None,
         native: dict[str, Any],
     ) -> list[dict[str, float]]:
         module = self._module(stage, model)
@@ -272,7 +279,7 @@ class Trainer(TrainerSettings):
         run = self._own.validate if stage == "validate" else self._own.test
         self._logger_connector.verbose = verbose
         with self._stage(stage):
-            checkpoint = self._resolved(stage, ckpt_path, module)
+            checkpoint = self._resolved(stage, ckpt_path, module, weights_only)
             run(module, loaders, datamodule=datamodule, checkpoint=checkpoint, **native)
         return self._results_by_loader()
 
@@ -318,6 +325,8 @@ class Trainer(TrainerSettings):
             raise terminated from ended
         finally:
             self._logger_connector.close()
+            if self._checkpoint_io is not None:
+                self._checkpoint_io.teardown()  # waits until everything is written
 
     @contextmanager
     def _open_loggers(self) -> Iterator[None]:
@@ -344,14 +353,19 @@ class Trainer(TrainerSettings):
             return None
         return directory_of_logs(self.lightning_loggers)
 
-    def _resolved(self, stage: str, ckpt_path: str | Path | None, model: Any) -> str | Path | None:
-        return choose_path(self, stage, ckpt_path, model is not None, self._own._last is not None)
+    def _resolved(
+        self, stage: str, ckpt_path: str | Path | None, model: Any, weights_only: bool | None
+    ) -> Any:
+        """Return the checkpoint of a stage: its path, or what the user's plugin has read."""
+        path = choose_path(self, stage, ckpt_path, model is not None, self._own._last is not None)
+        self.__dict__["_restored_from"] = path
+        return read_here(self._checkpoint_io, path, weights_only, self._own.strategy.ranks)
 
     @property
-    def ckpt_path(self) -> str | None:
+    def ckpt_path(self) -> Any:
         """Return the checkpoint that the newest run was restored from; set it to restore the next runs."""
         chosen = self.__dict__.get(CHOSEN)
-        return str(chosen) if chosen is not None else super().ckpt_path
+        return chosen if chosen is not None else self.__dict__.get("_restored_from")
 
     @ckpt_path.setter
     def ckpt_path(self, path: str | Path | None) -> None:
@@ -544,7 +558,7 @@ def _adapted(callback: Any) -> Any:
     """Return a callback as a hook. The trainer here has all attributes of Lightning's that it can have, so
     one that is missing is an error when it is used.
     """
-    is_one = any(is_lightnings(cls, "Callback") for cls in type(callback).__mro__)
+    is_one = any(is_lightnings(cls, "Callback") for cls in callback.__class__.__mro__)
     return LightningCallback(callback, checks=False) if is_one else callback
 
 

@@ -252,6 +252,16 @@ class StrategyView(ShownAs):
         dist.all_gather(gathered, tensor.detach().contiguous(), group=group)
         return torch.stack(gathered)
 
+    @property
+    def checkpoint_io(self) -> Any:
+        """Return the object that writes and reads checkpoints: the user's plugin, or Lightning's own."""
+        plugin = self._view._checkpoint_io
+        return self._view.of_lightning("plugins", "TorchCheckpointIO")() if plugin is None else plugin
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, plugin: Any) -> None:
+        self._view.__dict__["_checkpoint_io"] = plugin
+
     def remove_checkpoint(self, filepath: str | Path) -> None:
         """Delete a checkpoint, once its replacement is written."""
         self._view.remove_later(filepath)

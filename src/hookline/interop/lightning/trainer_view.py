@@ -209,7 +209,7 @@ class TrainerView(LightningNames):
         own = self.__dict__
         own["_package"], own["_caller"] = package, caller
         own["_trainer"], own["moment"] = None, Moment(self, caller)
-        own["asked"], own["removals"] = None, []
+        own["asked"], own["removals"], own["_checkpoint_io"] = None, [], None
         own["_parts"] = {name: part(self) for name, part in self.PARTS.items()}
 
     def attach(self, trainer: Any, proxy: Any, names: dict[str, Any]) -> None:
@@ -374,8 +374,11 @@ class TrainerView(LightningNames):
         In `hookline.Trainer` it is Hookline's directory, written at the next save point of the run, with or
         without `weights_only`: `hookline.load_weights` reads the weights from it.
         """
-        if storage_options is not None:
-            raise TypeError("save_checkpoint(storage_options=...) is not supported: pass an fsspec URL.")
+        if storage_options is not None and self._checkpoint_io is None:
+            raise TypeError(
+                "save_checkpoint(storage_options=...) is for a CheckpointIO of your own that is passed as "
+                "plugins=[...]. Without one, pass an fsspec URL."
+            )
         caller = self._caller
         is_last = str(filepath) == getattr(caller, "last_model_path", None)
         monitor = None if is_last else _monitor_of(caller)
@@ -383,7 +386,7 @@ class TrainerView(LightningNames):
         reason = "exception" if failed else "last" if is_last else "best" if monitor else "interval"
         request = SaveRequest(None, reason if caller is not None else "manual", monitor)
         if self.writes_files:
-            save_file(self, filepath, bool(weights_only), request)
+            save_file(self, filepath, bool(weights_only), request, storage_options)
             return
         if "://" not in str(filepath):
             Path(filepath).absolute().parent.mkdir(
@@ -414,6 +417,9 @@ class TrainerView(LightningNames):
 
     def _remove(self, path: str | Path) -> None:
         if not self.is_global_zero:
+            return
+        if self._checkpoint_io is not None:
+            self._checkpoint_io.remove_checkpoint(path)
             return
         if "://" not in str(path) and (Path(path).is_file() or Path(path).is_symlink()):
             Path(path).unlink()
