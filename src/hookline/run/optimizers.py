@@ -147,6 +147,9 @@ def _optimizer(given: Any, module: str) -> Optimizer:
 
 
 def _schedule(given: Any, index: int, module: str) -> Schedule:
+    if isinstance(given, Schedule):
+        given.optimizer_idx = index
+        return given
     if not isinstance(given, dict):
         return Schedule(given, index)
     for key in given:
@@ -164,7 +167,7 @@ def _schedule(given: Any, index: int, module: str) -> Schedule:
 
 def _owner(given: Any, optimizers: list[Optimizer], module: str) -> int:
     """Return the index of the scheduler's optimizer. One that was not returned would never be called."""
-    scheduler = given.get("scheduler") if isinstance(given, dict) else given
+    scheduler = given.get("scheduler") if isinstance(given, dict) else getattr(given, "scheduler", given)
     owner = getattr(scheduler, "optimizer", None) if isinstance(scheduler, LRScheduler) else None
     if owner is None:
         return 0

@@ -5,13 +5,17 @@ counts as a step.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from hookline.data.loaders import Loader
+from hookline.run.optimizers import Schedule
 from hookline.run.run import Run
-from hookline.util.errors import OptionError
+from hookline.util.errors import OptionError, closest
+
+log = logging.getLogger("hookline")
 
 
 class LoopRules:
@@ -25,6 +29,10 @@ class LoopRules:
     """Whether an accumulation window with fewer losses than planned is the mean of those it has."""
     counts_every_optimizer = False
     """Whether each optimizer that a manual step calls advances `step`, not only the first of a batch."""
+    starts_resumed_epochs = True
+    """Whether a run that resumes inside an epoch emits on_train_epoch_start again."""
+    accumulates_with_closures = False
+    """Whether an optimizer that recomputes the loss may be combined with gradient accumulation."""
     undoes_abandoned_validations = True
     """Whether a validation that a signal ends leaves no trace in the checkpoint: state is kept before it."""
 
@@ -65,6 +73,17 @@ class LoopRules:
     def scheduler_count(self, run: Run) -> int:
         """Return the number that the frequency of a scheduler with interval 'step' is applied to."""
         return run.state.step
+
+    def report_missing_metric(self, run: Run, schedule: Schedule) -> None:
+        """Raise because a scheduler's metric was not logged; with strict=False log a warning."""
+        name, known = schedule.monitor or "", ", ".join(run.state.metrics) or "none yet"
+        text = (
+            f"lr_scheduler {type(schedule.scheduler).__name__} monitors {name!r}, which was not logged."
+            f"{closest(name, run.state.metrics)} Metrics: {known}."
+        )
+        if schedule.strict:
+            raise OptionError(text + " Pass 'strict': False to get a warning instead.")
+        log.warning(text)
 
     def may_stop(self, run: Run) -> bool:
         """Return whether a requested stop takes effect now."""

@@ -64,7 +64,7 @@ def choose_path(trainer: Any, stage: str, ckpt_path: str | Path | None, has_mode
     if not str(ckpt_path):
         raise NoCheckpoint(f"{stage}(ckpt_path=''): pass the path of a checkpoint, 'best', 'last' or 'hpc'.")
     if not is_url(ckpt_path) and not Path(ckpt_path).exists():
-        raise NoSuchFile(f"{stage}(ckpt_path={str(ckpt_path)!r}): there is no such file.")
+        raise NoSuchFile(f"{stage}(ckpt_path={str(ckpt_path)!r}): Checkpoint file not found.")
     return ckpt_path
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 from hookline.data.loaders import Loader
 from hookline.engine.listener import overrides
+from hookline.interop.lightning.binder import NAME_OF_HOOK, recording_name
 from hookline.interop.lightning.shared_stream import SharedStreamLoader, in_sequence, parts_of
+from hookline.run.optimizers import Schedule
 from hookline.run.run import Run
 from hookline.training.loading import load
 from hookline.training.rules import LoopRules, epoch_length
+from hookline.util.errors import OptionError
+
+ZERO_GRAD = "on_validation_model_zero_grad"
+"""A hook of Lightning that is called before the module is put into eval mode."""
 
 
 class LightningRules(LoopRules):
@@ -19,6 +26,8 @@ class LightningRules(LoopRules):
     loader = SharedStreamLoader
     averages_short_windows = False
     counts_every_optimizer = True
+    starts_resumed_epochs = False
+    accumulates_with_closures = True
     undoes_abandoned_validations = False
 
     def __init__(self, given: dict[str, Any]) -> None:
@@ -84,8 +93,9 @@ class LightningRules(LoopRules):
     def begin_validation(self, run: Run) -> bool:
         """Clear the gradients, unless an accumulation window is open, and load the data."""
         if not run.window.batches:
-            clear = getattr(run.module, "on_validation_model_zero_grad", run.module.zero_grad)
-            clear()
+            clear = getattr(run.module, ZERO_GRAD, run.module.zero_grad)
+            names = vars(run.module) if NAME_OF_HOOK in vars(run.module) else {NAME_OF_HOOK: None}
+            recording_name(clear, ZERO_GRAD, names)()
         self._reload(run, "val")
         return bool(load(run, "val"))
 
@@ -106,6 +116,17 @@ class LightningRules(LoopRules):
     def scheduler_count(self, run: Run) -> int:
         """Return the number of batches of this epoch."""
         return run.state.batch_idx + 1
+
+    def report_missing_metric(self, run: Run, schedule: Schedule) -> None:
+        """Raise because a scheduler's metric was not logged; with strict=False warn."""
+        known = sorted(run.trainer.lightning_trainer.callback_metrics)
+        who = type(schedule.scheduler).__name__
+        text = f"{who} conditioned on metric {schedule.monitor} which is not available"
+        if schedule.strict:
+            raise OptionError(
+                f"{text}. Available metrics are: {known}. Set the key 'monitor' to one of them."
+            )
+        warnings.warn(f"{text} but strict is False: it is not advanced.", RuntimeWarning, stacklevel=2)
 
     def may_stop(self, run: Run) -> bool:
         """Return whether `min_epochs` and `min_steps` are reached."""

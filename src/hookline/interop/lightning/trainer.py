@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -40,6 +41,7 @@ from hookline.interop.lightning.trainer_view import TrainerView
 from hookline.interop.lightning.tuning import CheckpointConnector, Snapshot, is_tuner, run_loop
 from hookline.loggers.build import make_loggers
 from hookline.loggers.jsonl import JSONLines
+from hookline.run.module import Module
 from hookline.run.options import OLD_NAMES
 
 T = TypeVar("T")
@@ -162,7 +164,7 @@ class Trainer(TrainerSettings):
         """Train. ckpt_path: a checkpoint to continue from, 'best' or 'last'. native: further arguments of
         `hookline.Trainer.fit`.
         """
-        module = self._module("fit", model)
+        module = self._module("fit", model, native)
         train, datamodule = self._loaders_and_data(side_by_side(train_dataloaders), datamodule)
         if self._own.options.limit_train_batches == 0:
             train = []  # Lightning does not ask for the data
@@ -236,7 +238,7 @@ class Trainer(TrainerSettings):
         datamodule: Any,
         native: dict[str, Any],
     ) -> list[dict[str, float]]:
-        module = self._module(stage, model)
+        module = self._module(stage, model, native)
         loaders, datamodule = self._loaders_and_data(dataloaders, datamodule)
         run = self._own.validate if stage == "validate" else self._own.test
         self._logger_connector.verbose = verbose
@@ -250,12 +252,15 @@ class Trainer(TrainerSettings):
         results = self._logger_connector.results
         return [{name: number_of(value) for name, value in each.items()} for each in results]
 
-    def _module(self, stage: str, model: Any) -> Any:
+    def _module(self, stage: str, model: Any, native: Mapping[str, Any] = MappingProxyType({})) -> Any:
         """Return the module of a stage; one that `torch.compile` has wrapped is unwrapped."""
         module = getattr(model, "_orig_mod", model)
         if module is None and stage != "fit" and self._own._last is not None:
             return None  # that of the last run
-        if not isinstance(module, nn.Module):
+        is_one = isinstance(module, Module) or any(
+            is_lightnings(cls, "LightningModule") for cls in type(module).__mro__
+        )
+        if not is_one and not (isinstance(module, nn.Module) and native):
             raise TypeError(f"{stage}() takes a LightningModule, not {type(module).__name__}.")
         return module
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from hookline.interop.lightning.closure_step import ClosureStep, step_by_hand
 from hookline.interop.lightning.names import log_value
 from hookline.util.errors import HookError, closest
 
@@ -257,10 +258,15 @@ class StrategyView(ShownAs):
     def optimizer_step(
         self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
     ) -> Any:
-        """Update the weights, with the events around it."""
-        handle = next(each for each in self._own._last.manual.optimizers if each.optimizer is optimizer)
+        """Update the weights, with the events around it; return what the optimizer returns."""
+        run = self._own._last
+        if run.traits.is_manual and (hasattr(self._own, "lightning_trainer") or kwargs):
+            return step_by_hand(run, optimizer, closure, kwargs)
+        if not run.traits.is_manual and isinstance(run.step, ClosureStep):
+            return run.step.call_optimizer(optimizer, closure, kwargs)
+        handle = next(each for each in run.manual.optimizers if each.optimizer is optimizer)
         is_none = getattr(closure, "__name__", "") == "do_nothing_closure"  # Lightning's name for no closure
-        return handle.step(None if is_none else closure, **kwargs)
+        return handle.step(None if is_none else closure)
 
 
 class PrecisionView(ShownAs):
