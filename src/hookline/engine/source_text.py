@@ -66,9 +66,11 @@ def passes_arguments_on(function: Any, method: str) -> bool:
         return True
     calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call)]
     starred = [given.value for call in calls for given in call.args if isinstance(given, ast.Starred)]
-    if method not in words_of(tree) or any(isinstance(each, ast.Subscript) for each in starred):
-        return False
-    return bool(starred) or any(each.arg is None for call in calls for each in call.keywords)
+    return (
+        method in words_of(tree)
+        and not any(isinstance(each, ast.Subscript) for each in starred)
+        and (bool(starred) or any(each.arg is None for call in calls for each in call.keywords))
+    )
 
 
 def closed_over(function: FunctionType, method: str) -> FunctionType | None:

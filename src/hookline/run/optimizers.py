@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -147,11 +147,8 @@ def _optimizer(given: Any, module: str) -> Optimizer:
 
 
 def _schedule(given: Any, index: int, module: str) -> Schedule:
-    if isinstance(given, Schedule):
-        given.optimizer_idx = index
-        return given
     if not isinstance(given, dict):
-        return Schedule(given, index)
+        return replace(given, optimizer_idx=index) if isinstance(given, Schedule) else Schedule(given, index)
     for key in given:
         if key not in SCHEDULE_KEYS:
             raise OptionError(

@@ -94,13 +94,10 @@ class ManualOptimizer:
             events.step()
         self.count()
 
-    def focus(self) -> None:
-        """Make this the optimizer of the following events."""
-        self._events.focus(self._index, self.optimizer)
-
     def announce(self) -> Signal | None:
         """Measure the gradients, if a listener requests it, and emit on_before_optimizer_step."""
         run, s = self._run, self._run.state
+        self._events.focus(self._index, self.optimizer)
         measures = s.setup.norm_takes_all and "grad_norm" in run.plan.wanted
         s.optimization.set_norm(total_norm(s.setup.optimizers) if measures else None)
         return self._events.before_step()

@@ -301,7 +301,7 @@ class NoOptimizer(Optimizer):
     def __init__(self, module: nn.Module) -> None:
         super().__init__(list(module.parameters()) or [torch.zeros(1)], {"lr": 0.0})
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Compute the loss, if it is not known yet."""
         return None if closure is None else closure()
 

@@ -170,9 +170,8 @@ def step_by_hand(run: Run, optimizer: Any, closure: Any, options: dict[str, Any]
     optimizer returns.
     """
     handle = next(each for each in run.manual.optimizers if each.optimizer is optimizer)
-    if run.traits.scaler is not None or run.traits.skips_nonfinite:
+    if run.traits.scaler is not None or run.traits.skips_nonfinite or not run.strategy.ranks.alone:
         return handle.step(closure)
-    handle.focus()
 
     def with_events() -> Any:
         value = closure()

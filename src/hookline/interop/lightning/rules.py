@@ -34,6 +34,8 @@ class LightningRules(LoopRules):
         self.given = given
         self.loaded_at: dict[str, int] = {}
         """The epoch at which the loaders of a kind were made, for `reload_dataloaders_every_n_epochs`."""
+        self.first_epoch = 0
+        """The epoch at which the newest fit began."""
         self.validated_at = 0.0
         """The time of the last validation, for a `val_check_interval` in seconds."""
 
@@ -68,6 +70,7 @@ class LightningRules(LoopRules):
         """Load the validation data only if the first epoch validates; a resumed run is at its next epoch."""
         run.state.counts.epoch = run.state.epochs_seen
         run.trainer.began = run.state.batches_seen
+        self.first_epoch = run.state.epoch
         if self._is_epoch_to_validate(run):
             load()
 

@@ -260,10 +260,12 @@ class StrategyView(ShownAs):
     ) -> Any:
         """Update the weights, with the events around it; return what the optimizer returns."""
         run = self._own._last
-        if run.traits.is_manual and (hasattr(self._own, "lightning_trainer") or kwargs):
+        if not run.traits.is_manual:
+            if isinstance(run.step, ClosureStep):
+                return run.step.call_optimizer(optimizer, closure, kwargs)
+            return optimizer.step(closure=closure, **kwargs)  # training_step and backward have run
+        if hasattr(self._own, "lightning_trainer") or kwargs:
             return step_by_hand(run, optimizer, closure, kwargs)
-        if not run.traits.is_manual and isinstance(run.step, ClosureStep):
-            return run.step.call_optimizer(optimizer, closure, kwargs)
         handle = next(each for each in run.manual.optimizers if each.optimizer is optimizer)
         is_none = getattr(closure, "__name__", "") == "do_nothing_closure"  # Lightning's name for no closure
         return handle.step(None if is_none else closure)
