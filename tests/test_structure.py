@@ -558,7 +558,7 @@ MOST_STATEMENTS = {
     "distributed": 1137,
     "engine": 3052,
     "hooks": 3269,
-    "interop": 9247,
+    "interop": 9249,
     "loggers": 1271,
     "metrics": 384,
     "reliability": 793,
@@ -566,7 +566,7 @@ MOST_STATEMENTS = {
     "run": 3290,
     "testing": 201,
     "tracing": 848,
-    "training": 5461,
+    "training": 5464,
     "util": 468,
     "watch": 314,
 }

@@ -268,6 +268,19 @@ def test_optimizer_step_gets_lightnings_optimizer(kind: Any, way: str) -> None:
     )
 
 
+def test_optimizer_step_updates_where_no_closure_is_possible(kind: Any) -> None:
+    class Module(Steps):
+        def optimizer_step(
+            self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
+        ) -> None:
+            assert float(optimizer.step(closure=optimizer_closure)) > 0
+
+    module, options = Module(), {"nonfinite": "skip"} if kind is dialect.Trainer else {}
+    before = module.layer.weight.clone()
+    assert fit(kind, module, limit_train_batches=1, **options).global_step == 1
+    assert not torch.equal(before, module.layer.weight)
+
+
 def test_an_optimizer_step_that_calls_no_closure_is_an_error(kind: Any) -> None:
     class Module(Steps):
         def optimizer_step(
@@ -452,3 +465,24 @@ def test_a_fit_that_resumes_inside_an_epoch_does_not_start_it_again(kind: Any, t
     second = kind(**{**OPTIONS, "limit_train_batches": 9, "max_epochs": -1, "max_steps": 3})
     second.fit(module, ckpt_path=first.checkpoint_callback.best_model_path)
     assert module.calls == [(1, True), (2, True)]
+
+
+def test_an_evaluation_of_a_checkpoint_shows_the_counts_of_the_last_fit(kind: Any, tmp_path: Path) -> None:
+    seen = []
+
+    class Module(BoringModel):
+        def on_test_start(self) -> None:
+            seen.append((self.trainer.current_epoch, self.trainer.global_step, bool(self.layer.bias[0] == 7)))
+
+    class Saved(BoringModel):
+        def on_train_end(self) -> None:
+            self.layer.bias.data.fill_(7)
+
+    path = tmp_path / "a.ckpt"
+    fit(kind, Saved(), max_epochs=3).save_checkpoint(path)
+    options = {**OPTIONS, "limit_test_batches": 1}
+    kind(**options).test(Module(), ckpt_path=path, verbose=False)
+    fitted = fit(kind, Module(), limit_test_batches=1)
+    fitted.test(Module(), ckpt_path=path, verbose=False)
+    assert seen == [(0, 0, True), (1, 2, True)]
+    assert (fitted.current_epoch, fitted.global_step) == (1, 2)

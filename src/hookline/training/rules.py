@@ -29,6 +29,8 @@ class LoopRules:
     """Whether an accumulation window with fewer losses than planned is the mean of those it has."""
     counts_every_optimizer = False
     """Whether each optimizer that a manual step calls advances `step`, not only the first of a batch."""
+    shows_counts_of_evaluated_file = True
+    """Whether an evaluation of a checkpoint shows the step and the epoch of the checkpoint."""
     starts_resumed_epochs = True
     """Whether a run that resumes inside an epoch emits on_train_epoch_start again."""
     accumulates_with_closures = False

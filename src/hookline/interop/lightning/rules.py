@@ -26,6 +26,7 @@ class LightningRules(LoopRules):
     loader = SharedStreamLoader
     averages_short_windows = False
     counts_every_optimizer = True
+    shows_counts_of_evaluated_file = False
     starts_resumed_epochs = False
     accumulates_with_closures = True
     undoes_abandoned_validations = False
