@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hookline import Hook
-from hookline.engine.source_text import attributes_read
+from hookline.engine.source_text import attributes_read, passes_arguments_on
 
 
 class Base(Hook):
@@ -39,3 +39,21 @@ def test_classes_are_read_down_to_the_base() -> None:
 def test_a_class_without_source_is_passed_over() -> None:
     made = type("Made", (Base,), {"on_train_end": lambda self, trainer: trainer.unseen})
     assert asked(made()) == [("of_the_base", "Base.on_fit_start")]
+
+
+def test_a_method_that_changes_its_arguments_does_not_pass_them_on() -> None:
+    class Base:
+        def step(self, *given: Any) -> None:
+            pass
+
+    class Whole(Base):
+        def step(self, *given: Any) -> None:
+            super().step(*given)
+
+    class Shorter(Base):
+        def step(self, *given: Any) -> None:
+            super().step(*given[:-1])
+
+    assert passes_arguments_on(Whole.step, "step")
+    assert not passes_arguments_on(Shorter.step, "step")
+    assert not passes_arguments_on(Base.step, "step")

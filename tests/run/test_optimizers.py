@@ -45,6 +45,16 @@ def test_optimizers_and_schedulers_as_two_lists(net: Net) -> None:
     ]
 
 
+def test_a_schedule_that_another_system_has_read_is_kept(net: Net) -> None:
+    one, two = sgd(net), sgd(net)
+    schedule = Schedule(StepLR(two, 1), interval="step")
+    optimizers, schedules = parse_optimizers(([one, two], [schedule]), "Net")
+    assert optimizers == [one, two]
+    assert schedules == [Schedule(schedule.scheduler, optimizer_idx=1, interval="step")]
+    with pytest.raises(OptionError, match="wasn't returned"):
+        parse_optimizers(([one], [schedule]), "Net")
+
+
 def test_a_dictionary_and_a_list_of_them(net: Net) -> None:
     one, two = sgd(net), sgd(net)
     schedule = {"scheduler": StepLR(two, 1), "interval": "step", "frequency": 3, "name": "decay"}

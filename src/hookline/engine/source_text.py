@@ -60,16 +60,18 @@ def words_of(tree: ast.AST) -> set[str]:
 
 def passes_arguments_on(function: Any, method: str) -> bool:
     """Return whether a function mentions the method and calls something with `*` or `**`:
-    `super().on_step_end(*args)`.
+    `super().on_step_end(*args)`. One that changes them, `*args[:-1]`, does not pass them on.
 
     A function without source text counts as one that does, because most overrides with `*args, **kwargs` do.
     """
     if (tree := parse_source(function)) is None:
         return True
     calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call)]
-    starred = any(isinstance(given, ast.Starred) for call in calls for given in call.args)
-    return method in words_of(tree) and (
-        starred or any(each.arg is None for call in calls for each in call.keywords)
+    starred = [given.value for call in calls for given in call.args if isinstance(given, ast.Starred)]
+    return (
+        method in words_of(tree)
+        and not any(isinstance(each, ast.Subscript) for each in starred)
+        and (bool(starred) or any(each.arg is None for call in calls for each in call.keywords))
     )
 
 

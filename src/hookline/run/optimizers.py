@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -151,7 +151,7 @@ def _check_optimizer(given: Any, module: str) -> Optimizer:
 
 def _make_schedule(given: Any, index: int, module: str) -> Schedule:
     if not isinstance(given, dict):
-        return Schedule(given, index)
+        return replace(given, optimizer_idx=index) if isinstance(given, Schedule) else Schedule(given, index)
     for key in given:
         if key not in SCHEDULE_KEYS:
             raise OptionError(
@@ -167,7 +167,7 @@ def _make_schedule(given: Any, index: int, module: str) -> Schedule:
 
 def _index_of_optimizer(given: Any, optimizers: list[Optimizer], module: str) -> int:
     """Return the index of the scheduler's optimizer. One that was not returned would never be called."""
-    scheduler = given.get("scheduler") if isinstance(given, dict) else given
+    scheduler = given.get("scheduler") if isinstance(given, dict) else getattr(given, "scheduler", given)
     owner = getattr(scheduler, "optimizer", None) if isinstance(scheduler, LRScheduler) else None
     if owner is None:
         return 0

@@ -48,7 +48,8 @@ def install_actions(run: Run) -> None:
 def install_closure(run: Run) -> None:
     """Install the closure of the optimizers, which recomputes the loss for those that need it (LBFGS)."""
     recompute = any(needs_closure(each) for each in run.state.optimizers)
-    if recompute and run.options.accumulate_grad_batches > 1:
+    may_accumulate = run.traits.rules.accumulates_with_closures
+    if recompute and run.options.accumulate_grad_batches > 1 and not may_accumulate:
         raise OptionError(
             "An optimizer that recomputes the loss (LBFGS) cannot be combined with accumulate_grad_batches "
             "> 1."

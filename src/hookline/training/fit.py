@@ -108,7 +108,12 @@ def train_epoch(run: Run) -> None:
     run.traits.rules.begin_epoch(run)
     loader = run.data.train
     before = begin_epoch(run)
-    start_epoch(run, run.progress.position, loader.name)
+    start_epoch(
+        run,
+        run.progress.position,
+        loader.name,
+        emits=run.progress.position == 0 or run.traits.rules.starts_resumed_epochs,
+    )
     run.boundary.sync_point()
 
     s.log.mode = "train"

@@ -85,17 +85,27 @@ class ManualOptimizer:
         if not self._is_usable(closure):
             skip_step(run, "nonfinite")
             return
-        measures = s.setup.norm_takes_all and "grad_norm" in run.plan.wanted
-        s.optimization.set_norm(total_norm(s.setup.optimizers) if measures else None)
-        signal = events.before_step()
+        signal = self.announce()
         if signal is SKIP_STEP:
             skip_step(run, "hook")
             return
         if signal is not STEP_DONE:
             s.optimization.optimizer_closure = closure
             events.step()
-        counts_all = run.traits.rules.counts_every_optimizer
-        events.after_step(s.counts.step if counts_all else run.progress.step_before_batch)
+        self.count()
+
+    def announce(self) -> Signal | None:
+        """Measure the gradients, if a listener requests it, and emit on_before_optimizer_step."""
+        run, s = self._run, self._run.state
+        self._events.focus(self._index, self.optimizer)
+        measures = s.setup.norm_takes_all and "grad_norm" in run.plan.wanted
+        s.optimization.set_norm(total_norm(s.setup.optimizers) if measures else None)
+        return self._events.before_step()
+
+    def count(self) -> None:
+        """Count the update and emit on_after_optimizer_step."""
+        run, counts_all = self._run, self._run.traits.rules.counts_every_optimizer
+        self._events.after_step(run.state.counts.step if counts_all else run.progress.step_before_batch)
 
     def _is_usable(self, closure: Any) -> bool:
         """Unscale the gradients, once per step; return whether an update may use them."""

@@ -42,7 +42,8 @@ def restore_module(run: Run) -> None:
     plan, s = run.plan, run.state
     assert run.resume.path is not None
     begin_loading(run, run.resume.contents)
-    restore_counters(run)  # listeners may request the counters from the first event on
+    if run.stage == "fit" or run.traits.rules.shows_counts_of_evaluated_file:
+        restore_counters(run)  # listeners may request the counters from the first event on
     sharded = sharded_tensors(run.module)
     if run.stage != "fit" and scored_hook(run.resume.contents) not in {
         None,

@@ -5,14 +5,18 @@ counts as a step.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from hookline.data.loaders import Loader, make_loaders
 from hookline.data.sharding import RankSharding
+from hookline.run.optimizers import Schedule
 from hookline.run.run import Run
-from hookline.util.errors import OptionError
+from hookline.util.errors import OptionError, closest
+
+log = logging.getLogger("hookline")
 
 
 class LoopRules:
@@ -28,6 +32,12 @@ class LoopRules:
     """Whether a loader without batches is an error."""
     stops_at_nonfinite = True
     """Whether a loss or weights that are not finite end the run, and are not saved."""
+    shows_counts_of_evaluated_file = True
+    """Whether an evaluation of a checkpoint shows the step and the epoch of the checkpoint."""
+    starts_resumed_epochs = True
+    """Whether a run that resumes inside an epoch emits on_train_epoch_start again."""
+    accumulates_with_closures = False
+    """Whether an optimizer that recomputes the loss may be combined with gradient accumulation."""
     undoes_abandoned_validations = True
     """Whether a validation that a signal ends leaves no trace in the checkpoint: state is kept before it."""
 
@@ -74,6 +84,17 @@ class LoopRules:
     def scheduler_count(self, run: Run) -> int:
         """Return the number that the frequency of a scheduler with interval 'step' is applied to."""
         return run.state.step
+
+    def report_missing_metric(self, run: Run, schedule: Schedule) -> None:
+        """Raise because a scheduler's metric was not logged; with strict=False log a warning."""
+        name, known = schedule.monitor or "", ", ".join(run.state.metrics) or "none yet"
+        text = (
+            f"lr_scheduler {type(schedule.scheduler).__name__} monitors {name!r}, which was not logged."
+            f"{closest(name, run.state.metrics)} Metrics: {known}."
+        )
+        if schedule.strict:
+            raise OptionError(text + " Pass 'strict': False to get a warning instead.")
+        log.warning(text)
 
     def may_stop(self, run: Run) -> bool:
         """Return whether a requested stop takes effect now."""

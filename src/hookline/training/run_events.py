@@ -88,14 +88,15 @@ def release(run: EmittingRun) -> None:
 # ---- epochs ------------------------------------------------------------------------------------------------
 
 
-def start_epoch(run: EmittingRun, first: int, loader: str = "") -> None:
+def start_epoch(run: EmittingRun, first: int, loader: str = "", emits: bool = True) -> None:
     """Emit on_train_epoch_start. first: the number of its first batch, above 0 in a resumed epoch."""
     s = run.state
     s.counts.epoch = s.counts.epochs_seen
     s.current.batch_idx, s.current.dataloader_idx, s.current.dataloader_name = first, 0, loader
     if not first:
         s.log.begin("train")
-    run.plan.on_train_epoch_start(s)
+    if emits:
+        run.plan.on_train_epoch_start(s)
 
 
 def end_epoch(run: EmittingRun, results: dict[str, Any], is_complete: bool) -> dict[str, Any]:

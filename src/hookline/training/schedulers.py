@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-
 from hookline.run.optimizers import Schedule
 from hookline.run.run import Run
-from hookline.util.errors import OptionError, closest
-
-log = logging.getLogger("hookline")
 
 
 def advance_due(run: Run, updated: bool, batches_left: int | None) -> None:
@@ -69,12 +64,5 @@ def _find_metric(run: Run, schedule: Schedule) -> bool:
     if name in s.metrics:
         s.optimization.metric = s.metrics[name]
         return True
-    known = ", ".join(s.metrics) or "none yet"
-    text = (
-        f"lr_scheduler {type(schedule.scheduler).__name__} monitors {name!r}, which was not logged."
-        f"{closest(name, s.metrics)} Metrics: {known}."
-    )
-    if schedule.strict:
-        raise OptionError(text + " Pass 'strict': False to get a warning instead.")
-    log.warning(text)
+    run.traits.rules.report_missing_metric(run, schedule)
     return False

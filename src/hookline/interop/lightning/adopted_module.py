@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
+import torch
+from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hookline.engine.events import EVENTS, SIGNAL, EventTable
 from hookline.engine.listener import Listener, overrides, refuse_misspelled
@@ -18,7 +20,9 @@ from hookline.interop.lightning.checkpoint_file import LIGHTNING
 from hookline.interop.lightning.checkpoint_path import refuse_start
 from hookline.interop.lightning.hparams import module_hooks
 from hookline.interop.lightning.loaders import convert_given, converting_loaders, outside_turns, with_iterator
-from hookline.interop.lightning.package import is_lightnings, refusal, warn
+from hookline.interop.lightning.names import lightning_schedule
+from hookline.interop.lightning.package import is_lightnings, refusal
+from hookline.interop.lightning.rules import ZERO_GRAD
 from hookline.interop.lightning.table import (
     DATA_ACTIONS,
     DATA_ROWS,
@@ -36,8 +40,10 @@ HOOK_CLASSES = ("ModelHooks", "DataHooks", "CheckpointHooks")
 """The classes in which Lightning declares the hooks of a module."""
 TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 """Hooks that a module and a data module can both have."""
-ZERO_GRAD = "on_validation_model_zero_grad"
-"""A hook of Lightning that is called before the module is put into eval mode."""
+ONLY_OVERRIDES = {"prepare_data", *(f"on_{kind}_model_train" for kind in ("validation", "test", "predict"))}
+"""Methods that Lightning calls only if they are overridden, also where a wrapper is set on the object."""
+ONLY_OVERRIDES_OF_DATA = {"prepare_data", *TRANSFER}
+"""The same for data modules."""
 
 
 def steps_of(module: Any) -> LightningSteps:
@@ -52,9 +58,12 @@ def steps_of(module: Any) -> LightningSteps:
         own["predict_step"] = module.predict_step
     if "configure_optimizers" in own:
         ask = module.configure_optimizers
-        checked: Any = functools.wraps(ask)(lambda: _checked(_asked(ask, module), type(module).__name__))
+        checked: Any = functools.wraps(ask)(lambda: _configured(ask(), module, view))
         checked.__signature__ = inspect.Signature()  # LightningCLI's wraps a function with other parameters
         own["configure_optimizers"] = checked
+    for name, wrap in {"configure_gradient_clipping": _clipping, "optimizer_step": _wrapping}.items():
+        if name in own:
+            own[name] = wrap(own[name], view)
     own |= {name: converting_loaders(own[name], name, view) for name in own if name.endswith("_dataloader")}
     if _is_own(module, ZERO_GRAD):
         own["on_validation_model_eval"] = _clearing_first(
@@ -151,6 +160,7 @@ class LightningSteps(Actions):
         self.run = run
         if run is None:
             self.original.__dict__[NAME_OF_HOOK] = None
+            self.original._metric_attributes = None  # the next stage may have other metrics
         else:  # it stays attached after the run, as in Lightning
             refuse_start(run)
             self.view.attach(run.trainer, self.original, self.original.__dict__)
@@ -171,17 +181,6 @@ class LightningSteps(Actions):
         shown = getattr(trainer, "lightning_trainer", None)
         if check is not None and shown is not None and trainer._run is self.run:
             check(shown)
-
-
-class NoOptimizer(Optimizer):
-    """Updates nothing: Lightning trains without an optimizer if `configure_optimizers` returns None."""
-
-    def __init__(self, parameters: Iterable[Any]) -> None:
-        super().__init__(parameters, {"lr": 0.0})
-
-    def step(self, closure: Any = None) -> Any:
-        """Compute the loss if there is a closure, and update nothing."""
-        return closure() if closure is not None else None
 
 
 def data_of(datamodule: Any) -> LightningData:
@@ -257,58 +256,95 @@ def _is_own(owner: Any, method: str) -> bool:
     if getattr(owner, method, None) is None:
         return False  # `model.validation_step = None` switches it off
     if method in vars(owner):
-        return True
+        only = ONLY_OVERRIDES if isinstance(owner, nn.Module) else ONLY_OVERRIDES_OF_DATA
+        return method not in only or not _is_theirs(inspect.unwrap(vars(owner)[method]))
     written = next((cls for cls in type(owner).__mro__ if method in vars(cls)), object)
-    return written is not object and (not is_lightnings(written) or ".demos." in written.__module__)
+    return written is not object and not _is_theirs(written)
 
 
-# ---- results of configure_optimizers -----------------------------------------------------------------------
+def _is_theirs(written: Any) -> bool:
+    """Return whether a class or a function is Lightning's own, and not that of a demo model."""
+    return is_lightnings(written) and ".demos." not in written.__module__
 
 
-def _asked(ask: Callable[[], Any], module: Any) -> Any:
-    """Return what `configure_optimizers` returns; without anything, an optimizer that updates nothing."""
-    returned = ask()
-    if returned is None and module.automatic_optimization:
-        warn("`LightningModule.configure_optimizers` returned `None`: this fit has no optimizer.")
-        return NoOptimizer(module.parameters())
-    return returned
+# ---- optimizers --------------------------------------------------------------------------------------------
 
 
-def _checked(returned: Any, module: str) -> Any:
-    """Convert what a module returned; raise what is wrong with it as Lightning's own error, too."""
-    try:
-        converted = _converted(returned)
-        parse_optimizers(converted, module)
-    except OptionError as error:
-        raise refusal(str(error), "configure_optimizers", None) from None
-    return converted
-
-
-def _converted(returned: Any) -> Any:
-    """Convert forms that Hookline does not have: a monitor beside the scheduler, one scheduler beside a list
-    of optimizers.
+def _configured(returned: Any, module: Any, view: TrainerView) -> Any:
+    """Return the result of `configure_optimizers` in Hookline's form, after Lightning's own functions have
+    read and checked it.
     """
-    if isinstance(returned, dict):
-        given = dict(returned)
-        monitor, scheduler = given.pop("monitor", None), given.pop("lr_scheduler", None)
-        if scheduler is not None:
-            given["lr_scheduler"] = _schedule(scheduler, monitor)
-        return given
-    if isinstance(returned, list | tuple) and len(returned) == 2 and isinstance(returned[0], list | tuple):
-        schedulers = returned[1] if isinstance(returned[1], list | tuple) else [returned[1]]
-        return list(returned[0]), [_schedule(each, None) for each in schedulers]
-    if isinstance(returned, list | tuple):
-        return [_converted(each) if isinstance(each, dict) else each for each in returned]
-    return returned
-
-
-def _schedule(given: Any, monitor: str | None) -> Any:
-    schedule = dict(given) if isinstance(given, dict) else {"scheduler": given}
-    if schedule.pop("reduce_on_plateau", False) and not isinstance(schedule["scheduler"], ReduceLROnPlateau):
-        raise OptionError(
-            "lr_scheduler: reduce_on_plateau=True is for torch's ReduceLROnPlateau; another scheduler that "
-            "needs a metric must be advanced in an override of lr_scheduler_step."
+    read = functools.partial(view.of_lightning, "core.optimizer")
+    is_native = view.moment.is_native
+    if returned is None and not is_native:
+        warnings.warn(
+            f"{type(module).__name__}.configure_optimizers returned None: this fit will run with no "
+            "optimizer.",
+            stacklevel=2,
         )
-    if isinstance(schedule["scheduler"], ReduceLROnPlateau) and monitor is not None:
-        schedule.setdefault("monitor", monitor)
-    return schedule
+        returned = NoOptimizer(module)
+    if returned is None:
+        return None
+    try:
+        optimizers, schedulers, monitor = read("_configure_optimizers")(returned)
+        configs = (
+            read("_configure_schedulers_automatic_opt")(schedulers, monitor)
+            if module.automatic_optimization
+            else read("_configure_schedulers_manual_opt")(schedulers)
+        )
+        if not is_native and module.training_step is not None:
+            read("_validate_multiple_optimizers_support")(optimizers, module)
+        read("_validate_optimizers_attached")(optimizers, configs)
+        read("_validate_scheduler_api")(configs, module)
+        schedules = [lightning_schedule(each) for each in configs]
+        parse_optimizers((optimizers, schedules), type(module).__name__)
+    except (OptionError, view.of_lightning("utilities.exceptions", "MisconfigurationException")) as error:
+        raise refusal(str(error), "configure_optimizers", None) from None
+    return list(optimizers), schedules
+
+
+class NoOptimizer(Optimizer):
+    """Takes the place of an optimizer if there is none: gradients are computed, and no weight changes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(list(module.parameters()) or [torch.zeros(1)], {"lr": 0.0})
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Compute the loss, if it is not known yet."""
+        return None if closure is None else closure()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Do nothing: no step has used the gradients."""
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Do nothing: it has no state."""
+
+
+def _clipping(configure: Callable[..., Any], view: TrainerView) -> Callable[..., Any]:
+    """Return a module's own clipping, which Lightning calls with names, and with an algorithm only if the
+    user has chosen one.
+    """
+
+    def clip(optimizer: Any, gradient_clip_val: Any, gradient_clip_algorithm: Any) -> Any:
+        if not view.moment.is_native:
+            gradient_clip_algorithm = view.moment.trainer.gradient_clip_algorithm
+        return configure(
+            optimizer, gradient_clip_val=gradient_clip_val, gradient_clip_algorithm=gradient_clip_algorithm
+        )
+
+    return clip
+
+
+def _wrapping(update: Callable[..., Any], view: TrainerView) -> Callable[..., Any]:
+    """Return a module's own `optimizer_step`, which Lightning's trainer calls with Lightning's wrapper of
+    the optimizer: its `step` emits the events around the update.
+    """
+
+    @functools.wraps(update)
+    def wrapped(epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> Any:
+        if not view.moment.is_native:
+            wrapper = view.of_lightning("core.optimizer", "LightningOptimizer")
+            optimizer = wrapper._to_lightning_optimizer(optimizer, view.moment.trainer.strategy)
+        return update(epoch, batch_idx, optimizer, optimizer_closure)
+
+    return wrapped

@@ -152,7 +152,8 @@ def _clip_algorithm(given: Any) -> str:
     return name
 
 
-LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches")
+LIMITS = (*(f"limit_{kind}_batches" for kind in ("train", "val", "test", "predict")), "overfit_batches")
+"""Arguments that are a number of batches or a fraction of them."""
 SAME = (
     "fast_dev_run",
     "max_epochs",
@@ -160,16 +161,11 @@ SAME = (
     "max_steps",
     "min_steps",
     *LIMITS,
-    "overfit_batches",
     "num_sanity_val_steps",
     "log_every_n_steps",
     "accumulate_grad_batches",
 )
 """Arguments with the same name and meaning in both."""
-
-
-LIMITS = (*(name for name in SAME if name.startswith("limit_")), "overfit_batches")
-"""Arguments that are a number of batches or a fraction of them."""
 
 
 def limit_of(batches: Any, name: str) -> Any:
@@ -276,7 +272,7 @@ def _count(devices: Any, local: int, accelerator: str) -> int:
 
 def log_meaning(given: Mapping[str, Any]) -> None:
     """Log what arguments mean that are easily mistaken: 1 is one batch, 1.0 is all."""
-    for name in (*LIMITS, "overfit_batches"):
+    for name in LIMITS:
         if (value := given[name]) == 1:
             is_one = isinstance(value, int)
             meaning = "1 batch is read; 1.0 would be all" if is_one else "100% is read; 1 would be one batch"

@@ -14,6 +14,7 @@ import enum
 import io
 import logging
 import os
+import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -106,11 +107,11 @@ def _plain_table(value: Any, kind: Any, where: str, lost: dict[str, str]) -> Any
 
 
 _reported: set[str] = set()
-"""Places of values that were left out, so that each is logged once."""
+"""Places of values that were left out, so that each is reported once."""
 
 
 def plain_file(entries: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a file without pickled objects; log once what is left out."""
+    """Return the entries of a file without pickled objects; warn once of what is left out."""
     lost: dict[str, str] = {}
     made: dict[str, Any] = {}
     for key, value in entries.items():
@@ -119,9 +120,11 @@ def plain_file(entries: dict[str, Any]) -> dict[str, Any]:
             made[str(key)] = converted
     if new := {where: kind for where, kind in lost.items() if where not in _reported}:
         _reported.update(new)
-        log.warning(
-            "Checkpoints contain no pickled objects, so these values are left out: %s.",
-            ", ".join(f"{where} (a {kind})" for where, kind in new.items()),
+        names = ", ".join(f"{where} (a {kind})" for where, kind in new.items())
+        warnings.warn(
+            f"Checkpoints contain no pickled objects, so these values are left out: {names}. Pass "
+            "hyper-parameters that are objects to load_from_checkpoint.",
+            stacklevel=2,
         )
     return made
 

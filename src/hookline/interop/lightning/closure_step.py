@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hookline.engine.hook import Hook
+from hookline.engine.listener import overrides
 from hookline.interop.lightning.checkpoint_file import LIGHTNING
 from hookline.interop.lightning.package import refusal, warn
 from hookline.run.module import Module
@@ -24,19 +25,19 @@ from hookline.util.errors import SKIP_STEP, LossError, Signal
 
 
 def with_closure(run: Run, kind: type[TrainStep]) -> type[TrainStep]:
-    """Return the step for a run of Lightning's trainer: its optimizer's `step` encloses `training_step`.
+    """Return the step for a run of Lightning's trainer: one whose optimizer calls training_step in a closure.
 
-    In the dialect's own classes `optimizer_step` is called after on_before_optimizer_step, so only an
-    optimizer that cannot be called without a closure has one.
+    A module of this dialect has it only if its optimizer cannot be called without a closure: its own
+    `optimizer_step` is called after on_before_optimizer_step.
     """
     optimizers, traits = run.state.optimizers, run.traits
-    encloses = not isinstance(run.steps, Module) or any(needs_closure(each) for each in optimizers)
+    shows = not isinstance(run.steps, Module) or any(needs_closure(each) for each in optimizers)
     is_possible = len(optimizers) == 1 and traits.scaler is None and traits.compiled is None
-    if not encloses or not is_possible or run.data.router is not None:
+    if not (shows and is_possible and not traits.is_manual and run.data.router is None):
         return kind
     if not traits.recomputes:
-        traits.recomputes = True
-        install_action(run, "optimizer_step")  # the default passes the closure from now on
+        traits.recomputes = True  # the optimizer gets the closure
+        install_action(run, "optimizer_step")
     return ClosureStep
 
 
@@ -75,9 +76,9 @@ class ClosureStep(AccumulatedStep):
         update.step()
         if not closure.calls:
             raise refusal(
-                f"The closure hasn't been executed: {type(self.run.module).__name__}.optimizer_step must "
-                "pass its optimizer_closure, which runs training_step and backward, to "
-                "optimizer.step(optimizer_closure), or call it.",
+                f"The closure hasn't been executed: {type(self.run.module).__name__}.optimizer_step did not "
+                "call its optimizer_closure, which runs training_step and backward. Pass it to "
+                "optimizer.step(closure=optimizer_closure), or call it.",
                 "optimizer_closure",
                 None,
             )
@@ -85,6 +86,29 @@ class ClosureStep(AccumulatedStep):
         self.publish_losses()
         update.after_step(self.progress.step_before_batch, keeps_rate=True)
         window.clear()
+
+    def call_optimizer(self, optimizer: Any, closure: Any, options: dict[str, Any]) -> Any:
+        """Call an optimizer for a module's own `optimizer_step`; return what it returns."""
+
+        def with_events() -> Any:
+            with torch.enable_grad():
+                value = closure()
+                self.prepare_update()
+            return value
+
+        return optimizer.step(closure=with_events, **options)
+
+    def prepare_update(self) -> None:
+        """Emit on_before_optimizer_step, then clip."""
+        update, s = self.update, self.state
+        for check in update.checks:
+            check()
+        if update.before_step() is SKIP_STEP:
+            for group in s.optimization.optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+        for adjust in update.adjustments:
+            adjust()
 
 
 class StepClosure:
@@ -101,6 +125,10 @@ class StepClosure:
         self.value: Any = None
         """The loss of the first call."""
         self._clears = step.window.count == 0
+        self._prepares = isinstance(step.run.steps, Module) or not overrides(step.run.steps, "optimizer_step")
+        """Whether the events before the update follow each call: not if a LightningModule calls the
+        optimizer, whose wrapper emits them.
+        """
 
     def recomputes(self, optimizer: Any) -> bool:
         """Return True: the optimizer calls it."""
@@ -113,7 +141,8 @@ class StepClosure:
         progress.is_updating = self.calls > 1  # before its first result no weight has changed
         with torch.enable_grad():
             loss = self._differentiate()
-            self._prepare_update()
+            if self._prepares:
+                self.step.prepare_update()
         progress.is_updating = True
         return loss
 
@@ -136,17 +165,23 @@ class StepClosure:
             step.record_loss(value, step.weight)
         return loss.detach()
 
-    def _prepare_update(self) -> None:
-        """Emit on_before_optimizer_step, then clip."""
-        update, s = self.step.update, self.step.state
-        for check in update.checks:
-            check()
-        if update.before_step() is SKIP_STEP:
-            for group in s.optimization.optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
-        for adjust in update.adjustments:
-            adjust()
+
+def step_by_hand(run: Run, optimizer: Any, closure: Any, options: dict[str, Any]) -> Any:
+    """Call an optimizer in manual optimization, its closure before on_before_optimizer_step; return what the
+    optimizer returns.
+    """
+    handle = next(each for each in run.manual.optimizers if each.optimizer is optimizer)
+    if run.traits.scaler is not None or run.traits.skips_nonfinite or not run.strategy.ranks.alone:
+        return handle.step(closure)
+
+    def with_events() -> Any:
+        value = closure()
+        handle.announce()
+        return value
+
+    result = optimizer.step(closure=with_events, **options)
+    handle.count()
+    return result
 
 
 class LoopEvents(Hook):

@@ -550,7 +550,7 @@ def _hyperparameters(module: Any, data: Any) -> dict[str, Any] | None:
         unequal = [name for name in both if not _is_equal(found[0][name], found[1][name])]
         if unequal:
             raise RuntimeError(
-                f"The hyper-parameters {unequal} of the module and of the data module have "
+                f"Error while merging hparams: {unequal} of the module and of the data module have "
                 "different values. Give them equal values, or different names."
             )
     return {k: v for each in found for k, v in each.items() if k != "_class_path"} if found else None

@@ -134,8 +134,7 @@ class LoggedValue:
             return torch.tensor(found, dtype=log_dtype())
         if not isinstance(found, Tensor):
             raise ValueError(
-                f"log({options.name!r}, ...): what the metric's .compute() returns must be a tensor, "
-                f"not {found!r}."
+                f"The metric's `compute()` return of {options.name!r} must be a tensor, not {found!r}."
             )
         return found if options.enable_graph else found.detach()
 

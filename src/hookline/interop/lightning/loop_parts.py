@@ -64,8 +64,11 @@ class DataLoop(ShownAs):
 
     @property
     def restarting(self) -> bool:
-        """Return False: Hookline restores a run before the loop starts."""
-        return False
+        """Return whether this is the first epoch of a fit that resumes from a checkpoint."""
+        run = self._own._run
+        if run is None or run.stage != "fit" or run.resume.path is None:
+            return False
+        return bool(run.state.epoch == getattr(run.traits.rules, "first_epoch", None))
 
     @restarting.setter
     def restarting(self, is_restarting: bool) -> None:
@@ -273,14 +276,7 @@ class EpochLoop(Part):
     def min_steps(self, steps: int | None) -> None:
         self._view.set_limit("min_steps", steps)
 
-    @property
-    def restarting(self) -> bool:
-        """Return False: Hookline restores a run before the loop starts."""
-        return False
-
-    @restarting.setter
-    def restarting(self, is_restarting: bool) -> None:
-        pass
+    restarting = DataLoop.restarting
 
     @property
     def _batches_that_stepped(self) -> int:

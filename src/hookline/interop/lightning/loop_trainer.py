@@ -55,6 +55,8 @@ class LoopTrainer(Rerun):
             return None
         shown = self.lightning_trainer
         infers = shown is not None and shown._given["inference_mode"] and run.strategy.ranks.alone
+        if shown is not None:
+            run.module.zero_grad()  # a stage begins without gradients
         try:
             with torch.inference_mode(bool(infers)) if run.stage != "fit" else contextlib.nullcontext():
                 return body(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -51,13 +52,16 @@ class Schedules(list[Any]):
 
     def __setitem__(self, where: Any, given: Any) -> None:
         super().__setitem__(
-            where, [_schedule(each) for each in given] if isinstance(where, slice) else _schedule(given)
+            where,
+            [lightning_schedule(each) for each in given]
+            if isinstance(where, slice)
+            else lightning_schedule(given),
         )
         self._write()
 
     def append(self, given: Any) -> None:
         """Add a scheduler."""
-        super().append(_schedule(given))
+        super().append(lightning_schedule(given))
         self._write()
 
     def _write(self) -> None:
@@ -65,12 +69,36 @@ class Schedules(list[Any]):
         self._run.state.setup.schedulers = [each.scheduler for each in self]
 
 
-def _schedule(given: Any) -> Schedule:
+SETTINGS = ("scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau")
+"""What Lightning's configuration of a scheduler holds."""
+
+
+@dataclass(slots=True, eq=False)
+class LightningSchedule(Schedule):
+    """A scheduler with the settings of Lightning's own configuration, which Lightning has checked."""
+
+    reduce_on_plateau: bool = False
+
+    def __post_init__(self) -> None:
+        """Do nothing: in manual optimization Lightning takes any object."""
+
+    @property
+    def needs_metric(self) -> bool:
+        """Whether the scheduler needs a metric to advance."""
+        return self.reduce_on_plateau
+
+    def __eq__(self, other: object) -> bool:
+        """Compare with Lightning's configuration, or with another one of these."""
+        return all(hasattr(other, name) and getattr(other, name) == getattr(self, name) for name in SETTINGS)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def lightning_schedule(given: Any) -> Schedule:
     """Return a scheduler with its settings, which Lightning stores under the same names."""
     if isinstance(given, Schedule):
         return given
-    names = ("scheduler", "interval", "frequency", "monitor", "strict", "name")
-    return Schedule(**{name: getattr(given, name) for name in names})
+    return LightningSchedule(**{name: getattr(given, name) for name in SETTINGS})
 
 
 def _option(name: str, doc: str) -> Any:

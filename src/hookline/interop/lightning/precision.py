@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hookline.distributed.precision import Precision
+from hookline.distributed.base import Precision
 from hookline.engine.binding import Caller
 from hookline.engine.hook import Hook
 from hookline.engine.listener import overrides

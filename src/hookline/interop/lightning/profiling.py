@@ -31,7 +31,10 @@ def make_profiler(given: Any) -> Any:
         return given
     if given.lower() not in PROFILERS:
         raise refusal(
-            f"profiler={given!r}: it can only be one of {list(PROFILERS)}, or an object.", "profiler", given
+            "When passing string value for the `profiler` parameter of `Trainer`, it can only be one of "
+            f"{list(PROFILERS)}, not {given!r}.",
+            "profiler",
+            given,
         )
     made = find("profilers", PROFILERS[given.lower()])
     if made is None:

@@ -11,17 +11,23 @@ from typing import Any
 from hookline.data.loaders import Loader, make_loaders
 from hookline.data.sharding import RankSharding
 from hookline.engine.listener import overrides
+from hookline.interop.lightning.binder import NAME_OF_HOOK, recording_name
 from hookline.interop.lightning.checkpoint_file import LIGHTNING
 from hookline.interop.lightning.loaders import one_of
 from hookline.interop.lightning.package import refusal, root
 from hookline.interop.lightning.shared_stream import SharedStreamLoader, in_sequence, parts_of
 from hookline.interop.lightning.stage_loaders import StageLoaders, check_iterable
+from hookline.run.optimizers import Schedule
 from hookline.run.run import Run
 from hookline.training.loading import asked_mixture, load
 from hookline.training.rules import LoopRules, epoch_length
 from hookline.training.saving import kinds
+from hookline.util.errors import OptionError
 
 log = logging.getLogger("hookline")
+
+ZERO_GRAD = "on_validation_model_zero_grad"
+"""A hook of Lightning that is called before the module is put into eval mode."""
 
 
 def has_source(run: Run, kind: str) -> bool:
@@ -39,12 +45,17 @@ class LightningRules(LoopRules):
     averages_short_windows = False
     counts_every_optimizer = True
     refuses_empty_data = False
+    shows_counts_of_evaluated_file = False
+    starts_resumed_epochs = False
+    accumulates_with_closures = True
     undoes_abandoned_validations = False
 
     def __init__(self, given: dict[str, Any], stops_at_nonfinite: bool = False) -> None:
         self.given, self.stops_at_nonfinite = given, stops_at_nonfinite
         self.loaded_at: dict[str, int] = {}
         """The epoch at which the loaders of a kind were made, for `reload_dataloaders_every_n_epochs`."""
+        self.first_epoch = 0
+        """The epoch at which the newest fit began."""
         self.validated_at = 0.0
         """The time of the last validation, for a `val_check_interval` in seconds."""
         self._told_to_continue: Run | None = None
@@ -110,6 +121,7 @@ class LightningRules(LoopRules):
         """Load the validation data only if the first epoch validates; a resumed run is at its next epoch."""
         run.state.counts.epoch = run.state.epochs_seen
         run.trainer.began = run.state.batches_seen
+        self.first_epoch = run.state.epoch
         if self._is_epoch_to_validate(run):
             load()
 
@@ -131,8 +143,9 @@ class LightningRules(LoopRules):
     def begin_validation(self, run: Run) -> bool:
         """Clear the gradients, unless an accumulation window is open, and load the data."""
         if not run.window.batches:
-            clear = getattr(run.module, "on_validation_model_zero_grad", run.module.zero_grad)
-            clear()
+            clear = getattr(run.module, ZERO_GRAD, run.module.zero_grad)
+            names = vars(run.module) if NAME_OF_HOOK in vars(run.module) else {NAME_OF_HOOK: None}
+            recording_name(clear, ZERO_GRAD, names)()
         self._reload(run, "val")
         return bool(load(run, "val"))
 
@@ -153,6 +166,17 @@ class LightningRules(LoopRules):
     def scheduler_count(self, run: Run) -> int:
         """Return the number of batches of this epoch."""
         return run.state.batch_idx + 1
+
+    def report_missing_metric(self, run: Run, schedule: Schedule) -> None:
+        """Raise because a scheduler's metric was not logged; with strict=False warn."""
+        known = sorted(run.trainer.lightning_trainer.callback_metrics)
+        who = type(schedule.scheduler).__name__
+        text = f"{who} conditioned on metric {schedule.monitor} which is not available"
+        if schedule.strict:
+            raise OptionError(
+                f"{text}. Available metrics are: {known}. Set the key 'monitor' to one of them."
+            )
+        warnings.warn(f"{text} but strict is False: it is not advanced.", RuntimeWarning, stacklevel=2)
 
     def may_stop(self, run: Run) -> bool:
         """Return whether `min_epochs` and `min_steps` are reached."""

@@ -175,8 +175,8 @@ REMOVED_ARGUMENTS = {
 """Arguments of a `training_step` of Lightning 1, and the alternatives."""
 
 
-class RemovedHook(HookError, NotImplementedError):
-    """A module has a hook that only Lightning 1 calls."""
+class RemovedInLightning2(HookError, NotImplementedError):
+    """A module has a hook, or a step has an argument, that Lightning 2 does not have any more."""
 
 
 def refuse_lightning_1(module: Any) -> None:
@@ -184,14 +184,14 @@ def refuse_lightning_1(module: Any) -> None:
     who = type(module).__name__
     for method, instead in RENAMED.items():
         if hasattr(module, method):
-            raise RemovedHook(
+            raise RemovedInLightning2(
                 f"{who}.{method}: the hook `{method}` has been removed in v2.0 of Lightning and would not be "
                 f"called. Collect the outputs of the steps in a list on the module, and use it in {instead}."
             )
     step = module.training_step
     for argument in () if step is None else inspect.signature(step).parameters:
         if argument in REMOVED_ARGUMENTS:
-            raise HookError(
+            raise RemovedInLightning2(
                 f"{who}.training_step takes {argument}, an argument of Lightning 1: "
-                f"{REMOVED_ARGUMENTS[argument]}."
+                f"{REMOVED_ARGUMENTS[argument]}. Remove the `{argument}` argument from `training_step`."
             )

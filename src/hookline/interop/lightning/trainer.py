@@ -54,7 +54,7 @@ from hookline.interop.lightning.tuning import CheckpointConnector, Snapshot, is_
 from hookline.loggers.build import make_loggers
 from hookline.loggers.jsonl import JSONLines
 from hookline.run.module import Module
-from hookline.run.options import ARGUMENTS, OLD_NAMES
+from hookline.run.options import ARGUMENT_NAMES, OLD_NAMES
 from hookline.util.errors import Preempted, closest
 
 T = TypeVar("T")
@@ -125,10 +125,10 @@ class Trainer(TrainerSettings):
         }
         super().__init__(root())
         for name in native:
-            if name not in ARGUMENTS and name not in OLD_NAMES:
+            if name not in ARGUMENT_NAMES and name not in OLD_NAMES:
                 raise TypeError(
                     f"{type(self).__name__}.__init__() got an unexpected keyword argument {name!r}."
-                    f"{closest(name, [*given, *ARGUMENTS])}"
+                    f"{closest(name, [*given, *ARGUMENT_NAMES])}"
                 )
         values = self.__dict__
         values["snapshots"] = {}
@@ -274,7 +274,7 @@ class Trainer(TrainerSettings):
         weights_only: bool | None,
         native: dict[str, Any],
     ) -> list[dict[str, float]]:
-        module = self._module(stage, model)
+        module = self._module(stage, model, is_plain=bool(native))
         loaders, datamodule = self._loaders_and_data(dataloaders, datamodule)
         run = self._own.validate if stage == "validate" else self._own.test
         self._logger_connector.verbose = verbose

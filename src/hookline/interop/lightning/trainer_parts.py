@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from hookline.interop.lightning.closure_step import ClosureStep, step_by_hand
 from hookline.interop.lightning.names import log_value
 from hookline.util.errors import HookError, closest
 
@@ -281,10 +282,17 @@ class StrategyView(ShownAs):
     def optimizer_step(
         self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
     ) -> Any:
-        """Update the weights, with the events around it."""
-        handle = next(each for each in self._own._last.manual.optimizers if each.optimizer is optimizer)
+        """Update the weights, with the events around it; return what the optimizer returns."""
+        run = self._own._last
+        if not run.traits.is_manual:
+            if isinstance(run.step, ClosureStep):
+                return run.step.call_optimizer(optimizer, closure, kwargs)
+            return optimizer.step(closure=closure, **kwargs)  # training_step and backward have run
+        if hasattr(self._own, "lightning_trainer") or kwargs:
+            return step_by_hand(run, optimizer, closure, kwargs)
+        handle = next(each for each in run.manual.optimizers if each.optimizer is optimizer)
         is_none = getattr(closure, "__name__", "") == "do_nothing_closure"  # Lightning's name for no closure
-        return handle.step(None if is_none else closure, **kwargs)
+        return handle.step(None if is_none else closure)
 
 
 class PrecisionView(ShownAs):

@@ -146,6 +146,13 @@ class TrainerSettings(TrainerView):
         return self._given["gradient_clip_val"]  # type: ignore[no-any-return]
 
     @property
+    def gradient_clip_algorithm(self) -> Any:
+        """Return how gradients are clipped, in Lightning's enumeration; None if it was not set."""
+        given = self._given["gradient_clip_algorithm"]
+        kind = self.of_lightning("utilities.enums", "GradClipAlgorithmType")
+        return given if given is None or kind is None else kind(getattr(given, "value", given))
+
+    @property
     def barebones(self) -> bool:
         """Return whether everything that costs time is switched off."""
         return bool(self._given["barebones"])

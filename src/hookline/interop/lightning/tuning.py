@@ -170,10 +170,7 @@ class Rerun(HooklineTrainer):
             steps: Any = run.steps
             steps.configure_hooks = list
             steps.configure_model = _nothing
-            steps.configure_optimizers = lambda: (
-                list(outer.state.optimizers),
-                [_settings(each) for each in outer.schedules],
-            )
+            steps.configure_optimizers = lambda: (list(outer.state.optimizers), list(outer.schedules))
             if not outer.trainer.__dict__.pop("counts_anew", False):
                 run.state.counts.load_state_dict(outer.state.counts.state_dict(), resumed=False)
         return run
@@ -181,11 +178,6 @@ class Rerun(HooklineTrainer):
 
 def _nothing() -> None:
     """Do nothing: the model is complete."""
-
-
-def _settings(schedule: Any) -> dict[str, Any]:
-    names = ("scheduler", "interval", "frequency", "monitor", "strict", "name")
-    return {name: getattr(schedule, name) for name in names}
 
 
 NAMES = ("lr", "learning_rate")
