@@ -36,3 +36,9 @@ def test_fixtures_are_there_without_a_line_of_set_up(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_program_that_only_has_the_plugin_installed_does_not_import_torch() -> None:
+    code = "import sys, hookline.testing.plugin; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "hookline.testing" in done.stdout.split() and "torch" not in done.stdout.split()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from distributed.threads import on_ranks
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import Net, batches, quiet
 from torch import nn
@@ -50,6 +50,7 @@ def assert_same(a: nn.Module, b: nn.Module) -> None:
 # ---- equal to one large batch ------------------------------------------------------------------------------------
 
 
+@settings(max_examples=40)  # each trains twice
 @given(
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=7),
     window=st.integers(1, 4),
@@ -68,6 +69,7 @@ def test_samples_split_in_any_way_make_the_update_of_one_large_batch(
     assert_close(many, trained(windows(data, window), optimizer, max_epochs=2, **clip))
 
 
+@settings(max_examples=40)
 @given(tokens=st.lists(st.integers(0, 40), min_size=2, max_size=7), window=st.integers(1, 4))
 def test_tokens_split_in_any_way_make_the_update_of_one_large_batch(tokens: list[int], window: int) -> None:
     data = uneven(*tokens)
