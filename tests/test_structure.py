@@ -565,7 +565,7 @@ MOST_STATEMENTS = {
     "distributed": 1118,
     "engine": 3035,
     "hooks": 3213,
-    "interop": 9920,
+    "interop": 9921,
     "loggers": 1244,
     "metrics": 384,
     "reliability": 793,

@@ -487,8 +487,7 @@ def _meant(owner: Any, member: _Member, receiver: str, table: EventTable) -> str
     method, function = member.name, _plain_member(member.value)
     if method.startswith("_") or not inspect.isfunction(function):
         return ""
-    known = table.names(receiver) if receiver == "S" else (*table.names(receiver), *STATE)
-    right = misspelling_of(method, known)
+    right = misspelling_of(method, (*table.names(receiver), *(() if receiver == "S" else STATE)))
     # A name without its `on_` is only suspicious in a hook. A module may have such methods for other callers
     if (
         not right

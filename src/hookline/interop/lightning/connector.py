@@ -17,6 +17,7 @@ from torch import Tensor
 from hookline.engine.binding import Binding
 from hookline.engine.listener import Listener
 from hookline.engine.plan import Plan
+from hookline.interop.lightning.hparams import merge_hyperparameters
 from hookline.interop.lightning.logged_values import (
     LoggedValues,
     Shown,
@@ -304,7 +305,7 @@ class LoggerConnector:
         if not trainer.lightning_loggers or not trainer._given["enable_autolog_hparams"]:
             return
         module = s.module
-        found = _hyperparameters(module, trainer.datamodule)
+        found = merge_hyperparameters(module, trainer.datamodule)
         for logger in trainer.lightning_loggers:
             if found is not None:
                 logger.log_hyperparams(found)
@@ -538,28 +539,6 @@ MOMENTS: Mapping[str, tuple[Callable[[Any, State], None] | None, Callable[[Any, 
     },
 }
 """For each event, what is called before all hooks, and after all hooks and the module."""
-
-
-def _hyperparameters(module: Any, data: Any) -> dict[str, Any] | None:
-    """Return the hyper-parameters to log; None if neither object has saved some."""
-    found = [
-        dict(each.hparams_initial) for each in (module, data) if getattr(each, "_log_hyperparams", False)
-    ]
-    if len(found) == 2:
-        both = [name for name in found[0] if name in found[1] and name != "_class_path"]
-        unequal = [name for name in both if not _is_equal(found[0][name], found[1][name])]
-        if unequal:
-            raise RuntimeError(
-                f"Error while merging hparams: {unequal} of the module and of the data module have "
-                "different values. Give them equal values, or different names."
-            )
-    return {k: v for each in found for k, v in each.items() if k != "_class_path"} if found else None
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    return one is other if isinstance(one, Tensor) else bool(one == other)
 
 
 class LightningLog(MetricLog):

@@ -270,3 +270,25 @@ def wrap_configure_callbacks(cls: type) -> None:
         return module_hooks(self._run, self, ask(self))
 
     cls.configure_callbacks = configure_callbacks  # type: ignore[attr-defined]
+
+
+def merge_hyperparameters(module: Any, data: Any) -> dict[str, Any] | None:
+    """Return the hyper-parameters to log; None if neither object has saved some."""
+    found = [
+        dict(each.hparams_initial) for each in (module, data) if getattr(each, "_log_hyperparams", False)
+    ]
+    if len(found) == 2:
+        both = [name for name in found[0] if name in found[1] and name != "_class_path"]
+        unequal = [name for name in both if not _is_equal(found[0][name], found[1][name])]
+        if unequal:
+            raise RuntimeError(
+                f"Error while merging hparams: {unequal} of the module and of the data module have "
+                "different values. Give them equal values, or different names."
+            )
+    return {k: v for each in found for k, v in each.items() if k != "_class_path"} if found else None
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    return one is other if isinstance(one, Tensor) else bool(one == other)
