@@ -101,9 +101,9 @@ class LoopRules:
         s, options = run.state, run.options
         return s.epochs_seen >= options.min_epochs and s.step >= options.min_steps
 
-    def warn_of_other_hooks(self, run: Run, warn: Callable[[], None]) -> None:
+    def warn_of_other_hooks(self, run: Run, warn_of_hooks: Callable[[], None]) -> None:
         """Warn of saved state whose hook this run lacks, and of hooks without saved state."""
-        warn()
+        warn_of_hooks()
 
     def match_optimizers(self, run: Run, refuse: Callable[[], None]) -> None:
         """Raise if the checkpoint to resume from has the state of other optimizers or schedulers."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -21,7 +20,7 @@ from hookline.interop.lightning.checkpoint_path import refuse_start
 from hookline.interop.lightning.hparams import module_hooks
 from hookline.interop.lightning.loaders import convert_given, converting_loaders, outside_turns, with_iterator
 from hookline.interop.lightning.names import lightning_schedule
-from hookline.interop.lightning.package import is_lightnings, refusal
+from hookline.interop.lightning.package import is_lightnings, refusal, warn
 from hookline.interop.lightning.rules import ZERO_GRAD
 from hookline.interop.lightning.table import (
     DATA_ACTIONS,
@@ -277,10 +276,9 @@ def _configured(returned: Any, module: Any, view: TrainerView) -> Any:
     read = functools.partial(view.of_lightning, "core.optimizer")
     is_native = view.moment.is_native
     if returned is None and not is_native:
-        warnings.warn(
+        warn(
             f"{type(module).__name__}.configure_optimizers returned None: this fit will run with no "
-            "optimizer.",
-            stacklevel=2,
+            "optimizer."
         )
         returned = NoOptimizer(module)
     if returned is None:

@@ -23,7 +23,6 @@ from hookline.interop.lightning.checkpoint_file import (
     contents_of,
     file_of,
     plain_file,
-    read_file,
     write_file,
 )
 from hookline.interop.lightning.names import epoch_of
@@ -34,7 +33,7 @@ from hookline.run.save_request import SaveRequest
 from hookline.training.resume import Start
 from hookline.training.saving import save
 from hookline.util.errors import HookError
-from hookline.util.urls import is_url, split_query
+from hookline.util.urls import is_url
 
 
 class NothingToSave(HookError, AttributeError):
@@ -49,19 +48,13 @@ def complete_io(plugin: Any) -> Any:
     return strategy.checkpoint_io
 
 
-def read_here(
-    plugin: Any, path: str | Path | None, weights_only: bool | None, ranks: Any
-) -> str | Path | Start | None:
-    """Return a checkpoint that the user's `CheckpointIO` reads, or one file behind a URL, as it was read on
-    this rank; the path of any other, which the run reads.
-    """
-    if path is not None and plugin is not None:
-        found = plugin.load_checkpoint(path, weights_only=weights_only)
-        contents = contents_of(found, path, ranks.rank, ranks.world_size)
-    elif path is not None and is_url(path) and split_query(str(path))[0].endswith(".ckpt"):
-        contents = read_file(path, ranks.rank, ranks.world_size)
-    else:
+def read_here(plugin: Any, path: str | Path | None, weights_only: bool | None, ranks: Any) -> Any:
+    """Return what the user's `CheckpointIO` reads on this rank; without one the path, which the run reads."""
+    if path is None or plugin is None:
         return path
+    contents = contents_of(
+        plugin.load_checkpoint(path, weights_only=weights_only), path, ranks.rank, ranks.world_size
+    )
     check_contents(contents, path)
     return Start(path, contents)
 

@@ -6,7 +6,6 @@ trainer's dictionaries change exactly when Lightning's do.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from numbers import Number
 from typing import Any
@@ -26,7 +25,7 @@ from hookline.interop.lightning.logged_values import (
     print_results,
     warn_once,
 )
-from hookline.interop.lightning.package import refusal
+from hookline.interop.lightning.package import refusal, warn
 from hookline.interop.lightning.progress import LoopCounts
 from hookline.metrics.metric_log import MetricLog
 from hookline.run.state import State
@@ -327,11 +326,9 @@ class LoggerConnector:
         trainer = self.trainer
         batches, every = trainer.num_training_batches, trainer.log_every_n_steps
         if trainer.lightning_loggers and batches < every and not trainer.fast_dev_run:
-            warnings.warn(
+            warn(
                 f"The number of training batches ({batches}) is smaller than the logging interval, "
-                f"log_every_n_steps={every}: no value of a step is logged. Pass a smaller log_every_n_steps.",
-                UserWarning,
-                stacklevel=2,
+                f"log_every_n_steps={every}: no value of a step is logged. Pass a smaller log_every_n_steps."
             )
 
     def start_epoch(self, s: State) -> None:
@@ -364,11 +361,7 @@ class LoggerConnector:
         returned = s.current.returned
         if is_automatic and s.current.last_loss is None and not self._warned_of_none:
             self._warned_of_none = True
-            warnings.warn(
-                "`training_step` returned `None`: the weights are not updated with such a batch.",
-                UserWarning,
-                stacklevel=2,
-            )
+            warn("`training_step` returned `None`: the weights are not updated with such a batch.")
         if not is_automatic and not (returned is None or isinstance(returned, Tensor | Mapping)):
             raise refusal(
                 "In manual optimization, `training_step` must either return a Tensor or have no return, or "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ from hookline.engine.listener import overrides
 from hookline.interop.lightning.binder import NAME_OF_HOOK, recording_name
 from hookline.interop.lightning.checkpoint_file import LIGHTNING
 from hookline.interop.lightning.loaders import one_of
-from hookline.interop.lightning.package import refusal, root
+from hookline.interop.lightning.package import refusal, root, warn
 from hookline.interop.lightning.shared_stream import SharedStreamLoader, in_sequence, parts_of
 from hookline.interop.lightning.stage_loaders import StageLoaders, check_iterable
 from hookline.run.optimizers import Schedule
@@ -176,7 +175,7 @@ class LightningRules(LoopRules):
             raise OptionError(
                 f"{text}. Available metrics are: {known}. Set the key 'monitor' to one of them."
             )
-        warnings.warn(f"{text} but strict is False: it is not advanced.", RuntimeWarning, stacklevel=2)
+        warn(f"{text} but strict is False: it is not advanced.", RuntimeWarning)
 
     def may_stop(self, run: Run) -> bool:
         """Return whether `min_epochs` and `min_steps` are reached."""
@@ -193,21 +192,19 @@ class LightningRules(LoopRules):
             )
         return False
 
-    def warn_of_other_hooks(self, run: Run, warn: Callable[[], None]) -> None:
+    def warn_of_other_hooks(self, run: Run, warn_of_hooks: Callable[[], None]) -> None:
         """Warn of callbacks whose state the file has and that this trainer does not have."""
         contents = run.resume.contents
         if LIGHTNING not in contents:
-            warn()
+            warn_of_hooks()
             return
         callbacks = run.trainer.lightning_trainer.callbacks
         here = {str(getattr(each, "state_key", "")) for each in callbacks}
         lost = [key for key in contents[LIGHTNING].get("callbacks") or {} if str(key) not in here]
         if lost:
-            warnings.warn(
+            warn(
                 f"{run.resume.path} has the state of callbacks that this trainer does not have. "
-                f"Please add the following callbacks: {lost}.",
-                UserWarning,
-                stacklevel=2,
+                f"Please add the following callbacks: {lost}."
             )
 
     def match_optimizers(self, run: Run, refuse: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from hookline.data.loaders import Loader
 from hookline.data.sharding import RankSharding, rank_batches, shard_plan_for
 from hookline.interop.lightning.loaders import CombinedBatches, SideBySide, Turns
-from hookline.interop.lightning.package import find
+from hookline.interop.lightning.package import find, possible, warn
 from hookline.interop.lightning.shared_stream import SharedStreamLoader, in_sequence, is_in_sequence
 from hookline.run.run import Run
 
@@ -101,9 +101,10 @@ class StageLoaders:
     def _read_in_sequence(self) -> None:
         if all(map(is_in_sequence, self.combined.flattened)):
             return
-        _warn(
+        warn(
             f"You requested to overfit but enabled {self.kind} dataloader shuffling: overfit_batches reads "
-            "the first batches in order, in every epoch."
+            "the first batches in order, in every epoch.",
+            possible(),
         )
         self.combined.flattened = [in_sequence(each) for each in self.combined.flattened]
 
@@ -114,9 +115,10 @@ class StageLoaders:
         is_shuffled = find("trainer.connectors.data_connector", "_is_dataloader_shuffled")
         for each in self.combined.flattened:
             if self.kind != "train" and is_shuffled(each):
-                _warn(
+                warn(
                     f"The sampler of the {name} shuffles. It is recommended to turn shuffling off for "
-                    "val/test dataloaders: results of two passes are then comparable."
+                    "val/test dataloaders: results of two passes are then comparable.",
+                    possible(),
                 )
             find("trainer.connectors.data_connector", "_worker_check")(
                 trainer=shown, dataloader=each, name=name
@@ -224,8 +226,3 @@ def _known(length: int | float) -> int | None:
 def _other_modes() -> str:
     modes: Mapping[str, Any] = find("utilities.combined_loader", "_SUPPORTED_MODES")
     return ", ".join(repr(each) for each in modes if each != "sequential")
-
-
-def _warn(message: str) -> None:
-    place = "trainer.connectors.data_connector"
-    find(place, "rank_zero_warn")(message, category=find(place, "PossibleUserWarning"))
