@@ -206,10 +206,7 @@ class UpdateEvents:
 
     def before_step(self) -> Signal | None:
         """Emit on_before_optimizer_step; return the signal of a hook that skips or has made this update."""
-        plan = self.plan
-        signal: Signal | None = (
-            None if plan.on_before_optimizer_step is noop else plan.on_before_optimizer_step(self.state)
-        )
+        signal: Signal | None = self.plan.on_before_optimizer_step(self.state)
         for decide in self.signal_filters:
             signal = decide(signal)
         return signal
@@ -227,18 +224,18 @@ class UpdateEvents:
         first optimizer, not of its last.
         """
         s = self.state
-        if s.counts.step == before:
-            s.optimization.used_lr = used_rate(s.optimization.optimizer)
+        is_first = s.counts.step == before
+        if is_first or not keeps_rate:
+            rate = s.optimization.optimizer.param_groups[0]["lr"]
+            s.optimization.used_lr = rate if type(rate) is float else copy_rate(rate)
+        if is_first:
             s.counts.step = before + 1
-        elif not keeps_rate:
-            s.optimization.used_lr = used_rate(s.optimization.optimizer)
         if self.plan.on_after_optimizer_step is not noop:
             self.plan.on_after_optimizer_step(s)
 
 
-def used_rate(optimizer: Any) -> Any:
-    """Return the learning rate of the first group; copy a tensor, because schedulers change it in place."""
-    rate = optimizer.param_groups[0]["lr"]
+def copy_rate(rate: Any) -> Any:
+    """Return a learning rate; copy a tensor, because schedulers change it in place."""
     return rate.detach().clone() if isinstance(rate, Tensor) else rate
 
 

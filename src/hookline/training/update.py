@@ -50,7 +50,7 @@ class Update(UpdateEvents):
 
     def __call__(self) -> None:
         """Update the weights."""
-        s = self.state
+        plan, s = self.plan, self.state
         before = s.counts.step
         s.optimization.norm_tensor = None
         for s.optimization.optimizer_idx, s.optimization.optimizer in enumerate(s.setup.optimizers):
@@ -58,7 +58,8 @@ class Update(UpdateEvents):
                 if not check():
                     break
             else:
-                signal = self.before_step()
+                has_listeners = self.signal_filters or plan.on_before_optimizer_step is not noop
+                signal = self.before_step() if has_listeners else None
                 if signal is SKIP_STEP:
                     skip_step(self.run, "hook")
                     continue
