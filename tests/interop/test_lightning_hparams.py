@@ -116,7 +116,7 @@ def test_different_values_in_module_and_data_module_are_an_error(package: Any) -
         def train_dataloader(self) -> Any:
             return DataLoader(torch.ones(2, 32))
 
-    with pytest.raises(RuntimeError, match="The hyper-parameter 'lr' is 2.0 in Net and 1.0 in Samples"):
+    with pytest.raises(RuntimeError, match="merging hparams: 'lr' is 2.0 in Net and 1.0 in Samples"):
         quiet(logger=Recorded()).fit(Net(2.0), datamodule=Samples(1.0))
     quiet().fit(Net(2.0), datamodule=Samples(1.0))  # without a logger nothing is merged
     quiet(logger=Recorded()).fit(Net(2.0), datamodule=Samples(2.0))

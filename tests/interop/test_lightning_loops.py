@@ -549,20 +549,21 @@ def test_a_checkpoint_of_a_failed_run_has_the_progress_of_lightnings_loops(
 ) -> None:
     states = []
     for trainer in (pl.Trainer, dialect.Trainer):
+        folder = tmp_path / trainer.__module__  # the callback resumes a fit whose file is there
         made: Any = trainer(
-            default_root_dir=tmp_path,
+            default_root_dir=folder,
             max_epochs=3,
             limit_train_batches=3,
             limit_val_batches=2,
             accumulate_grad_batches=accumulate,
-            callbacks=pl.callbacks.OnExceptionCheckpoint(tmp_path),
+            callbacks=pl.callbacks.OnExceptionCheckpoint(folder),
             enable_model_summary=False,
             enable_progress_bar=False,
             logger=False,
         )
         with pytest.raises(ZeroDivisionError):
             made.fit(Fails(stage, batch))
-        state = torch.load(tmp_path / "on_exception.ckpt", weights_only=True)["loops"]["fit_loop"]
+        state = torch.load(folder / "on_exception.ckpt", weights_only=True)["loops"]["fit_loop"]
         assert made.fit_loop.state_dict() == state or trainer is pl.Trainer
         progress = made.fit_loop.epoch_loop.scheduler_progress
         assert progress.total.completed == state["epoch_loop.scheduler_progress"]["total"]["completed"]

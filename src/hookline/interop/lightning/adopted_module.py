@@ -277,7 +277,7 @@ def _configured(returned: Any, module: Any, view: TrainerView) -> Any:
     is_native = view.moment.is_native
     if returned is None and not is_native:
         warn(
-            f"{type(module).__name__}.configure_optimizers returned None: this fit will run with no "
+            f"`{type(module).__name__}.configure_optimizers` returned `None`: this fit will run with no "
             "optimizer."
         )
         returned = NoOptimizer(module)
