@@ -82,7 +82,7 @@ def shell_block(example: Any) -> None:
             command.write_text(
                 COMMAND.format(
                     python=sys.executable,
-                    tests=str(Path(preloaded.__file__).parent),
+                    tests=str(Path(__file__).parent / "tests"),
                     address=preloaded.server(),
                 )
             )

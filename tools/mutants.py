@@ -70,7 +70,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         *STEP,
         "tests/run/test_finite.py",
         "tests/training/test_several_loaders.py::test_metrics_come_for_each_loader_and_overall",
-        "tests/training/test_final_checkpoint.py::test_a_failed_run_leaves_its_newest_state_and_goes_on_from_it",
+        "tests/training/test_final_checkpoint.py::test_a_failed_run_leaves_its_newest_state_and_continues_from_it",
         "tests/training/test_final_checkpoint.py::"
         "test_a_failure_after_a_scheduler_has_advanced_does_not_advance_it_again",
     ),

@@ -20,7 +20,7 @@ from test_budgets import per_step
 from tiny import Net, batches, quiet
 
 from hookline import Trainer
-from hookline.hooks import _screens
+from hookline.hooks import progress_bar
 from hookline.hooks.progress_bar import ProgressBar
 from hookline.util.errors import HookError, OptionError
 
@@ -156,8 +156,8 @@ def test_what_is_left_is_told_as_long_as_something_is(log: io.StringIO) -> None:
 
 def test_a_slow_run_tells_seconds_per_batch_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 8.0, 16.0])
-    monkeypatch.setattr(_screens.time, "monotonic", lambda: next(now))
-    bar = _screens.Bar("epoch 0", 10)
+    monkeypatch.setattr(progress_bar.time, "monotonic", lambda: next(now))
+    bar = progress_bar.Bar("epoch 0", 10)
     bar.advance(2, {})
     bar.advance(4, {})
     assert bar.rest == "4.0 s/it eta 0:00:24"
@@ -165,8 +165,8 @@ def test_a_slow_run_tells_seconds_per_batch_and_the_time_left(monkeypatch: pytes
 
 def test_time_spent_in_validation_does_not_slow_the_training_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 101.0])
-    monkeypatch.setattr(_screens.time, "monotonic", lambda: next(now))
-    bar = _screens.Bar("epoch 0", 4)
+    monkeypatch.setattr(progress_bar.time, "monotonic", lambda: next(now))
+    bar = progress_bar.Bar("epoch 0", 4)
     bar.pause(100.0)
     bar.advance(4, {})
     assert bar.rest == "4.0 it/s"

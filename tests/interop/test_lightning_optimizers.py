@@ -15,7 +15,7 @@ import pytest
 import torch
 import torchmetrics
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel, ManualOptimBoringModel
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import SGD
@@ -465,6 +465,41 @@ def test_a_fit_that_resumes_inside_an_epoch_does_not_start_it_again(kind: Any, t
     second = kind(**{**OPTIONS, "limit_train_batches": 9, "max_epochs": -1, "max_steps": 3})
     second.fit(module, ckpt_path=first.checkpoint_callback.best_model_path)
     assert module.calls == [(1, True), (2, True)]
+
+
+def test_a_fit_that_resumes_after_a_whole_epoch_does_not_restart_one(kind: Any, tmp_path: Path) -> None:
+    class Module(BoringModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls: list[Any] = []
+
+        def on_train_epoch_start(self) -> None:
+            self.calls.append((self.current_epoch, self.trainer.fit_loop.restarting))
+
+    saving = {"enable_checkpointing": True, "default_root_dir": tmp_path, "limit_train_batches": 2}
+    first = fit(kind, BoringModel(), max_epochs=1, **saving)
+    module = Module()
+    second = kind(**{**OPTIONS, "limit_train_batches": 2, "max_epochs": 3})
+    second.fit(module, ckpt_path=first.checkpoint_callback.best_model_path)
+    assert module.calls == [(1, False), (2, False)]
+
+
+class KeepsStill(SGD):
+    """Does not call its closure."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        pass
+
+
+def test_a_manual_optimizer_that_does_not_call_its_closure_is_counted(kind: Any) -> None:
+    class Module(ManualOptimBoringModel):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.optimizers().step(closure=lambda: None)  # type: ignore[union-attr]
+
+        def configure_optimizers(self) -> Any:
+            return KeepsStill(self.parameters(), lr=0.1)
+
+    assert fit(kind, Module()).global_step == OPTIONS["limit_train_batches"]
 
 
 def test_an_evaluation_of_a_checkpoint_shows_the_counts_of_the_last_fit(kind: Any, tmp_path: Path) -> None:

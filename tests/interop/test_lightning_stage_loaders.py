@@ -110,6 +110,12 @@ def test_a_training_step_cannot_take_loaders_in_sequence(kind: Any) -> None:
 
 
 @TRAINERS
+def test_predictions_are_made_of_loaders_in_sequence_only(kind: Any) -> None:
+    with pytest.raises(ValueError, match=r"predict\(\)` only supports.*sequential"):
+        kind(**OPTIONS).predict(Seen(), CombinedLoader([range(3)], "min_size"))
+
+
+@TRAINERS
 def test_a_reloaded_structure_is_the_one_that_is_shown(kind: Any) -> None:
     shown = []
 

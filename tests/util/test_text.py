@@ -7,7 +7,7 @@ import time
 import pytest
 
 from hookline.util.text import (
-    DEEPEST,
+    DEEPEST_VALUE,
     align_columns,
     flatten,
     holds_secret,
@@ -97,4 +97,4 @@ def test_nested_tables_become_one_with_dotted_names() -> None:
     assert flatten({"a": {"b": 1}}, "/") == {"a/b": 1}
     endless: dict[str, object] = {}
     endless["x"] = endless
-    assert list(flatten(endless)) == [".".join("x" * DEEPEST)]
+    assert list(flatten(endless)) == [".".join("x" * DEEPEST_VALUE)]

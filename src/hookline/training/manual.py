@@ -105,6 +105,7 @@ class ManualOptimizer:
     def count(self) -> None:
         """Count the update and emit on_after_optimizer_step."""
         run, counts_all = self._run, self._run.traits.rules.counts_every_optimizer
+        self._events.focus(self._index, self.optimizer)  # a closure may have called another one
         self._events.after_step(run.state.counts.step if counts_all else run.progress.step_before_batch)
 
     def _is_usable(self, closure: Any) -> bool:

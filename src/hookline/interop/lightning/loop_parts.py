@@ -64,11 +64,11 @@ class DataLoop(ShownAs):
 
     @property
     def restarting(self) -> bool:
-        """Return whether this is the first epoch of a fit that resumes from a checkpoint."""
+        """Return whether this is the rest of an epoch that a fit resumes inside of."""
         run = self._own._run
-        if run is None or run.stage != "fit" or run.resume.path is None:
+        if run is None or run.stage != "fit":
             return False
-        return bool(run.state.epoch == getattr(run.traits.rules, "first_epoch", None))
+        return bool(run.state.epoch == getattr(run.traits.rules, "resumed_epoch", None))
 
     @restarting.setter
     def restarting(self, is_restarting: bool) -> None:

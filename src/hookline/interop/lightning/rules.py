@@ -53,8 +53,8 @@ class LightningRules(LoopRules):
         self.given, self.stops_at_nonfinite = given, stops_at_nonfinite
         self.loaded_at: dict[str, int] = {}
         """The epoch at which the loaders of a kind were made, for `reload_dataloaders_every_n_epochs`."""
-        self.first_epoch = 0
-        """The epoch at which the newest fit began."""
+        self.resumed_epoch: int | None = None
+        """The epoch that the newest fit resumes inside of; None if it began with a whole one."""
         self.validated_at = 0.0
         """The time of the last validation, for a `val_check_interval` in seconds."""
         self._told_to_continue: Run | None = None
@@ -120,7 +120,7 @@ class LightningRules(LoopRules):
         """Load the validation data only if the first epoch validates; a resumed run is at its next epoch."""
         run.state.counts.epoch = run.state.epochs_seen
         run.trainer.began = run.state.batches_seen
-        self.first_epoch = run.state.epoch
+        self.resumed_epoch = run.state.epoch if run.progress.position else None
         if self._is_epoch_to_validate(run):
             load()
 
@@ -184,7 +184,7 @@ class LightningRules(LoopRules):
             return True
         if run.boundary.is_stopping and run is not self._told_to_continue:
             self._told_to_continue = run
-            log.info(
+            log.warning(
                 "A stop was requested, but `min_epochs=%s` or `min_steps=%s` has not been met. Training will "
                 "continue.",
                 self.given["min_epochs"],

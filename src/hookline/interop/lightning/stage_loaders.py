@@ -96,6 +96,11 @@ class StageLoaders:
                 '`FitLoop` does not support the `CombinedLoader(mode="sequential")` mode: a training step '
                 f"takes a batch from each loader. Pass one of {_other_modes()}."
             )
+        if self.kind == "predict" and given._mode != "sequential":
+            raise ValueError(
+                '`trainer.predict()` only supports the `CombinedLoader(mode="sequential")` mode: each loader '
+                f"has predictions of its own. This one has mode={given._mode!r}."
+            )
         return given
 
     def _read_in_sequence(self) -> None:
