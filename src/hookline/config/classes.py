@@ -177,7 +177,7 @@ def check_arguments(
         }
         part.doubts.update(functions.doubts)
         # checked here, because jsonargparse does not require a parameter without a type
-        if missing := [name for name in _required_parameters(cls) if name in names and name not in values]:
+        if missing := [name for name in _required_arguments(cls) if name in names and name not in values]:
             raise source.wrong(
                 part.key, f"{cls.__name__} needs {', '.join(missing)}: write {part.key}.{missing[0]} = ..."
             )
@@ -243,7 +243,7 @@ def _no_type(cls: type, name: str, path: str) -> str:
     )
 
 
-def _required_parameters(cls: type) -> list[str]:
+def _required_arguments(cls: type) -> list[str]:
     """Return the parameters without a default, or an empty list if the signature cannot be read."""
     try:
         return [

@@ -145,8 +145,8 @@ class _Reader(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> None:
-        for each in node.orelse if self._tests_first(node.test) else [node.test, *node.body, *node.orelse]:
-            self.visit(each)
+        for inner in node.orelse if self._tests_first(node.test) else [node.test, *node.body, *node.orelse]:
+            self.visit(inner)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
         if not self._tests_first(node):

@@ -48,7 +48,7 @@ ONLY_OVERRIDES_OF_DATA = {"prepare_data", *TRANSFER}
 def steps_of(module: Any) -> LightningSteps:
     """Return the steps and hooks of a Lightning module, for Hookline's loop."""
     base = next(cls for cls in type(module).__mro__ if is_lightnings(cls, "LightningModule"))
-    _check(module)
+    _check_module(module)
     if not hasattr(base, "experiment"):
         base.experiment = ExperimentOf2019()  # type: ignore[attr-defined]
     view = TrainerView(base.__module__.removesuffix(".core.module"))
@@ -91,7 +91,7 @@ class ExperimentOf2019:
         return Experiment(trainer.loggers)
 
 
-def _check(module: Any) -> None:
+def _check_module(module: Any) -> None:
     """Reject what Hookline's loop does not support, before anything runs."""
     refuse_lightning_1(module)
     refuse_misspelled(module, _called_with(MODULE_ACTIONS, MODULE_ROWS))

@@ -105,12 +105,12 @@ def native_options(given: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(fast, int) and fast < 0:
         raise refusal(f"fast_dev_run={fast}: it should be >= 0.", "fast_dev_run", fast)
     if not fast:
-        options |= {name: limit_of(given[name], name) for name in LIMITS if given[name] is not None}
+        options |= {name: checked_limit(given[name], name) for name in LIMITS if given[name] is not None}
     if given["min_steps"] is not None and given["min_epochs"] is None:
         options["min_epochs"] = 1
     options |= _processes(given)
     options["precision"] = _precision(given["precision"])
-    options |= _validation(given)
+    options |= _validation_options(given)
     if given["default_root_dir"] is not None:
         options["default_root_dir"] = str(given["default_root_dir"])
     if (clip := given["gradient_clip_val"]) is not None:
@@ -168,7 +168,7 @@ SAME = (
 """Arguments with the same name and meaning in both."""
 
 
-def limit_of(batches: Any, name: str) -> Any:
+def checked_limit(batches: Any, name: str) -> Any:
     """Return a number of batches or a fraction of them, checked by Lightning if it is imported."""
     determine = find("trainer.setup", "_determine_batch_limits")
     return batches if determine is None else determine(batches, name)
@@ -377,7 +377,7 @@ def _precision(given: Any) -> str:
     return PRECISIONS[str(given)]
 
 
-def _validation(given: Mapping[str, Any]) -> dict[str, Any]:
+def _validation_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return when to validate. Without a number of epochs, Lightning counts batches through the whole run."""
     interval, epochs = given["val_check_interval"], given["check_val_every_n_epoch"]
     if epochs is not None and not isinstance(epochs, int):
@@ -405,7 +405,7 @@ def _validation(given: Mapping[str, Any]) -> dict[str, Any]:
     if epochs is not None:
         options["check_val_every_n_epoch"] = epochs
     if isinstance(interval, int | float):
-        options["val_check_interval"] = limit_of(interval, "val_check_interval")
+        options["val_check_interval"] = checked_limit(interval, "val_check_interval")
     return options
 
 

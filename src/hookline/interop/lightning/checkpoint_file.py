@@ -278,10 +278,10 @@ def read_file(path: Path | str, rank: int = 0, world_size: int = 1) -> dict[str,
         raise CheckpointError(
             f"{error} A checkpoint of Hookline is a directory; a file can only be one of Lightning's."
         ) from error
-    return contents_of(found, path, rank, world_size)
+    return contents_of_file(found, path, rank, world_size)
 
 
-def contents_of(found: Any, path: Path | str, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
+def contents_of_file(found: Any, path: Path | str, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
     """Return the contents of a Lightning file that was read, as a run restores them on one rank."""
     if not isinstance(found, dict) or not isinstance(found.get("state_dict"), Mapping):
         raise CheckpointError(

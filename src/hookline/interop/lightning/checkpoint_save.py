@@ -20,7 +20,7 @@ from hookline.interop.lightning.checkpoint_file import (
     SHARED,
     VERSION,
     WRAPPED,
-    contents_of,
+    contents_of_file,
     file_of,
     plain_file,
     write_file,
@@ -52,7 +52,7 @@ def read_here(plugin: Any, path: str | Path | None, weights_only: bool | None, r
     """Return what the user's `CheckpointIO` reads on this rank; without one the path, which the run reads."""
     if path is None or plugin is None:
         return path
-    contents = contents_of(
+    contents = contents_of_file(
         plugin.load_checkpoint(path, weights_only=weights_only), path, ranks.rank, ranks.world_size
     )
     check_contents(contents, path)

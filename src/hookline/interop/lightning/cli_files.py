@@ -129,7 +129,7 @@ def convert(
         made.values["trainer"]["seed"] = 0 if seed is True else seed  # Lightning's seed without a number
     _optimizer(made, given)
     _checkpoint(made, given.get("ckpt_path"))
-    _check(made, allow)
+    _check_conversion(made, allow)
     if made.problems:
         lines = [str(each).removeprefix(f"{source.name}: ") for each in made.problems]
         count = "a problem" if len(lines) == 1 else f"{len(lines)} problems"
@@ -228,11 +228,11 @@ def _renamed(option: str, names: Mapping[str, str]) -> Callable[[Conversion, str
 def _callbacks(made: Conversion, key: str, value: Any) -> None:
     found: list[Any] = []
     keys: list[str] = []
-    for index, each in enumerate(value if isinstance(value, list) else [value] if value is not None else []):
-        table = {"class_path": each} if isinstance(each, str) else each
+    for index, item in enumerate(value if isinstance(value, list) else [value] if value is not None else []):
+        table = {"class_path": item} if isinstance(item, str) else item
         if not isinstance(table, dict) or not isinstance(table.get("class_path"), str):
             made.wrong(
-                f"{key}[{index}]", "must be a class path, or a table with class_path and init_args.", each
+                f"{key}[{index}]", "must be a class path, or a table with class_path and init_args.", item
             )
             continue
         part = _part(table)
@@ -254,14 +254,14 @@ def _logger(made: Conversion, key: str, value: Any) -> None:
             made.values["loggers"] = False
         return
     found: list[Any] = []
-    for each in value if isinstance(value, list) else [value]:
-        path = each.get("class_path") if isinstance(each, dict) else each
+    for item in value if isinstance(value, list) else [value]:
+        path = item.get("class_path") if isinstance(item, dict) else item
         name = str(path).rpartition(".")[2]
         if name not in LOGGERS:
             made.wrong(key, f"Hookline has loggers for {', '.join(LOGGERS)}.{closest(name, LOGGERS)}", path)
             continue
         ours, arguments = LOGGERS[name]
-        given = _part(each).get("init_args", {}) if isinstance(each, dict) else {}
+        given = _part(item).get("init_args", {}) if isinstance(item, dict) else {}
         kept = {arguments[name]: given[name] for name in arguments if given.get(name) is not None}
         found.append({"class_path": f"hookline.loggers.{ours}", **({"init_args": kept} if kept else {})})
     made.values["loggers"] = name_members(found)
@@ -379,7 +379,7 @@ def _checkpoint(made: Conversion, path: Any) -> None:
 # ---- checks ------------------------------------------------------------------------------------------------
 
 
-def _check(made: Conversion, allow: tuple[str, ...]) -> None:
+def _check_conversion(made: Conversion, allow: tuple[str, ...]) -> None:
     """Check every option and every part that may be imported, each for itself. Make none of them."""
     permissions = Permissions(made.source.folder, allow)
     checks: list[Callable[[], Any]] = [

@@ -454,11 +454,11 @@ class LoggerConnector:
         self._current_fx = None
         common = self._show_results()
         row: dict[str, Tensor] = {}
-        for each in reversed(self.results):
-            row |= each
+        for metrics in reversed(self.results):
+            row |= metrics
         row |= common
-        for each in self.results:
-            each.update(common)
+        for metrics in self.results:
+            metrics.update(common)
         if not s.sanity_checking:
             self.log_metrics(row)
 

@@ -308,5 +308,5 @@ class LightningLoggers(Logger):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
         """Write one row."""
-        for each in self._callback.line.outer.loggers:
-            each.log_metrics({"epoch": epoch, **metrics}, step)
+        for logger in self._callback.line.outer.loggers:
+            logger.log_metrics({"epoch": epoch, **metrics}, step)

@@ -112,11 +112,13 @@ def convert_given(
     Hookline's own.
     """
     found = dict(given)
-    for kind, each in given.items():
-        several = are_loaders(each) or (isinstance(each, list | tuple) and all(map(is_list_of_numbers, each)))
-        is_one = isinstance(each, list | tuple | dict) and not several
+    for kind, source in given.items():
+        several = are_loaders(source) or (
+            isinstance(source, list | tuple) and all(map(is_list_of_numbers, source))
+        )
+        is_one = isinstance(source, list | tuple | dict) and not several
         if not (kind == "train" and (mixes or is_one)):
-            found[kind] = convert_loaders(each, kind, of_lightning)
+            found[kind] = convert_loaders(source, kind, of_lightning)
     return found
 
 

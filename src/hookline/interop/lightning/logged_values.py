@@ -255,11 +255,11 @@ class LoggedValues(dict[str, LoggedValue]):
     def shown(self, on_step: bool) -> Shown:
         """Return the metrics of this step, or of the epoch so far."""
         shown = Shown()
-        for each in self.values():
-            options = each.options
-            if each.has_reset or self.dataloader_idx != options.dataloader_idx:
+        for logged in self.values():
+            options = logged.options
+            if logged.has_reset or self.dataloader_idx != options.dataloader_idx:
                 continue
-            value = each.value(on_step)
+            value = logged.value(on_step)
             if value is None:
                 continue
             name, with_ending = options.shown_name(None), options.shown_name(on_step)
@@ -274,15 +274,15 @@ class LoggedValues(dict[str, LoggedValue]):
 
     def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
         """Begin anew. metrics: only metric objects (True) or only tensors (False). fx: only of this hook."""
-        for each in self.values():
-            is_meant = metrics is None or metrics is not each.is_tensor
-            if is_meant and fx in (None, each.options.fx):
-                each.reset()
+        for value in self.values():
+            is_meant = metrics is None or metrics is not value.is_tensor
+            if is_meant and fx in (None, value.options.fx):
+                value.reset()
 
     def to_cpu(self) -> None:
         """Move all values to the CPU at the end of a run."""
-        for each in self.values():
-            each.to_cpu()
+        for value in self.values():
+            value.to_cpu()
 
 
 def log_dtype() -> torch.dtype:
@@ -354,14 +354,14 @@ def _lengths(batch: Any) -> Iterator[int | None]:
     if isinstance(batch, Tensor):
         yield batch.size(0) if batch.ndim else 1
     elif isinstance(batch, Mapping):
-        for each in batch.values():
-            yield from _lengths(each)
+        for part in batch.values():
+            yield from _lengths(part)
     elif isinstance(batch, Iterable) and not isinstance(batch, str):
-        for each in batch:
-            yield from _lengths(each)
+        for part in batch:
+            yield from _lengths(part)
     elif is_dataclass(batch) and not isinstance(batch, type):
-        for each in fields(batch):
-            yield from _lengths(getattr(batch, each.name))
+        for field in fields(batch):
+            yield from _lengths(getattr(batch, field.name))
     else:
         yield None
 

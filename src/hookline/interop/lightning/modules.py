@@ -154,13 +154,13 @@ class LightningModule(HyperParameters, ModuleTools):
             **{each: each.requires_grad for each in every},
             **self._toggled,
         }  # as they were before the first toggle
-        for each, has_gradient in self._toggled.items():
-            each.requires_grad_(has_gradient and each in mine)
+        for parameter, has_gradient in self._toggled.items():
+            parameter.requires_grad_(has_gradient and parameter in mine)
 
     def untoggle_optimizer(self, optimizer: Any) -> None:
         """Let all parameters require gradients again that did before."""
-        for each, has_gradient in self._toggled.items():
-            each.requires_grad_(has_gradient)
+        for parameter, has_gradient in self._toggled.items():
+            parameter.requires_grad_(has_gradient)
         self._toggled = {}
 
     @contextlib.contextmanager

@@ -41,7 +41,7 @@ class Tracker:
     completed: int = 0
 
 
-class Saved(Part):
+class SavedProgress(Part):
     """Counts that are read from the state of the loops, as a checkpoint contains it."""
 
     key: ClassVar[str] = ""
@@ -50,7 +50,7 @@ class Saved(Part):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts as a dictionary."""
-        found = self._view.fit_loop.state_dict().get(self.key, _nothing())
+        found = self._view.fit_loop.state_dict().get(self.key, _no_batches())
         for name in self.within:
             found = found[name]
         return dict(found)
@@ -66,13 +66,13 @@ class Saved(Part):
         return Tracker(**self.state_dict()["current"])
 
 
-class SchedulerSteps(Saved):
+class SchedulerSteps(SavedProgress):
     """`trainer.fit_loop.epoch_loop.scheduler_progress`."""
 
     path = key = "epoch_loop.scheduler_progress"
 
 
-class OptimizerUpdates(Saved):
+class OptimizerUpdates(SavedProgress):
     """`optim_progress.optimizer.step`."""
 
     path = key = "epoch_loop.automatic_optimization.optim_progress"
@@ -92,7 +92,7 @@ class OptimizerProgress(Part):
     PARTS: ClassVar[Mapping[str, type[Part]]] = {"step": OptimizerUpdates, "zero_grad": GradientClears}
 
 
-class ValidationBatches(Saved):
+class ValidationBatches(SavedProgress):
     """`trainer.fit_loop.epoch_loop.val_loop.batch_progress`."""
 
     path = key = "epoch_loop.val_loop.batch_progress"
@@ -330,8 +330,8 @@ class LoopCounts:
         is_now = self.of_epoch == run.state.epoch
         length = sum(each.length or 0 for each in run.data.loaders.get("val", ()))
         return {
-            "total": _started(self.all_started, self.all_ended) if is_now else _started(0, 0),
-            "current": _started(self.started, self.ended),
+            "total": _batch_counts(self.all_started, self.all_ended) if is_now else _batch_counts(0, 0),
+            "current": _batch_counts(self.started, self.ended),
             "is_last_batch": 0 < length <= self.started,
         }
 
@@ -341,11 +341,11 @@ def scheduler_steps(run: Run) -> int:
     return sum(int(getattr(each.scheduler, "last_epoch", 0)) for each in run.schedules)
 
 
-def _started(started: int, ended: int) -> dict[str, int]:
+def _batch_counts(started: int, ended: int) -> dict[str, int]:
     return {"ready": started, "completed": ended, "started": started, "processed": ended}
 
 
-def _pair(ready: int, completed: int, *names: str) -> dict[str, int]:
+def _update_counts(ready: int, completed: int, *names: str) -> dict[str, int]:
     return {"ready": ready, "completed": completed, **dict.fromkeys(names, ready)}
 
 
@@ -372,23 +372,23 @@ def loops(run: Run, counts: LoopCounts) -> dict[str, Any]:
             "epoch_loop.state_dict": {"_batches_that_stepped": s.step},
             "epoch_loop.batch_progress": {
                 **{
-                    name: _started(done + in_batch, done) | {"completed": done - ending}
+                    name: _batch_counts(done + in_batch, done) | {"completed": done - ending}
                     for name, done in (("total", seen), ("current", position))
                 },
                 "is_last_batch": length is not None and position + in_batch == length,
             },
             "epoch_loop.scheduler_progress": {
-                "total": _pair(scheduler_steps(run), scheduler_steps(run)),
-                "current": _pair(scheduled, scheduled),
+                "total": _update_counts(scheduler_steps(run), scheduler_steps(run)),
+                "current": _update_counts(scheduled, scheduled),
             },
             **_optimizations(run, position, in_batch),
             "epoch_loop.val_loop.state_dict": {},
             "epoch_loop.val_loop.batch_progress": counts.validation(run),
             "epoch_progress": {"total": epochs, "current": dict(epochs)},
         },
-        "validate_loop": {"state_dict": {}, "batch_progress": _nothing() | {"is_last_batch": False}},
-        "test_loop": {"state_dict": {}, "batch_progress": _nothing() | {"is_last_batch": False}},
-        "predict_loop": {"state_dict": {}, "batch_progress": _nothing()},
+        "validate_loop": {"state_dict": {}, "batch_progress": _no_batches() | {"is_last_batch": False}},
+        "test_loop": {"state_dict": {}, "batch_progress": _no_batches() | {"is_last_batch": False}},
+        "predict_loop": {"state_dict": {}, "batch_progress": _no_batches()},
     }
 
 
@@ -406,9 +406,9 @@ def _optimizations(run: Run, position: int, in_batch: bool) -> dict[str, Any]:
         updates, manual = (0, done) if is_manual else (done, 0)
         starting, clearing = (0, 0) if is_manual else (int(is_update), clears)
         own[name] = (
-            _pair(updates + starting, updates),
-            _pair(updates + clearing, updates + clearing, "started"),
-            _pair(manual, manual),
+            _update_counts(updates + starting, updates),
+            _update_counts(updates + clearing, updates + clearing, "started"),
+            _update_counts(manual, manual),
         )
     kinds = [{name: own[name][index] for name in ("total", "current")} for index in range(3)]
     return {
@@ -428,8 +428,8 @@ def _loader_states(run: Run) -> dict[str, Any]:
     return {"combined_loader": states} if states else {}
 
 
-def _nothing() -> dict[str, Any]:
-    return {"total": _started(0, 0), "current": _started(0, 0)}
+def _no_batches() -> dict[str, Any]:
+    return {"total": _batch_counts(0, 0), "current": _batch_counts(0, 0)}
 
 
 def _batches_of_epoch(run: Run) -> int:

@@ -64,15 +64,15 @@ class StageLoaders:
         is_one = len(parts) == 1 and parts[0] is combined.iterables
         if is_one or self.is_sequential:
             return [
-                SharedStreamLoader(name, part, _known(limit), sharding=sharding)
+                SharedStreamLoader(name, part, _length_of_limit(limit), sharding=sharding)
                 for name, part, limit in zip(self._names(), parts, self.limits, strict=True)
             ]
         if sharding.ranks.alone:
             combined.limits = self.limits
         batches = CombinedBatches(combined)
-        length = _known(len(batches)) if all(each != float("inf") for each in self.limits) else None
+        length = _length_of_limit(len(batches)) if all(each != float("inf") for each in self.limits) else None
         if length is None and combined._mode == "min_size":
-            length = _known(min(self.limits))
+            length = _length_of_limit(min(self.limits))
         return [SharedStreamLoader(self.kind, batches, length, sharding=sharding)]
 
     def _names(self) -> list[str]:
@@ -118,15 +118,15 @@ class StageLoaders:
         shown, name = self.run.trainer.lightning_trainer, f"{self.kind}_dataloader"
         check_iterable(self.run, self.kind, self.combined.flattened)
         is_shuffled = find("trainer.connectors.data_connector", "_is_dataloader_shuffled")
-        for each in self.combined.flattened:
-            if self.kind != "train" and is_shuffled(each):
+        for loader in self.combined.flattened:
+            if self.kind != "train" and is_shuffled(loader):
                 warn(
                     f"The sampler of the {name} shuffles. It is recommended to turn shuffling off for "
                     "val/test dataloaders: results of two passes are then comparable.",
                     possible(),
                 )
             find("trainer.connectors.data_connector", "_worker_check")(
-                trainer=shown, dataloader=each, name=name
+                trainer=shown, dataloader=loader, name=name
             )
 
     def _batches_of(self, loader: Any, limit: int | float) -> int | float:
@@ -191,8 +191,8 @@ def check_iterable(run: Run, kind: str, loaders: list[Any]) -> None:
     given, name = run.data.given.get(kind), f"{kind}_dataloader"
     owners = [getattr(each, "original", None) for each in (run.datamodule, run.steps)]
     instance = next((each for each in owners if each is not None), run.module) if given is None else given
-    for each in loaders:
-        check(each, source(instance, name), find("trainer.states", "TrainerFn")(run.stage))
+    for loader in loaders:
+        check(loader, source(instance, name), find("trainer.states", "TrainerFn")(run.stage))
 
 
 def is_list_of_batches(given: Any) -> bool:
@@ -224,7 +224,7 @@ def _original(given: Any) -> Any:
     return given.given if isinstance(given, SideBySide) else given
 
 
-def _known(length: int | float) -> int | None:
+def _length_of_limit(length: int | float) -> int | None:
     return None if length == float("inf") else int(length)
 
 
