@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch.utils.data import IterableDataset, RandomSampler
 
 from hookline.interop.lightning.callback_list import is_a
-from hookline.interop.lightning.logged_values import warn_once
+from hookline.interop.lightning.package import warn
 from hookline.interop.lightning.progress import (
     Automatic,
     BatchProgress,
@@ -199,10 +199,8 @@ class PredictionLoop(DataLoop):
         loader = self._view._loaders("predict")[state.dataloader_idx]
         known = itertools.islice(_batches_of_indices(loader), state.batch_idx, None)
         found = next(known, [])
-        if not found:
-            warn_once(
-                f"Couldn't infer the batch indices fetched from your dataloader: {type(loader).__name__}."
-            )
+        if not found and state.batch_idx == 0:  # once in each pass
+            warn(f"Couldn't infer the batch indices fetched from your dataloader: {type(loader).__name__}.")
         return found
 
     @property
