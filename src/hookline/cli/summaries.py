@@ -123,7 +123,7 @@ def _summary_text(data: dict[str, Any]) -> str:
         ("error", f"{error.get('type')}: {error.get('message')}" if error else ""),
         ("time", ", ".join([*took, *([f"{many} sessions"] if many > 1 else []), *_span(about)])),
         ("best", _best_text(about["best"])),
-        ("checkpoints", _checkpoint_text(about)),
+        ("checkpoints", _newest_checkpoint_text(about)),
         ("code", _code(git)),
         (
             "machine",
@@ -160,7 +160,7 @@ def _best_text(best: dict[str, Any] | None) -> str:
     return f"{best['metric']} {format_number(best['value'])}{at} ({best['direction']} is better)"
 
 
-def _checkpoint_text(about: dict[str, Any]) -> str:
+def _newest_checkpoint_text(about: dict[str, Any]) -> str:
     if not about["checkpoints"]:
         return "none"
     newest = about["checkpoints"][0]
