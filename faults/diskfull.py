@@ -52,7 +52,7 @@ class DiskFull(Kind):
             code = first.wait()
             outcome = Outcome(
                 number,
-                note=("a small disk" if disk else "limited files") + (", goes on" if continues else ""),
+                note=("a small disk" if disk else "limited files") + (", continues" if continues else ""),
             )
             outcome.wrong = self.judge(first, code, continues, folder / "disk" / RUN)
             (folder / "disk" / "ballast").unlink(missing_ok=True)

@@ -57,7 +57,7 @@ class LightningRules(LoopRules):
         """The epoch that the newest fit resumes inside of; None if it began with a whole one."""
         self.validated_at = 0.0
         """The time of the last validation, for a `val_check_interval` in seconds."""
-        self._told_to_continue: Run | None = None
+        self._early_stop_logged: Run | None = None
         """The run in which a stop was requested too early, so that this is logged once."""
         self.made: dict[str, StageLoaders] = {}
         """The newest loaders of each kind, as the user has passed or returned them."""
@@ -182,8 +182,8 @@ class LightningRules(LoopRules):
         enough = run.options.min_epochs or int(self.given["min_steps"] is not None)
         if run.state.epochs_seen >= enough and super().may_stop(run):
             return True
-        if run.boundary.is_stopping and run is not self._told_to_continue:
-            self._told_to_continue = run
+        if run.boundary.is_stopping and run is not self._early_stop_logged:
+            self._early_stop_logged = run
             log.warning(
                 "A stop was requested, but `min_epochs=%s` or `min_steps=%s` has not been met. Training will "
                 "continue.",
