@@ -553,7 +553,7 @@ def test_every_module_has_a_mirrored_test_file() -> None:
 
 # ---- figures of the whole --------------------------------------------------------------------------------------
 
-MOST_FILES, MOST_ONE_IMPORTER = 299, 13
+MOST_FILES, MOST_ONE_IMPORTER = 300, 13
 """Modules, and short modules with a single importer. They go down; only a new capability adds a module."""
 MOST_STATEMENTS = {
     "": 86,
@@ -573,7 +573,7 @@ MOST_STATEMENTS = {
     "run": 3252,
     "testing": 198,
     "tracing": 848,
-    "training": 5399,
+    "training": 5404,
     "util": 504,
     "watch": 305,
 }

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +28,7 @@ from hookline.training.first_batches import after_resume
 from hookline.training.loading import load
 from hookline.training.participants import teardown_removed
 from hookline.training.pass_events import VALIDATION, SanityCheck
+from hookline.training.preflight import check_before_training
 from hookline.training.restore import restoring
 from hookline.training.resume import START_OVER
 from hookline.training.run_events import end_as, end_training, start_epoch, start_training
@@ -333,57 +333,3 @@ def is_finished_after_pending_validation(run: Run) -> bool:
     run.boundary.sync_point()
     save_due(run)
     return is_finished(run)
-
-
-# ---- checks before the first step --------------------------------------------------------------------------
-
-
-OF_VALIDATION = re.compile(r"val(?:idation)?[/_]")
-"""The prefix of metrics that validations log."""
-
-_COLLECTIONS = (tuple, list, set, frozenset)
-
-
-def check_before_training(run: Run) -> None:
-    """Refuse hooks and schedulers that wait for a validation or metric that cannot come."""
-    if run.traits.rules.has_validation(run):
-        run.traits.rules.validation_interval(run)  # raises if it is never reached
-        return
-    for who, hook in (
-        (type(entry.hook).__name__, entry.hook) for entry in run.state.hooks.entries() if entry.enabled
-    ):
-        if getattr(hook, "needs_validation", False):
-            raise OptionError(
-                f"{who} acts after validations, and {_why_none(run)}. Pass a validation loader to fit, or "
-                "have it act at the end of training epochs."
-            )
-        for name in getattr(hook, "needs_metrics", ()):
-            _check_metric(run, who, name, "strict=False")
-    for schedule in run.schedules:
-        if schedule.monitor is not None and schedule.strict and not run.traits.is_manual:
-            _check_metric(
-                run, f"lr_scheduler {type(schedule.scheduler).__name__}", schedule.monitor, "'strict': False"
-            )
-
-
-def _check_metric(run: Run, who: str, name: str, otherwise: str) -> None:
-    if OF_VALIDATION.match(name) and name not in run.state.metrics and not _is_declared(run, name):
-        raise OptionError(
-            f"{who} needs the metric {name!r}, which validations log, and {_why_none(run)}. Pass a "
-            "validation loader to fit, or name a metric of training, such as 'train/loss'. If code of your "
-            f"own logs {name!r} while it trains, set `logs_metrics = ({name!r},)` on its hook or module, or "
-            f"pass {otherwise}."
-        )
-
-
-def _is_declared(run: Run, name: str) -> bool:
-    """Return whether the module, data module or a hook declares that it logs the metric while training."""
-    owners = [run.module, run.steps, run.datamodule, *(entry.given for entry in run.state.hooks.entries())]
-    declared = [getattr(owner, "logs_metrics", ()) for owner in owners]
-    return any(name == each or (isinstance(each, _COLLECTIONS) and name in each) for each in declared)
-
-
-def _why_none(run: Run) -> str:
-    if run.options.limit_val_batches == 0:
-        return f"limit_val_batches={run.options.limit_val_batches} switches validation off"
-    return "this run has no validation data"
