@@ -243,7 +243,12 @@ def test_every_option_of_the_trainer_is_read_by_its_runs(monkeypatch: pytest.Mon
     trainer.fit(Net(), batches(2), batches(1))
     trainer.test(Net(), batches(1))
     trainer.predict(Net(), batches(1))
-    parsed = {"grace_period": "grace_seconds", "hang_after": "hang_seconds", "checkpoint": "saving"}
+    parsed = {
+        "grace_period": "grace_seconds",
+        "hang_after": "hangs",
+        "checkpoint": "saving",
+        "evaluation": "evaluating",
+    }
     assert {parsed.get(each.name, each.name) for each in fields(Options)} - read == set()
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hookline import Hook, Module, Trainer
-from hookline.run.options import OLD_NAMES
+from hookline.run.options import OLD_NAMES, OLD_SAVING
 
 
 class Net(Module):
@@ -53,7 +53,7 @@ def batches(n: int = 4, size: int = 3) -> list[tuple[Tensor, Tensor]]:
 
 def quiet(**options: Any) -> Trainer:
     """A trainer that writes and shows nothing unless told to."""
-    saving = {new: options.pop(old) for old, new in OLD_NAMES.items() if old in options}
+    saving = {OLD_NAMES[old][1]: options.pop(old) for old in OLD_SAVING if old in options}
     defaults = {"logger": False, "enable_progress_bar": False, "max_epochs": 1, "num_sanity_val_steps": 0}
     return Trainer(**{**defaults, "checkpoint": {"last": False, **saving}, **options})
 

@@ -21,7 +21,7 @@ HEAD = '''"""Generated from run/options.py by tools/generate.py; edit the declar
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 

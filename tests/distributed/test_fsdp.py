@@ -10,7 +10,7 @@ from ranks.worlds import CLOSE
 from torch import nn
 
 from hookline import OptionError
-from hookline.distributed.fsdp import batch_norms, choose_modules, materialize_module, refuse_ties
+from hookline.distributed.fsdp import batch_norms, materialize_module, refuse_ties
 
 Found = dict[str, list[Any]]
 
@@ -72,32 +72,6 @@ class Blocks(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(Block() for _ in range(2))
         self.head = nn.Linear(2, 2)
-
-
-@pytest.mark.parametrize(
-    ("choice", "names"),
-    [
-        ("layers.*.up", ["layers.0.up", "layers.1.up"]),
-        ("Block", ["layers.0", "layers.1"]),
-        (Block, ["layers.0", "layers.1"]),
-        (lambda name, module: name == "head", ["head"]),
-    ],
-)
-def test_layers_are_chosen_by_pattern_class_or_function(choice: Any, names: list[str]) -> None:
-    model = Blocks()
-    by_name = dict(model.named_modules())
-    assert choose_modules("wrap", [choice], model) == [by_name[name] for name in names]
-
-
-def test_several_choices_keep_the_order_of_the_model_and_name_each_layer_once() -> None:
-    model = Blocks()
-    expected = [model.layers[0], model.layers[1], model.head]
-    assert choose_modules("wrap", ["head", Block, "layers.1"], model) == expected
-
-
-def test_a_choice_that_names_nothing_is_refused_with_the_nearest() -> None:
-    with pytest.raises(OptionError, match="wrap='Blok' names no part of Blocks. Did you mean 'Block'"):
-        choose_modules("wrap", ["Blok"], Blocks())
 
 
 def test_a_parameter_that_layers_share_must_be_gathered_once() -> None:

@@ -72,7 +72,7 @@ def test_precisions_have_the_names_people_know(given: Any, expected: str) -> Non
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [("fp16", "'16-mixed'"), ("bfloat16", "'bf16-mixed'"), ("float32", "'32'"), (64, None)],
+    [("fp16", "'16-mixed'"), ("bfloat16", "'bf16-mixed'"), ("float32", "'32'"), (128, None)],
 )
 def test_the_precision_that_was_meant_is_one_that_there_is(given: Any, meant: str | None) -> None:
     with pytest.raises(OptionError) as refused:

@@ -81,9 +81,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"nonfinite": None}, "nonfinite=None, allowed: 'stop', 'skip'"),
     (
         {"precision": "bf16-mix"},
-        "precision='bf16-mix', allowed: 32, 'bf16-mixed', '16-mixed'. Did you mean 'bf16-mixed'",
+        "precision='bf16-mix', allowed: 32, 'bf16-mixed', .*'16-true'. Did you mean 'bf16-mixed'",
     ),
-    ({"precision": 64}, "precision=64, allowed: 32"),
+    ({"precision": 128}, "precision=128, allowed: 32"),
+    ({"precision": "float64"}, "precision='float64', allowed: .*Did you mean '64'"),
     ({"strategy": "singel"}, "strategy='singel', allowed: .*Did you mean 'single'"),
     ({"strategy": 5}, "strategy=5, allowed: .*or a Strategy object"),
     ({"device": "gpu"}, "device='gpu' is not a device"),

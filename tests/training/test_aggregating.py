@@ -43,7 +43,7 @@ def weighted(results: dict[str, dict[str, float]]) -> dict[str, float]:
 )
 @pytest.mark.parametrize("verb", ["validate", "fit"])
 def test_the_result_overall_is_made_as_chosen(how: Any, loss: float, verb: str) -> None:
-    trainer = quiet(val_aggregation=how)
+    trainer = quiet(evaluation={"aggregation": how})
     metrics = (
         trainer.fit(Measuring(), batches(1), LOADERS)
         if verb == "fit"
@@ -61,15 +61,25 @@ def test_the_result_overall_is_made_as_chosen(how: Any, loss: float, verb: str) 
 
 
 def test_it_holds_for_test_too() -> None:
-    assert quiet(val_aggregation="macro").test(Measuring(), LOADERS)["test/loss"] == pytest.approx(5)
+    assert quiet(evaluation={"aggregation": "macro"}).test(Measuring(), LOADERS)[
+        "test/loss"
+    ] == pytest.approx(5)
 
 
 def test_one_loader_is_nothing_to_aggregate() -> None:
     def never(results: Any) -> Any:
         raise AssertionError
 
-    assert quiet(val_aggregation=never).validate(Measuring(), {"small": LOADERS["small"]})["val/loss"] == 1
-    assert quiet(val_aggregation="primary:odd").validate(Measuring(), LOADERS["small"])["val/loss"] == 1
+    assert (
+        quiet(evaluation={"aggregation": never}).validate(Measuring(), {"small": LOADERS["small"]})[
+            "val/loss"
+        ]
+        == 1
+    )
+    assert (
+        quiet(evaluation={"aggregation": "primary:odd"}).validate(Measuring(), LOADERS["small"])["val/loss"]
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,7 +89,7 @@ def test_one_loader_is_nothing_to_aggregate() -> None:
 def test_a_primary_loader_that_is_not_there_is_refused_before_training_also_if_there_is_only_one(
     val: Any, sanity: int
 ) -> None:
-    trainer = quiet(val_aggregation="primary:webb", num_sanity_val_steps=sanity)
+    trainer = quiet(evaluation={"aggregation": "primary:webb"}, num_sanity_val_steps=sanity)
     with pytest.raises(OptionError, match="there is no loader named 'webb'.* Loaders: (val|web)"):
         trainer.fit(Net(), batches(1), val)
     assert trainer.state.batches_seen == 0
@@ -87,9 +97,9 @@ def test_a_primary_loader_that_is_not_there_is_refused_before_training_also_if_t
 
 def test_a_primary_loader_needs_a_name() -> None:
     with pytest.raises(
-        OptionError, match="val_aggregation='primary:', allowed: 'micro', 'macro', 'primary', 'primary:NAME'"
+        OptionError, match="aggregation='primary:', allowed: 'micro', 'macro', 'primary', 'primary:NAME'"
     ):
-        quiet(val_aggregation="primary:")
+        quiet(evaluation={"aggregation": "primary:"})
 
 
 def test_every_batch_of_every_loader_is_measured_once_whatever_their_lengths() -> None:
@@ -127,7 +137,7 @@ def test_stopping_early_and_keeping_the_best_go_by_the_aggregated_value(tmp_path
         trainer = quiet(
             hooks=[EarlyStopping("val/loss", patience=2), keep],
             max_epochs=6,
-            val_aggregation=how,
+            evaluation={"aggregation": how},
             run_dir=tmp_path / how,
         )
         trainer.fit(Worse(), batches(1), LOADERS)
@@ -148,19 +158,19 @@ def test_a_loader_that_is_not_there_is_refused_before_anything_is_trained_or_mea
     with pytest.raises(
         OptionError, match=r"no loader named 'od'. Did you mean 'odd'\? Loaders: small, large, odd"
     ):
-        quiet(val_aggregation="primary:od").fit(Never(), batches(1), LOADERS)
+        quiet(evaluation={"aggregation": "primary:od"}).fit(Never(), batches(1), LOADERS)
     with pytest.raises(OptionError, match="no loader named 'od'"):
-        quiet(val_aggregation="primary:od").validate(Never(), LOADERS)
-    with pytest.raises(OptionError, match="val_aggregation='mcro'"):
-        quiet(val_aggregation="mcro")
+        quiet(evaluation={"aggregation": "primary:od"}).validate(Never(), LOADERS)
+    with pytest.raises(OptionError, match="aggregation='mcro'"):
+        quiet(evaluation={"aggregation": "mcro"})
 
 
 @pytest.mark.parametrize("made", [3.0, {"loss": "low"}, {"loss": torch.ones(2)}, None])
 def test_a_function_must_return_numbers_by_name(made: Any) -> None:
     with pytest.raises(OptionError, match="must return a dictionary of numbers"):
-        quiet(val_aggregation=lambda results: made).validate(Measuring(), LOADERS)
+        quiet(evaluation={"aggregation": lambda results: made}).validate(Measuring(), LOADERS)
 
 
 def test_an_empty_validation_loader_is_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
-    metrics = quiet(val_aggregation="macro").validate(Measuring(), {**LOADERS, "none": []})
+    metrics = quiet(evaluation={"aggregation": "macro"}).validate(Measuring(), {**LOADERS, "none": []})
     assert metrics["val/loss"] == pytest.approx(5) and "'none' is empty" in caplog.text

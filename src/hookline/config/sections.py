@@ -13,14 +13,22 @@ from hookline.config.files import ConfigSource, name_members
 from hookline.config.permissions import Permissions
 from hookline.config.problems import ConfigError, Override, key_below, nearest, plain_values
 from hookline.engine.foreign import is_data_class, is_logger_class
-from hookline.run.options import OLD_NAMES, InFile, Options, TrainerParts, read_arguments, with_new_names
+from hookline.run.options import (
+    OLD_NAMES,
+    Evaluation,
+    InFile,
+    Options,
+    TrainerParts,
+    read_arguments,
+    with_new_names,
+)
 from hookline.util.errors import OptionError
 
 
 def _trainer_fields() -> dict[str, tuple[Any, Any]]:
     """Return every key of the trainer's section with its type and default."""
     found = {each.name: (each.type, each.default) for each in fields(Options)}
-    for option in fields(TrainerParts):
+    for option in (*fields(Options), *fields(TrainerParts)):
         for note in getattr(option.type, "__metadata__", ()):
             if isinstance(note, InFile):
                 found[option.name] = (note.kind, option.default)
@@ -53,15 +61,17 @@ def read_trainer(source: ConfigSource, permissions: Permissions) -> dict[str, An
     place = ConfigKey("trainer options", (TrainerSection,))
     given = dict(given)
     strategy = given.pop("strategy", None)
-    # its keys have types of their own, which a parser of `dict` does not know
-    if isinstance(given.get("checkpoint"), dict):
-        given["checkpoint"] = plain_values(given["checkpoint"])
+    # keys of a table have types of their own, which a parser of `dict` does not know
+    for name in ("checkpoint", "hang_after"):
+        if isinstance(given.get(name), dict):
+            given[name] = plain_values(given[name])
     try:
+        evaluation = _evaluation(source, given, permissions)
         options = with_new_names(
             {name: str(each) if name in OLD_NAMES else each for name, each in given.items()}
         )
         part = ConfigPart("trainer", "", options, {name: f"trainer.{name}" for name in options})
-        arguments = check_arguments(source, part, TrainerSection, place, permissions)
+        arguments = check_arguments(source, part, TrainerSection, place, permissions) | evaluation
         read_arguments(arguments)
     except ConfigError:
         raise
@@ -70,6 +80,19 @@ def read_trainer(source: ConfigSource, permissions: Permissions) -> dict[str, An
     if strategy is not None:
         arguments["strategy"] = _strategy(source, strategy, permissions)
     return arguments
+
+
+def _evaluation(source: ConfigSource, given: dict[str, Any], permissions: Permissions) -> dict[str, Any]:
+    """Take `evaluation`, or its older name, out of the options; its aggregation may name a function."""
+    old = given.pop("val_aggregation", None) if "evaluation" not in given else None
+    table = given.pop("evaluation", None) if old is None else {"aggregation": old}
+    if not isinstance(table, dict):
+        return {} if table is None else {"evaluation": plain_values(table)}
+    key = "trainer" if old is not None else "trainer.evaluation"
+    names = {name: "trainer.val_aggregation" if old is not None else f"{key}.{name}" for name in table}
+    part = ConfigPart(key, "", dict(table), names)
+    place = ConfigKey("how evaluations run", (Evaluation,))
+    return {"evaluation": check_arguments(source, part, Evaluation, place, permissions)}
 
 
 def _strategy(source: ConfigSource, given: Any, permissions: Permissions) -> Any:

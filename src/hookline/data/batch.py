@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -14,25 +14,37 @@ from torch import Tensor
 
 def move(batch: Any, device: torch.device) -> Any:
     """Return the same structure with every tensor, and every object with `.to`, on the device."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if hasattr(batch, "to"):
-        return batch.to(device)
-    if isinstance(batch, dict):
-        moved = copy.copy(batch)  # keeps the type, such as a defaultdict
-        moved.update({key: move(value, device) for key, value in batch.items()})
-        return moved
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(move(value, device) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(move(value, device) for value in batch)
+
+    def to_device(part: Any) -> Any:
+        return part.to(device, non_blocking=True) if isinstance(part, Tensor) else part.to(device)
+
+    return _map_parts(batch, lambda part: hasattr(part, "to"), to_device)
+
+
+def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return the same structure with every tensor changed."""
+    return _map_parts(batch, lambda part: isinstance(part, Tensor), change)
+
+
+def _map_parts(batch: Any, is_part: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+    """Return the same structure of dictionaries, lists, tuples and dataclasses with its parts changed."""
+    if is_part(batch):
+        return change(batch)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         values = {
-            field.name: move(getattr(batch, field.name), device)
+            field.name: _map_parts(getattr(batch, field.name), is_part, change)
             for field in dataclasses.fields(batch)
             if field.init
         }
         return dataclasses.replace(batch, **values)
+    if isinstance(batch, MutableMapping):
+        changed = copy.copy(batch)  # keeps the type, such as a defaultdict
+        changed.update({key: _map_parts(value, is_part, change) for key, value in batch.items()})
+        return changed
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_map_parts(value, is_part, change) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(_map_parts(value, is_part, change) for value in batch)
     return batch
 
 

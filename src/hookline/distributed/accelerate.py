@@ -54,7 +54,8 @@ class Accelerated(DDP):
             raise HooklineError(
                 "strategy='accelerate' needs the package accelerate: pip install accelerate."
             ) from error
-        wanted = {name: theirs for theirs, name in PRECISION_NAMES.items()}[self.precision.name]
+        # with 64, bf16-true and 16-true Hookline converts the module, and Accelerate computes in its type
+        wanted = {name: theirs for theirs, name in PRECISION_NAMES.items()}.get(self.precision.name, "no")
         try:
             made = accelerate.Accelerator(cpu=self.device.type == "cpu", mixed_precision=wanted)
         except ValueError as error:

@@ -1,5 +1,5 @@
-"""The base class of strategies, which owns the device, the placement of the module and the communication; the
-precision of a run; and the strategy for one device.
+"""The base class of strategies, which owns the device, the placement of the module and the communication; and
+the strategy for one device.
 """
 
 from __future__ import annotations
@@ -13,53 +13,11 @@ import torch
 from torch import nn
 
 from hookline.distributed.comm import Ranks
+from hookline.distributed.layer_choice import default_layers
+from hookline.distributed.precision import make_precision
 from hookline.engine._methods import StrategyMethods
-from hookline.engine.binding import Caller
-from hookline.engine.checks import parse_precision
 from hookline.util.errors import OptionError
 from hookline.util.uncopied import Uncopied
-
-
-class Precision:
-    """The precision of a run: 32, bf16-mixed (autocast) or 16-mixed (autocast and a gradient scaler)."""
-
-    def __init__(self, name: str, device: torch.device) -> None:
-        self.name = name
-        self.device = device
-        self.dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(name)
-        self.scaler = torch.amp.GradScaler(device.type) if name == "16-mixed" else None
-        self._first: tuple[torch.amp.GradScaler, dict[str, Any]] | None = None
-
-    def begin(self) -> torch.amp.GradScaler | None:
-        """Return the scaler, reset to its first scale, because an earlier run may have changed it."""
-        if self.scaler is not None and (self._first is None or self._first[0] is not self.scaler):
-            self._first = (self.scaler, self.scaler.state_dict())
-        elif self.scaler is not None and self._first is not None:
-            self.scaler.load_state_dict(self._first[1])
-        return self.scaler
-
-    def around(self, call: Caller) -> Caller:
-        """Return the step under autocast; without mixed precision, the step itself."""
-        if self.dtype is None:
-            return call
-        device, dtype = self.device.type, self.dtype
-
-        def under_autocast(s: Any) -> Any:
-            with torch.autocast(device, dtype):
-                return call(s)
-
-        return under_autocast
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the scaler's state for a checkpoint."""
-        return self.scaler.state_dict() if self.scaler is not None else {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the scaler's state from a checkpoint."""
-        if self.scaler is not None and state:
-            self.scaler.load_state_dict(state)
-            # this makes the scale tensor, which a resume in the middle of a window reads at once
-            self.scaler.scale(torch.zeros((), device=self.device))
 
 
 class Strategy(StrategyMethods):
@@ -85,12 +43,15 @@ class Strategy(StrategyMethods):
     forward_communicates: bool = False
     """Whether a forward runs collectives, so that all ranks must run the same number of batches."""
 
+    activation_checkpointing: Any = False
+    """The option of the trainer, given to the strategy: True or choices of layers. False: the trainer's."""
+
     differentiate: Callable[..., None] | None = None
     """The function that computes the gradients of a loss. None: `loss.backward()`."""
 
     def __init__(self, device: torch.device, precision: str | int = 32) -> None:
         self.device = device
-        self.precision = Precision(parse_precision(precision), device)
+        self.precision = make_precision(precision, device)
         self.ranks = Ranks()
         """The communication between the ranks; usable after `connect`."""
 
@@ -113,6 +74,10 @@ class Strategy(StrategyMethods):
     def place(self, module: nn.Module) -> nn.Module:
         """Move the module to its device and return the module that the loops call."""
         raise NotImplementedError
+
+    def layers_of(self, module: nn.Module) -> list[nn.Module]:
+        """Return the blocks of a model, outermost first: the items of every ModuleList."""
+        return default_layers(module)
 
     def prepare_optimizers(self, optimizers: list[Any]) -> list[Any]:
         """Return the optimizers that the loops step."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,13 +12,12 @@ from torch import nn
 
 from hookline.distributed.base import StepModule, keep_step_module, step_module_of
 from hookline.distributed.comm import format_ranks
+from hookline.distributed.layer_choice import LayerChoice, choose_layers, default_layers
 from hookline.distributed.process_group import MultiRankStrategy
-from hookline.engine.checks import refused
-from hookline.util.errors import OptionError, closest
+from hookline.engine.checks import check_layers, refused
+from hookline.util.errors import OptionError
 
 MIXED = "mixed torch.Tensor and DTensor"
-Choice = str | type[nn.Module] | Callable[[str, nn.Module], bool]
-"""Chooses modules by a name pattern (`layers.*`), a class name, a class, or a function of name and module."""
 
 
 class FSDP(MultiRankStrategy):
@@ -32,8 +30,8 @@ class FSDP(MultiRankStrategy):
         device: str | torch.device = "auto",
         precision: str | int = 32,
         *,
-        wrap: Choice | Sequence[Choice] | None = None,
-        activation_checkpointing: bool | Choice | Sequence[Choice] = False,
+        wrap: LayerChoice | Sequence[LayerChoice] | None = None,
+        activation_checkpointing: bool | LayerChoice | Sequence[LayerChoice] = False,
         reshard_after_forward: bool | int | None = None,
         replicas: int = 1,
         mesh: Any = None,
@@ -45,11 +43,11 @@ class FSDP(MultiRankStrategy):
 
         wrap: the layers that are gathered one at a time, by name pattern, class name, class, or a function of
         name and module; None: the items of every ModuleList, where models keep their blocks. All other
-        parameters form one more unit. activation_checkpointing: layers that recompute their activations in
-        backward; True: those of `wrap`. reshard_after_forward: as in `fully_shard`. replicas: copies of the
-        sharded model (HSDP). mesh: your own DeviceMesh over all ranks, with one dimension (shards) or two
-        (copies, shards). offload: keep parameters on the CPU. mixed_precision: your own MixedPrecisionPolicy
-        instead of the one that follows from `precision`.
+        parameters form one more unit. activation_checkpointing: an older place for the trainer's option.
+        reshard_after_forward: as in `fully_shard`. replicas: copies of the sharded model (HSDP).
+        mesh: your own DeviceMesh over all ranks, with one dimension (shards) or two (copies, shards).
+        offload: keep parameters on the CPU. mixed_precision: your own MixedPrecisionPolicy instead of the one
+        that follows from `precision`.
         """
         super().__init__(device, precision, timeout)
         if (
@@ -70,8 +68,13 @@ class FSDP(MultiRankStrategy):
             raise OptionError("FSDP: pass either replicas= or a mesh of two dimensions.")
         if mesh is not None:
             _check_mesh(mesh, self.world_size, self.device.type)
-        self.wrap = None if wrap is None else _choices("wrap", wrap)
-        self.activation_checkpointing = activation_checkpointing
+        self.wrap = None if wrap is None else check_layers("FSDP: wrap", wrap)
+        self.activation_checkpointing = (
+            False
+            if activation_checkpointing is False
+            else activation_checkpointing is True
+            or check_layers("FSDP: activation_checkpointing", activation_checkpointing)
+        )
         self.reshard_after_forward, self.replicas, self.mesh, self.offload = (
             reshard_after_forward,
             replicas,
@@ -113,7 +116,6 @@ class FSDP(MultiRankStrategy):
         if not is_meta:
             module.to(self.device)
             _broadcast_weights(module)
-        self._checkpoint_activations(module)
         policy = self.mixed_precision
         if policy is None:
             low = self.precision.dtype
@@ -126,7 +128,7 @@ class FSDP(MultiRankStrategy):
             "reshard_after_forward": self.reshard_after_forward,
             "offload_policy": CPUOffloadPolicy() if self.offload else OffloadPolicy(),
         }
-        units = self.units_of(module)
+        units = self.layers_of(module)
         refuse_ties(module, units)
         apart = batch_norms(module) if policy.param_dtype is not None and self.mixed_precision is None else []
         for norm_layer in apart:
@@ -157,30 +159,9 @@ class FSDP(MultiRankStrategy):
             mesh_dim_names=("replicate", "shard"),
         )
 
-    def units_of(self, module: nn.Module) -> list[nn.Module]:
+    def layers_of(self, module: nn.Module) -> list[nn.Module]:
         """Return the layers that are gathered one at a time, outermost first."""
-        if self.wrap is not None:
-            return choose_modules("wrap", self.wrap, module)
-        lists = [each for each in module.modules() if isinstance(each, nn.ModuleList)]
-        return list(
-            dict.fromkeys(item for each in lists for item in each if any(True for _ in item.parameters()))
-        )
-
-    def _checkpoint_activations(self, module: nn.Module) -> None:
-        option = self.activation_checkpointing
-        if option is False:
-            return
-        # this one uses hooks; the wrappers would rename the parameters
-        from torch.distributed._composable.checkpoint_activation import checkpoint
-
-        for layer in (
-            self.units_of(module)
-            if option is True
-            else choose_modules(
-                "activation_checkpointing", _choices("activation_checkpointing", option), module
-            )
-        ):
-            checkpoint(layer)
+        return default_layers(module) if self.wrap is None else choose_layers("FSDP: wrap", self.wrap, module)
 
     # ---- the actions ---------------------------------------------------------------------------------------
 
@@ -319,43 +300,3 @@ def materialize_module(module: nn.Module, device: torch.device) -> None:
         if own and reset is not None:
             with torch.no_grad():
                 reset()
-
-
-def _choices(option: str, given: Any) -> list[Any]:
-    choices = list(given) if isinstance(given, list | tuple | set | frozenset) else [given]
-    for choice in choices:
-        if not isinstance(choice, str) and not callable(choice):
-            raise OptionError(
-                f"FSDP: {option}={choice!r}: pass a pattern of names such as 'layers.*', a class of modules "
-                "or its name, or a function of name and module.",
-                option=option,
-                value=choice,
-            )
-    return choices
-
-
-def choose_modules(option: str, choices: Sequence[Any], module: nn.Module) -> list[nn.Module]:
-    """Return the submodules that match a choice, outermost first. Raise for a choice that matches none."""
-    named = [(name, each) for name, each in module.named_modules() if name]
-    found: dict[int, nn.Module] = {}
-    for choice in choices:
-        hits = [each for name, each in named if _is_chosen(choice, name, each)]
-        if not hits:
-            known = [*dict.fromkeys([name for name, _ in named] + [type(each).__name__ for _, each in named])]
-            near = closest(choice, known) if isinstance(choice, str) else ""
-            raise OptionError(
-                f"FSDP: {option}={choice!r} names no part of {type(module).__name__}.{near} "
-                f"Its parts: {', '.join(name for name, _ in named[:12])}.",
-                option=option,
-                value=choice,
-            )
-        found.update((id(each), each) for each in hits)
-    return [each for _, each in named if id(each) in found]
-
-
-def _is_chosen(choice: Any, name: str, module: nn.Module) -> bool:
-    if isinstance(choice, str):
-        return fnmatch.fnmatchcase(name, choice) or type(module).__name__ == choice
-    if isinstance(choice, type):
-        return isinstance(module, choice)
-    return bool(choice(name, module))

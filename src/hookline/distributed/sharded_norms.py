@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+HALF = (torch.float16, torch.bfloat16)
+
 
 def local_part(tensor: Tensor) -> Tensor:
     """Return the local part of a tensor: its shard, or the tensor itself. It shares the tensor's memory."""
@@ -85,11 +87,15 @@ def _gather_rows(rows: list[Tensor], group: Any) -> list[Tensor]:
 
 
 def norm_of(grads: Sequence[Tensor]) -> Tensor:
-    """Return the total norm, equal on every rank, as a tensor on its device."""
-    if not any(is_sharded(each) for each in grads):
-        return torch.nn.utils.get_total_norm([local_part(each) for each in grads])
-    found = torch._foreach_norm([local_part(each) for each in grads], 2.0)  # pyright: ignore[reportPrivateImportUsage]
-    dtype = torch.float64 if any(each.dtype is torch.float64 for each in found) else torch.float32
+    """Return the total norm, equal on every rank, as a tensor on its device.
+
+    Norms of half precision are computed in float32, because float16 ends at 65504.
+    """
+    here = [local_part(each) for each in grads]
+    if not any(is_sharded(each) or each.dtype in HALF for each in grads):
+        return torch.nn.utils.get_total_norm(here)
+    dtype = torch.float64 if any(each.dtype is torch.float64 for each in here) else torch.float32
+    found = torch._foreach_norm(here, 2.0, dtype=dtype)  # pyright: ignore[reportPrivateImportUsage]
     vector = torch.stack([each.to(found[0].device, dtype) for each in found])
     norm: Tensor = torch.linalg.vector_norm(over_shards(vector, grads))
     return norm

@@ -333,6 +333,20 @@ def as_tuple(name: str, given: Any, of: str) -> tuple[Any, ...]:
     return tuple(given)
 
 
+def check_layers(name: str, given: Any) -> tuple[Any, ...]:
+    """Return choices of layers of a model: name patterns, class names, classes, or functions."""
+    choices = tuple(given) if isinstance(given, list | tuple | set | frozenset) else (given,)
+    for choice in choices:
+        if not isinstance(choice, str) and not callable(choice):
+            raise refused(
+                name,
+                choice,
+                "a pattern of names such as 'layers.*', a class of modules or its name, a function of name "
+                "and module, or a list of them",
+            )
+    return choices
+
+
 def is_number(value: Any) -> bool:
     """Return whether the value is a number; True and False are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
@@ -465,11 +479,15 @@ PRECISION_SPELLINGS = {
     "bf16-mixed": "bf16-mixed",
     "16": "16-mixed",
     "16-mixed": "16-mixed",
+    "64": "64",
+    "64-true": "64",
+    "bf16-true": "bf16-true",
+    "16-true": "16-true",
 }
 
 
 def parse_precision(precision: str | int) -> str:
-    """Return '32', 'bf16-mixed' or '16-mixed' for any accepted spelling."""
+    """Return '32', 'bf16-mixed', '16-mixed', '64', 'bf16-true' or '16-true' for any accepted spelling."""
     name = PRECISION_SPELLINGS.get(str(precision))
     if name is None:
         plain = re.sub(
@@ -481,7 +499,8 @@ def parse_precision(precision: str | int) -> str:
         meant = PRECISION_SPELLINGS.get(plain) or PRECISION_SPELLINGS.get(near)
         hint = f" Did you mean {meant!r}?" if meant else ""
         raise OptionError(
-            f"precision={precision!r}, allowed: 32, 'bf16-mixed', '16-mixed'.{hint}",
+            f"precision={precision!r}, allowed: 32, 'bf16-mixed', '16-mixed', 64, 'bf16-true', '16-true'."
+            f"{hint}",
             option="precision",
             value=precision,
             allowed=tuple(dict.fromkeys(PRECISION_SPELLINGS.values())),

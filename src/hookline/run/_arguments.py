@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -59,10 +59,11 @@ class ValidationArguments(TypedDict, total=False):
     """Validate in every n-th epoch only."""
     num_sanity_val_steps: int
     """Number of validation batches to run before training, as a sanity check. -1: all."""
-    val_aggregation: str | Callable[[dict[str, dict[str, float]]], Mapping[str, float]]
-    """How results of several evaluation loaders are combined: 'micro' (mean over samples), 'macro' (mean over loaders),
-    'primary' (the first loader), 'primary:NAME' (that loader), or a function from {loader: {metric: value}} to {metric:
-    value}."""
+    evaluation: dict[str, Any] | None
+    """How validation, test and prediction run. A dictionary of `inference_mode` (False; True: run the steps under
+    torch.inference_mode instead of torch.no_grad) and `aggregation`, how results of several loaders are combined: 'micro'
+    (mean over samples), 'macro' (mean over loaders), 'primary' (the first loader), 'primary:NAME' (that loader), or a
+    function from {loader: {metric: value}} to {metric: value}."""
 
 
 class LimitsArguments(TypedDict, total=False):
@@ -103,7 +104,11 @@ class AroundArguments(TypedDict, total=False):
     """Use only deterministic kernels during runs."""
     compile: bool | Literal["step"] | dict[str, Any]
     """Compile the model with torch.compile. A dictionary: its arguments. 'step', or a dictionary with step=True: compile the
-    whole training step."""
+    whole training step. A dictionary with `blocks`: compile only the layers of these names or classes."""
+    activation_checkpointing: bool | str | type | Callable[[str, Any], bool] | Sequence[Any]
+    """Activation checkpointing: layers that recompute their activations in the backward pass, to save memory. True: the items
+    of every ModuleList (with FSDP, the layers of `wrap`). Or a name pattern, a class name, a class, a function of name and
+    module, or a list of them."""
     default_root_dir: str | Path
     """Directory in which the directories of runs are created."""
     run_dir: str | Path | None
@@ -119,11 +124,9 @@ class FailuresArguments(TypedDict, total=False):
     'warn')."""
     grace_period: str | float | datetime.timedelta | None
     """Time limit for the current step and the save after SIGTERM, SIGUSR1 or Ctrl-C. None: no limit."""
-    hang_after: str | float | datetime.timedelta | None
-    """Watchdog for hangs: report a hook, step, loader, logger or save that takes longer, with its stack. None: no
-    watchdog."""
-    hang_action: Literal["warn", "abort"]
-    """What the watchdog does: 'warn' reports the hang, 'abort' also ends the run."""
+    hang_after: str | float | datetime.timedelta | dict[str, Any] | None
+    """Watchdog for hangs: report a hook, step, loader, logger or save that takes longer, with its stack. None: no watchdog.
+    Or a dictionary of `after` (such a time) and `action`: 'warn' reports the hang, 'abort' also ends the run."""
 
 
 class TrainerPartsArguments(TypedDict, total=False):
@@ -142,7 +145,8 @@ class TrainerPartsArguments(TypedDict, total=False):
     device: str | torch.device
     """Device of this process: 'cpu', 'cuda', 'cuda:1', 'mps'. 'auto': an accelerator if there is one."""
     precision: str | int
-    """32, or mixed precision: 'bf16-mixed' or '16-mixed'."""
+    """32; mixed precision: 'bf16-mixed' or '16-mixed'; or one type for parameters, batches and new tensors: 64, 'bf16-true'
+    or '16-true'."""
     config: Any
     """Settings of your own. Hooks receive them as the fact `config`."""
     accounting: bool

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hookline.data.batch import move
 from hookline.data.seeding import Creation
-from hookline.distributed.sharded_norms import clip_norm, clip_values
+from hookline.distributed.sharded_norms import HALF, clip_norm, clip_values
 from hookline.engine._methods import DataMethods, ModuleMethods
 from hookline.engine.init_arguments import record_init
 from hookline.util.errors import HooklineError, OptionError, closest, described
@@ -109,7 +109,8 @@ class Actions:
         if gradient_clip_val is None:
             return None
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if any(type(each) is not nn.Parameter for each in parameters):  # sharded over ranks
+        # sharded over ranks, or in half precision, whose norm may not fit into it
+        if any(type(each) is not nn.Parameter or each.dtype in HALF for each in parameters):
             clip = clip_values if gradient_clip_algorithm == "value" else clip_norm
             return clip([each.grad for each in parameters], gradient_clip_val)
         if gradient_clip_algorithm == "value":

@@ -11,7 +11,7 @@ import inspect
 import itertools
 import re
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -23,10 +23,12 @@ from hookline.engine.checks import (
     Function,
     OnDisk,
     Portion,
+    Rule,
     Table,
     apply_rule,
     check_choice,
     check_fields,
+    check_layers,
     check_seed,
     refused,
     rule_of,
@@ -43,18 +45,40 @@ if TYPE_CHECKING:
     from hookline.engine.foreign import LoggerLike
     from hookline.loggers.base import Logger
 
-OLD_NAMES = {"save": "write", "on_save_error": "on_error"}
-"""Options that are keys of `checkpoint` now. They are still accepted."""
+OLD_NAMES = {
+    "save": ("checkpoint", "write"),
+    "on_save_error": ("checkpoint", "on_error"),
+    "hang_action": ("hang_after", "action"),
+    "val_aggregation": ("evaluation", "aggregation"),
+}
+"""Options that are keys of another option now. They are still accepted."""
+OLD_SAVING = {name for name, (option, _) in OLD_NAMES.items() if option == "checkpoint"}
+"""Those of `checkpoint`."""
 
 COMPILE = (
     "True, False, 'step' (the whole training step) or a dictionary of arguments for torch.compile, with "
-    "step=True for the whole training step"
+    "step=True for the whole training step or blocks= for some layers"
 )
+
+
+class InFile:
+    """An argument that the `trainer` section of a configuration can hold, and the type that it has there."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+
+
 Time = Annotated[str | float | datetime.timedelta, Duration()]
 BatchLimit = Annotated[int | float, Portion()]
 
 
-# ---- the table of `checkpoint` -----------------------------------------------------------------------------
+# ---- options that are tables -------------------------------------------------------------------------------
+
+
+def _aggregates(name: str, value: Any) -> Any:
+    if not callable(value) and not re.fullmatch("primary:.+", str(value), re.DOTALL):
+        check_choice(name, value, ("micro", "macro", "primary", "primary:NAME"))
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,50 +97,87 @@ class Saving:
     """
 
 
-SAVING_RULES = {each.name: rule for each in fields(Saving) if (rule := rule_of(each.type)) is not None}
-"""The keys of the table, and their checks."""
+@dataclass(frozen=True, slots=True)
+class Hangs:
+    """What the watchdog does: what `Trainer(hang_after=...)` means."""
+
+    after: Time | None = 600.0
+    """Seconds after which a call counts as a hang. None: no watchdog."""
+    action: Literal["warn", "abort"] = "warn"
+    """'warn' reports the hang, 'abort' also ends the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """How validation, test and prediction run: what `Trainer(evaluation=...)` means."""
+
+    inference_mode: bool = False
+    """Run the steps under torch.inference_mode instead of torch.no_grad."""
+    aggregation: Annotated[
+        str | Callable[[dict[str, dict[str, float]]], Mapping[str, float]], _aggregates
+    ] = "micro"
+    """How the results of several loaders are combined."""
+
+
+TABLES: dict[str, type] = {"checkpoint": Saving, "hang_after": Hangs, "evaluation": Evaluation}
+"""The options that may be tables, and what declares their keys."""
+
+
+def table_rules(option: str) -> dict[str, Rule]:
+    """Return the keys of a table, and their checks."""
+    return {each.name: rule for each in fields(TABLES[option]) if (rule := rule_of(each.type)) is not None}
+
+
+def parse_table(option: str, given: Mapping[Any, Any]) -> Any:
+    """Return the settings that a table asks for; what it does not name has its default."""
+    rules = table_rules(option)
+    for key, value in given.items():
+        if key not in rules:
+            raise OptionError(
+                f"{option} has no setting {key!r}.{closest(str(key), rules)} Settings: {', '.join(rules)}.",
+                option=str(key),
+                value=value,
+                allowed=tuple(rules),
+            )
+    return TABLES[option](**{key: rules[key](f"{option}: {key}", value) for key, value in given.items()})
 
 
 def parse_checkpoint(given: Any, name: str = "checkpoint") -> Saving:
-    """Return the settings that `checkpoint=` asks for; what it does not name has its default."""
+    """Return the settings that `checkpoint=` asks for."""
     if isinstance(given, bool):
         return Saving(last=given)
     if isinstance(given, str):
         write: Any = check_choice(name, given, ("sync", "async"), "True, False or a table are allowed, too.")
         return Saving(write=write)
     if not isinstance(given, Mapping):
-        raise refused(name, given, f"True, False, 'sync', 'async' or a table of {', '.join(SAVING_RULES)}")
-    for key, value in given.items():
-        if key not in SAVING_RULES:
-            raise OptionError(
-                f"{name} has no setting {key!r}.{closest(str(key), SAVING_RULES)} Settings: "
-                f"{', '.join(SAVING_RULES)}.",
-                option=str(key),
-                value=value,
-                allowed=tuple(SAVING_RULES),
-            )
-    return Saving(**{key: SAVING_RULES[key](f"{name}: {key}", value) for key, value in given.items()})
+        keys = ", ".join(table_rules(name))
+        raise refused(name, given, f"True, False, 'sync', 'async' or a table of {keys}")
+    return parse_table(name, given)  # type: ignore[no-any-return]
 
 
 def with_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return these options with `save` and `on_save_error` as keys of `checkpoint`. Errors use the name that
-    was given.
+    """Return these options with older names as keys of the options that they belong to now. Errors use the
+    name that was given.
     """
-    old = {name: value for name, value in given.items() if name in OLD_NAMES}
-    if not old:
-        return dict(given)
-    first = next(iter(old))
-    if "checkpoint" in given:
-        raise OptionError(
-            f"checkpoint and {' and '.join(old)} cannot be combined: {first} is an older name for a part of "
-            f"it. Pass checkpoint={ {OLD_NAMES[name]: value for name, value in old.items()} }.",
-            option=first,
-            value=old[first],
-        )
-    settings = {
-        OLD_NAMES[name]: apply_rule(name, SAVING_RULES[OLD_NAMES[name]], value) for name, value in old.items()
-    }
-    return {**{name: value for name, value in given.items() if name not in OLD_NAMES}, "checkpoint": settings}
+    result = {name: value for name, value in given.items() if name not in OLD_NAMES}
+    moved: dict[str, dict[str, Any]] = {}
+    for name, value in given.items():
+        if name in OLD_NAMES:
+            option, key = OLD_NAMES[name]
+            moved.setdefault(option, {})[key] = apply_rule(name, table_rules(option)[key], value)
+    for option, settings in moved.items():
+        old = [name for name in given if name in OLD_NAMES and OLD_NAMES[name][0] == option]
+        if option == "hang_after" and option in given and not isinstance(given[option], Mapping):
+            settings = {"after": apply_rule(option, table_rules(option)["after"], given[option]), **settings}
+        elif option in given:
+            raise OptionError(
+                f"{option} and {' and '.join(old)} cannot be combined: {old[0]} is an older name for a part "
+                f"of it. Pass {option}={settings}.",
+                option=old[0],
+                value=given[old[0]],
+            )
+        result[option] = settings
+    return result
 
 
 # ---- checks of single options ------------------------------------------------------------------------------
@@ -127,10 +188,37 @@ def _saves(name: str, value: Any) -> Any:
     return value
 
 
-def _aggregates(name: str, value: Any) -> Any:
-    if not callable(value) and not re.fullmatch("primary:.+", str(value), re.DOTALL):
-        check_choice(name, value, ("micro", "macro", "primary", "primary:NAME"))
-    return value
+def _hangs(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        parse_table(name, value)
+        return dict(value)
+    return None if value is None else Duration(f" Or a table of {', '.join(table_rules(name))}.")(name, value)
+
+
+def _evaluates(name: str, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        raise refused(name, value, f"a table of {', '.join(table_rules(name))}")
+    parse_table(name, value)
+    return dict(value)
+
+
+def _recomputes(name: str, value: Any) -> Any:
+    return value if isinstance(value, bool) else check_layers(name, value)
+
+
+def _compiles(name: str, value: Any) -> Any:
+    Table(COMPILE)(name, value)
+    if "blocks" not in value:
+        return value
+    if value.get("step"):
+        raise OptionError(
+            f"{name}={value!r}: blocks compiles some layers, and step=True the whole training step: leave "
+            "one of them out.",
+            option=name,
+            value=value,
+        )
+    blocks = value["blocks"]
+    return {**value, "blocks": blocks if blocks is True else check_layers(f"{name}: blocks", blocks)}
 
 
 # ---- the options, by what they are about -------------------------------------------------------------------
@@ -197,12 +285,11 @@ class Validation:
     """Validate in every n-th epoch only."""
     num_sanity_val_steps: Annotated[int, AtLeast(-1)] = 2
     """Number of validation batches to run before training, as a sanity check. -1: all."""
-    val_aggregation: Annotated[
-        str | Callable[[dict[str, dict[str, float]]], Mapping[str, float]], _aggregates
-    ] = "micro"
-    """How results of several evaluation loaders are combined: 'micro' (mean over samples), 'macro' (mean over
-    loaders), 'primary' (the first loader), 'primary:NAME' (that loader), or a function from
-    {loader: {metric: value}} to {metric: value}.
+    evaluation: Annotated[dict[str, Any], _evaluates] | None = None
+    """How validation, test and prediction run. A dictionary of `inference_mode` (False; True: run the steps
+    under torch.inference_mode instead of torch.no_grad) and `aggregation`, how results of several loaders are
+    combined: 'micro' (mean over samples), 'macro' (mean over loaders), 'primary' (the first loader),
+    'primary:NAME' (that loader), or a function from {loader: {metric: value}} to {metric: value}.
     """
 
 
@@ -252,9 +339,19 @@ class Around:
     """Seed of the random generators of Python, numpy and torch, set when a run begins. None: do not seed."""
     deterministic: bool = False
     """Use only deterministic kernels during runs."""
-    compile: bool | Literal["step"] | Annotated[dict[str, Any], Table(COMPILE)] = False
+    compile: bool | Literal["step"] | Annotated[dict[str, Any], _compiles] = False
     """Compile the model with torch.compile. A dictionary: its arguments. 'step', or a dictionary with
-    step=True: compile the whole training step.
+    step=True: compile the whole training step. A dictionary with `blocks`: compile only the layers of these
+    names or classes.
+    """
+    activation_checkpointing: Annotated[
+        bool | str | type | Callable[[str, Any], bool] | Sequence[Any],
+        InFile(bool | str | list[str]),
+        _recomputes,
+    ] = False
+    """Activation checkpointing: layers that recompute their activations in the backward pass, to save memory.
+    True: the items of every ModuleList (with FSDP, the layers of `wrap`). Or a name pattern, a class name, a
+    class, a function of name and module, or a list of them.
     """
     default_root_dir: Annotated[str | Path, OnDisk()] = "."
     """Directory in which the directories of runs are created."""
@@ -275,12 +372,11 @@ class Failures:
     """
     grace_period: Time | None = "5 minutes"
     """Time limit for the current step and the save after SIGTERM, SIGUSR1 or Ctrl-C. None: no limit."""
-    hang_after: Time | None = "10 minutes"
+    hang_after: Annotated[str | float | datetime.timedelta | dict[str, Any] | None, _hangs] = "10 minutes"
     """Watchdog for hangs: report a hook, step, loader, logger or save that takes longer, with its stack.
-    None: no watchdog.
+    None: no watchdog. Or a dictionary of `after` (such a time) and `action`: 'warn' reports the hang, 'abort'
+    also ends the run.
     """
-    hang_action: Literal["warn", "abort"] = "warn"
-    """What the watchdog does: 'warn' reports the hang, 'abort' also ends the run."""
 
 
 GROUPS: tuple[type, ...] = (HowLong, UpdateOptions, Validation, Limits, Around, Failures)
@@ -330,9 +426,16 @@ class Options(
         return _as_seconds(self.grace_period)
 
     @property
-    def hang_seconds(self) -> float | None:
-        """`hang_after` in seconds."""
-        return _as_seconds(self.hang_after)
+    def hangs(self) -> Hangs:
+        """`hang_after` as settings."""
+        if isinstance(self.hang_after, dict):
+            return parse_table("hang_after", self.hang_after)  # type: ignore[no-any-return]
+        return Hangs(_as_seconds(self.hang_after))
+
+    @property
+    def evaluating(self) -> Evaluation:
+        """`evaluation` as settings."""
+        return parse_table("evaluation", self.evaluation or {})  # type: ignore[no-any-return]
 
 
 def _as_seconds(parsed: Any) -> float | None:
@@ -387,13 +490,6 @@ def refuse_unknown(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class InFile:
-    """An argument that the `trainer` section of a configuration can hold, and the type that it has there."""
-
-    def __init__(self, kind: Any) -> None:
-        self.kind = kind
-
-
 def _hook_list(name: str, hooks: Any) -> list[Any]:
     """Return the hooks as a list: one hook, a class or a marked function stands for a list of it."""
     if hooks is None:
@@ -430,7 +526,9 @@ class TrainerParts:
     device: Annotated["str | torch.device", InFile(str)] = "auto"
     """Device of this process: 'cpu', 'cuda', 'cuda:1', 'mps'. 'auto': an accelerator if there is one."""
     precision: Annotated[str | int, InFile(str | int)] = 32
-    """32, or mixed precision: 'bf16-mixed' or '16-mixed'."""
+    """32; mixed precision: 'bf16-mixed' or '16-mixed'; or one type for parameters, batches and new tensors:
+    64, 'bf16-true' or '16-true'.
+    """
     config: Any = None
     """Settings of your own. Hooks receive them as the fact `config`."""
     accounting: Annotated[bool, InFile(bool)] = True

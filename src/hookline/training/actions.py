@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from hookline.data.batch import map_tensors
 from hookline.engine.binding import Caller, bind_by_position, publishing
 from hookline.engine.events import Event
 from hookline.engine.listener import Listener, make_listener, overrides
@@ -16,6 +17,7 @@ from hookline.run.module import Actions
 from hookline.run.optimizers import needs_closure
 from hookline.run.run import Run
 from hookline.training.batch_events import set_loss
+from hookline.training.inference import in_inference_mode
 from hookline.training.pass_events import restore_modes
 from hookline.training.update import Closure
 from hookline.util.errors import OptionError
@@ -34,6 +36,9 @@ def install_actions(run: Run) -> None:
     plan = run.plan
     if run.strategy.device.type != "cpu" or _action_owner(run, plan.table["transfer_batch_to_device"])[2]:
         run.traits.transfers = (lambda s: plan.transfer_batch_to_device(s),)
+    if (convert := run.strategy.precision.convert_tensor) is not None:
+        # after the move, because a device converts faster than the CPU
+        run.traits.transfers += (lambda s: map_tensors(s.current.batch, convert),)
     clips_itself = _action_owner(run, run.plan.table["configure_gradient_clipping"])[2]
     run.traits.clips = run.options.gradient_clip_val is not None or clips_itself
     clip_returns_norm = (
@@ -116,7 +121,11 @@ def _install(run: Run, event: Event) -> None:
         if shown:
             call = trace(shown[-1], call)
         if event.name in STEP_ACTIONS:
-            call = strategy.precision.around(call)
+            call = strategy.precision.around_step(call)
+            if event.name != "training_step" and run.traits.rules.infers(run):
+                call = in_inference_mode(call)
+        elif event.name == "backward":
+            call = strategy.precision.with_default_type(call)
         if around is None:
             return call
         return trace(outer := _around(call), _published(outer))

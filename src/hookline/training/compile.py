@@ -5,7 +5,7 @@ the splits of a compiled step into graphs, and what cannot be compiled.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from hookline.distributed.layer_choice import choose_layers
 from hookline.engine.listener import overrides
 from hookline.run.optimizers import bare, needs_closure
 from hookline.run.run import Run
@@ -46,14 +47,48 @@ def compile_model(run: Run) -> None:
     By default torch.compile does not check for module hooks after the first call, so a hook added later would
     never run; with the guard it recompiles and the hook runs.
     """
-    if not run.options.compile or compiles_step(run.options.compile):
+    if not run.options.compile or compiles_step(run.options.compile) or _blocks(run):
         return
-    torch._dynamo.config.skip_nnmodule_hook_guards = False
-    given: dict[str, Any] = run.options.compile if isinstance(run.options.compile, dict) else {}
-    options = {name: value for name, value in given.items() if name != "step"}
     has_forward = type(run.module).forward is not nn.Module.forward
-    for module in [run.module] if has_forward else run.module.children():
+    _compile_each(run, [run.module] if has_forward else run.module.children())
+
+
+def compile_blocks(run: Run) -> None:
+    """Compile the layers of `compile={"blocks": ...}` in place, before a strategy shards them.
+
+    Layers of one class share compiled code, so that a deep model compiles as fast as a shallow one.
+    """
+    if blocks := _blocks(run):
+        _compile_each(run, choose_blocks(run, "compile: blocks", blocks))
+
+
+def _compile_each(run: Run, modules: Iterable[nn.Module]) -> None:
+    given: dict[str, Any] = run.options.compile if isinstance(run.options.compile, dict) else {}
+    torch._dynamo.config.skip_nnmodule_hook_guards = False
+    options = {name: value for name, value in given.items() if name not in ("step", "blocks")}
+    for module in modules:
         module.compile(**options)
+
+
+def _blocks(run: Run) -> Any:
+    """Return what `compile={"blocks": ...}` chooses: True, choices of layers, or None."""
+    return run.options.compile.get("blocks") if isinstance(run.options.compile, dict) else None
+
+
+def choose_blocks(run: Run, option: str, wanted: Any) -> list[nn.Module]:
+    """Return the layers that an option chooses; True: the blocks of the model. Raise if there are none."""
+    if wanted is not True:
+        return choose_layers(option, wanted, run.module)
+    layers = run.strategy.layers_of(run.module)
+    if not layers:
+        raise OptionError(
+            f"{option}=True means the items of every ModuleList, and {type(run.module).__name__} has none "
+            "with parameters. Pass a pattern of names such as 'layers.*', a class of modules or its name, or "
+            "a function of name and module.",
+            option=option.rpartition(": ")[2],
+            value=True,
+        )
+    return layers
 
 
 # ---- the graphs of a compiled step -------------------------------------------------------------------------

@@ -123,7 +123,8 @@ class CompiledStep:
             bind=bind_by_position,
         ).binding
         call = bound.call if bound.source is None else bound.source.published(doer)
-        plan.act("training_step", [doer], lambda trace: trace(doer, call))
+        in_type = self.run.strategy.precision.with_default_type  # autocast is in the graph
+        plan.act("training_step", [doer], lambda trace: in_type(trace(doer, call)))
 
     def _install_updates(self) -> None:
         """Install the graphs of the optimizers, unless the user overrides the step or the clipping."""

@@ -37,7 +37,7 @@ def aggregate(
         made = how({name: dict(Metrics(values).read()) for name, values in by_loader.items()})
         if not isinstance(made, Mapping) or not all(is_scalar(value) for value in made.values()):
             raise OptionError(
-                f"val_aggregation must return a dictionary of numbers by the metrics' names, not "
+                f"evaluation: aggregation must return a dictionary of numbers by the metrics' names, not "
                 f"{str(made)[:80]}."
             )
         return {_overall(key, prefix, results): value for key, value in made.items()}
@@ -57,8 +57,8 @@ def check_aggregation(how: str | Aggregate, loaders: list[str], stage: str) -> N
     primary = how.partition(":")[2] if isinstance(how, str) else ""
     if primary and loaders and primary not in loaders and (len(loaders) > 1 or stage == "fit"):
         raise OptionError(
-            f"val_aggregation={how!r}: there is no loader named {primary!r}.{closest(primary, loaders)} "
-            f"Loaders: {', '.join(loaders)}."
+            f"evaluation: aggregation={how!r}: there is no loader named {primary!r}."
+            f"{closest(primary, loaders)} Loaders: {', '.join(loaders)}."
         )
 
 
@@ -75,7 +75,7 @@ def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bo
     events = EvaluationEvents(run, names, several=len(loaders) > 1)
     with (
         PausedBatch(s),
-        torch.no_grad(),
+        evaluation_mode(run),
     ):  # also around hooks, which often call the model and keep its outputs
         begin_pass(run, events)
         data = make_pass(run, can_be_cut)
@@ -86,7 +86,7 @@ def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bo
         results = events.finish()
         if len(loaders) > 1:
             results |= aggregate(
-                results, names.kind, [each.name for each in loaders], run.options.val_aggregation
+                results, names.kind, [each.name for each in loaders], run.options.evaluating.aggregation
             )
         events.end_data(results)
         events.end(results)
@@ -94,6 +94,15 @@ def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bo
     if not s.sanity_checking:
         run.rows.write(results, "evaluation")
     return Metrics(results)
+
+
+def evaluation_mode(run: Run) -> torch.no_grad:
+    """Return the context of a pass: no gradients."""
+    if not run.traits.rules.infers(run):
+        return torch.no_grad()
+    from hookline.training.inference import EvaluationMode
+
+    return EvaluationMode(run.module)
 
 
 def begin_pass(run: Run, events: PassEvents) -> None:

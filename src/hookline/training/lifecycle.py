@@ -15,6 +15,7 @@ import torch
 
 from hookline._version import __version__
 from hookline.data.seeding import seed_rank
+from hookline.distributed.activation_checkpointing import checkpoint_activations
 from hookline.engine.foreign import Adapter
 from hookline.engine.hook_list import Entry, Handle
 from hookline.engine.listener import Listener, find_listeners
@@ -32,10 +33,17 @@ from hookline.run.run import Run, ending
 from hookline.run.save_request import SaveRequest, make_save_request
 from hookline.training import run_events
 from hookline.training.actions import install_actions, install_closure
-from hookline.training.compile import compile_model, compiles_step, explain_graphs
+from hookline.training.compile import (
+    choose_blocks,
+    compile_blocks,
+    compile_model,
+    compiles_step,
+    explain_graphs,
+)
 from hookline.training.evaluate import evaluate
 from hookline.training.final_checkpoint import keeps_failed_state, save_final_state
 from hookline.training.fit import close_failed_epoch, fit
+from hookline.training.inference import check_inference_mode
 from hookline.training.loading import asked_mixture, is_off, limit_of, load, resolve_mixture
 from hookline.training.manual import ManualOptimizer, manual_backward, unscale_once
 from hookline.training.participants import LateHooks, raise_first, tear_down_all, teardown_removed
@@ -227,7 +235,9 @@ def prepare_run(run: Run) -> None:
     if run.failure_monitor is not None:
         run.failure_monitor.wait_for_all_ranks("data")
     run_events.set_up(run)
-    plan.configure_model(s)
+    with run.strategy.precision.creation_context():
+        plan.configure_model(s)
+    run.strategy.precision.convert_module(run.module)
     if run.resume.path is not None and not run.strategy.restore_after_setup:
         restore_module(run)
 
@@ -237,6 +247,8 @@ def set_up_strategy(run: Run) -> None:
     plan, s = run.plan, run.state
     plan.strategy_setup(s)
     before = {id(each): name for name, each in run.module.named_parameters(remove_duplicate=False)}
+    recompute_activations(run)
+    compile_blocks(run)
     s.setup.wrapped_model = run.strategy.place(run.module)
     if not run.strategy.ranks.alone:
         seed_per_rank(run)
@@ -269,6 +281,24 @@ def set_up_strategy(run: Run) -> None:
         restore_progress(run)
         run_events.report_loaded(run, run.resume.path)
     run_events.start_fit(run)
+
+
+def recompute_activations(run: Run) -> None:
+    """Start activation checkpointing, until the end of the run. Only a fit has activations to save."""
+    wanted = run.options.activation_checkpointing or run.strategy.activation_checkpointing
+    if not wanted or run.stage != "fit":
+        return
+    compiled = run.options.compile
+    if isinstance(compiled, dict) and compiled.get("backend") == "eager":
+        raise OptionError(
+            "compile: backend='eager' cannot be combined with activation_checkpointing: a layer that is "
+            "computed again would draw other random numbers, so gradients through dropout would be wrong. "
+            "Use 'aot_eager'.",
+            option="compile",
+            value=compiled,
+        )
+    layers = choose_blocks(run, "activation_checkpointing", wanted)
+    run.participants.on_close.append(checkpoint_activations(layers))
 
 
 def seed_per_rank(run: Run) -> None:
@@ -320,6 +350,7 @@ class RunParticipants(LateHooks[Run]):
         """Bind module, data module and strategy, and add the hooks that `configure_hooks` returns."""
         self.bind()
         run, s = self.run, self.run.state
+        check_inference_mode(run)
         install_actions(run)
         for hook in _hooks_as_list(run.plan.configure_hooks(s)):
             self.handles.append(

@@ -80,7 +80,7 @@ def load(run: Run, kind: str) -> list[Loader]:
     for loader in loaders:
         loader.agree()
     if kind in ("val", "test"):
-        check_aggregation(run.options.val_aggregation, [each.name for each in loaders], run.stage)
+        check_aggregation(run.options.evaluating.aggregation, [each.name for each in loaders], run.stage)
     run.data.loaders[kind] = loaders
     if kind == "train":
         set_training_loader(run, loaders)

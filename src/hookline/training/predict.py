@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from hookline.run.run import Run
 from hookline.training.batch_events import transfer
-from hookline.training.evaluate import begin_pass, make_pass
+from hookline.training.evaluate import begin_pass, evaluation_mode, make_pass
 from hookline.training.pass_events import PREDICTION, PassEvents, PausedBatch
 from hookline.util.errors import StopTraining
 
@@ -23,7 +21,7 @@ def predict(run: Run, keep: bool = True) -> list[Any]:
     events.collect([[] for _ in loaders])
     with (
         PausedBatch(s),
-        torch.no_grad(),
+        evaluation_mode(run),
     ):  # also around hooks, which often call the model and keep its outputs
         begin_pass(run, events)
         data = make_pass(run, can_be_cut=False)

@@ -41,6 +41,10 @@ class LoopRules:
     undoes_abandoned_validations = True
     """Whether a validation that a signal ends leaves no trace in the checkpoint: state is kept before it."""
 
+    def infers(self, run: Run) -> bool:
+        """Return whether the steps of an evaluation run under torch.inference_mode."""
+        return run.options.evaluating.inference_mode
+
     def make_loaders(
         self, run: Run, given: Any, limit: int | float, kind: str, sharding: RankSharding
     ) -> list[Loader]:

@@ -38,6 +38,7 @@ CHANGE_ADVICE = {
     "schedulers": "The checkpoint restores schedulers. To use new values, set them in on_checkpoint_load "
     "(attributes of "
     "schedulers[0]), or start a new run with hookline.load_weights(module, path).",
+    "precision": "Weights and optimizer state now have the types of the new precision.",
     "seed": "Random numbers and the order of samples continue from the checkpoint's seed.",
 }
 MOST_LINES = 30
@@ -84,7 +85,7 @@ def report_changes(run: Run, saved: Any) -> None:
         taken = was if name == "seed" else used.get(name, new)
         if is_restored and taken == new:
             continue  # it was set after an earlier resume
-        if taken != new:
+        if taken != new or name == "precision":
             kept.add(name.partition(".")[0])
         line = (
             f"{_setting_label(name, run)}: {_short_repr(was)} in the checkpoint, {_short_repr(new)} now; "

@@ -61,6 +61,13 @@ class Trainer(RunView):
         self.options, parts = read_arguments(arguments)
         self.config = parts.config
         self.strategy = make_strategy(parts.strategy, parts.device, parts.precision)
+        if self.options.activation_checkpointing and self.strategy.activation_checkpointing:
+            raise OptionError(
+                f"activation_checkpointing is given twice: to the trainer and to "
+                f"{type(self.strategy).__name__}. Leave out the strategy's.",
+                option="activation_checkpointing",
+                value=self.options.activation_checkpointing,
+            )
         is_quiet = self.options.fast_dev_run or self.strategy.rank != 0  # only rank zero logs
         self.loggers: Loggers = make_loggers(False if is_quiet else parts.logger, JSONLines)
         self.plan = Plan(EVENTS, accounting=parts.accounting)
@@ -347,7 +354,7 @@ class Trainer(RunView):
             self._fitted = run
         try:
             watchdog = lifecycle.Watchdog(
-                run, self.options.hang_seconds, abort=self.options.hang_action == "abort"
+                run, self.options.hangs.after, abort=self.options.hangs.action == "abort"
             )
             with lifecycle.monitoring_ranks(run), watchdog, lifecycle.Recorded(run, self.tracing):
                 return lifecycle.run_lifecycle(run, body)

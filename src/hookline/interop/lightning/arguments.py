@@ -15,9 +15,8 @@ from typing import Any, ParamSpec
 
 import torch
 
+from hookline.engine.checks import PRECISION_SPELLINGS
 from hookline.interop.lightning.package import find, refusal
-from hookline.interop.lightning.precision import NAMES as TRUE_PRECISIONS
-from hookline.interop.lightning.precision import PLUGINS, plugin_of
 
 P = ParamSpec("P")
 log = logging.getLogger("hookline")
@@ -30,15 +29,8 @@ VARIANT = re.compile(r"(?<=^ddp)(_spawn|_fork|_notebook)?(_find_unused_parameter
 """Endings of Lightning's names for DDP that say how it starts processes and finds unused parameters."""
 STRATEGY_CLASSES = {"SingleDeviceStrategy": "single", "DDPStrategy": "ddp", "FSDPStrategy": "fsdp"}
 """Classes of Lightning's strategy objects whose defaults Hookline's strategies have."""
-PRECISIONS = {
-    "32": "32",
-    "32-true": "32",
-    "16": "16-mixed",
-    "16-mixed": "16-mixed",
-    "bf16": "bf16-mixed",
-    "bf16-mixed": "bf16-mixed",
-}
-"""Lightning's precisions, and Hookline's."""
+PRECISION_PLUGINS = ("Precision", "MixedPrecision", "DoublePrecision", "HalfPrecision")
+"""Lightning's classes for the precisions that Hookline has."""
 REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "model_registry": ((None,), "load the checkpoint and pass its path as ckpt_path=")
 }
@@ -304,17 +296,13 @@ def with_plugins(given: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments with those that the plugins stand for: precision, synchronized batch norm, and
     the object that writes and reads checkpoints (`checkpoint_io`).
     """
-    result = {
-        **given,
-        "precision_plugin": plugin_of(str(given["precision"])),
-        "checkpoint_io": getattr(given["strategy"], "_checkpoint_io", None),
-    }
+    result = {**given, "checkpoint_io": getattr(given["strategy"], "_checkpoint_io", None)}
     writer = find("plugins", "CheckpointIO")
     plugins = as_list(given["plugins"])
     _refuse_repeated(plugins)
     for plugin in plugins:
         kind = type(plugin).__name__
-        if kind in ("Precision", "MixedPrecision", *PLUGINS):
+        if kind in PRECISION_PLUGINS:
             if given["precision"] is not None:
                 raise refusal(
                     f"Received both `precision={given['precision']}` and `plugins=` with a {kind}: choose "
@@ -323,7 +311,6 @@ def with_plugins(given: dict[str, Any]) -> dict[str, Any]:
                     plugin,
                 )
             result["precision"] = plugin.precision
-            result["precision_plugin"] = plugin if kind in PLUGINS else None
         elif _is_kind(plugin, "LayerSync"):
             if given["sync_batchnorm"] and kind != "TorchSyncBatchNorm":
                 raise refusal(
@@ -366,15 +353,14 @@ def _refuse_repeated(plugins: list[Any]) -> None:
 
 
 def _precision(given: Any) -> str:
-    if given is None or str(given) in TRUE_PRECISIONS:
-        return "32"  # a plugin of Lightning converts module and batches
-    if str(given) not in PRECISIONS:
+    name = "32" if given is None else PRECISION_SPELLINGS.get(str(given))
+    if name is None:
         raise refusal(
-            f"Precision {given!r} is invalid. Hookline has {', '.join([*PRECISIONS, *TRUE_PRECISIONS])}.",
+            f"Precision {given!r} is invalid. Hookline has {', '.join(PRECISION_SPELLINGS)}.",
             "precision",
             given,
         )
-    return PRECISIONS[str(given)]
+    return name
 
 
 def _validation_options(given: Mapping[str, Any]) -> dict[str, Any]:

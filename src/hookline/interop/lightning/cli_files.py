@@ -20,6 +20,7 @@ from hookline.config.optimizer import read_optimizer
 from hookline.config.permissions import Permissions
 from hookline.config.problems import ConfigError
 from hookline.config.sections import read_trainer
+from hookline.engine.checks import PRECISION_SPELLINGS
 from hookline.engine.foreign import is_data_class
 from hookline.run.module import DataModule
 from hookline.util.errors import closest
@@ -37,20 +38,11 @@ STRATEGIES = {
     "ddp_find_unused_parameters_false": "ddp",
     "fsdp": "fsdp",
 }
-PRECISIONS = {
-    "32": "32",
-    "32-true": "32",
-    "16": "16-mixed",
-    "16-mixed": "16-mixed",
-    "bf16": "bf16-mixed",
-    "bf16-mixed": "bf16-mixed",
-}
 NO_EFFECT: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "enable_model_summary": ((None, True, False), ""),
     "enable_autolog_hparams": ((None, True, False), ""),
     "min_steps": ((None, 0), "set min_epochs"),
     "benchmark": ((None, False), "set torch.backends.cudnn.benchmark in the module"),
-    "inference_mode": ((None, True), "leave it out"),
     "use_distributed_sampler": ((None, True), "return a loader with a sampler of your own"),
     "profiler": ((None,), "add the hook 'profiler'"),
     "detect_anomaly": ((None, False), "call torch.autograd.set_detect_anomaly in the module"),
@@ -306,10 +298,15 @@ def _validation(made: Conversion, key: str, value: Any) -> None:
         made.values["trainer"]["check_val_every_n_epoch"] = value
 
 
+def _inference_mode(made: Conversion, key: str, value: Any) -> None:
+    if value is not None:
+        made.values["trainer"]["evaluation"] = {"inference_mode": value}
+
+
 CONVERTED: Mapping[str, Callable[[Conversion, str, Any], None]] = {
     "accelerator": _renamed("device", DEVICES),
     "strategy": _renamed("strategy", STRATEGIES),
-    "precision": _renamed("precision", PRECISIONS),
+    "precision": _renamed("precision", PRECISION_SPELLINGS),
     "devices": _devices,
     "num_nodes": _devices,
     "logger": _logger,
@@ -317,6 +314,7 @@ CONVERTED: Mapping[str, Callable[[Conversion, str, Any], None]] = {
     "enable_checkpointing": _checkpointing,
     "max_time": _max_time,
     "check_val_every_n_epoch": _validation,
+    "inference_mode": _inference_mode,
 }
 SAME = (
     "fast_dev_run",

@@ -22,7 +22,6 @@ from torch import Tensor
 from hookline.engine.init_arguments import cannot_keep, record_init, running_arguments
 from hookline.hooks.hparams import HParams
 from hookline.interop.lightning.closure_step import LoopEvents, with_closure
-from hookline.interop.lightning.precision import ConvertedBatches, TruePrecision
 from hookline.util.errors import OptionError, described
 
 __all__ = ["AttributeDict", "HyperParameters", "KeptHParams"]
@@ -247,9 +246,7 @@ def module_hooks(run: Any, module: Any, returned: Any) -> list[Any]:
         )
         run.participants.on_close.append(hooks.set_aside(displaced))
     if shown is not None:
-        precision = run.strategy.precision
-        converting = [ConvertedBatches(precision)] if isinstance(precision, TruePrecision) else []
-        callbacks = [*callbacks, LoopEvents(run), *converting]
+        callbacks = [*callbacks, LoopEvents(run)]
         run.traits.step_choices = (with_closure,)
     data = getattr(run.datamodule, "original", run.datamodule)
     has_some = any(getattr(each, "hparams", None) for each in (module, data))

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch
-
 from hookline.interop.lightning.connector import LightningLog
 from hookline.interop.lightning.names import LightningNames
-from hookline.interop.lightning.precision import TruePrecision
 from hookline.interop.lightning.profiling import profiling
 from hookline.interop.lightning.rules import LightningRules
 from hookline.interop.lightning.tuning import Rerun, ends_tuning
@@ -54,12 +50,10 @@ class LoopTrainer(Rerun):
         if self.is_tuned:
             return None
         shown = self.lightning_trainer
-        infers = shown is not None and shown._given["inference_mode"] and run.strategy.ranks.alone
         if shown is not None:
             run.module.zero_grad()  # a stage begins without gradients
         try:
-            with torch.inference_mode(bool(infers)) if run.stage != "fit" else contextlib.nullcontext():
-                return body(run)
+            return body(run)
         except Exception as error:
             if ends_tuning(error):
                 self.is_tuned = True
@@ -77,8 +71,6 @@ class LoopTrainer(Rerun):
     def _start(self, stage: str, *given: Any, **named: Any) -> Run:
         """Continue to count where the last fit ended, as Lightning does. A checkpoint replaces the counts."""
         run: Run = super()._start(stage, *given, **named)
-        if isinstance(run.strategy.precision, TruePrecision):
-            run.strategy.precision.prepare(run)
         if isinstance(self.rules, LightningRules):
             self.rules.loaded_at.clear()
         counts = run.state.counts

@@ -262,9 +262,9 @@ class LightningNames:
 
     @property
     def precision(self) -> str:
-        """Return the precision: '32-true', '16-mixed' or 'bf16-mixed'."""
+        """Return the precision under Lightning's name: '32-true', '16-mixed' and so on."""
         name = str(self._own.strategy.precision.name)
-        return "32-true" if name == "32" else name
+        return f"{name}-true" if name.isdigit() else name
 
     @property
     def default_root_dir(self) -> str:

@@ -44,7 +44,6 @@ from hookline.interop.lightning.package import (
     root,
     warn,
 )
-from hookline.interop.lightning.precision import TruePrecision
 from hookline.interop.lightning.profiling import make_profiler
 from hookline.interop.lightning.rules import LightningRules
 from hookline.interop.lightning.trainer_parts import Part
@@ -54,7 +53,7 @@ from hookline.interop.lightning.tuning import CheckpointConnector, Snapshot, is_
 from hookline.loggers.build import make_loggers
 from hookline.loggers.jsonl import JSONLines
 from hookline.run.module import Module
-from hookline.run.options import ARGUMENT_NAMES, OLD_NAMES
+from hookline.run.options import ARGUMENT_NAMES, OLD_NAMES, OLD_SAVING
 from hookline.util.errors import Preempted, closest
 
 T = TypeVar("T")
@@ -150,7 +149,7 @@ class Trainer(TrainerSettings):
         if max_epochs is None and any(is_a(each, "Timer") for each in self._callbacks):
             options["max_epochs"] = -1
         has_bar = any(is_a(each, "ProgressBar") for each in self._callbacks)
-        if not native.keys() & {"checkpoint", *OLD_NAMES}:
+        if not native.keys() & {"checkpoint", *OLD_SAVING}:
             options["checkpoint"] = False  # Lightning's checkpoint callback saves
         options = {
             "enable_progress_bar": given["enable_progress_bar"] and not has_bar,
@@ -160,8 +159,6 @@ class Trainer(TrainerSettings):
         }
         with misconfiguration():
             own = LoopTrainer(**options)
-        if given["precision_plugin"] is not None:
-            own.strategy.precision = TruePrecision(given["precision_plugin"], own.strategy.device)
         own.options.enable_progress_bar = bool(given["enable_progress_bar"])  # with any bar, show the costs
         given["val_check_seconds"] = None if fast_dev_run else seconds_between_validations(val_check_interval)
         own.rules = LightningRules(given, stops_at_nonfinite=native.get("nonfinite") == "stop")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,6 +12,7 @@ from torch import distributed as dist
 
 from hookline.interop.lightning.closure_step import ClosureStep, step_by_hand
 from hookline.interop.lightning.names import log_value
+from hookline.interop.lightning.package import installed
 from hookline.util.errors import HookError, closest
 
 
@@ -302,20 +302,16 @@ class PrecisionView(ShownAs):
 
     @property
     def _shown_as(self) -> tuple[str, str]:
-        if self._plugin is not None:
-            return "plugins", type(self._plugin).__name__
-        return "plugins", "MixedPrecision" if self.precision.endswith("mixed") else "Precision"
-
-    @property
-    def _plugin(self) -> Any:
-        """Return Lightning's own plugin, which converts the module; None for other precisions."""
-        return getattr(self._own.strategy.precision, "plugin", None)
+        named = {"64-true": "DoublePrecision", "bf16-true": "HalfPrecision", "16-true": "HalfPrecision"}
+        mixed = "MixedPrecision" if self.precision.endswith("mixed") else "Precision"
+        return "plugins", named.get(self.precision, mixed)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what Lightning's own plugin has besides."""
-        if name.startswith("_") or self._plugin is None:
+        """Return what Lightning's own plugin has besides, such as `convert_module`."""
+        kind = installed(*self._shown_as) if self.precision.endswith("-true") else None
+        if name.startswith("_") or kind is None:
             return super().__getattr__(name)
-        return getattr(self._plugin, name)
+        return getattr(kind(self.precision) if kind.__name__ == "HalfPrecision" else kind(), name)
 
     @property
     def precision(self) -> str:
@@ -324,14 +320,11 @@ class PrecisionView(ShownAs):
 
     def forward_context(self) -> Any:
         """Return the context in which a forward uses the run's precision."""
-        if self._plugin is not None:
-            return self._plugin.forward_context()
-        own = self._own.strategy.precision
-        return torch.autocast(own.device.type, dtype=own.dtype, enabled=own.dtype is not None)
+        return self._own.strategy.precision.forward_context()
 
     def module_init_context(self) -> Any:
         """Return the context in which the parameters of a module are made in the run's precision."""
-        return contextlib.nullcontext() if self._plugin is None else self._plugin.module_init_context()
+        return self._own.strategy.precision.creation_context()
 
     def clip_gradients(
         self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: Any = "norm"

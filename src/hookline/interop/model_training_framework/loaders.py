@@ -113,7 +113,7 @@ def _member(kind: type[Enum], value: Any, what: str) -> Any:
 
 
 def aggregation_of(config: ValidationConfig, names: Sequence[str]) -> Any:
-    """Return the value for `val_aggregation`."""
+    """Return how results of several loaders are combined."""
     how = _member(ValAggregation, config.aggregation, "aggregation")
     if config.aggregation_fn is not None and config.validation_weights is not None:
         raise OptionError("ValidationConfig: aggregation_fn and validation_weights cannot be combined.")

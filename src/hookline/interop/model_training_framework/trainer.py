@@ -34,7 +34,7 @@ from hookline.interop.model_training_framework.settings import (
 )
 from hookline.metrics.metric_log import Metrics
 from hookline.run.module import Module, PlainSteps
-from hookline.run.options import OLD_NAMES
+from hookline.run.options import OLD_SAVING
 from hookline.run.record import read_record
 from hookline.training.trainer import Trainer
 from hookline.util.errors import CheckpointError, OptionError
@@ -146,7 +146,7 @@ class GenericTrainer(Trainer):
         self._schedulers = [] if schedulers is None else _several(schedulers, "schedulers")
         more = options.pop("hooks", ())
         settings = trainer_options(config)
-        if options.keys() & OLD_NAMES.keys():
+        if options.keys() & OLD_SAVING:
             del settings["checkpoint"]
         super().__init__(config=config, **{**settings, **options})
         self.state.fill(module=model, optimizers=list(self._optimizers))
@@ -211,7 +211,10 @@ class GenericTrainer(Trainer):
         if not config.dry_run:
             self.options.max_epochs = max_epochs
         if val is not None:
-            self.options.val_aggregation = aggregation_of(config.validation, list(val))
+            self.options.evaluation = {
+                **(self.options.evaluation or {}),
+                "aggregation": aggregation_of(config.validation, list(val)),
+            }
         weights, trained = config.loss_weights_per_loader, config.per_loader_optimizer_id
         mixture = configured_mixture(config.train_loader_config, list(train), weights, trained)
         given = mixture if len(train) > 1 or mixture != Mixture() else None

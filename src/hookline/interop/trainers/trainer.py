@@ -26,7 +26,7 @@ from hookline.interop.trainers.hooks import (
 )
 from hookline.metrics.metric_log import Metrics
 from hookline.run.module import Module
-from hookline.run.options import ARGUMENT_NAMES, OLD_NAMES, refuse_unknown_options
+from hookline.run.options import ARGUMENT_NAMES, OLD_NAMES, OLD_SAVING, refuse_unknown_options
 from hookline.run.state import State
 from hookline.training.trainer import Trainer
 from hookline.util.errors import OptionError
@@ -127,7 +127,7 @@ class BaseTrainer:
         )
         settings = {OPTION_NAMES.get(name, name): value for name, value in options.items()}
         quiet = {"logger": "run_dir" in settings, "enable_progress_bar": False, "num_sanity_val_steps": 0}
-        if not settings.keys() & OLD_NAMES.keys():
+        if not settings.keys() & OLD_SAVING:
             quiet["checkpoint"] = False  # `add_checkpointing` saves
         self.trainer = self.make_trainer(device, {"max_epochs": num_epochs, **quiet, **settings})
         self._step = ModelStep(loss)

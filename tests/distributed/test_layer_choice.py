@@ -1,0 +1,56 @@
+"""Layers of a model by pattern, class or function, as FSDP, activation checkpointing and compile choose them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import nn
+
+from hookline import OptionError
+from hookline.distributed.layer_choice import choose_layers, default_layers
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(2, 4), nn.Linear(4, 2)
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(2, 2)
+
+
+def test_the_blocks_of_a_model_are_the_items_of_its_lists_that_have_parameters() -> None:
+    model = Blocks()
+    model.others = nn.ModuleList([nn.ReLU(), model.head])
+    assert default_layers(model) == [*model.layers, model.head]
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("layers.*.up", ["layers.0.up", "layers.1.up"]),
+        ("Block", ["layers.0", "layers.1"]),
+        (Block, ["layers.0", "layers.1"]),
+        (lambda name, module: name == "head", ["head"]),
+    ],
+)
+def test_layers_are_chosen_by_pattern_class_or_function(choice: Any, names: list[str]) -> None:
+    model = Blocks()
+    by_name = dict(model.named_modules())
+    assert choose_layers("FSDP: wrap", [choice], model) == [by_name[name] for name in names]
+
+
+def test_several_choices_keep_the_order_of_the_model_and_name_each_layer_once() -> None:
+    model = Blocks()
+    expected = [model.layers[0], model.layers[1], model.head]
+    assert choose_layers("FSDP: wrap", ["head", Block, "layers.1"], model) == expected
+
+
+def test_a_choice_that_names_nothing_is_refused_with_the_nearest() -> None:
+    with pytest.raises(OptionError, match="FSDP: wrap='Blok' names no part of Blocks. Did you mean 'Block'"):
+        choose_layers("FSDP: wrap", ["Blok"], Blocks())
