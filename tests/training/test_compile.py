@@ -146,3 +146,102 @@ def test_explain_names_the_listener_that_splits_the_step_before_it_runs() -> Non
     )
     assert "test_compile.py" in shown  # where the listener is written
     assert trainer.explain(Net(), stage="test").graphs == ""
+
+
+# ---- Some layers: compile={"blocks": ...}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Deep(Net):
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(depth))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x = batch[0]
+        for block in self.blocks:
+            x = block(x)
+        return nn.functional.mse_loss(self.layer(x), batch[1])
+
+
+class CountedGraphs:
+    """A backend that counts the graphs it gets."""
+
+    def __init__(self) -> None:
+        self.graphs: list[Any] = []
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.graphs.append(graph)
+        return graph.forward
+
+
+@pytest.mark.parametrize(
+    "blocks", [True, "blocks.*", "Block", Block, [lambda name, _: name[:7] == "blocks."]]
+)
+def test_chosen_blocks_are_compiled_in_place_and_train_the_same_weights(blocks: Any) -> None:
+    net, counted = Deep(2), CountedGraphs()
+    twin, names = copy.deepcopy(net), list(net.state_dict())
+    quiet(compile={"blocks": blocks, "backend": counted}).fit(net, batches())
+    quiet().fit(twin, batches())
+    assert counted.graphs and not any("layer" in str(graph.graph) for graph in counted.graphs)
+    assert torch.equal(net.layer.weight, twin.layer.weight)
+    assert torch.equal(net.blocks[0].up.weight, twin.blocks[0].up.weight)
+    assert list(net.state_dict()) == names
+
+
+def test_blocks_of_one_class_share_compiled_code() -> None:
+    counts = []
+    for depth in (2, 6):
+        torch._dynamo.reset()
+        counted = CountedGraphs()
+        quiet(compile={"blocks": "Block", "backend": counted}).fit(Deep(depth), batches(2))
+        counts.append(len(counted.graphs))
+    assert counts == [2, 2]  # the first block's input needs no gradient, those of the others do
+
+
+def test_a_hook_added_to_a_compiled_block_later_still_fires() -> None:
+    fired: list[int] = []
+
+    def add(module: Any, step: int) -> None:
+        if step == 1:
+            module.blocks[1].up.register_forward_hook(lambda *_: fired.append(1))
+            module.blocks[1].register_forward_hook(lambda *_: fired.append(2))
+
+    trainer = quiet(compile={"blocks": True, **EAGER})
+    trainer.on("step_end")(add)
+    trainer.fit(Deep(2), batches(3))
+    assert fired == [1, 2] * 2
+
+
+def test_compiled_blocks_that_recompute_their_activations_have_the_same_gradients() -> None:
+    class Drops(Deep):
+        def __init__(self) -> None:
+            super().__init__(2)
+            self.blocks = nn.ModuleList(nn.Sequential(Block(), nn.Dropout(0.5)) for _ in range(2))
+
+    net = Drops()
+    twin = copy.deepcopy(net)
+    options = {"compile": {"blocks": True, "backend": "aot_eager"}, "activation_checkpointing": True}
+    quiet(seed=1, **options).fit(net, batches())
+    quiet(seed=1).fit(twin, batches())
+    for one, other in zip(net.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_wrong_blocks_are_refused() -> None:
+    with pytest.raises(
+        OptionError, match="compile: blocks='Blok' names no part of Deep. Did you mean 'Block'"
+    ):
+        quiet(compile={"blocks": "Blok"}).fit(Deep(1), batches())
+    with pytest.raises(OptionError, match="blocks compiles some layers, and step=True the whole"):
+        quiet(compile={"blocks": "Block", "step": True})
+    with pytest.raises(OptionError, match="compile: blocks=False must be a pattern of names"):
+        quiet(compile={"blocks": False})

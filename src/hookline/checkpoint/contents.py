@@ -364,7 +364,7 @@ def put_gradients(module: nn.Module, wrapped: nn.Module, gradients: dict[str, Te
         if value is None:
             continue
         if is_dtensor(value) or name not in fsdp_parameters:
-            parameter.grad = value.to(parameter.device)
+            parameter.grad = value.to(parameter.device, parameter.dtype)
         else:
             fsdp_parameters[name].unsharded_accumulated_grad = value.to(parameter.device)
 

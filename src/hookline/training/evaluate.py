@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from hookline.data.loaders import Loader
 from hookline.metrics.metric_log import Metrics
 from hookline.run.run import Run
@@ -14,6 +12,7 @@ from hookline.run.state import is_scalar
 from hookline.run.timer import timed
 from hookline.training.batch_events import transfer
 from hookline.training.data_pass import DataPass
+from hookline.training.inference import evaluation_mode
 from hookline.training.pass_events import EvaluationEvents, Names, PassEvents, PausedBatch
 from hookline.util.errors import OptionError, StopTraining, closest
 
@@ -94,15 +93,6 @@ def evaluate(run: Run, names: Names, limit: int | None = None, *, can_be_cut: bo
     if not s.sanity_checking:
         run.rows.write(results, "evaluation")
     return Metrics(results)
-
-
-def evaluation_mode(run: Run) -> torch.no_grad:
-    """Return the context of a pass: no gradients."""
-    if not run.traits.rules.infers(run):
-        return torch.no_grad()
-    from hookline.training.inference import EvaluationMode
-
-    return EvaluationMode(run.module)
 
 
 def begin_pass(run: Run, events: PassEvents) -> None:

@@ -6,6 +6,8 @@ step itself runs in this mode. What it returns and what the module keeps become 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -46,19 +48,20 @@ def ordinary(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.is_inference() else tensor
 
 
-class EvaluationMode(torch.no_grad):
-    """No gradients, as without inference mode. At the end, what the module keeps becomes ordinary tensors."""
+def evaluation_mode(run: Run) -> contextlib.AbstractContextManager[Any]:
+    """Return the context of a pass: no gradients, and with inference mode a clean module at its end."""
+    return leaving_ordinary(run.module) if run.traits.rules.infers(run) else torch.no_grad()
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
 
-    def __exit__(self, *error: Any) -> None:
-        """Replace the inference tensors that forwards have stored in the module, such as cached tables."""
-        super().__exit__(*error)
-        with torch.no_grad():
-            for part in self.module.modules():
+@contextlib.contextmanager
+def leaving_ordinary(module: nn.Module) -> Iterator[None]:
+    """Compute no gradients; then copy the inference tensors that the module keeps, such as cached tables."""
+    with torch.no_grad():
+        try:
+            yield
+        finally:
+            for part in module.modules():
                 for store in (part._buffers, vars(part)):
                     for name, value in list(store.items()):
-                        if isinstance(value, Tensor) and value.is_inference():
-                            store[name] = value.clone()
+                        if isinstance(value, Tensor):
+                            store[name] = ordinary(value)

@@ -6,7 +6,8 @@ from typing import Any
 
 from hookline.run.run import Run
 from hookline.training.batch_events import transfer
-from hookline.training.evaluate import begin_pass, evaluation_mode, make_pass
+from hookline.training.evaluate import begin_pass, make_pass
+from hookline.training.inference import evaluation_mode
 from hookline.training.pass_events import PREDICTION, PassEvents, PausedBatch
 from hookline.util.errors import StopTraining
 

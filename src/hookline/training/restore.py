@@ -23,6 +23,7 @@ from hookline.checkpoint.sharded import (
     sharded_tensors,
 )
 from hookline.data.seeding import key_of, rng_state, seed_rank, set_rng_state
+from hookline.distributed.precision import TRUE
 from hookline.engine.foreign import HookAdapter, KeyedState
 from hookline.engine.listener import overrides
 from hookline.run.run import Run
@@ -187,7 +188,7 @@ def restore_progress(run: Run) -> None:
         for optimizer, saved in zip(s.optimizers, contents["optimizers"], strict=True):
             if is_late:
                 materialize_optimizer(saved, optimizer)
-            load_optimizer(optimizer, saved)
+            load_optimizer(optimizer, saved, keeps_types=not changes_types(run))
         for scheduler, saved in zip(s.schedulers, contents["schedulers"], strict=True):
             load_scheduler(scheduler, saved)
         run.strategy.precision.load_state_dict(contents["precision"])
@@ -252,8 +253,18 @@ def restore_buffers(run: Run) -> None:
             buffer.copy_(saved)
 
 
-def load_optimizer(optimizer: Any, saved: dict[str, Any]) -> None:
-    """Load the state of an optimizer, and restore its dtypes: torch casts state to the parameter's dtype."""
+def changes_types(run: Run) -> bool:
+    """Return whether parameters have other types than in the checkpoint, because the precision differs."""
+    saved, now = run.resume.contents.get("settings"), run.strategy.precision.name
+    was = saved.get("precision") if isinstance(saved, dict) else None
+    return was != now and (was in TRUE or now in TRUE)
+
+
+def load_optimizer(optimizer: Any, saved: dict[str, Any], *, keeps_types: bool = True) -> None:
+    """Load the state of an optimizer. Torch casts state to the parameter's type.
+
+    keeps_types: restore the types of the checkpoint, because an optimizer may keep state in another type.
+    """
     # not strict: torch reports a different number of groups
     for theirs, ours in zip(saved["param_groups"], optimizer.param_groups, strict=False):
         check_like({**theirs, "params": []}, {**ours, "params": []}, "param_groups", loose=True)
@@ -263,6 +274,8 @@ def load_optimizer(optimizer: Any, saved: dict[str, Any]) -> None:
         for name, parameter in zip(names, parameters, strict=False):
             check_moments(saved["state"].get(name, {}), parameter)
     optimizer.load_state_dict(saved)
+    if not keeps_types:
+        return
     for name, parameter in zip(names, parameters, strict=True):
         held = optimizer.state.get(parameter, {})
         for key, value in saved["state"].get(name, {}).items():
