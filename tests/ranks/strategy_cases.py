@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from ranks import memory_cases
 from ranks.worlds import (
     RANK,
     Deep,
@@ -407,6 +408,7 @@ def main() -> None:
     report("half precision", half_precision)
     report("overflow, fsdp", lambda: overflow(FSDP(precision="16-mixed")))
     report("overflow, ddp", lambda: overflow(DDP(precision="16-mixed")))
+    memory_cases.main()
     report("second precision of accelerate", lambda: fit(Accelerated(precision="bf16-mixed"), mine(DATA)))
 
 

@@ -116,6 +116,10 @@ def absent(lists: list[list[list[str]]]) -> Iterable[tuple[tuple[str, ...], list
 
 def _option_text(value: Any) -> str:
     """Return a value as text; a function by its name, because its address differs between processes."""
+    if isinstance(value, dict):
+        return str({key: _option_text(each) for key, each in value.items()})
+    if isinstance(value, tuple | list):
+        return str([_option_text(each) for each in value])
     return getattr(value, "__qualname__", None) or str(value)
 
 
