@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from config.configured import BASIC, config_of, trainer_of
 
 from hookline.config import ConfigError, schema
 from hookline.config.load import SECTIONS
+from hookline.run.options import Evaluation, Hangs
 
 
 def test_sections_can_be_overridden_as_a_whole(project: Path) -> None:
@@ -57,3 +59,52 @@ def test_the_page_on_configuration_names_every_section() -> None:
         for name in SECTIONS
         if f"| `{name}` |" not in page and f", `{name}` |" not in page and f"| `{name}`, " not in page
     ] == []
+
+
+def test_tables_of_the_trainer_are_read_from_file_and_command_line(project: Path) -> None:
+    text = f"""{BASIC}[trainer.evaluation]
+inference_mode = true
+aggregation = "torch.nn.functional.relu"
+[trainer.hang_after]
+after = "5 minutes"
+[trainer.compile]
+blocks = ["blocks.*"]
+"""
+    given = ("--trainer.activation_checkpointing", "Block", "--trainer.hang_after.action=abort")
+    options = trainer_of(project, text, *given)[0].options
+    assert options.evaluating == Evaluation(True, torch.nn.functional.relu)
+    assert options.hangs == Hangs(300.0, "abort")
+    assert options.activation_checkpointing == ("Block",) and options.compile == {"blocks": ("blocks.*",)}
+    assert trainer_of(project, BASIC, "--trainer.val_aggregation", "macro")[0].options.evaluation == {
+        "aggregation": "macro"
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "said"),
+    [
+        (
+            "--trainer.evaluation.agregation=macro",
+            "trainer.evaluation.agregation",
+            "Did you mean 'aggregation'",
+        ),
+        ("--trainer.evaluation.aggregation=mcro", "trainer.evaluation.aggregation", "'macro'"),
+        ("--trainer.val_aggregation=mcro", "trainer.evaluation.aggregation", "'macro'"),
+        ("--trainer.hang_after.action=stop", "trainer.hang_after.action", "allowed: 'warn', 'abort'"),
+        ("--trainer.activation_checkpointing=3.5", "trainer.activation_checkpointing", ""),
+    ],
+)
+def test_a_wrong_key_of_a_table_is_refused_with_its_place(
+    project: Path, given: str, key: str, said: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config_of(project, BASIC, given).build()
+    assert refused.value.data()["key"] == key
+    assert said in str(refused.value)
+
+
+def test_an_option_and_its_older_name_are_refused_together(project: Path) -> None:
+    with pytest.raises(ConfigError, match="evaluation and val_aggregation cannot be combined"):
+        config_of(
+            project, BASIC, "--trainer.val_aggregation=macro", "--trainer.evaluation.inference_mode=true"
+        ).build()

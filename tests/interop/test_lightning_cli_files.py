@@ -189,7 +189,7 @@ def test_all_problems_are_in_one_message_and_nothing_is_written(
         "max_epocs": 3,
         "max_steps": "many",
         "accelerator": "tpu",
-        "precision": "64-true",
+        "precision": "transformer-engine",
         "plugins": ["x"],
         "check_val_every_n_epoch": None,
         "logger": {"class_path": "lightning.pytorch.loggers.NeptuneLogger"},

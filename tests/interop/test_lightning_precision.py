@@ -13,7 +13,6 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.plugins import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 from torch.utils.data import DataLoader, TensorDataset
 
-from hookline import OptionError
 from hookline.interop import lightning as dialect
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]  # Lightning's own advice
@@ -159,7 +158,11 @@ def test_the_dialects_own_modules_are_converted(tmp_path: Path) -> None:
     assert "configure_model" not in vars(model)
 
 
-def test_without_the_package_the_refusal_says_what_to_do(monkeypatch: Any) -> None:
-    monkeypatch.setattr("hookline.interop.lightning.precision.installed", lambda *names: None)
-    with pytest.raises(OptionError, match=r"needs the package lightning; .*model\.to\(dtype\)"):
-        dialect.Trainer(precision="64-true")
+def test_the_package_is_not_needed(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setattr("hookline.interop.lightning.trainer_parts.installed", lambda *names: None)
+    trainer = dialect.Trainer(**options(tmp_path), precision="64-true")
+    assert trainer.precision == "64-true"
+    with trainer.init_module():
+        assert torch.nn.Linear(2, 2).weight.dtype == torch.float64
+    with pytest.raises(AttributeError):
+        trainer.precision_plugin.convert_module

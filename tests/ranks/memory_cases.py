@@ -68,7 +68,7 @@ def in_half(name: str) -> list[Any]:
             str(each.dtype) for each in trainer.state.optimizers[0].state.values() for each in each.values()
         }
         quiet(MAKERS[name](precision="bf16-true"), run_dir=f"{name}-cut", **{**options, "max_epochs": 1}).fit(
-            made := start(), mine(data)
+            start(), mine(data)
         )
         again = start()
         quiet(MAKERS[name](precision="bf16-true"), run_dir=f"{name}-cut", **options).fit(

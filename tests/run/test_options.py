@@ -21,6 +21,8 @@ from hookline.run._arguments import OptionArguments, TrainerArguments
 from hookline.run.options import (
     ARGUMENT_NAMES,
     OPTION_NAMES,
+    Evaluation,
+    Hangs,
     Options,
     Saving,
     TrainerParts,
@@ -396,3 +398,75 @@ def test_a_wrong_checkpoint_is_refused_with_what_is_allowed(given: dict[str, Any
     with pytest.raises(OptionError) as refused:
         make_options(given)
     assert said in str(refused.value)
+
+
+# ---- hang_after and evaluation -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "means"),
+    [
+        ({}, Hangs()),
+        ({"hang_after": None}, Hangs(None)),
+        ({"hang_after": "1 minutes"}, Hangs(60.0)),
+        ({"hang_after": {"action": "abort"}}, Hangs(600.0, "abort")),
+        ({"hang_after": {"after": "1 minutes", "action": "abort"}}, Hangs(60.0, "abort")),
+        ({"hang_after": {"after": None}}, Hangs(None)),
+        ({"hang_action": "abort"}, Hangs(600.0, "abort")),
+        ({"hang_after": "1 minutes", "hang_action": "abort"}, Hangs(60.0, "abort")),
+    ],
+    ids=shown,
+)
+def test_a_hang_has_a_time_and_an_action_also_by_its_older_name(given: dict[str, Any], means: Hangs) -> None:
+    assert make_options(given).hangs == means
+
+
+@pytest.mark.parametrize(
+    ("given", "means"),
+    [
+        ({}, Evaluation()),
+        ({"evaluation": {}}, Evaluation()),
+        ({"evaluation": {"inference_mode": True}}, Evaluation(inference_mode=True)),
+        ({"evaluation": {"aggregation": max}}, Evaluation(aggregation=max)),
+        ({"val_aggregation": "macro"}, Evaluation(aggregation="macro")),
+    ],
+    ids=shown,
+)
+def test_evaluation_and_its_older_name(given: dict[str, Any], means: Evaluation) -> None:
+    assert make_options(given).evaluating == means
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"hang_after": {"afer": 3}},
+            "hang_after has no setting 'afer'. Did you mean 'after'? Settings: after",
+        ),
+        (
+            {"hang_after": {"action": "abrt"}},
+            "hang_after: action='abrt', allowed: 'warn', 'abort'. Did you mean",
+        ),
+        ({"hang_after": "soon"}, "hang_after='soon': use seconds.* Or a table of after, action"),
+        ({"hang_action": "abrt"}, "hang_action='abrt', allowed: 'warn', 'abort'. Did you mean 'abort'"),
+        (
+            {"hang_after": {"after": 3}, "hang_action": "warn"},
+            "hang_after and hang_action cannot be combined",
+        ),
+        ({"evaluation": "macro"}, "evaluation='macro' must be a table of inference_mode, aggregation"),
+        (
+            {"evaluation": {"agregation": 1}},
+            "evaluation has no setting 'agregation'. Did you mean 'aggregation'",
+        ),
+        ({"evaluation": {"inference_mode": 1}}, "evaluation: inference_mode=1 must be True or False"),
+        ({"evaluation": {}, "val_aggregation": "micro"}, "evaluation and val_aggregation cannot be combined"),
+    ],
+    ids=shown,
+)
+def test_a_wrong_table_is_refused_with_what_is_allowed(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        Trainer(**given)
+
+
+def test_the_number_of_arguments_does_not_grow() -> None:
+    assert len(ARGUMENT_NAMES) <= 43

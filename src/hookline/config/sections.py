@@ -84,7 +84,9 @@ def read_trainer(source: ConfigSource, permissions: Permissions) -> dict[str, An
 
 def _evaluation(source: ConfigSource, given: dict[str, Any], permissions: Permissions) -> dict[str, Any]:
     """Take `evaluation`, or its older name, out of the options; its aggregation may name a function."""
-    old = given.pop("val_aggregation", None) if "evaluation" not in given else None
+    if "evaluation" in given and "val_aggregation" in given:
+        return {}  # `with_new_names` refuses both
+    old = given.pop("val_aggregation", None)
     table = given.pop("evaluation", None) if old is None else {"aggregation": old}
     if not isinstance(table, dict):
         return {} if table is None else {"evaluation": plain_values(table)}

@@ -43,6 +43,7 @@ NO_EFFECT: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "enable_autolog_hparams": ((None, True, False), ""),
     "min_steps": ((None, 0), "set min_epochs"),
     "benchmark": ((None, False), "set torch.backends.cudnn.benchmark in the module"),
+    "inference_mode": ((None, True, False), ""),  # both give the same numbers
     "use_distributed_sampler": ((None, True), "return a loader with a sampler of your own"),
     "profiler": ((None,), "add the hook 'profiler'"),
     "detect_anomaly": ((None, False), "call torch.autograd.set_detect_anomaly in the module"),
@@ -298,11 +299,6 @@ def _validation(made: Conversion, key: str, value: Any) -> None:
         made.values["trainer"]["check_val_every_n_epoch"] = value
 
 
-def _inference_mode(made: Conversion, key: str, value: Any) -> None:
-    if value is not None:
-        made.values["trainer"]["evaluation"] = {"inference_mode": value}
-
-
 CONVERTED: Mapping[str, Callable[[Conversion, str, Any], None]] = {
     "accelerator": _renamed("device", DEVICES),
     "strategy": _renamed("strategy", STRATEGIES),
@@ -314,7 +310,6 @@ CONVERTED: Mapping[str, Callable[[Conversion, str, Any], None]] = {
     "enable_checkpointing": _checkpointing,
     "max_time": _max_time,
     "check_val_every_n_epoch": _validation,
-    "inference_mode": _inference_mode,
 }
 SAME = (
     "fast_dev_run",
