@@ -441,7 +441,7 @@ def test_evaluation_and_its_older_name(given: dict[str, Any], means: Evaluation)
     [
         (
             {"hang_after": {"afer": 3}},
-            "hang_after has no setting 'afer'. Did you mean 'after'? Settings: after",
+            "hang_after has no setting 'afer'. Did you mean 'after'.*Settings: after",
         ),
         (
             {"hang_after": {"action": "abrt"}},

@@ -99,9 +99,12 @@ class TruePrecision(Precision):
         self.convert_tensor = self._convert
 
     def _convert(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._type_for(tensor))
+
+    def _type_for(self, tensor: Tensor) -> torch.dtype:
         if tensor.is_floating_point():
-            return tensor.to(self.type)
-        return tensor.to(COMPLEX[self.type]) if tensor.is_complex() and self.type in COMPLEX else tensor
+            return self.type
+        return COMPLEX.get(self.type, tensor.dtype) if tensor.is_complex() else tensor.dtype
 
     def forward_context(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which this type is torch's default for new tensors."""
@@ -113,8 +116,7 @@ class TruePrecision(Precision):
 
     def convert_module(self, module: nn.Module) -> None:
         """Convert parameters and buffers in place. Parameters stay the same objects, for their optimizers."""
-        tensors = (*module.parameters(), *module.buffers())
-        if any(self._convert(each[:0] if each.ndim else each).dtype != each.dtype for each in tensors):
+        if any(each.dtype != self._type_for(each) for each in (*module.parameters(), *module.buffers())):
             module._apply(self._convert)
 
     def around_step(self, call: Caller) -> Caller:

@@ -273,8 +273,8 @@ class Watchdog:
 
     def _error(self, stay: Stay) -> str:
         return (
-            f"{stay.location.text} did not return within {self._timeout:g} s, and hang_action='abort' ends "
-            f"the run then."
+            f"{stay.location.text} did not return within {self._timeout:g} s, and the action 'abort' of "
+            f"hang_after ends the run then."
         )
 
     # ---- abort ---------------------------------------------------------------------------------------------
