@@ -152,7 +152,9 @@ def test_weights_are_loaded_into_a_model_that_was_built_again(found: Any) -> Non
     assert found["loaded"] == found["whole"]
 
 
-def test_an_adapter_that_is_merged_into_the_base_brings_the_changed_weights_along(folder: Path, found: Any) -> None:
+def test_an_adapter_that_is_merged_into_the_base_brings_the_changed_weights_along(
+    folder: Path, found: Any
+) -> None:
     weights = read(folder / "merged" / "checkpoints" / "last")["module"]
     held = {name for name, each in weights.items() if hasattr(each, "numel")}
     assert {name for name in held if "lora_" not in name} == {
