@@ -37,6 +37,30 @@ class Net(Module):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
+class Adapted(Net):
+    """A head that trains on a frozen base; the statistics of the base change while it trains."""
+
+    def __init__(self, lr: float = 0.1, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        super().__init__(lr)
+        self.base = nn.Sequential(nn.Linear(4, 32), nn.BatchNorm1d(32), nn.Linear(32, 4))
+        for number, parameter in enumerate([*self.base.parameters(), *self.layer.parameters()]):
+            parameter.requires_grad_(number >= 6)
+            nn.init.normal_(parameter, generator=generator)
+        self.losses: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = F.mse_loss(self.layer(self.base(batch[0])), batch[1])
+        self.losses.append(loss.item())
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.mse_loss(self.layer(self.base(batch[0])), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=self.lr)
+
+
 def shown(value: Any) -> str:
     """A test's name for a value: the same in every process, so no addresses, and not the whole of a tensor."""
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))[:80]

@@ -52,6 +52,16 @@ threshold = 1e-2
         assert parts.make_trainer(Trainer).options.max_time == 3600.0
 
 
+def test_checkpoints_of_trainable_weights_are_asked_for_in_a_file(project: Path) -> None:
+    text = f'{BASIC}[hooks.keep]\nclass_path = "{KEEP}"\nweights = "trainable"\n'
+    trainer, parts = trainer_of(project, text, "--trainer.checkpoint.weights=trainable")
+    assert trainer.options.saving.weights == parts.hooks["keep"].weights == "trainable"
+    for setting in ("--trainer.checkpoint.weights=frozen", "--hooks.keep.weights=frozen"):
+        with pytest.raises(HooklineError, match="weights.*frozen") as refused:
+            trainer_of(project, text, setting)
+        assert "trainable" in str(refused.value)
+
+
 @pytest.mark.parametrize(("typed", "value"), [("[a, b]", ["a", "b"]), ('["a"]', ["a"]), ("null", None)])
 def test_the_command_line_gives_lists_and_null(project: Path, typed: str, value: Any) -> None:
     text = f'{BASIC}[hooks.one]\nclass_path = "parts_here.Threshold"\n'

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from hooks.kept import Reasons, Scripted, keep, names
-from tiny import Net, batches, quiet
+from tiny import Adapted, Net, batches, quiet
 
 from hookline import Hook, HookError, OptionError
+from hookline.checkpoint.files import read_manifest
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 
 
@@ -366,3 +367,33 @@ def test_a_subclass_whose_method_would_be_replaced_is_refused(event, arguments):
     mine()
     with pytest.raises(OptionError, match=f"Mine.{event} would never be called.*hook of its own"):
         mine(**arguments)
+
+
+# ---- trainable weights only ------------------------------------------------------------------------------------------
+
+
+def test_a_monitor_keeps_trainable_weights_and_one_beside_it_all(tmp_path: Path) -> None:
+    hooks = [
+        ModelCheckpoint(filename="small", weights="trainable", save_last=True, dirpath="small"),
+        ModelCheckpoint(filename="large"),
+    ]
+    module = Adapted()
+    quiet(run_dir="run", max_epochs=2, hooks=hooks).fit(module, batches(2))
+    for name in ("small/small", "small/last"):
+        manifest = read_manifest(f"run/{name}")
+        assert manifest["base"] and manifest["kind"] != "hookline checkpoint"
+    assert "base" not in read_manifest("run/checkpoints/large")
+
+
+def test_a_hook_that_is_added_during_a_run_is_refused_at_its_first_request(tmp_path: Path) -> None:
+    class Adds(Hook):
+        def on_train_start(self, trainer: Any) -> None:
+            trainer.add_hook(ModelCheckpoint(weights="trainable"))
+
+    with pytest.raises(OptionError, match=r"add ModelCheckpoint\(weights='trainable'\) before fit"):
+        quiet(run_dir="run", hooks=[Adds()]).fit(Adapted(), batches(2))
+
+
+def test_weights_of_another_kind_are_refused() -> None:
+    with pytest.raises(OptionError, match="ModelCheckpoint: weights='lora', allowed: .*'trainable'"):
+        ModelCheckpoint(weights="lora")  # type: ignore[arg-type]

@@ -57,6 +57,16 @@ class Net(Module):
         return torch.optim.AdamW(self.parameters(), lr=0.02)
 
 
+class Frozen(Net):
+    """The same with a frozen base, the same in every process; only the head trains, and batch statistics change."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(3)
+        super().__init__()
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name.startswith(("head", "again", "gain")))
+
+
 class Record(Hook):
     """Which samples this rank used at which step, every loss and every validation."""
 

@@ -50,6 +50,15 @@ PLAIN_TYPES = frozenset(
 """The dtypes that every supported release of safetensors can store; others are stored as bytes or pairs."""
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A weight that a checkpoint leaves out, because the base model has it: its dtype, shape and sha256."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+
+
 class TensorStore(dict[str, Tensor]):
     """Tensors by name, with an index by memory so that a tied tensor is stored once."""
 
@@ -147,6 +156,8 @@ def pack(value: Any, tensors: TensorStore, where: str, depth: int = 0) -> Any:
         return _pack_tensor(value, tensors, where)
     if kind is np.ndarray or isinstance(value, np.generic):
         return _pack_array(value, tensors, where)
+    if kind is LeftOut:
+        return {TAG: "left_out", "dtype": value.dtype, "shape": list(value.shape), "sha256": value.sha256}
     if depth > MAX_DEPTH:
         raise CheckpointError(
             f"{where[:100]}... is nested more than {MAX_DEPTH} levels deep, or holds itself."
@@ -183,6 +194,8 @@ def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if kind == "array":
         array = _unpack_tensor(value, tensors).numpy()
         return array[()] if value["scalar"] else array
+    if kind == "left_out":
+        return LeftOut(str(value["dtype"]), tuple(map(int, value["shape"])), str(value["sha256"]))
     if kind in ("dict", "ordered", "counter"):
         return _unpack_dict(kind, value, tensors)
     if kind in ("tuple", "set"):
@@ -262,20 +275,12 @@ def _pack_key(key: Any, tensors: TensorStore, where: str, depth: int) -> Any:
 def _pack_tensor(value: Tensor, tensors: TensorStore, where: str) -> Any:
     if is_dtensor(value):
         return _pack_sharded(value, tensors.shards, where)
-    kind, plain = cast(Any, type(value)), cast(Any, Tensor)
-    wrapper = kind.__torch_dispatch__ is not plain.__torch_dispatch__
     if nn.parameter.is_lazy(value):
         raise CheckpointError(f"{where} has no shape yet: run a batch through the module before saving it.")
-    if (
-        value.layout is not torch.strided
-        or value.device.type == "meta"
-        or value.is_quantized
-        or value.is_nested
-        or wrapper
-    ):
+    if not is_dense(value):
         raise CheckpointError(
             f"{where} is not a plain dense tensor "
-            f"({kind.__name__}, {value.dtype}, {value.layout}, {value.device})."
+            f"({type(value).__name__}, {value.dtype}, {value.layout}, {value.device})."
         )
     tensor = value.detach().as_subclass(Tensor).resolve_conj().resolve_neg()
     packed: dict[str, Any] = {TAG: "tensor", "key": _add_tensor(tensor, tensors, where)}
@@ -288,6 +293,19 @@ def _pack_tensor(value: Tensor, tensors: TensorStore, where: str) -> Any:
     ):
         packed["memory_format"] = "channels_last"  # an optimizer's moments have the layout of their weights
     return packed
+
+
+def is_dense(value: Tensor) -> bool:
+    """Return whether a tensor is a plain one, whose values are in its own memory."""
+    kind, plain = cast(Any, type(value)), cast(Any, Tensor)
+    return not (
+        nn.parameter.is_lazy(value)
+        or value.layout is not torch.strided
+        or value.device.type == "meta"
+        or value.is_quantized
+        or value.is_nested
+        or kind.__torch_dispatch__ is not plain.__torch_dispatch__
+    )
 
 
 def _pack_sharded(value: Any, shards: Shards | None, where: str) -> Any:

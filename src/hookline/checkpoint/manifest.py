@@ -34,6 +34,10 @@ from hookline.util.urls import CHECKPOINT_FILES, MANIFEST, is_checkpoint_file
 
 CHECKPOINT_FORMAT = 2
 CHECKPOINT_KIND = "hookline checkpoint"
+TRAINABLE_KIND = "hookline checkpoint of trainable weights"
+"""The kind of a checkpoint that leaves out the weights of its base model. Versions that would miss these
+weights refuse it by its kind.
+"""
 MANIFEST_COUNTERS = ("step", "epoch", "epochs_seen", "batches_seen")
 COMPUTED_ENTRIES = ("format", "kind", "saved_at", "versions", "shared", "files", "sha256")
 """Entries that the writer computes."""
@@ -43,6 +47,7 @@ Manifest: TypeAlias = dict[str, Any]
 
 SAVED_AT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)?", re.ASCII)
 SHA256 = re.compile(r"[0-9a-f]{64}")
+FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 
 
 def is_listed_file(name: str) -> bool:
@@ -59,7 +64,7 @@ def make_manifest(
             raise CheckpointError(f"{name!r} is computed when a checkpoint is written; it cannot be passed.")
     manifest = {
         "format": CHECKPOINT_FORMAT,
-        "kind": CHECKPOINT_KIND,
+        "kind": TRAINABLE_KIND if about.get("base") else CHECKPOINT_KIND,
         **{name: counters.get(name, 0) for name in MANIFEST_COUNTERS},
         "reason": "manual",
         "saved_at": datetime.now(UTC).isoformat(timespec="microseconds"),
@@ -141,7 +146,7 @@ def parse_manifest(data: bytes, path: str) -> Manifest:
         raise CheckpointError(
             f"{damaged} was changed after it was written: its sha256 does not match its text."
         )
-    if manifest.get("kind") != CHECKPOINT_KIND:
+    if manifest.get("kind") not in (CHECKPOINT_KIND, TRAINABLE_KIND):
         raise CheckpointError(
             f"{path} is not a checkpoint of a run: it is a {described(manifest.get('kind'))}."
         )
@@ -162,6 +167,9 @@ def _find_problem(manifest: Mapping[str, Any]) -> str:
             return f"{name}={described(manifest[name])}, which is not {wanted}"
     if not is_text(manifest.get("run", "")):
         return "a run that is not text"
+    base = manifest.get("base")
+    if manifest.get("kind") == TRAINABLE_KIND and not (is_text(base) and FINGERPRINT.fullmatch(base)):
+        return f"base={described(base)}, which is not the fingerprint of a base model"
     missing = [name for name in CHECKPOINT_FILES if name not in manifest["files"]]
     return f"files without {missing[0]}" if missing else ""
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from hookline.checkpoint import files
 from hookline.checkpoint.averages import FoundWeights, check_weights, choose_weights, weights_of_hook
+from hookline.checkpoint.base_weights import complete_weights, fingerprint, left_out_in, require_all_weights
 from hookline.checkpoint.catalog import Read, find_checkpoints, first_whole, newest_first
 from hookline.checkpoint.files import read, read_manifest, read_weights
 from hookline.checkpoint.foreign_files import Imported
@@ -54,6 +55,8 @@ class WeightsReport:
     """The step of the checkpoint, if the source is one."""
     weights: str = "raw"
     """'averaged' if a hook has averaged them, else 'raw'."""
+    base: str = ""
+    """The fingerprint of the base model, if the source holds only trainable weights: the module has it."""
     loaded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     """Weights that only the module has; they are not changed."""
@@ -73,6 +76,7 @@ class WeightsReport:
         )
         about = f" ({', '.join(facts)})" if facts else ""
         head = f"{self.source}{about} -> {self.module}: {len(self.loaded)} of {self.wanted} weights loaded"
+        head += f", the others are those of the base model {self.base}" if self.base else ""
         return "\n".join([head, *self.problems()])
 
     def problems(self) -> list[str]:
@@ -118,9 +122,10 @@ def load_weights(
     source: a checkpoint (a directory or an fsspec URL), a run's directory (its newest complete checkpoint), a
     .safetensors file, a mapping of names to tensors, or the result of `import_checkpoint`.
     strict: raise an error with the report, and load nothing, unless all weights match; False: load those
-    that match. rename: {old prefix: new prefix}, or a function from a name in the source to the name in the
-    module, or to None to leave the weight out. weights: 'scored' takes the weights that evaluations used,
-    'raw' the trained weights, 'averaged' the average. The report says which, and of which step.
+    that match, also trainable weights into another base model. rename: {old prefix: new prefix}, or a
+    function from a name in the source to the name in the module, or to None to leave the weight out.
+    weights: 'scored' takes the weights that evaluations used, 'raw' the trained weights, 'averaged' the
+    average. The report says which, and of which step.
     """
     found = find_weights(source, weights, as_shards=bool(sharded_tensors(module)))
     return put_weights(module, replace(found, weights=_rename_weights(found, rename)), strict)
@@ -205,13 +210,16 @@ def read_checkpoint(source: str | os.PathLike[str], read: Read = read) -> ReadCh
 
 def put_weights(module: nn.Module, found: FoundWeights, strict: bool = True) -> WeightsReport:
     """Load weights by name. Use the module's own report, because it may convert older names."""
-    own, weights, where = module.state_dict(), found.weights, found.where
+    own, where = module.state_dict(), found.where
     if any(isinstance(each, Tensor) and each.is_meta for each in own.values()):
         raise OptionError(
             f"{type(module).__name__} is on the meta device, which has no memory for weights: "
             "call module.to_empty(device='cpu') first."
         )
     report = WeightsReport(where, type(module).__name__, len(own), found.step, found.kind)
+    left_out = left_out_in(found.weights)
+    weights = complete_weights(module, found.weights, where, strict)
+    report.base = fingerprint(left_out) if left_out.keys() <= weights.keys() else ""
     sharded = sharded_tensors(module)
     fitting: Any = OrderedDict()
     fitting._metadata = getattr(weights, "_metadata", OrderedDict())  # the versions of the layers
@@ -223,7 +231,7 @@ def put_weights(module: nn.Module, found: FoundWeights, strict: bool = True) -> 
             fitting[name] = materialize_tensor(value, sharded.get(name)) if is_sharded else value
     if fitting.keys() == own.keys():
         _load(module, fitting, where)
-        report.loaded = list(fitting)
+        report.loaded = [name for name in fitting if name not in left_out]
         return report
     before = {
         name: each.clone() if isinstance(each, Tensor) else each
@@ -237,7 +245,7 @@ def put_weights(module: nn.Module, found: FoundWeights, strict: bool = True) -> 
     )
     report.unexpected = list(unexpected)
     refused = set(unexpected)
-    report.loaded = [name for name in fitting if name not in refused]
+    report.loaded = [name for name in fitting if name not in refused and name not in left_out]
     # many tools store tied weights under one name: a weight that shares memory with a loaded one is loaded
     filled = {_memory_of(own.get(name)) for name in report.loaded} - {None}
     report.missing = [
@@ -416,6 +424,7 @@ def export_weights(
     else:
         averaged = weights_of_hook(read.contents, hook, read.where)
         chosen = FoundWeights(read.where, averaged, read.step, hook)
+    require_all_weights(chosen.weights, read.where, "An export")
     temporary = out.with_name(f".{out.name}.{os.getpid()}.new")
     try:
         _write_weights(chosen.weights, temporary, out.suffix)

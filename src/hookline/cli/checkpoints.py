@@ -177,10 +177,19 @@ def _describe_checkpoint(listed: ListedCheckpoint, with_tensors: bool) -> dict[s
         "tensors": len(tensors),
         "scored_hook": scored_hook(structure),
         "numbers": sum(stored.values()),
+        "base": listed.manifest.get("base"),
+        "left_out": _count_left_out(structure),
         "hooks": _hooks_in(structure),
         "extra": files.extra_names(listed.place),
     }
     return {**data, "tensors_by_name": tensors} if with_tensors else data
+
+
+def _count_left_out(structure: dict[str, Any]) -> int:
+    """Return the number of weights that the checkpoint leaves out, because its base model has them."""
+    module = structure["module"]
+    entries = (module["value"] if TAG in module else module).values()
+    return sum(isinstance(each, dict) and each.get(TAG) == "left_out" for each in entries)
 
 
 def _hooks_in(structure: dict[str, Any]) -> list[str]:
@@ -268,6 +277,10 @@ def _describe_text(data: dict[str, Any]) -> str:
         ("run", data.get("run", "")),
         ("metrics", ", ".join(f"{name} {format_number(value)}" for name, value in data["metrics"].items())),
         ("weights", f"{data['tensors']} tensors, {data['numbers']:,} numbers, buffers included{tied}"),
+        (
+            "base model",
+            f"{data['base']}: {data['left_out']} of its weights are left out" if data["base"] else "",
+        ),
         ("scored", f"the weights averaged by hook {data['scored_hook']!r}" if data["scored_hook"] else ""),
         ("hooks", ", ".join(data["hooks"])),
         ("world size", str(data["world_size"])),
@@ -306,7 +319,7 @@ def _table_data(found: list[ListedCheckpoint], path: str) -> dict[str, Any]:
                 "path": checkpoint.name,
                 **{
                     key: facts.get(key)
-                    for key in ("step", "epoch", "reason", "monitor", "saved_at", "status")
+                    for key in ("step", "epoch", "reason", "monitor", "saved_at", "status", "base")
                 },
                 "bytes": _total_bytes(facts) if facts else None,
                 "whole": False if checkpoint.problem else None if is_remote else True,
@@ -343,6 +356,7 @@ def _table_text(data: dict[str, Any]) -> str:
             )
         else:
             state = "whole" if row["whole"] else "not verified"
+            state += ", trainable weights only" if row["base"] else ""
             state += f", with {', '.join(row['extra'])}" if row["extra"] else ""
         resume = "".join(f', resume="{word}"' for word in row["resume"])
         name = row["path"].removeprefix(data["path"].rstrip("/")).lstrip("/")

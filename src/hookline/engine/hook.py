@@ -68,6 +68,11 @@ class Hook(HookMethods):
     training.
     """
 
+    needs_base: bool = False
+    """Whether the hook requests checkpoints with weights='trainable': then a fit begins by hashing the
+    weights of the model.
+    """
+
     def __init__(self, name: str | None = None) -> None:
         if name is not None:
             self.name = name

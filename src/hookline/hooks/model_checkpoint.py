@@ -9,7 +9,7 @@ import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from hookline.engine.checks import Count, Duration, OnDisk, checked_parameters, longest_name
 from hookline.engine.filters import FilterSettings
@@ -65,6 +65,7 @@ class ModelCheckpoint(Hook):
         dirpath: Annotated[str | Path, OnDisk()] | None = None,
         strict: bool = True,
         restore_best: bool = False,
+        weights: Literal["all", "trainable"] | None = None,
         name: str | None = None,
     ) -> None:
         """Choose what to keep, when to check, and the names.
@@ -81,6 +82,8 @@ class ModelCheckpoint(Hook):
         's3://bucket/folder'. strict: a missing metric is an error, else a warning.
         restore_best: at the end of the fit, load the best weights into the module.
         `checkpoints/last` stays the last state.
+        weights: 'trainable' leaves out frozen weights, which the model has when it is built again; 'all';
+        None: as `Trainer(checkpoint={"weights": ...})` says.
         """
         super().__init__(name)
         self.watch = (
@@ -90,6 +93,7 @@ class ModelCheckpoint(Hook):
         self.save_top_k, self.save_last, self.save_on_exception = save_top_k, save_last, save_on_exception
         self.save_on_train_epoch_end = save_on_train_epoch_end
         self.restore_best = restore_best
+        self.weights, self.needs_base = weights, weights == "trainable"
         if restore_best and (monitor is None or save_top_k == 0):
             why = "save_top_k=0 keeps none" if monitor is not None else "without monitor none is the best"
             raise OptionError(
@@ -163,6 +167,13 @@ class ModelCheckpoint(Hook):
             raise OptionError(
                 f"{WHO}: restore_best=True works in a fit of hookline.Trainer; in another trainer or loop "
                 "call hookline.load_weights(module, checkpoint.best_model_path) after it."
+            )
+        if self.needs_base and not hasattr(state.trainer, "load_best"):
+            raise OptionError(
+                f"{WHO}: weights='trainable' works in a fit of hookline.Trainer; in another trainer or loop "
+                "leave it out, which saves all weights.",
+                option="weights",
+                value=self.weights,
             )
         options = state.trainer.options
         if not self.url:
@@ -263,7 +274,8 @@ class ModelCheckpoint(Hook):
         self._requested.clear()
         self._requested_last = ""
         if state.stage == "fit" and state.step:
-            state.trainer.save_checkpoint(self._path_of(state, f"exception-step={state.step}"), "exception")
+            path = self._path_of(state, f"exception-step={state.step}")
+            state.trainer.save_checkpoint(path, "exception", weights=self.weights)
 
     def _is_of_training(self, state: Any) -> bool:
         return (
@@ -323,14 +335,14 @@ class ModelCheckpoint(Hook):
     def _save(self, state: Any, path: Path | str, score: float, reason: str) -> None:
         self._requested[str(path)] = score
         monitor = None if self.monitor is None else {"name": self.monitor, "mode": self.mode, "score": score}
-        state.trainer.save_checkpoint(path, reason, monitor)
+        state.trainer.save_checkpoint(path, reason, monitor, weights=self.weights)
 
     def _request_last(self, state: Any) -> None:
         self._metric.looked_at = (state.step, state.epochs_seen)
         if self._requested_last:
             return  # not written yet, so it will have this state
         self._requested_last = str(self._path_of(state, "last"))
-        state.trainer.save_checkpoint(self._requested_last, "last")
+        state.trainer.save_checkpoint(self._requested_last, "last", weights=self.weights)
 
     def _path_of(self, state: Any, name: str) -> Path | str:
         return url_below(self.url, name) if self.url else self._folder(state) / name

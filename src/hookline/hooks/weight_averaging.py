@@ -81,8 +81,9 @@ class WeightAveraging(Hook):
     def _update(self, module: Any) -> None:
         live = self._tensors(module)
         if self.updates == 0:
-            self.averages = {key: value.detach().to(_dtype_of(value)).clone() for key, value in live.items()}
-        else:
+            self.averages = {}
+        self._begin_averages(live)
+        if self.updates:
             for key in live:
                 if self.averages[key].device != live[key].device:  # restored from a checkpoint
                     self.averages[key] = self.averages[key].to(live[key].device)
@@ -93,6 +94,16 @@ class WeightAveraging(Hook):
                 theirs = [live[key].detach().to(self.averages[key].dtype) for key in keys]
                 self._mix([self.averages[key] for key in keys], theirs, self.updates)
         self.updates += 1
+
+    def _begin_averages(self, live: dict[str, Tensor]) -> None:
+        """Begin the averages that there are not yet: all of them, or those that a checkpoint left out."""
+        for key, value in live.items():
+            if key not in self.averages:
+                self.averages[key] = value.detach().to(_dtype_of(value)).clone()
+
+    def on_checkpoint_load(self, module: Any) -> None:
+        if self.updates:
+            self._begin_averages(self._tensors(module))
 
     def _tensors(self, module: Any) -> dict[str, Tensor]:
         """Return the averaged tensors by name."""
@@ -108,7 +119,7 @@ class WeightAveraging(Hook):
         if self._is_loaded:
             self._module, self._is_loaded = weakref.ref(module), False
         if self.use_for_evaluation and self.updates and not self._stash and self._module() is module:
-            live = self._tensors(module)
+            live = {key: value for key, value in self._tensors(module).items() if key in self.averages}
             self._stash = {key: value.detach().clone() for key, value in live.items()}
             for key, value in live.items():
                 value.copy_(self.averages[key])
@@ -118,8 +129,9 @@ class WeightAveraging(Hook):
         module, stash = self._module(), self._stash
         self._stash = {}
         if module is not None and stash:
-            for key, value in self._tensors(module).items():
-                value.copy_(stash[key])
+            live = self._tensors(module)
+            for key, value in stash.items():
+                live[key].copy_(value)
 
     def on_validation_start(self, module: Any) -> None:
         self._swap_in(module)
@@ -150,10 +162,19 @@ class WeightAveraging(Hook):
         self._is_loaded = False
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any], hooks: Any) -> None:
+        name = next(each.name for each in hooks.entries() if each.given is self)
+        if own := checkpoint.get("hooks", {}).get(name):
+            weights = checkpoint["module"]
+            # the average of a weight that the checkpoint leaves out is that weight
+            averages = {
+                key: value
+                for key, value in own["averages"].items()
+                if isinstance(weights.get(key, value), Tensor)
+            }
+            checkpoint["hooks"][name] = {**own, "averages": averages}
         if not self.use_for_evaluation:
             checkpoint.setdefault("scored_weights", {"hook": None})
         elif self.updates:
-            name = next(each.name for each in hooks.entries() if each.given is self)
             checkpoint["scored_weights"] = {"hook": name, "state": "averages"}
 
     def state_dict(self) -> dict[str, Any]:

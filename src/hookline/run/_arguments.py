@@ -120,8 +120,8 @@ class FailuresArguments(TypedDict, total=False):
 
     checkpoint: bool | str | dict[str, Any]
     """True: keep the newest state of a fit as `checkpoints/last`. False: only hooks save. 'async': write checkpoints in the
-    background. Or a dictionary of `last` (True), `every` ("5 minutes"), `write` ('sync', 'async') and `on_error` ('raise',
-    'warn')."""
+    background. Or a dictionary of `last` (True), `every` ("5 minutes"), `write` ('sync', 'async'), `on_error` ('raise',
+    'warn') and `weights` ('all'; 'trainable' leaves out frozen weights, as of the base model of a LoRA adapter)."""
     grace_period: str | float | datetime.timedelta | None
     """Time limit for the current step and the save after SIGTERM, SIGUSR1 or Ctrl-C. None: no limit."""
     hang_after: str | float | datetime.timedelta | dict[str, Any] | None

@@ -95,6 +95,8 @@ class Saving:
     """A checkpoint that a hook or a signal asked for cannot be written: 'raise' ends the run, 'warn'
     continues without it.
     """
+    weights: Literal["all", "trainable"] = "all"
+    """'all', or 'trainable': leave out the frozen weights, which the model has when it is built again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +370,8 @@ class Failures:
     checkpoint: Annotated[bool | str | dict[str, Any], _saves] = True
     """True: keep the newest state of a fit as `checkpoints/last`. False: only hooks save. 'async': write
     checkpoints in the background. Or a dictionary of `last` (True), `every` ("5 minutes"), `write` ('sync',
-    'async') and `on_error` ('raise', 'warn').
+    'async'), `on_error` ('raise', 'warn') and `weights` ('all'; 'trainable' leaves out frozen weights, as of
+    the base model of a LoRA adapter).
     """
     grace_period: Time | None = "5 minutes"
     """Time limit for the current step and the save after SIGTERM, SIGUSR1 or Ctrl-C. None: no limit."""

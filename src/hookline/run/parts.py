@@ -406,6 +406,8 @@ class Saves:
     """Whether the checkpoint of a signal is written, which later ones must not replace."""
     last: Any = None
     """Keeps `checkpoints/last` of a fit (`LastCheckpoint`); None: only hooks save."""
+    base: Any = None
+    """The weights that a checkpoint of trainable weights leaves out (`BaseWeights`); None: it holds all."""
     first_batches: FirstBatch | None = None
     """Checks the first batch after a save or a resume (`FirstBatches`); None: it is done."""
 

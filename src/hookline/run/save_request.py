@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from hookline.util.errors import CheckpointError, OptionError, closest
 from hookline.util.urls import check_url, is_url
 
+SAVED_WEIGHTS = ("all", "trainable")
+"""Allowed values of `weights=`: every weight, or only those that the base model does not have."""
 SAVE_REASONS = ("interval", "best", "last", "signal", "exception", "manual")
 
 
@@ -35,13 +37,22 @@ class SaveRequest:
     """Whether it is the run's own `checkpoints/last`, whose failure does not end the run."""
     format: CheckpointFormat | None = None
     """None: Hookline's directory."""
+    weights: str | None = None
+    """One of `SAVED_WEIGHTS`; None: as `Trainer(checkpoint={"weights": ...})` says."""
 
 
-def make_save_request(path: Path | str | None, reason: str, monitor: dict[str, Any] | None) -> SaveRequest:
+def make_save_request(
+    path: Path | str | None, reason: str, monitor: dict[str, Any] | None, weights: str | None = None
+) -> SaveRequest:
     """Check the arguments and return the request for a checkpoint."""
     if reason not in SAVE_REASONS:
         raise OptionError(
             f"reason={reason!r}, allowed: {', '.join(SAVE_REASONS)}.{closest(reason, SAVE_REASONS)}"
+        )
+    if weights is not None and weights not in SAVED_WEIGHTS:
+        raise OptionError(
+            f"weights={weights!r}, allowed: {', '.join(map(repr, SAVED_WEIGHTS))}, or None for the trainer's "
+            f"setting.{closest(str(weights), SAVED_WEIGHTS)}"
         )
     if monitor is not None and not (isinstance(monitor, dict) and {"name", "mode", "score"} <= set(monitor)):
         raise OptionError(
@@ -49,7 +60,8 @@ def make_save_request(path: Path | str | None, reason: str, monitor: dict[str, A
         )
     if path is not None and is_url(path):
         check_url(str(path), "path")
-    return SaveRequest(path if path is None or is_url(path) else Path(path), reason, monitor)
+    place = path if path is None or is_url(path) else Path(path)
+    return SaveRequest(place, reason, monitor, weights=weights)
 
 
 @dataclass(frozen=True, slots=True)

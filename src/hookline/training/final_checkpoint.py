@@ -9,10 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
+from hookline.checkpoint.base_weights import bit_sums
 from hookline.checkpoint.files import read_manifest
-from hookline.distributed.sharded_norms import local_part
 from hookline.run.commands import handles_command
 from hookline.run.directory import LAST, LAST_STATE
 from hookline.run.finite import state_tensors
@@ -198,35 +196,23 @@ def recording_changes(run: Run) -> Iterator[None]:
     own_code = [
         each for each in run.plan.listeners("on_train_end") if getattr(each.owner, "tier", "user") == "user"
     ]
-    before = sum_of_bits(run) if own_code else []
+    before = sum_of_bits(run) if own_code else {}
     yield
     if own_code and (before is None or sum_of_bits(run) != before):
         run.progress.revision += 1
 
 
-def sum_of_bits(run: Run) -> list[int] | None:
-    """Return the sum over the bits of each parameter, buffer and optimizer state, to detect changes.
+def sum_of_bits(run: Run) -> dict[str, int] | None:
+    """Return a sum over the bits of each parameter, buffer and optimizer state, to detect changes.
 
     None if a tensor (sparse, quantized) does not give access to its bits.
     """
-    tensors = [local_part(each.detach()) for each in (*run.module.parameters(), *run.module.buffers())]
-    tensors += [local_part(each) for optimizer in run.state.optimizers for each in state_tensors(optimizer)]
-    sums = []
+    tensors = [*run.module.parameters(), *run.module.buffers()]
+    tensors += [each for optimizer in run.state.optimizers for each in state_tensors(optimizer)]
     try:
-        for tensor in tensors:
-            plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-            if plain.numel() and plain.device.type != "meta":
-                sums.append(plain.view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64))
+        return bit_sums({str(index): each for index, each in enumerate(tensors) if not each.is_meta})
     except (RuntimeError, NotImplementedError, TypeError):
         return None
-    return [
-        int(each)
-        for device in {each.device for each in sums}
-        for each in torch.stack([one for one in sums if one.device == device]).tolist()
-    ]
-
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _is_free(path: Path, run: Run) -> bool:

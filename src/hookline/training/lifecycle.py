@@ -48,11 +48,11 @@ from hookline.training.loading import asked_mixture, is_off, limit_of, load, res
 from hookline.training.manual import ManualOptimizer, manual_backward, unscale_once
 from hookline.training.participants import LateHooks, raise_first, tear_down_all, teardown_removed
 from hookline.training.pass_events import TEST, VALIDATION
-from hookline.training.restore import keep_monitor_state, restore_module, restore_progress
+from hookline.training.restore import begin_weights, keep_monitor_state, restore_progress
 from hookline.training.resume import choose_start, find_checkpoint
 from hookline.training.rules import LoopRules
 from hookline.training.run_events import end_as
-from hookline.training.saving import finish_saving, save, save_due
+from hookline.training.saving import finish_saving, leaves_out_base, save, save_due
 from hookline.training.settings import collect_settings
 from hookline.util.errors import OptionError, RunLockedError, StopTraining
 
@@ -75,6 +75,7 @@ __all__ = [
     "fit",
     "is_off",
     "keep_monitor_state",
+    "leaves_out_base",
     "limit_of",
     "load",
     "load_best",
@@ -238,8 +239,8 @@ def prepare_run(run: Run) -> None:
     with run.strategy.precision.creation_context():
         plan.configure_model(s)
     run.strategy.precision.convert_module(run.module)
-    if run.resume.path is not None and not run.strategy.restore_after_setup:
-        restore_module(run)
+    if not run.strategy.restore_after_setup:
+        begin_weights(run)
 
 
 def set_up_strategy(run: Run) -> None:
@@ -252,8 +253,10 @@ def set_up_strategy(run: Run) -> None:
     s.setup.wrapped_model = run.strategy.place(run.module)
     if not run.strategy.ranks.alone:
         seed_per_rank(run)
-    if run.resume.path is not None and run.strategy.restore_after_setup:
-        restore_module(run)
+    if run.strategy.restore_after_setup:
+        begin_weights(run)
+    if run.saves.base is not None:
+        run.saves.base.begin(run.module.state_dict())
     compile_model(run)
     if run.stage != "fit":
         return

@@ -13,6 +13,15 @@ import torch
 from torch import Tensor
 
 from hookline.checkpoint.averages import choose_weights, scored_hook
+from hookline.checkpoint.base_weights import (
+    REMEDY,
+    BaseWeights,
+    chosen,
+    digest_weights,
+    left_out_in,
+    other_base,
+    with_base,
+)
 from hookline.checkpoint.contents import check_like, is_number, put_gradients
 from hookline.checkpoint.sharded import (
     is_dtensor,
@@ -38,8 +47,21 @@ from hookline.util.urls import shown
 log = logging.getLogger("hookline")
 
 
+def begin_weights(run: Run) -> None:
+    """Fingerprint the model as it was built, if checkpoints will leave out its base; then restore a resumed
+    one. The strategy chooses whether before or after its set-up.
+    """
+    asks = any(getattr(each.hook, "needs_base", False) for each in run.state.hooks.entries())
+    if run.stage == "fit" and (asks or run.options.saving.weights == "trainable"):
+        run.saves.base = BaseWeights(run.module, run.strategy.ranks)
+    if run.resume.path is not None:
+        restore_module(run)
+        if run.saves.base is not None:
+            run.saves.base.hold_changed(run.module.state_dict())
+
+
 def restore_module(run: Run) -> None:
-    """Restore module, data module and hooks; the strategy chooses whether before or after its set-up."""
+    """Restore module, data module and hooks."""
     plan, s = run.plan, run.state
     assert run.resume.path is not None
     begin_loading(run, run.resume.contents)
@@ -59,6 +81,7 @@ def restore_module(run: Run) -> None:
         # `restore_progress` does it for the optimizers, which do not exist yet
         for name in [each for each in run.resume.contents if each not in ("optimizers", "window")]:
             run.resume.contents[name] = materialize(run.resume.contents[name], sharded)
+    add_base(run)
     plan.module_load_checkpoint(s)
     for name in sharded.keys() & s.checkpoint["module"].keys():  # a listener may have replaced tensors
         s.checkpoint["module"][name] = materialize_tensor(s.checkpoint["module"][name], sharded[name])
@@ -77,6 +100,28 @@ def restore_module(run: Run) -> None:
         run.traits.rules.warn_of_other_hooks(run, functools.partial(warn_of_other_hooks, run))
     for entry in s.hooks.in_order():
         restore_hook(entry, run.resume.contents, s)
+
+
+def add_base(run: Run) -> None:
+    """Add the weights that the checkpoint leaves out, from the module; raise if its base is another one.
+
+    In a fit, rank zero's base counts, because its weights reach all ranks. An evaluation uses those of each.
+    """
+    contents, base, ranks = run.resume.contents, run.saves.base, run.strategy.ranks
+    left_out = left_out_in(contents.get("module"))
+    if not left_out:
+        return
+    own = run.module.state_dict()
+    decides = ranks.rank == 0 or run.stage != "fit"
+    if base is not None:
+        found = base.known
+        base.held |= contents["module"].keys() - left_out.keys()
+    else:
+        found = digest_weights(chosen(own, left_out), hashes=decides)
+    problem = other_base(left_out, found, run.resume.path, type(run.module).__name__) if decides else ""
+    if problem := next(filter(None, ranks.gather(problem)), ""):
+        raise CheckpointError(f"{problem}\n  {REMEDY}")
+    contents["module"] = with_base(contents["module"], own)
 
 
 def keep_monitor_state(run: Run) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from hookline.checkpoint.background import BackgroundSaver
+from hookline.checkpoint.base_weights import fingerprint, left_out_in
 from hookline.checkpoint.contents import window_gradients
 from hookline.checkpoint.files import write
 from hookline.checkpoint.format import Packed
@@ -32,7 +33,7 @@ from hookline.run.state import SAVING, State
 from hookline.run.timer import timed
 from hookline.training.first_batches import after_save, path_from
 from hookline.training.run_events import edit_saved, report_saved
-from hookline.util.errors import CheckpointError, HooklineError
+from hookline.util.errors import CheckpointError, HooklineError, OptionError
 from hookline.util.urls import shown
 
 log = logging.getLogger("hookline")
@@ -80,12 +81,15 @@ def save(run: Run, request: SaveRequest) -> None:
     if request.format is not None:
         request.format.prepare(contents)
     else:
+        if leaves_out_base(run, request):
+            contents["module"] = run.saves.base.leave_out(contents["module"], run.module)
         after_save(run)
     whole = edit_saved(run, contents, path, request.reason)
     about = {
         **manifest_facts(s, request, run.identity.id),
         "saves": run.saves.count,
         "started_at": run.identity.started_at,
+        **({"base": base} if (base := fingerprint(left_out_in(whole.get("module")))) else {}),
     }
     saved = Saved(path, request.reason, s.step, progress=run.stamp, is_automatic=request.is_automatic)
     in_background = (
@@ -114,6 +118,18 @@ def save(run: Run, request: SaveRequest) -> None:
     run.saves.results.append(saved)
     run.saves.is_final = run.saves.is_final or (request.reason == "signal" and saved.error is None)
     announce(run)
+
+
+def leaves_out_base(run: Run, request: SaveRequest) -> bool:
+    """Return whether a checkpoint holds only trainable weights. Raise if the run did not prepare for it."""
+    if request.weights == "trainable" and run.saves.base is None:
+        raise OptionError(
+            "weights='trainable' needs the fingerprint of the model as it was built, which this run did not "
+            "compute when it began: pass Trainer(checkpoint={'weights': 'trainable'}), or add "
+            "ModelCheckpoint(weights='trainable') before fit."
+        )
+    wanted = request.weights or run.options.saving.weights
+    return wanted == "trainable" and run.saves.base is not None
 
 
 def path_of(run: Run, request: SaveRequest) -> Path | str:

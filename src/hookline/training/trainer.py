@@ -484,16 +484,21 @@ class Trainer(RunView):
     # ---- in a run ------------------------------------------------------------------------------------------
 
     def save_checkpoint(
-        self, path: str | Path | None = None, reason: str = "manual", monitor: dict[str, Any] | None = None
+        self,
+        path: str | Path | None = None,
+        reason: str = "manual",
+        monitor: dict[str, Any] | None = None,
+        weights: str | None = None,
     ) -> None:
         """Request a checkpoint: the run writes it at its next save point, or outside a run at once.
 
         path: a directory or an fsspec URL; None: `checkpoints/step-N` in the run's directory. monitor: the
-        metric it is kept for, as {"name": ..., "mode": ..., "score": ...}.
+        metric it is kept for, as {"name": ..., "mode": ..., "score": ...}. weights: 'all', or 'trainable' to
+        leave out the frozen ones; None: as `checkpoint={"weights": ...}` says.
         """
         from hookline.training import lifecycle
 
-        self._save(lifecycle.make_save_request(path, reason, monitor))
+        self._save(lifecycle.make_save_request(path, reason, monitor, weights))
 
     def _save(self, request: SaveRequest) -> None:
         """Take a request for a checkpoint into the run, or outside a run write it at once."""
@@ -504,6 +509,7 @@ class Trainer(RunView):
                 raise HooklineError(
                     f"A checkpoint can be requested in fit or between runs, not in {self._run.stage}."
                 )
+            lifecycle.leaves_out_base(self._run, request)  # raises here if it could not be written later
             self._run.saves.requests.append(request)
         elif (last := self._fitted or self._last) is not None:
             participants = lifecycle.RunParticipants(last)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hookline.checkpoint import files
+from hookline.checkpoint.base_weights import complete_weights
 from hookline.checkpoint.contents import check_parts
 from hookline.checkpoint.format import TensorStore, pack, unpack
 from hookline.distributed.comm import Ranks
@@ -115,7 +116,7 @@ def load_hosted(view: KeptRun, path: str | Path) -> None:
         )
     contents = edit_loaded(view)
     with restoring(path, "the weights, or the state of an optimizer or a schedule,"):
-        s.module.load_state_dict(contents["module"])
+        s.module.load_state_dict(complete_weights(s.module, contents["module"], path))
         for optimizer, kept in zip(s.optimizers, contents["optimizers"], strict=True):
             load_optimizer(optimizer, kept)
         for scheduler, kept in zip(s.schedulers, contents["schedulers"], strict=False):

@@ -444,10 +444,14 @@ class HostedRun(HostView):
             self._saved_state = state
 
     def save_checkpoint(
-        self, path: str | Path | None = None, reason: str = "manual", monitor: dict[str, Any] | None = None
+        self,
+        path: str | Path | None = None,
+        reason: str = "manual",
+        monitor: dict[str, Any] | None = None,
+        weights: str | None = None,
     ) -> None:
         """Request a checkpoint: written at the next save point of the run, or at once outside of a run."""
-        super().save_checkpoint(path, reason, monitor)
+        super().save_checkpoint(path, reason, monitor, weights)
         if not self.is_running:
             self.save_due()
 

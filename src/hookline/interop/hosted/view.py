@@ -100,13 +100,19 @@ class HostView(View):
         return self._directory.path()
 
     def save_checkpoint(
-        self, path: str | Path | None = None, reason: str = "manual", monitor: dict[str, Any] | None = None
+        self,
+        path: str | Path | None = None,
+        reason: str = "manual",
+        monitor: dict[str, Any] | None = None,
+        weights: str | None = None,
     ) -> None:
         """Request a checkpoint of Hookline's own kind: module, optimizers, schedulers, hooks and counters.
 
         It is written after all listeners of the current step, validation or epoch have run.
         """
-        request = make_save_request(path, reason, monitor)
+        request = make_save_request(path, reason, monitor, weights)
+        if weights == "trainable":
+            raise OptionError("weights='trainable' works in a fit of hookline.Trainer; here, leave it out.")
         if self.state.module is None:
             raise HooklineError("There is nothing to save: no run has started.")
         self.save_requests.append(request)

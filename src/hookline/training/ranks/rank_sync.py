@@ -265,10 +265,11 @@ def as_plain(request: SaveRequest) -> list[Any]:
         request.monitor,
         isinstance(path, Path),
         request.is_automatic,
+        request.weights,
     ]
 
 
 def as_request(plain: list[Any]) -> SaveRequest:
     """Return the save request that `as_plain` has packed."""
-    path, reason, monitor, is_path, is_automatic = plain
-    return SaveRequest(Path(path) if is_path else path, reason, monitor, is_automatic)
+    path, reason, monitor, is_path, is_automatic, weights = plain
+    return SaveRequest(Path(path) if is_path else path, reason, monitor, is_automatic, weights=weights)
