@@ -1,4 +1,4 @@
-"""A directory that is made of a checkpoint's weights for another program, replaced as a whole or not at all."""
+"""Directories for other programs, made of the weights of a checkpoint, and replaced as a whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hookline.checkpoint.weights import find_weights
 from hookline.checkpoint.writer import flush, move_into_place, owner, protect_from_cleanup
 from hookline.util.errors import CheckpointError
 from hookline.util.limited_json import RECORD_BYTES, parse_json, read_within
-from hookline.util.urls import shown
+from hookline.util.urls import is_url, shown
 
 RECORD = "hookline.json"
 """The file in the directory that names its checkpoint."""
@@ -43,7 +43,7 @@ def export_folder(checkpoint: Path | str, target: Path, write: Write) -> bool:
         try:
             write(found.weights, temporary)
             about = {
-                "checkpoint": shown(checkpoint),
+                "checkpoint": _path_from(checkpoint, target),
                 "checkpoint_sha256": manifest["sha256"],
                 "run": manifest.get("run", ""),
                 "step": manifest["step"],
@@ -56,6 +56,13 @@ def export_folder(checkpoint: Path | str, target: Path, write: Write) -> bool:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
     return True
+
+
+def _path_from(checkpoint: Path | str, target: Path) -> str:
+    """Return the path of the checkpoint as seen from the export, because a run's directory may be moved."""
+    if isinstance(checkpoint, str) and is_url(checkpoint):
+        return shown(checkpoint)
+    return Path(os.path.relpath(checkpoint, target)).as_posix()
 
 
 def _read_record(folder: Path) -> Mapping[str, Any]:

@@ -58,7 +58,7 @@ def schema() -> dict[str, Any]:
     sections["optimizer"]["anyOf"][1]["properties"].update(
         groups={
             "type": "object",
-            "description": "settings by pattern: 'norms', 'biases', 'class:Embedding' or a name with wildcards",
+            "description": "settings by pattern: 'norms', 'biases', 'class:Embedding' or a name pattern",
             "additionalProperties": {"type": "object", "minProperties": 1},
         },
         layer_decay={"type": "number", "exclusiveMinimum": 0, "maximum": 1},

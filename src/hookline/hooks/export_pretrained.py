@@ -60,8 +60,8 @@ class ExportPretrained(Hook):
         self.dirpath = Path(dirpath)
         if self.dirpath.is_absolute() or ".." in self.dirpath.parts or not self.dirpath.parts:
             raise OptionError(
-                f"{WHO}: dirpath={str(dirpath)!r} must be a folder inside the run's directory, given relative "
-                "to it.",
+                f"{WHO}: dirpath={str(dirpath)!r} must be a folder inside the run's directory, relative to "
+                "it.",
                 option="dirpath",
                 value=str(dirpath),
             )
@@ -69,7 +69,7 @@ class ExportPretrained(Hook):
         """The name of the exported submodule, with a period; empty for the module itself."""
         self._module: nn.Module | None = None
         self._processor: Any = None
-        self._keeper: ModelCheckpoint | None = None
+        self._kept: ModelCheckpoint | None = None
         self._last: Path | None = None
 
     # ---- before the first step -----------------------------------------------------------------------------
@@ -89,27 +89,27 @@ class ExportPretrained(Hook):
                 f"Two {WHO}s would replace each other's exports: give one another dirpath, such as "
                 "dirpath='student'."
             )
-        self._keeper = self._find_keeper(hooks) if "best" in self.at else None
+        self._kept = self._find_monitor(hooks) if "best" in self.at else None
         writes_last = trainer.options.saving.last or any(
             isinstance(each, ModelCheckpoint) and each.save_last for each in hooks
         )
         if "last" in self.at and not writes_last:
             raise OptionError(
-                f"{WHO} exports the last checkpoint of a run, and checkpoint=False writes none: remove it, or "
-                "pass at='best'."
+                f"{WHO} exports the last checkpoint of a run, and checkpoint=False writes none: remove it, "
+                "or pass at='best'."
             )
         self._last = None
 
-    def _find_keeper(self, hooks: Any) -> ModelCheckpoint | None:
+    def _find_monitor(self, hooks: Any) -> ModelCheckpoint | None:
         """Return the ModelCheckpoint that decides what is the best; None if there is none."""
-        keepers = [
+        candidates = [
             each for each in hooks if isinstance(each, ModelCheckpoint) and each.monitor and each.save_top_k
         ]
-        monitors = [str(each.monitor) for each in keepers]
-        wanted = [each for each in keepers if self.monitor in (None, each.monitor)]
+        monitors = [str(each.monitor) for each in candidates]
+        wanted = [each for each in candidates if self.monitor in (None, each.monitor)]
         if len(wanted) > 1:
             raise OptionError(
-                f"{WHO}: several ModelCheckpoints keep a best checkpoint, by {', '.join(monitors)}. Name one: "
+                f"{WHO}: several ModelCheckpoints keep the best by {', '.join(monitors)}. Name one: "
                 f"monitor={monitors[0]!r}."
             )
         if not wanted and (self.monitor is not None or "last" not in self.at):
@@ -146,8 +146,8 @@ class ExportPretrained(Hook):
             found = _outermost(module)
         if not found:
             raise OptionError(
-                f"{WHO} exports models of transformers or peft, and neither {type(module).__name__} nor one of "
-                "its submodules has the method save_pretrained."
+                f"{WHO} exports models of transformers or peft, and neither {type(module).__name__} nor a "
+                "submodule of it has the method save_pretrained."
             )
         if len(found) > 1:
             raise OptionError(
@@ -158,8 +158,8 @@ class ExportPretrained(Hook):
         taken = inspect.signature(model.save_pretrained).parameters  # type: ignore[arg-type]
         if "state_dict" not in taken and not hasattr(model, "peft_config"):
             raise OptionError(
-                f"{WHO}: {type(model).__name__}.save_pretrained has no argument state_dict, through which the "
-                "weights of a checkpoint are exported. Models of transformers and peft have it."
+                f"{WHO}: {type(model).__name__}.save_pretrained has no argument state_dict, which takes "
+                "the weights of a checkpoint. Models of transformers and peft have it."
             )
         return found[0]
 
@@ -188,7 +188,7 @@ class ExportPretrained(Hook):
     def on_checkpoint_save(self, state: Any, path: Path | str, reason: str) -> None:
         if reason == "last" and isinstance(path, Path):
             self._last = path
-        if self._keeper is not None and str(path) == self._keeper.best_model_path:
+        if self._kept is not None and str(path) == self._kept.best_model_path:
             self._export_best(state.trainer)
 
     def on_fit_end(self, state: Any) -> None:
@@ -202,8 +202,8 @@ class ExportPretrained(Hook):
         self._module = self._processor = None
 
     def _export_best(self, trainer: Any) -> None:
-        if self._keeper is not None and self._keeper.best_model_path:
-            self._export(trainer, self._keeper.best_model_path, "best")
+        if self._kept is not None and self._kept.best_model_path:
+            self._export(trainer, self._kept.best_model_path, "best")
 
     def _export(self, trainer: Any, checkpoint: Path | str, name: str) -> None:
         folder = Path(trainer.run_dir) / self.dirpath / name

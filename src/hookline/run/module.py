@@ -364,19 +364,16 @@ class PlainSteps(Actions):
         return self._forward(batch)
 
     def _without_loss(self, batch: Mapping[str, Any], outputs: Any) -> OptionError:
-        found = f"{type(outputs).__name__}" + (
-            f" with {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else ""
-        )
+        keys = f" with {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else ""
         advice = (
-            "The batch has no 'labels', from which transformers models compute it: add them, for example "
-            "with DataCollatorForLanguageModeling, or pass"
+            "Models of transformers compute it from 'labels', which the batch does not have: add them, for "
+            "example with DataCollatorForLanguageModeling. Or pass"
             if "labels" not in batch
             else "Pass"
         )
-        return self._lacking(
-            f"without loss= it must return a loss for a batch that is a dictionary, and it returned {found}, "
-            f"in which there is no loss, for a batch with {', '.join(map(str, batch))}. {advice} "
-            "step=lambda model, batch: ..., which returns the loss."
+        return OptionError(
+            f"{type(self.net).__name__} returned no loss, but {type(outputs).__name__}{keys}, for a batch "
+            f"with {', '.join(map(str, batch))}. {advice} step=lambda model, batch: ... that returns it."
         )
 
     def _lacking(self, needed: str) -> OptionError:
@@ -457,8 +454,8 @@ def _choose_call(net: nn.Module, batch: Mapping[str, Any]) -> Callable[[Any], An
         return net
     raise OptionError(
         f"{type(net).__name__}.forward has no argument {unknown[0]!r}, which the batches have."
-        f"{closest(unknown[0], named)} Its arguments: {', '.join(named)}. Leave the entry out in the loader's "
-        "collate_fn, or pass step=lambda model, batch: ...."
+        f"{closest(unknown[0], named)} Its arguments: {', '.join(named)}. Leave the entry out in the "
+        "collate_fn of the loader, or pass step=lambda model, batch: ...."
     )
 
 
