@@ -364,8 +364,8 @@ def _limits_of_workers(source: DataLoader[Any]) -> Iterator[str]:
     if seeds_itself(source.collate_fn):
         yield (
             f"has {type(source.collate_fn).__name__}(seed=...), whose generator each of the "
-            f"{source.num_workers} workers advances separately: a resume does not reproduce its numbers. Leave "
-            "out seed: then it draws from torch or numpy.random, which are seeded."
+            f"{source.num_workers} workers advances separately: a resume does not reproduce its numbers. "
+            "Leave out seed: then it draws from torch or numpy.random, which are seeded."
         )
     for where in find_generators(dataset=dataset):
         yield (
