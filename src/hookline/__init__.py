@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hookline.metrics.metric_log import Metrics
     from hookline.run.context import StepContext
     from hookline.run.module import DataModule, Module
+    from hookline.run.parameter_groups import parameter_groups
     from hookline.run.state import State
     from hookline.training.trainer import Trainer
     from hookline.util.errors import (
@@ -101,6 +102,7 @@ __all__ = [
     "no_event",
     "on",
     "once",
+    "parameter_groups",
     "seed_everything",
     "when",
 ]
@@ -145,6 +147,7 @@ _load, __dir__ = registry.lazy_names(
         "CheckpointError": "util.errors",
         "StepContext": "run.context",
         "Metrics": "metrics.metric_log",
+        "parameter_groups": "run.parameter_groups",
         "State": "run.state",
         "Strategy": "distributed.base",
         "DDP": "distributed.ddp",

@@ -23,6 +23,16 @@ def test_explain_shows_what_happened_beside_what_was_planned(capsys: pytest.Capt
     )
 
 
+def test_explain_shows_the_parameter_groups_of_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    groups = '[optimizer]\nclass_path = "SGD"\nlr = 0.5\n[optimizer.groups]\nbiases = { weight_decay = 0 }\n'
+    Path("groups.toml").write_text(TRACED_RUN + groups)
+    table = said(capsys, "explain", "groups.toml").partition("Parameter groups:\n")[2].splitlines()
+    assert [each.split()[:2] for each in table[1:]] == [["rest", "1"], ["biases", "1"]]
+    rows = json.loads(said(capsys, "explain", "groups.toml", "--json"))
+    (found,) = [each["parameter_groups"] for each in rows if "parameter_groups" in each]
+    assert [each["name"] for each in found] == ["rest", "biases"]
+
+
 def test_explain_compares_a_configuration_with_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(said(capsys, "explain", "fails.toml", "--from", "run/trace.json", "--json"))
     assert any("hook fails was never called in on_step_end" in each for each in found["differences"])

@@ -30,6 +30,8 @@ def test_the_schema_knows_every_section_option_and_built_in_hook(project: Path) 
     assert trainer["nonfinite"]["enum"] == ["stop", "skip"] and trainer["accounting"]["type"] == "boolean"
     assert all(each["description"] for each in trainer.values())
     assert described["additionalProperties"] is False
+    optimizer = described["properties"]["optimizer"]["anyOf"][1]["properties"]
+    assert {"groups", "layer_decay", "layers"} <= set(optimizer)
     hooks = described["properties"]["hooks"]["anyOf"][1]["properties"]
     assert {"progress_bar", "hook_classes", "enable_lr_monitor"} <= set(hooks)
     bar = hooks["progress_bar"]["anyOf"][1]["properties"]

@@ -12,6 +12,7 @@ import torch
 import transformers
 from accelerate import Accelerator
 from interop.hosted import LightningNet, TransformersNet, samples
+from interop.transformers.made import causal, tokenizer
 from tiny import batches
 from torch.nn.functional import mse_loss
 
@@ -55,6 +56,9 @@ def names() -> dict[str, Any]:
         "hf_model": TransformersNet(),
         "dataset": samples(batches(2)),
         "keras_model": keras_model,
+        "causal_lm": causal(),
+        "tokenizer": (words := tokenizer()),
+        "rows": [words("w1 w2 w3") for _ in range(8)],
         "xs": torch.randn(8, 4).numpy(),
         "ys": torch.randn(8, 1).numpy(),
         "hf_args": transformers.TrainingArguments(
@@ -76,5 +80,6 @@ def test_there_are_blocks() -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_the_code_runs(block: str) -> None:
+def test_the_code_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     exec(compile(block, "a block of the documents", "exec"), names())

@@ -11,7 +11,7 @@ import torch
 from tiny import Net, batches, quiet
 from torch import nn
 
-from hookline import HooklineError, Module
+from hookline import HooklineError, LossError, Module, OptionError
 
 
 def test_a_module_can_listen_to_events_itself() -> None:
@@ -208,3 +208,86 @@ def test_a_module_that_forgot_super_init_is_told_so_before_the_run() -> None:
     ) as caught:
         quiet().fit(Forgetful(), batches(1))
     assert not any("_run_ref" in note for note in caught.value.__notes__)
+
+
+# ---- a plain model that computes its own loss -----------------------------------------------------------------------
+
+
+class Output:
+    """What a model returns: an object with a loss."""
+
+    def __init__(self, prediction: Any, loss: Any) -> None:
+        self.prediction, self.loss = prediction, loss
+
+
+class OwnLoss(nn.Module):
+    """Computes its loss from the targets, if it gets them."""
+
+    def __init__(self, kind: Any = dict) -> None:
+        super().__init__()
+        self.layer, self.kind = nn.Linear(4, 2), kind
+
+    def forward(self, inputs: Any, targets: Any = None) -> Any:
+        prediction = self.layer(inputs)
+        loss = None if targets is None else nn.functional.mse_loss(prediction, targets)
+        return self.kind(prediction=prediction, loss=loss)
+
+
+def named(*keys: str) -> list[dict[str, Any]]:
+    return [dict(zip(keys, each, strict=False)) for each in batches(3)]
+
+
+@pytest.mark.parametrize("kind", [dict, Output])
+def test_a_model_that_takes_the_entries_of_a_batch_and_returns_its_loss_needs_no_loss_function(
+    kind: Any,
+) -> None:
+    torch.manual_seed(0)
+    net, trainer = OwnLoss(kind), quiet()
+    plain = copy.deepcopy(net.layer)
+    data = named("inputs", "targets")
+    trainer.fit(net, data, data, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))
+    quiet().fit(
+        plain, batches(3), loss=nn.functional.mse_loss, optimizer=torch.optim.SGD(plain.parameters(), lr=0.1)
+    )
+    assert torch.equal(net.layer.weight, plain.weight)
+    assert {"train/loss", "val/loss"} <= set(trainer.metrics)
+    predicted = trainer.predict(net, named("inputs"))
+    assert len(predicted) == 3
+
+
+def test_a_model_that_takes_the_batch_itself_gets_it() -> None:
+    class Whole(nn.Linear):
+        def forward(self, batch: Any) -> Any:
+            return super().forward(batch["inputs"])
+
+    assert [tuple(each.shape) for each in quiet().predict(Whole(4, 2), named("inputs"))] == [(3, 2)] * 3
+
+
+def test_batches_from_which_a_model_cannot_compute_a_loss_are_explained() -> None:
+    net = OwnLoss()
+    update = torch.optim.SGD(net.parameters(), lr=0.1)
+    with pytest.raises(
+        OptionError, match="OwnLoss returned no loss, but dict with prediction, loss, for a batch"
+    ):
+        quiet().fit(net, named("inputs"), optimizer=update)
+    with pytest.raises(
+        OptionError, match="OwnLoss.forward has no argument 'target'.* Did you mean 'targets'"
+    ):
+        quiet().fit(net, named("inputs", "target"), optimizer=update)
+
+
+def test_a_step_may_return_an_object_with_a_loss_and_no_other_object() -> None:
+    class Steps(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return Output(None, super().training_step(batch, batch_idx))
+
+    trainer = quiet()
+    trainer.fit(Steps(), batches(2))
+    assert trainer.global_step == 2
+
+    class Wrong(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return object()
+
+    with pytest.raises(LossError, match="returned object .* or an object with 'loss'"):
+        quiet().fit(Wrong(), batches(1))

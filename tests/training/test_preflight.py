@@ -8,8 +8,8 @@ import pytest
 import torch
 from tiny import Net, batches, quiet
 
-from hookline import Hook, OptionError
-from hookline.hooks import EarlyStopping, ModelCheckpoint
+from hookline import Hook, OptionError, parameter_groups
+from hookline.hooks import EarlyStopping, LRMonitor, ModelCheckpoint
 
 
 class Starts(Hook):
@@ -212,3 +212,46 @@ def test_a_fraction_of_an_epoch_without_a_length_is_refused_before_training() ->
 
 def test_without_validation_data_the_interval_says_nothing() -> None:
     quiet(val_check_interval=30).fit(Net(), batches(1))
+
+
+class Grouped(Net):
+    """Has groups for its optimizer by rules."""
+
+    def __init__(self, rules: Any, optimizer: Any = torch.optim.AdamW) -> None:
+        super().__init__()
+        self.rules, self.optimizer = rules, optimizer
+
+    def configure_optimizers(self) -> Any:
+        groups = parameter_groups(self, self.rules)
+        optimizer = self.optimizer(groups, lr=0.5)
+        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
+
+
+def test_which_pattern_matches_which_parameters_is_shown_before_the_run(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    net = Grouped({"biases": {"weight_decay": 0.0}})
+    with caplog.at_level("INFO", "hookline"):
+        trainer = quiet(hooks=[LRMonitor()], gradient_clip_val=1.0, max_epochs=2)
+        trainer.fit(net, batches(1))
+    assert [" ".join(each.split()) for each in caplog.text.splitlines() if "layer." in each] == [
+        "rest 1 8 0.5 0.01 layer.weight",
+        "biases 1 2 0.5 0 layer.bias",
+    ]
+    assert trainer.metrics["lr-AdamW/biases"] == 0.05  # after the scheduler's first step
+    capfd.readouterr()
+    quiet(enable_progress_bar=True).fit(Net(), batches(1))
+    assert "Parameter groups" not in capfd.readouterr().err
+    quiet(enable_progress_bar=True).fit(net, batches(1))
+    assert "Parameter groups of AdamW:\ngroup " in capfd.readouterr().err
+
+
+def test_a_setting_of_a_group_that_the_optimizer_would_ignore_is_refused() -> None:
+    said = refused(Grouped({"biases": {"weigth_decay": 0.0}}))
+    assert said.startswith("The group 'biases' sets 'weigth_decay', which AdamW does not have.")
+    assert "Did you mean 'weight_decay'?" in said
+
+    class Own(torch.optim.SGD):
+        """An optimizer of another package may read entries that it does not declare."""
+
+    quiet().fit(Grouped({"biases": {"own_setting": 1.0}}, Own), batches(1))

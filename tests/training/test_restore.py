@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny import Net, batches, quiet
 
-from hookline import Hook
+from hookline import CheckpointError, Hook, parameter_groups
 from hookline.hooks.early_stopping import EarlyStopping
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 
@@ -106,3 +106,34 @@ def test_monitors_of_a_trainer_that_has_trained_keep_what_they_found(tmp_path: P
     trainer.test(net, batches(1), checkpoint="best")
     assert during == [(0, None)]
     assert (monitor.found, stopping.stopped_epoch) == (7, 1)
+
+
+class Grouped(Net):
+    """Has groups for its optimizer by rules."""
+
+    def __init__(self, rules: Any) -> None:
+        super().__init__()
+        self.rules = rules
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(parameter_groups(self, self.rules, lr=0.1))
+
+
+def test_parameter_groups_of_other_rules_are_refused_and_of_the_same_rules_restored(tmp_path: Path) -> None:
+    rules = {"biases": {"weight_decay": 0.0}}
+    first = quiet(run_dir=tmp_path, max_epochs=1)
+    first.fit(Grouped(rules), batches(2))
+    first.save_checkpoint(tmp_path / "one")
+    for others, said in (
+        (
+            {"*": {"lr": 0.1}},
+            r"layer.weight is in 'rest', at place 0 in the checkpoint, and in '\*', at place 0",
+        ),
+        ({"layer.*": {"lr": 0.2}, "biases": {"weight_decay": 0.0}}, "Resume with the same rules"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            quiet(max_epochs=2).fit(Grouped(others), batches(2), resume=tmp_path / "one")
+    again = quiet(max_epochs=2)
+    again.fit(Grouped(rules), batches(2), resume=tmp_path / "one")
+    assert [each["name"] for each in again.optimizers[0].param_groups] == ["rest", "biases"]
+    assert again.global_step == 4

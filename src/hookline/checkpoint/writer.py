@@ -200,7 +200,7 @@ def commit(
     manifest = make_manifest(about, packed.structure.get("counters") or {}, packed.model.shared, ordered)
     _write_text(render_manifest(manifest), temporary / MANIFEST)
     flush(temporary)
-    _move_into_place(temporary, target)
+    move_into_place(temporary, target)
     return manifest
 
 
@@ -249,7 +249,7 @@ def _renameat2() -> Any:
     return found
 
 
-def _move_into_place(temporary: Path, path: Path) -> None:
+def move_into_place(temporary: Path, path: Path) -> None:
     """Rename a new checkpoint to its path. Exchange it with an existing one, or rename that one first."""
     if path.exists() and exchange(temporary, path):
         flush(path.parent)

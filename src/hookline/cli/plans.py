@@ -11,6 +11,7 @@ from hookline.config import load_config
 from hookline.config.classes import ConfigPart
 from hookline.config.files import ConfigSource
 from hookline.config.hooks import make_hooks
+from hookline.config.load import Parts
 from hookline.config.permissions import Permissions
 from hookline.config.problems import ConfigError, Override, format_value, has_secret
 from hookline.engine.cost import format_seconds
@@ -33,14 +34,26 @@ def explain_run(chosen: argparse.Namespace, overrides: list[str]) -> int:
         return _compare_with_trace(chosen, overrides)
     if not chosen.config:
         raise ConfigError("explain needs a configuration, --from TRACE, or --diff CONFIG CONFIG.")
-    explanation = _plan_of(chosen.config, chosen, overrides)
-    return print_result(chosen, explanation.data(), explanation.text(everything=chosen.all))
+    parts = load_config(chosen.config, overrides, allow=chosen.allow, hooks=chosen.hook).build()
+    explanation = _plan_of_parts(parts, chosen)
+    data, text = explanation.data(), explanation.text(everything=chosen.all)
+    groups = parts.make_groups() if parts.make_groups is not None else None
+    if groups is not None:
+        text = f"{text}\n\nParameter groups:\n{groups}"
+        for row in data:
+            if row["event"] == "configure_optimizers":
+                row["parameter_groups"] = [each.data() for each in groups.rows()]
+    return print_result(chosen, data, text)
 
 
 def _plan_of(config: str, chosen: argparse.Namespace, overrides: list[str], stage: str = "") -> Explanation:
+    parts = load_config(config, overrides, allow=chosen.allow, hooks=chosen.hook).build()
+    return _plan_of_parts(parts, chosen, stage)
+
+
+def _plan_of_parts(parts: Parts, chosen: argparse.Namespace, stage: str = "") -> Explanation:
     from hookline.training.trainer import Trainer
 
-    parts = load_config(config, overrides, allow=chosen.allow, hooks=chosen.hook).build()
     trainer = parts.make_trainer(Trainer)
     explanation: Explanation = trainer.explain(
         parts.module, datamodule=parts.datamodule, stage=stage or chosen.stage

@@ -58,7 +58,7 @@ SECTIONS: dict[str, str] = {
     "trainer": "options of the trainer: max_epochs, precision, device, strategy and so on",
     "hooks": "hooks by name, or a list of class paths",
     "loggers": "loggers by name, a list of class paths, or false",
-    "optimizer": "the optimizer, in place of the module's own",
+    "optimizer": "the optimizer, in place of the module's own, with its parameter groups",
     "lr_scheduler": "its learning-rate schedule",
     "loss": "for a plain torch.nn.Module: a function of outputs and targets, or a loss class",
     "step": "for a plain torch.nn.Module: a function of model and batch, instead of `loss`",
@@ -91,6 +91,8 @@ class Parts:
     checkpoint: Path | str | None = None
     keys: dict[str, str] = field(default_factory=dict)
     """Name of a hook -> its key in the file."""
+    make_groups: Callable[[], Any] | None = None
+    """Returns the parameter groups that the section `optimizer` describes, or None if it describes none."""
 
     def make_trainer(self, trainer: Callable[..., Any]) -> Any:
         """Make a trainer with these options and add the hooks under their names."""
@@ -204,10 +206,11 @@ class Config:
                     source.values[name],
                 )
             if optimizer is not None:
-                optimizer.module = module
                 module.configure_optimizers = optimizer.configure_optimizers
         elif optimizer is not None:
             functions["optimizer"] = optimizer
+        if optimizer is not None:
+            optimizer.use_for(module, source)
         if "mixture" in source.values:
             functions["mixture"] = self._mixture()
         keys = dict(zip(hooks, (part.key for _, part in self.hooks), strict=True))
@@ -218,7 +221,10 @@ class Config:
         ]
         self._choose_progress_bar(arguments, hooks, keys)
         self._watch_monitors(hooks, keys)
-        return Parts(source, module, datamodule, hooks, disabled, arguments, functions, checkpoint, keys)
+        groups = optimizer.make_groups if optimizer is not None else None
+        return Parts(
+            source, module, datamodule, hooks, disabled, arguments, functions, checkpoint, keys, groups
+        )
 
     def _mixture(self) -> Any:
         from hookline.data.mixing import make_mixture

@@ -55,6 +55,15 @@ def schema() -> dict[str, Any]:
         strict={"type": "boolean"},
         name={"type": "string"},
     )
+    sections["optimizer"]["anyOf"][1]["properties"].update(
+        groups={
+            "type": "object",
+            "description": "settings by pattern: 'norms', 'biases', 'class:Embedding' or a name pattern",
+            "additionalProperties": {"type": "object", "minProperties": 1},
+        },
+        layer_decay={"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        layers={"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+    )
     sections["checkpoint"] = {
         "anyOf": [{"type": "string"}, {"const": False}],
         "description": SECTIONS["checkpoint"],

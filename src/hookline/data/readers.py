@@ -19,7 +19,7 @@ from hookline.data.fetch import ArrowRows, direct_batches, reads_directly, rows_
 from hookline.data.fingerprint import StateCheck
 from hookline.data.order import IndexOrder
 from hookline.data.rng_exchange import OwnStream
-from hookline.data.seeding import Generators, find_generators, put_back, states_of
+from hookline.data.seeding import Generators, find_generators, put_back, states_of, with_generator
 from hookline.data.sharding import END, ShardPlan
 from hookline.data.sources import (
     has_state,
@@ -120,7 +120,10 @@ class IndexReader(Reader):
             loader=loader, sampler=loader.sampler, batch_sampler=loader.batch_sampler, inner=inner
         )
         in_main = loader.num_workers == 0
-        self.current = find_generators(dataset=loader.dataset) if in_main else {}
+        owners = (
+            {"dataset": loader.dataset, "collate_fn": with_generator(loader.collate_fn)} if in_main else {}
+        )
+        self.current = find_generators(**owners)
         self.stateful: Any = loader.dataset if in_main and has_state(loader.dataset) else None
         self.state_is_current = bool(self.current) or self.stateful is not None
         ahead = 0 if in_main else loader.num_workers * (loader.prefetch_factor or 1)
@@ -348,7 +351,9 @@ class StreamReader(Reader):
         self.source = source
         self.workers = source.num_workers if isinstance(source, DataLoader) else 0
         self.generators = find_generators(
-            source=source, dataset=None if self.workers else getattr(source, "dataset", None)
+            source=source,
+            dataset=None if self.workers else getattr(source, "dataset", None),
+            collate_fn=None if self.workers else with_generator(getattr(source, "collate_fn", None)),
         )
         self.generators |= pipeline_generators(source)
         self.copy = PrivateCopy(source) if isinstance(source, DataLoader) else None

@@ -143,6 +143,23 @@ def find_generators(**owners: Any) -> Generators:
     return found
 
 
+def seeds_itself(collate: Any) -> bool:
+    """Return whether a collator makes a generator of its own from its seed at the first batch.
+
+    Collators of transformers do, such as DataCollatorForLanguageModeling(seed=...).
+    """
+    has_seed = getattr(collate, "seed", None) is not None and hasattr(collate, "generator")
+    return has_seed and callable(getattr(collate, "create_rng", None))
+
+
+def with_generator(collate: Any) -> Any:
+    """Return a collator after it has made its own generator, so that a checkpoint can hold its state."""
+    if seeds_itself(collate) and collate.generator is None:
+        with contextlib.suppress(ValueError):  # in a process of multiprocessing it refuses
+            collate.create_rng()
+    return collate
+
+
 def states_of(generators: Generators) -> dict[str, Any]:
     """Return the states of generators as plain data and tensors."""
     return {name: _state_of(each) for name, each in generators.items()}

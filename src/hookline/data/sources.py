@@ -17,7 +17,7 @@ from torch.utils.data import (
     default_convert,
 )
 
-from hookline.data.seeding import GENERATOR_KINDS, Generators, Value, find_generators
+from hookline.data.seeding import GENERATOR_KINDS, Generators, Value, find_generators, seeds_itself
 
 # ---- webdataset, Hugging Face datasets, MosaicML streaming and torchdata -----------------------------------
 
@@ -361,6 +361,12 @@ def _limits_of_workers(source: DataLoader[Any]) -> Iterator[str]:
                 "after a resume."
             )
         return
+    if seeds_itself(source.collate_fn):
+        yield (
+            f"has {type(source.collate_fn).__name__}(seed=...), whose generator each of the "
+            f"{source.num_workers} workers advances separately: a resume does not reproduce its numbers. "
+            "Leave out seed: then it draws from torch or numpy.random, which are seeded."
+        )
     for where in find_generators(dataset=dataset):
         yield (
             f"has a random generator in {where}, which each of the {source.num_workers} workers advances "

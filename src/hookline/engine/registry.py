@@ -36,6 +36,7 @@ BUILTIN_HOOKS: dict[str, str] = {
     "lr_finder": "hookline.hooks.lr_finder:LRFinder",
     "early_stopping": "hookline.hooks.early_stopping:EarlyStopping",
     "model_checkpoint": "hookline.hooks.model_checkpoint:ModelCheckpoint",
+    "export_pretrained": "hookline.hooks.export_pretrained:ExportPretrained",
     "upload_checkpoint": "hookline.hooks.upload_checkpoint:UploadCheckpoint",
     "mixture_schedule": "hookline.hooks.mixture_schedule:MixtureSchedule",
     "slurm_requeue": "hookline.hooks.slurm_requeue:SlurmRequeue",

@@ -19,6 +19,7 @@ from hookline.data.seeding import Creation
 from hookline.distributed.sharded_norms import HALF, clip_norm, clip_values
 from hookline.engine._methods import DataMethods, ModuleMethods
 from hookline.engine.init_arguments import record_init
+from hookline.run.state import loss_in
 from hookline.util.errors import HooklineError, OptionError, closest, described
 from hookline.util.uncopied import Uncopied
 
@@ -330,6 +331,8 @@ class PlainSteps(Actions):
         self._optimizer = optimizer
         self._step = step
         self._wants_index = step is not None and _wants_index(step)
+        self._forward: Callable[[Any], Any] | None = None
+        """Calls the model with a batch that is a mapping; chosen at the first one."""
 
     def again(self, optimizer: Any) -> PlainSteps:
         """Return the same steps for another run, with another optimizer if one is given."""
@@ -342,6 +345,11 @@ class PlainSteps(Actions):
             return (
                 self._step(self.net, batch, batch_idx) if self._wants_index else self._step(self.net, batch)
             )
+        if self.loss is None and isinstance(batch, Mapping):
+            outputs = self._call(batch)
+            if loss_in(outputs) is None:
+                raise self._without_loss(batch, outputs)
+            return outputs
         if self.loss is None:
             raise self._lacking(
                 "pass loss=torch.nn.functional.cross_entropy (or another function of outputs and targets), "
@@ -349,6 +357,25 @@ class PlainSteps(Actions):
             )
         inputs, targets = _pair(batch)
         return self.loss(self.net(inputs), targets)
+
+    def _call(self, batch: Mapping[str, Any]) -> Any:
+        """Call the model with the entries of a batch as its arguments."""
+        if self._forward is None:
+            self._forward = _choose_call(self.net, batch)
+        return self._forward(batch)
+
+    def _without_loss(self, batch: Mapping[str, Any], outputs: Any) -> OptionError:
+        keys = f" with {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else ""
+        advice = (
+            "Models of transformers compute it from 'labels', which the batch does not have: add them, for "
+            "example with DataCollatorForLanguageModeling. Or pass"
+            if "labels" not in batch
+            else "Pass"
+        )
+        return OptionError(
+            f"{type(self.net).__name__} returned no loss, but {type(outputs).__name__}{keys}, for a batch "
+            f"with {', '.join(map(str, batch))}. {advice} step=lambda model, batch: ... that returns it."
+        )
 
     def _lacking(self, needed: str) -> OptionError:
         hidden = getattr(self.net, "_orig_mod", None)
@@ -373,7 +400,9 @@ class PlainSteps(Actions):
         return self._measure(batch, batch_idx)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        """Return the model's output for the batch's input."""
+        """Return the model's output for the batch's input; the entries of a mapping are its arguments."""
+        if isinstance(batch, Mapping):
+            return self._call(batch)
         return self.net(batch[0] if isinstance(batch, list | tuple) else batch)
 
     def configure_optimizers(self) -> Any:
@@ -410,6 +439,25 @@ def _wants_index(step: Callable[..., Any]) -> bool:
     """
     third = list(inspect.signature(step).parameters.values())[2:3]
     return any(each.name == "batch_idx" or each.default is each.empty for each in third)
+
+
+def _choose_call(net: nn.Module, batch: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """Return a call with the entries of a batch as keywords, or with the batch if `forward` takes that one.
+
+    Raise if `forward` takes some entries and not the others.
+    """
+    forward = inspect.signature(net.forward).parameters.values()
+    named = [each.name for each in forward if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    if any(each.kind is each.VAR_KEYWORD for each in forward) or all(key in named for key in batch):
+        return lambda batch: net(**batch)
+    unknown = [key for key in batch if key not in named]
+    if len(unknown) == len(batch):
+        return net
+    raise OptionError(
+        f"{type(net).__name__}.forward has no argument {unknown[0]!r}, which the batches have."
+        f"{closest(unknown[0], named)} Its arguments: {', '.join(named)}. Leave the entry out in the "
+        "collate_fn of the loader, or pass step=lambda model, batch: ...."
+    )
 
 
 def _pair(batch: Any) -> tuple[Any, Any]:

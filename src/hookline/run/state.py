@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -372,6 +372,13 @@ def is_scalar(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.numel() == 1
     return isinstance(value, float | int) and not isinstance(value, bool)
+
+
+def loss_in(outputs: Any) -> Any:
+    """Return the loss in what a model or a step returned: an entry or an attribute `loss`; None without."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    return outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
 
 
 def detach_all(value: Any) -> Any:

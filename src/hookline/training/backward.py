@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hookline.engine.plan import noop
 from hookline.run.run import Run
-from hookline.run.state import State, is_scalar
+from hookline.run.state import State, is_scalar, loss_in
 from hookline.training.batch_events import BackwardEvents
 from hookline.util.errors import LossError
 
@@ -71,12 +71,13 @@ def loss_of(run: Run, returned: Any) -> Tensor | None:
                 "be present."
             )
         log_numbers(run, returned)
-        returned = returned["loss"]
-    if returned is None or isinstance(returned, Tensor):
-        return returned
+    loss = loss_in(returned)
+    if isinstance(loss, Tensor) or (loss is None and isinstance(returned, dict)):
+        return loss
+    wrong = returned if loss is None else loss
     raise LossError(
-        f"training_step returned {type(returned).__name__} {str(returned)[:60]!r}: it must return a Tensor, "
-        "a dict, or None: the loss, a dictionary with 'loss', or nothing to skip the batch."
+        f"training_step returned {type(wrong).__name__} {str(wrong)[:60]!r}: it must return a Tensor, "
+        "a dict, or None: the loss, a dictionary or an object with 'loss', or nothing to skip the batch."
     )
 
 

@@ -18,7 +18,7 @@ from hookline.engine.plan import Plan
 from hookline.metrics.accumulator import Accumulator
 from hookline.run.parts import EmittingRun
 from hookline.run.rows import rescued_row
-from hookline.run.state import State, is_scalar
+from hookline.run.state import State, is_scalar, loss_in
 from hookline.training.batch_events import set_loss, set_outputs, take_batch
 from hookline.training.participants import teardown_removed
 
@@ -234,7 +234,8 @@ class OwnMetrics:
         if isinstance(returned, dict):
             values = {key: value for key, value in returned.items() if is_scalar(value)}
         else:
-            values = {"loss": returned} if isinstance(returned, Tensor) and returned.numel() == 1 else {}
+            loss = loss_in(returned)
+            values = {"loss": loss} if isinstance(loss, Tensor) and loss.numel() == 1 else {}
         for key, value in values.items():
             value = value.detach() if isinstance(value, Tensor) else value
             self._add(f"{self.prefix}/{key}", value, weight)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import sys
 
+from hookline.run.optimizers import bare
+from hookline.run.parameter_groups import check_settings, group_rows, named_parameters, render_groups
 from hookline.run.run import Run
+from hookline.training.settings import DERIVED
 from hookline.util.errors import OptionError
+
+log = logging.getLogger("hookline")
 
 OF_VALIDATION = re.compile(r"val(?:idation)?[/_]")
 """The prefix of metrics that validations log."""
@@ -14,7 +21,8 @@ _COLLECTIONS = (tuple, list, set, frozenset)
 
 
 def check_before_training(run: Run) -> None:
-    """Refuse hooks and schedulers that wait for a validation or metric that cannot come."""
+    """Refuse hooks and schedulers that wait for a validation or metric that cannot come; show groups."""
+    report_groups(run)
     if run.traits.rules.has_validation(run):
         run.traits.rules.validation_interval(run)  # raises if it is never reached
         return
@@ -33,6 +41,34 @@ def check_before_training(run: Run) -> None:
             _check_metric(
                 run, f"lr_scheduler {type(schedule.scheduler).__name__}", schedule.monitor, "'strict': False"
             )
+
+
+def report_groups(run: Run) -> None:
+    """Show which parameters are in which group of an optimizer, if its groups have names.
+
+    Refuse a setting of a group that the optimizer would silently ignore.
+    """
+    for optimizer in map(bare, run.state.optimizers):
+        kind, groups = type(optimizer).__name__, optimizer.param_groups
+        if not all(group.get("param_names") and group.get("name") for group in groups):
+            continue
+        rows = group_rows(groups, DERIVED)
+        if type(optimizer).__module__.startswith("torch.optim"):
+            for row in rows:
+                check_settings(row.settings, kind, optimizer.defaults, f"The group {row.name!r}")
+        if run.state.rank:
+            continue
+        trained = {id(each) for group in groups for each in group["params"]}
+        left_out = {
+            each.names[0]: each.parameter
+            for each in named_parameters(run.module)
+            if id(each.parameter) not in trained and not each.parameter.requires_grad
+        }
+        text = f"Parameter groups of {kind}:\n{render_groups(rows, left_out)}"
+        if run.options.enable_progress_bar:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            log.info("%s", text)
 
 
 def _check_metric(run: Run, who: str, name: str, otherwise: str) -> None:

@@ -310,6 +310,7 @@ def load_optimizer(optimizer: Any, saved: dict[str, Any], *, keeps_types: bool =
 
     keeps_types: restore the types of the checkpoint, because an optimizer may keep state in another type.
     """
+    check_groups(saved["param_groups"], optimizer.param_groups)
     # not strict: torch reports a different number of groups
     for theirs, ours in zip(saved["param_groups"], optimizer.param_groups, strict=False):
         check_like({**theirs, "params": []}, {**ours, "params": []}, "param_groups", loose=True)
@@ -330,6 +331,34 @@ def load_optimizer(optimizer: Any, saved: dict[str, Any], *, keeps_types: bool =
                 and held[key].dtype != value.dtype
             ):
                 held[key] = value.to(held[key].device, copy=True)
+
+
+def check_groups(saved: list[dict[str, Any]], groups: list[dict[str, Any]]) -> None:
+    """Refuse a checkpoint in which a named parameter is in another group, or at another place in it.
+
+    Torch restores by position, so a parameter would get the moments and settings of another one.
+    """
+    there, here = (
+        {
+            name: (number, place, group.get("name") or number)
+            for number, group in enumerate(each)
+            for place, name in enumerate(group.get("param_names") or ())
+        }
+        for each in (saved, groups)
+    )
+    if not there or not here:  # one of them does not have names
+        return
+    for name in here | there:
+        if there.get(name) != here.get(name):
+            was, now = (
+                f"{each[name][2]!r}, at place {each[name][1]}" if name in each else "no group"
+                for each in (there, here)
+            )
+            raise CheckpointError(
+                f"its parameter groups differ from those of this run: {name} is in {was} in the checkpoint, "
+                f"and in {now} here. Resume with the same rules for parameter groups, or load only its "
+                "weights: hookline.load_weights(module, path)."
+            )
 
 
 MOMENT_KEYS = (

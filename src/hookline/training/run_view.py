@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookline.run.module import PlainSteps
@@ -72,6 +73,21 @@ class RunView(View):
     def schedules(self) -> list[Schedule]:
         """The learning-rate schedulers of the run, and when they advance."""
         return self._last.schedules if self._last is not None else []
+
+    def export_checkpoint(
+        self, path: str | Path, folder: Path, write: Callable[[Mapping[str, Any], Path], None]
+    ) -> bool:
+        """Write a directory for another program from a durable checkpoint; return whether it was written.
+
+        write: called with the weights that evaluations used, by name, and an empty directory, which then
+        replaces `folder` as a whole. Nothing is written if `folder` is of this checkpoint already, or on
+        another rank than zero.
+        """
+        if self._run is None:
+            raise HooklineError("export_checkpoint() works during a run: hooks call it.")
+        from hookline.training.saving import export
+
+        return export(self._run, path, folder, write)
 
     @property
     def estimated_stepping_batches(self) -> float:

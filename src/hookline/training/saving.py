@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,17 @@ def leaves_out_base(run: Run, request: SaveRequest) -> bool:
         )
     wanted = request.weights or run.options.saving.weights
     return wanted == "trainable" and run.saves.base is not None
+
+
+@phase(SAVING)
+@timed("saving")
+def export(
+    run: Run, checkpoint: Path | str, folder: Path, write: Callable[[Mapping[str, Any], Path], None]
+) -> bool:
+    """Write a directory for another program from a durable checkpoint, on rank zero; see `export_folder`."""
+    from hookline.checkpoint.exported_folder import export_folder
+
+    return run.state.rank == 0 and export_folder(checkpoint, folder, write)
 
 
 def path_of(run: Run, request: SaveRequest) -> Path | str:
