@@ -200,7 +200,7 @@ def commit(
     manifest = make_manifest(about, packed.structure.get("counters") or {}, packed.model.shared, ordered)
     _write_text(render_manifest(manifest), temporary / MANIFEST)
     flush(temporary)
-    _move_into_place(temporary, target)
+    move_into_place(temporary, target)
     return manifest
 
 
@@ -249,8 +249,8 @@ def _renameat2() -> Any:
     return found
 
 
-def _move_into_place(temporary: Path, path: Path) -> None:
-    """Rename a new checkpoint to its path. Exchange it with an existing one, or rename that one first."""
+def move_into_place(temporary: Path, path: Path) -> None:
+    """Rename a new directory to its path. Exchange it with an existing one, or rename that one first."""
     if path.exists() and exchange(temporary, path):
         flush(path.parent)
         shutil.rmtree(temporary, ignore_errors=True)  # after the exchange, this is the old checkpoint
