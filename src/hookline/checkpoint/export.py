@@ -6,10 +6,11 @@ import contextlib
 import importlib.util
 import inspect
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from hookline.checkpoint.export_formats import (
 )
 from hookline.checkpoint.weights import Rename, export_weights, find_exported, put_weights, rename_weights
 from hookline.util.errors import CheckpointError, OptionError, closest, described
+from hookline.util.text import printable
 
 METHODS = ("forward", "predict_step")
 STEP_ARGUMENTS = ("batch", "batch_idx", "dataloader_idx")
@@ -150,12 +152,7 @@ class _Program:
             put_weights(self.module, found)
             traced = self.module if self.method == "forward" else _Method(self.module, self.method)
             try:
-                program = torch.export.export(
-                    traced, self.arguments, self.keywords, dynamic_shapes=self.shapes
-                )
-                made: Any = program
-                if self.format.name == "onnx":
-                    made = torch.onnx.export(program, dynamo=True, verbose=False)
+                made = self._trace(traced)
             except Exception as error:  # tracing runs the user's code
                 raise CheckpointError(self._explain(error)) from error
             with put_in_place(out, self.format) as path:
@@ -164,8 +161,26 @@ class _Program:
                 else:
                     torch.export.save(made, path)
 
+    def _trace(self, traced: nn.Module) -> Any:
+        if self.format.name == "torch-export":
+            return torch.export.export(traced, self.arguments, self.keywords, dynamic_shapes=self.shapes)
+        with warnings.catch_warnings():
+            # about calls inside of torch and onnxscript, which a user cannot change
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return torch.onnx.export(
+                traced,
+                self.arguments,
+                kwargs=self.keywords,
+                dynamic_shapes=self.shapes,
+                dynamo=True,
+                verbose=False,
+            )
+
     def _explain(self, error: Exception) -> str:
-        reason = str(error).strip().partition("\n")[0][:300] or "no reason given"
+        while error.__cause__ is not None:  # torch.onnx raises a page of advice from it
+            error = cast(Exception, error.__cause__)
+        reason = printable(str(error).strip().partition("\n")[0][:300]).rstrip(".") or "no reason given"
         hint = (
             "With dynamic_batch, the code must work for any batch size: it may not use the size as a number."
             if self.shapes is not None

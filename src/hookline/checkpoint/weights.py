@@ -341,6 +341,11 @@ def rename_weights(found: FoundWeights, rename: Rename | None) -> Mapping[str, A
         if new in renamed:
             raise OptionError(f"rename: {origin[new]!r} and {name!r} would both be renamed to {new!r}.")
         renamed[new], origin[new] = value, name
+    if weights and not renamed:
+        raise OptionError(
+            f"rename leaves out every weight of {found.where}. Their names start with: "
+            f"{_shorten(_first_parts(weights))}."
+        )
     return renamed
 
 
@@ -349,7 +354,7 @@ def _rename_prefixes(
 ) -> Callable[[str], str]:
     for old in prefixes:
         if not any(name.startswith(old) for name in weights):
-            parts = sorted({f"{name.partition('.')[0]}." for name in weights})
+            parts = _first_parts(weights)
             raise OptionError(
                 f"rename: no name in {where} starts with {old!r}.{closest(old, parts)} "
                 f"They start with: {_shorten(parts)}."
@@ -361,6 +366,10 @@ def _rename_prefixes(
         return name if old is None else prefixes[old] + name.removeprefix(old)
 
     return new_name
+
+
+def _first_parts(weights: Mapping[str, Any]) -> list[str]:
+    return sorted({f"{name.partition('.')[0]}." for name in weights})
 
 
 def _read_file(path: Path) -> Mapping[str, Any]:
