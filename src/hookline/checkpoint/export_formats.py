@@ -192,7 +192,7 @@ def write_weights(
         for name, value in weights.items()
     }
     if format.name == "torch":
-        _write_torch({name: read_whole(value) for name, value in weights.items()}, path)
+        _write_torch(_read_all(weights), path)
     elif format.name == "dcp":
         write_dcp_folder(unread, path)
     else:
@@ -203,9 +203,16 @@ def write_weights(
             write_hf_folder(_without_tied(unread, weights), path, parse_size(shard_size))
 
 
-def read_whole(value: Any) -> Any:
-    """Return a value, or the whole tensor if it is not read yet."""
-    return value.whole() if isinstance(value, ShardedTensor) else value
+def _read_all(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Return weights with all tensors read; tied ones are the same tensor, which torch.save stores once."""
+    read: dict[Any, Tensor] = {}
+    for value in weights.values():
+        if isinstance(value, ShardedTensor) and storage_of(value) not in read:
+            read[storage_of(value)] = value.whole()
+    return {
+        name: read[storage_of(value)] if isinstance(value, ShardedTensor) else value
+        for name, value in weights.items()
+    }
 
 
 def _refuse_values(weights: Mapping[str, Any], format: str) -> None:
