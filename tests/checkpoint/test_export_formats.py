@@ -98,6 +98,9 @@ def test_files_of_a_program_are_moved_before_the_program() -> None:
         path.write_text("program")
         path.with_name("net.onnx.data").write_text("weights")
     assert names() == ["net.onnx", "net.onnx.data"]
+    Path("net.onnx").unlink()
+    with pytest.raises(OptionError, match="net.onnx.data exists; --force replaces it"):
+        check_target(Path("net.onnx"), FORMATS["onnx"], force=False)
 
 
 @pytest.mark.parametrize("format", ["safetensors", "hf-sharded", "dcp"])

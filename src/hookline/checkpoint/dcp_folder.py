@@ -46,11 +46,14 @@ def write_dcp_folder(weights: Mapping[str, Any], folder: Path) -> None:
 
     weights: tensors, unread ones, of which one is read at a time, and the extra state of modules.
     """
-    from torch.distributed import checkpoint as dcp  # slow to import
+    # slow to import
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     unread = {name: value for name, value in weights.items() if hasattr(value, "read_whole")}
 
-    class ReadOnDemand(dcp.DefaultSavePlanner):
+    class ReadOnDemand(DefaultSavePlanner):
         """Plans with the shapes of unread tensors and reads each of them when its turn comes."""
 
         def lookup_object(self, index: Any) -> Any:
@@ -65,7 +68,7 @@ def write_dcp_folder(weights: Mapping[str, Any], folder: Path) -> None:
     }
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        dcp.save(planned, storage_writer=dcp.FileSystemWriter(folder), planner=ReadOnDemand(), no_dist=True)
+        save(planned, storage_writer=FileSystemWriter(folder), planner=ReadOnDemand(), no_dist=True)
 
 
 # ---- reading -----------------------------------------------------------------------------------------------
@@ -198,11 +201,8 @@ def _entries(metadata: Any) -> Iterator[DcpEntry]:
             continue
         tensor = _state_of(kind, "TensorStorageMetadata")
         blocks = [_state_of(each, "ChunkStorageMetadata") for each in _list(tensor, "chunks")]
-        items = tuple(
-            (offset, _size(block["sizes"]), stored[name, offset])
-            for block in blocks
-            if (offset := _size(block["offsets"])) is not None
-        )
+        places = [(_size(block["offsets"]), _size(block["sizes"])) for block in blocks]
+        items = tuple((offset, size, stored[name, offset]) for offset, size in places)
         yield DcpEntry(name, path, items, _size(tensor["size"]), _dtype(tensor["properties"]))
 
 

@@ -98,7 +98,7 @@ def export_checkpoint(
     else:
         found = export_weights(source, out, hook, force, weights, format, rename, shard_size or SHARD_SIZE)
     sizes = [each.shape.numel() for each in found.weights.values() if hasattr(each, "shape")]
-    written = [out] if out.is_file() else list(out.iterdir())
+    written = list(out.iterdir()) if out.is_dir() else [out]
     return Exported(
         out,
         chosen.name,

@@ -23,7 +23,6 @@ from hookline.checkpoint.tensors import DTYPE_NAMES, write_tensors
 from hookline.checkpoint.writer import flush, move_into_place, owner
 from hookline.util.errors import CheckpointError, OptionError, closest
 from hookline.util.text import redact
-from hookline.util.urls import is_url
 
 SHARD_SIZE = "5GB"
 """The largest file of a sharded export, unless another size is given."""
@@ -57,8 +56,9 @@ FOLDERS = [each.name for each in FORMATS.values() if not each.ending]
 
 def choose_format(out: Path, wanted: str | None) -> ExportFormat:
     """Return the format with this name, or the one of the file's ending. Raise if they contradict."""
-    if is_url(str(out)) or re.match(r"\w+:/\w", out.as_posix()):
-        raise OptionError(f"{redact(out.as_posix())}: weights are exported to a file here, not to a URL.")
+    if re.match(r"\w\w+:/\w", out.as_posix()):  # Path has replaced the two slashes by one
+        url = redact(out.as_posix().replace(":/", "://", 1))
+        raise OptionError(f"{url}: weights are exported to a file here, not to a URL.")
     if wanted is None:
         if out.suffix not in BY_ENDING:
             raise OptionError(
@@ -92,6 +92,9 @@ def choose_format(out: Path, wanted: str | None) -> ExportFormat:
 
 def check_target(out: Path, format: ExportFormat, force: bool) -> None:
     """Raise if the target exists and may not be replaced, before anything is computed."""
+    data = out.with_name(f"{out.name}.data")  # torch stores the weights of a large ONNX program there
+    if format.name == "onnx" and os.path.lexists(data) and not force:
+        raise OptionError(f"{data} exists; --force replaces it (force=True in Python).")
     if not os.path.lexists(out):
         return
     if not force:
@@ -187,7 +190,7 @@ def write_weights(
             raise CheckpointError(
                 f"{name} is sharded over ranks. Save a checkpoint (trainer.save_checkpoint) and export it."
             )
-    unread = {
+    unread: dict[str, Any] = {
         name: UnreadTensor(value) if isinstance(value, ShardedTensor) else value
         for name, value in weights.items()
     }

@@ -110,6 +110,10 @@ def _read_dcp(folder: Path, key: str | None) -> Mapping[str, Any]:
             for name in names[:-1]:
                 inner = table.setdefault(name, {})
                 table = inner if isinstance(inner, dict) else {}
+            if names[-1] in table:
+                raise CheckpointError(
+                    f"{folder} is damaged: two values in it are called {entry.name[:80]!r}."
+                )
             table[names[-1]] = entry
     outline = _map_entries(saved, lambda entry: None if entry.dtype is None else NO_ELEMENTS)
     chosen = _find_weights(outline, key, folder)

@@ -74,7 +74,7 @@ def write_hf_folder(weights: Mapping[str, Any], folder: Path, shard_size: int) -
     if len(shards) == 1:
         write_tensors(shards[0], folder / ONE_FILE)
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         write_tensors(shard, folder / file)

@@ -154,16 +154,16 @@ def find_weights(source: Any, wanted: str = "scored", as_shards: bool = False) -
             f"Weights cannot be taken from a {type(source).__name__}: pass a checkpoint, a run's directory, "
             "a .safetensors file, a folder of them, or a mapping such as module.state_dict()."
         )
-    if not is_url(source) and is_dcp_folder(Path(source)):
-        raise CheckpointError(
-            f"{source} was written by torch.distributed.checkpoint. To read it, call "
-            f"load_weights(module, hookline.import_checkpoint({str(source)!r}))."
-        )
     return _weights_of_checkpoint(source, wanted, None, as_shards)
 
 
 def _weights_of_checkpoint(source: Any, wanted: str, hook: str | None, as_shards: bool) -> FoundWeights:
     """Return weights of a checkpoint, or of a run's newest one. hook: those in the state of this hook."""
+    if not is_url(source) and is_dcp_folder(Path(source)):
+        raise CheckpointError(
+            f"{source} was written by torch.distributed.checkpoint. To use its weights, pass the result of "
+            f"hookline.import_checkpoint({str(source)!r})."
+        )
     if hook is None:
         read = read_checkpoint(source, functools.partial(read_weights, as_shards=as_shards))
         return choose_weights(read.contents, wanted, read.where, read.step)

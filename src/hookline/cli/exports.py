@@ -39,8 +39,6 @@ LOADERS = (
 
 def export_run(chosen: argparse.Namespace) -> int:
     """Write the weights of a checkpoint, or its module as a program."""
-    if is_url(chosen.out):
-        raise OptionError(f"{redact(chosen.out)}: weights are exported to a file here, not to a URL.")
     out = Path(chosen.out)
     format = choose_format(out, chosen.format)
     program: dict[str, Any] = {}
@@ -53,9 +51,9 @@ def export_run(chosen: argparse.Namespace) -> int:
             "method": chosen.method,
             "dynamic_batch": chosen.dynamic_batch,
         }
-    elif chosen.config or chosen.dynamic_batch or chosen.method != "forward":
+    elif chosen.config or chosen.allow or chosen.dynamic_batch or chosen.method != "forward":
         raise OptionError(
-            "--config, --method and --dynamic-batch are for the formats onnx and torch-export, and "
+            "--config, --allow, --method and --dynamic-batch are for the formats onnx and torch-export, and "
             f"{format.name} has weights only."
         )
     done = export_checkpoint(
