@@ -14,6 +14,7 @@ from hookline._version import __version__ as __version__
 from hookline.engine import registry
 
 if TYPE_CHECKING:
+    from hookline.checkpoint.export import export_checkpoint
     from hookline.checkpoint.foreign_files import import_checkpoint
     from hookline.checkpoint.weights import load_module, load_weights
     from hookline.data.mixing import Mixture
@@ -96,6 +97,7 @@ __all__ = [
     "declare_event",
     "every",
     "explain",
+    "export_checkpoint",
     "import_checkpoint",
     "load_module",
     "load_weights",
@@ -160,6 +162,7 @@ _load, __dir__ = registry.lazy_names(
         "JSONLines": "loggers.jsonl",
         "EVENTS": "engine.events",
         "declare_event": "engine.events",
+        "export_checkpoint": "checkpoint.export",
         "import_checkpoint": "checkpoint.foreign_files",
         "load_module": "checkpoint.weights",
         "load_weights": "checkpoint.weights",

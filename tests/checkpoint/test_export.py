@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from tiny import Net, batches, quiet
 from torch import Tensor, nn
 
-from hookline import CheckpointError, OptionError
+from hookline import CheckpointError, OptionError, export_checkpoint, import_checkpoint, load_weights
+from hookline.checkpoint.reader import read_folder
 from hookline.checkpoint.weights import export_weights
 from hookline.hooks.weight_averaging import WeightAveraging
 
@@ -113,6 +114,195 @@ def test_a_hook_that_is_not_there_or_keeps_no_weights_is_refused() -> None:
     assert not Path("weights.pt").exists()
 
 
-def test_another_kind_of_file_is_refused_with_those_there_are() -> None:
-    with pytest.raises(OptionError, match=r"weights.bin must end with .safetensors or .pt"):
-        export_weights("run", Path("weights.bin"))
+# ---- every format ------------------------------------------------------------------------------------------------
+
+
+class Regression(Net):
+    """Tied weights, statistics and a part that evaluation switches off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twin = nn.Linear(4, 2)
+        self.twin.weight = self.layer.weight
+        self.norm, self.drop = nn.BatchNorm1d(2), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.drop(self.norm(self.layer(x) + self.twin(x)))
+        return found
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return nn.functional.mse_loss(self(batch[0]), batch[1])
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return {"doubled": 2 * self(batch[0])}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Regression]:
+    """The directory of a run, and the module that it trained."""
+    run_dir = tmp_path_factory.mktemp("exported") / "run"
+    torch.manual_seed(0)
+    net = Regression()
+    trainer = quiet(run_dir=run_dir, max_steps=3)
+    trainer.fit(net, batches(3))
+    trainer.save_checkpoint(run_dir / "checkpoints" / "made")
+    return str(run_dir), net.eval()
+
+
+def read_dcp(path: str) -> dict[str, Tensor]:
+    from torch.distributed import checkpoint as dcp
+
+    state = {name: torch.zeros_like(each) for name, each in Regression().state_dict().items()}
+    dcp.load(state, storage_reader=dcp.FileSystemReader(path), no_dist=True)
+    return state
+
+
+READERS: dict[str, Any] = {
+    "torch": ("out.pt", lambda path: torch.load(path, weights_only=True)),
+    "safetensors": ("out.safetensors", load_file),
+    "dcp": ("out", read_dcp),
+    "hf-sharded": ("out", lambda path: load_weights_of_shards(path)),
+}
+
+
+def load_weights_of_shards(path: str) -> dict[str, Tensor]:
+    files = sorted(Path(path).glob("model-*.safetensors"))
+    assert len(files) == 2
+    return {name: value for file in files for name, value in load_file(file).items()}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize("format", READERS)
+def test_the_real_reader_of_each_format_reads_the_weights(format: str, run: Any) -> None:
+    out, reader = READERS[format]
+    done = export_checkpoint(run[0], out, format, shard_size="50B" if format == "hf-sharded" else None)
+    assert (done.format, done.step, done.tensors) == (format, 3, len(run[1].state_dict()))
+    assert done.source.endswith("made") and done.bytes > 0
+    read, wanted = reader(out), weights(run[1])
+    if format == "hf-sharded":
+        wanted.pop("twin.weight")  # transformers ties it again
+    assert same(dict(sorted(read.items())), dict(sorted(wanted.items())))
+    again = Regression()
+    load_weights(again, import_checkpoint(out))
+    assert same(weights(again), weights(run[1]))
+    assert sorted(each.name for each in Path().iterdir()) == [out]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize("format", READERS)
+def test_shards_of_two_ranks_are_exported_by_one_process(format: str) -> None:
+    golden = Path(__file__).parent.parent / "golden" / "v0.1" / "fsdp"
+    out, _ = READERS[format]
+    source = golden / "run"
+    export_checkpoint(source, out, format)
+    found = import_checkpoint(out).weights
+    whole = read_folder(source / "checkpoints" / "batch-3")["module"]
+    tied = {"again.weight", "again.bias"}
+    assert tied <= whole.keys() and whole.keys() - found.keys() == (tied if format == "hf-sharded" else set())
+    assert all(torch.equal(found[name], whole[name]) for name in found)
+    if format == "torch":
+        assert found["again.weight"].data_ptr() == found["layer.weight"].data_ptr()
+
+
+def test_weights_are_renamed_and_left_out_on_the_way(run: Any) -> None:
+    export_checkpoint(run[0], "norm", "hf-sharded", rename=lambda name: name.removeprefix("norm.") if "norm" in name else None)  # fmt: skip
+    assert load_weights(nn.BatchNorm1d(2), "norm").complete
+    with pytest.raises(
+        OptionError, match="rename leaves out every weight of .*start with: layer., norm., twin."
+    ):
+        export_checkpoint(run[0], "none.pt", rename=lambda name: None)
+    assert not Path("none.pt").exists()
+
+
+def test_weights_of_another_tool_are_converted() -> None:
+    torch.save({"state_dict": Net().state_dict()}, "other.ckpt")
+    done = export_checkpoint(import_checkpoint("other.ckpt"), "net.safetensors")
+    assert done.source == "other.ckpt" and done.step is None
+    assert export_checkpoint("net.safetensors", "net", "hf-sharded").tensors == 2
+    assert load_weights(Net(), "net").complete
+    with pytest.raises(OptionError, match="hook='x' selects the weights of a hook, and only a checkpoint"):
+        export_checkpoint("net", "x.pt", hook="x")
+
+
+# ---- programs ----------------------------------------------------------------------------------------------------
+
+
+def test_a_program_computes_what_the_module_does_and_the_module_is_left_as_it_was(run: Any) -> None:
+    other = Regression()
+    other.norm.eval()
+    before = weights(other)
+    export_checkpoint(run[0], "net.pt2", module=other, example=torch.randn(1, 4), dynamic_batch=True)
+    assert same(weights(other), before) and (other.training, other.norm.training) == (True, False)
+    inputs = torch.randn(7, 4)
+    made = torch.export.load("net.pt2").module()(inputs)
+    torch.testing.assert_close(made, run[1](inputs))
+    assert sorted(each.name for each in Path().iterdir()) == ["net.pt2"]
+
+
+def test_another_method_can_be_exported_and_a_fixed_batch_refuses_others(run: Any) -> None:
+    inputs, targets = torch.randn(3, 4), torch.randn(3, 2)
+    export_checkpoint(
+        run[0], "net.pt2", module=Regression(), example=[inputs, targets], method="predict_step"
+    )
+    program = torch.export.load("net.pt2").module()
+    torch.testing.assert_close(program([inputs, targets])["doubled"], 2 * run[1](inputs))
+    with pytest.raises(AssertionError, match="3"):
+        program([torch.randn(5, 4), torch.randn(5, 2)])
+
+
+def test_inputs_can_be_given_by_name(run: Any) -> None:
+    export_checkpoint(run[0], "net.pt2", module=Regression(), example={"x": torch.ones(2, 4)}, dynamic_batch=True)  # fmt: skip
+    inputs = torch.randn(4, 4)
+    torch.testing.assert_close(torch.export.load("net.pt2").module()(x=inputs), run[1](inputs))
+
+
+class Branches(Regression):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, r"torch-export stores the computation too: pass module=.*not None: hookline.export_checkpoint"),
+        ({"module": Regression}, "pass module=, a module of the class that was trained"),
+        ({"module": Regression()}, r"traced with an example: pass example=, inputs as Regression.forward"),
+        ({"module": Regression(), "example": 1, "method": "predict"}, r"method='predict'.*Did you mean 'predict_step'"),
+        ({"module": nn.Linear(4, 2), "example": 1, "method": "predict_step"}, "that Linear has"),
+        ({"module": Regression(), "example": 3, "dynamic_batch": True}, "no tensor with a batch dimension"),
+    ],
+)  # fmt: skip
+def test_what_a_program_needs_is_asked_for(options: Any, said: str, run: Any) -> None:
+    with pytest.raises(OptionError, match=said):
+        export_checkpoint(run[0], "net.pt2", **options)
+    assert not list(Path().iterdir())
+
+
+def test_a_module_that_cannot_be_traced_or_does_not_fit_is_explained(run: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"Branches.forward could not be exported as torch-export: .*values of tensors"):  # fmt: skip
+        export_checkpoint(run[0], "net.pt2", module=Branches(), example=torch.ones(2, 4))
+    with pytest.raises(CheckpointError, match="do not fit Linear"):
+        export_checkpoint(run[0], "net.pt2", module=nn.Linear(4, 2), example=torch.ones(2, 4))
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"module": Net()}, "module= is for the formats onnx and torch-export, and torch has weights only"),
+        ({"dynamic_batch": True}, "dynamic_batch= is for the formats onnx"),
+        ({"shard_size": "5GB"}, "shard_size= is for the format hf-sharded, and not for torch"),
+        ({"weights": "rwa"}, "weights='rwa'.*Did you mean 'raw'"),
+    ],
+)
+def test_options_of_other_formats_are_refused(options: Any, said: str, run: Any) -> None:
+    with pytest.raises(OptionError, match=said):
+        export_checkpoint(run[0], "net.pt", **options)
+
+
+def test_onnx_says_which_packages_it_needs(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(
+        OptionError, match=r"needs the packages onnx and onnxscript: pip install 'hookline\[onnx\]'"
+    ):
+        export_checkpoint(run[0], "net.onnx", module=Regression(), example=torch.ones(2, 4))

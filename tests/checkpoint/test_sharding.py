@@ -16,7 +16,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from hookline import load_weights
+from hookline import import_checkpoint, load_weights
 from hookline.checkpoint.files import read, read_manifest, verify, write
 from hookline.checkpoint.manifest import render_manifest, signature
 from hookline.checkpoint.reader import read_for_rank
@@ -80,6 +80,20 @@ def test_tied_weights_are_one_tensor_again_and_an_average_takes_the_place_of_bot
     exported = export_weights(tmp_path / "one", tmp_path / "net.pt", hook="average").weights
     for name in ("a", "b"):
         assert torch.equal(exported[name], weight.full_tensor() * 2)
+
+
+def test_an_average_that_is_not_read_yet_is_converted_and_tied_like_the_weights(
+    mesh: Any, tmp_path: Path
+) -> None:
+    weight = spread(torch.arange(6.0).reshape(3, 2), mesh).to(torch.bfloat16)
+    average = {"averages": {"a": spread(torch.arange(6.0).reshape(3, 2) * 2, mesh)}}
+    write({"module": {"a": weight, "b": weight}, "hooks": {"average": average}}, tmp_path / "one")
+    found = find_weights(tmp_path / "one", "averaged", as_shards=True).weights
+    for name in ("a", "b"):
+        assert isinstance(found[name], ShardedTensor) and found[name].dtype == torch.bfloat16
+        assert torch.equal(found[name].whole(), weight.full_tensor() * 2)
+    export_weights(tmp_path / "one", tmp_path / "hf", weights="averaged", format="hf-sharded")
+    assert set(import_checkpoint(tmp_path / "hf").weights) == {"a"}
 
 
 def test_pieces_that_do_not_make_whole_tensors_are_damage(mesh: Any, tmp_path: Path) -> None:

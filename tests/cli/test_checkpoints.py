@@ -1,4 +1,4 @@
-"""`hookline checkpoint show | verify | export`, as people and programs use it."""
+"""`hookline checkpoint show | verify`, as people and programs use it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from safetensors.torch import load_file
 from tiny import Net, batches, quiet
 from torch import nn
 
@@ -236,62 +235,6 @@ def test_verify_fetches_what_lies_at_a_url(bucket: str, capsys: pytest.CaptureFi
     fsspec.filesystem("memory").pipe_file("/shown/made/state.json", b"{}")
     (row,) = told(capsys, "verify", bucket, code=1)
     assert "memory://shown/made is damaged: state.json has 2 bytes" in row["problem"]
-
-
-# ---- export ------------------------------------------------------------------------------------------------------
-
-
-def test_weights_are_exported_for_other_tools(capsys: pytest.CaptureFixture[str]) -> None:
-    net = Net()
-    hook = WeightAveraging(decay=0.5)
-    quiet(run_dir="run", hooks=[hook, ModelCheckpoint()]).fit(net, batches())
-    assert main(["checkpoint", "export", "run", "net.safetensors"]) == 0
-    assert (
-        "wrote net.safetensors (" in (said := capsys.readouterr().out)
-        and "2 tensors, 10 numbers, from run/checkpoints/" in said
-    )
-    assert torch.equal(load_file("net.safetensors")["layer.weight"], hook.averages["layer.weight"])
-    assert (
-        main(["checkpoint", "export", "run", "raw.safetensors", "--weights", "raw"]) == 0
-        and capsys.readouterr()
-    )
-    assert torch.equal(load_file("raw.safetensors")["layer.weight"], net.layer.weight)
-    about = told(capsys, "export", "run", "ema.pt", "--hook", "weight_averaging")
-    assert (about["out"], about["hook"], about["tensors"], about["bytes"]) == (
-        "ema.pt",
-        "weight_averaging",
-        2,
-        Path("ema.pt").stat().st_size,
-    )
-    assert torch.equal(torch.load("ema.pt", weights_only=True)["layer.weight"], hook.averages["layer.weight"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["run", "taken.pt"], "taken.pt exists; --force replaces it"),
-        (["run", "net.onnx"], "net.onnx must end with .safetensors or .pt"),
-        (["run", "x.pt", "--hook", "model_chekpoint"], "Did you mean 'model_checkpoint'?"),
-        (["run", "s3://bucket/x.pt"], "not to a URL"),
-    ],
-)
-def test_a_wrong_export_is_explained_and_writes_nothing(
-    net: Net, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("taken.pt").write_text("precious")
-    assert main(["checkpoint", "export", *arguments]) == 2
-    assert said in capsys.readouterr().err
-    assert Path("taken.pt").read_text() == "precious" and sorted(each.name for each in Path().iterdir()) == [
-        "run",
-        "taken.pt",
-    ]
-
-
-def test_force_replaces_a_file(capsys: pytest.CaptureFixture[str]) -> None:
-    quiet(run_dir="run", hooks=[ModelCheckpoint()]).fit(Net(), batches())
-    Path("taken.pt").write_text("old")
-    assert main(["checkpoint", "export", "run", "taken.pt", "--force"]) == 0
-    assert set(torch.load("taken.pt", weights_only=True)) == {"layer.weight", "layer.bias"}
 
 
 # ---- wrong paths, and help ---------------------------------------------------------------------------------------

@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from hookline.checkpoint.sharded import ShardedTensor
 from hookline.util.errors import CheckpointError, OptionError, closest
@@ -159,19 +160,32 @@ def weights_of_hook(contents: Mapping[str, Any], hook: str, where: str) -> dict[
             "of the module's weights. An average that has not started yet is empty."
         )
     matching = {name: value for name, value in averages.items() if _matches(value, weights.get(name))}
-    by_memory = {
-        weights[name].data_ptr(): value
-        for name, value in matching.items()
-        if isinstance(weights[name], Tensor)
-    }
+    by_storage = {storage_of(weights[name]) or name: value for name, value in matching.items()}
+    converted: dict[int, Any] = {}
     for name, value in weights.items():
-        tied = by_memory.get(value.data_ptr()) if isinstance(value, Tensor) and value.numel() else None
-        average = matching.get(name, tied)
-        if isinstance(average, Tensor):
-            weights[name] = average.to(value.dtype)
-        elif average is not None:
-            weights[name] = average  # a ShardedTensor, which is read and converted later
+        average = matching.get(name, by_storage.get(storage_of(value) or name))
+        if average is not None:
+            # once for each average, so that tied weights stay tied
+            weights[name] = converted.setdefault(id(average), _in_dtype(average, value.dtype))
     return weights  # type: ignore[no-any-return]
+
+
+def storage_of(value: Any) -> Any:
+    """Return what tied weights have in common: their memory, or the place of a tensor that is not read yet.
+
+    None: the value has no elements, or is not a tensor.
+    """
+    if isinstance(value, ShardedTensor):
+        first = next(value.locations(), None)
+        return None if first is None else (first.file.path, first.name, value.shape, value.dtype)
+    if not isinstance(value, Tensor) or nn.parameter.is_lazy(value) or not value.numel():
+        return None
+    return value.data_ptr(), value.shape, value.stride(), value.dtype
+
+
+def _in_dtype(value: Any, dtype: torch.dtype) -> Any:
+    """Return a tensor in a dtype; one that is not read yet is converted when it is read."""
+    return replace(value, dtype=dtype) if isinstance(value, ShardedTensor) else value.to(dtype)
 
 
 def _mappings(state: Any) -> Iterator[Mapping[str, Any]]:

@@ -1,17 +1,23 @@
-"""Import files of other tools with torch's restricted unpickler, which does not run code from the file."""
+"""Import files and folders of other tools. No code from them is run: torch files are read with its restricted
+unpickler.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
+from hookline.checkpoint.dcp_folder import DcpEntry, is_dcp_folder, open_dcp_folder
+from hookline.checkpoint.hf_folder import is_hf_folder, read_hf_folder
+from hookline.checkpoint.tensors import read_tensors
 from hookline.util.errors import CheckpointError, closest
 from hookline.util.text import redact
 from hookline.util.urls import is_url
@@ -22,6 +28,10 @@ HPARAM_KEYS = ("hyper_parameters", "hparams", "config", "args")
 STEP_KEYS = ("global_step", "step", "iteration")
 EPOCH_KEYS = ("epoch", "current_epoch")
 OPTIMIZER_KEYS = ("optimizer_states", "optimizer_state_dict", "optimizers", "optimizer")
+MOST_LEVELS = 20
+"""Levels of nesting in a folder of torch.distributed.checkpoint."""
+NO_ELEMENTS = torch.empty(0)
+"""Stands for a tensor that is not read yet."""
 WANTED = re.compile(r"GLOBAL ([\w.]+)(.*is blocked)?")
 """Torch's message for a class or function that a file requests and that is not allowed; "is blocked" means
 that it cannot be allowed.
@@ -51,12 +61,22 @@ class Imported:
 
 
 def import_checkpoint(path: str | os.PathLike[str], weights: str | None = None) -> Imported:
-    """Read a Lightning `.ckpt` or any torch.save file, always with `torch.load(weights_only=True)`.
+    """Read weights of another tool: a torch.save file, safetensors, or a folder of either.
 
+    A Lightning `.ckpt` or any torch.save file is read with `torch.load(weights_only=True)`. A folder is one
+    of transformers (safetensors) or of torch.distributed.checkpoint; of these only the weights are read.
     weights: the key of the weights, if it is not state_dict, model_state_dict, model or module, and the file
     itself is not a state_dict.
     """
     file = Path(path)
+    if is_dcp_folder(file):
+        found = _read_dcp(file, weights)
+        return Imported(file, found, {}, None, None, [], found)
+    if is_hf_folder(file) or (file.suffix == ".safetensors" and file.is_file()):
+        if weights is not None:
+            raise CheckpointError(f"{file} has only weights: leave out weights={weights!r}.")
+        tensors = read_hf_folder(file) if file.is_dir() else read_safetensors(file)
+        return Imported(file, tensors, {}, None, None, [], tensors)
     contents = read_plain(file)
     known = contents if isinstance(contents, Mapping) else {}
     optimizers = _first_entry(known, OPTIMIZER_KEYS, (list, tuple, Mapping))
@@ -72,6 +92,42 @@ def import_checkpoint(path: str | os.PathLike[str], weights: str | None = None) 
     )
 
 
+def read_safetensors(file: Path) -> dict[str, Tensor]:
+    """Return copies of the tensors of a file."""
+    try:
+        return read_tensors(file)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"{file} cannot be read as safetensors: {error}") from error
+
+
+def _read_dcp(folder: Path, key: str | None) -> Mapping[str, Any]:
+    """Return the weights of a folder of torch.distributed.checkpoint; leave everything else unread."""
+    opened = open_dcp_folder(folder)
+    saved: dict[str, Any] = {}
+    for entry in opened.entries.values():
+        table, names = saved, entry.path[:MOST_LEVELS]
+        if all(isinstance(name, str) for name in names):  # not the settings of an optimizer, which is a list
+            for name in names[:-1]:
+                inner = table.setdefault(name, {})
+                table = inner if isinstance(inner, dict) else {}
+            if names[-1] in table:
+                raise CheckpointError(
+                    f"{folder} is damaged: two values in it are called {entry.name[:80]!r}."
+                )
+            table[names[-1]] = entry
+    outline = _map_entries(saved, lambda entry: None if entry.dtype is None else NO_ELEMENTS)
+    chosen = _find_weights(outline, key, folder)
+    entries = saved if chosen is outline else next(saved[name] for name in outline if outline[name] is chosen)
+    return _map_entries(entries, opened.read)
+
+
+def _map_entries(table: dict[str, Any], convert: Callable[[DcpEntry], Any]) -> dict[str, Any]:
+    return {
+        name: _map_entries(each, convert) if isinstance(each, dict) else convert(each)
+        for name, each in table.items()
+    }
+
+
 def read_plain(file: Path) -> Any:
     """Return the tensors and plain values of a torch.save file."""
     if is_url(file) or re.match(r"\w+:/\w", file.as_posix()):
@@ -84,10 +140,6 @@ def read_plain(file: Path) -> Any:
             f"{file} is a directory. A Hookline checkpoint does not have to be imported: "
             f"fit(resume={str(file)!r}) continues from it, load_weights(module, {str(file)!r}) takes its "
             "weights."
-        )
-    if file.suffix == ".safetensors":
-        raise CheckpointError(
-            f"{file} does not have to be imported: load_weights(module, {str(file)!r}) reads it."
         )
     try:
         opened = file.open("rb")

@@ -152,11 +152,21 @@ def _names_in(path: Path) -> list[str]:
 
 
 def _check_kind(path: Path, name: str, size: int) -> None:
-    file = path / name
     damaged = f"The checkpoint {path} is damaged: {name}"
+    found = check_regular_file(path / name, damaged, path)
+    if found.st_size != size:
+        raise CheckpointError(f"{damaged} has {found.st_size} bytes instead of {size}.")
+
+
+def check_regular_file(file: Path, damaged: str, *folders: Path) -> os.stat_result:
+    """Raise a CheckpointError if a file is missing, is not a regular file, or is a link out of these folders.
+
+    damaged: the beginning of the message.
+    """
     try:
-        if file.is_symlink() and not file.resolve().is_relative_to(path.resolve()):
-            raise CheckpointError(f"{damaged} is a link to {file.resolve()}, outside of the checkpoint.")
+        target = file.resolve()
+        if file.is_symlink() and not any(target.is_relative_to(each.resolve()) for each in folders):
+            raise CheckpointError(f"{damaged} is a link to {target}, outside of the checkpoint.")
         found = file.stat()
     except FileNotFoundError:
         raise CheckpointError(f"{damaged} is missing.") from None
@@ -164,8 +174,7 @@ def _check_kind(path: Path, name: str, size: int) -> None:
         raise CheckpointError(f"{damaged} cannot be checked: {error}") from error
     if not stat.S_ISREG(found.st_mode):
         raise CheckpointError(f"{damaged} is not a regular file.")
-    if found.st_size != size:
-        raise CheckpointError(f"{damaged} has {found.st_size} bytes instead of {size}.")
+    return found
 
 
 def _check_sum(file: Path, expected: str, wrong: list[str]) -> None:

@@ -237,3 +237,26 @@ def sharded_tensors(module: torch.nn.Module) -> dict[str, Any]:
         name: each for name, each in (*module.named_parameters(), *module.named_buffers()) if is_dtensor(each)
     }
     return own and {**own, **{name: each for name, each in module.state_dict().items() if is_dtensor(each)}}
+
+
+def join_blocks(
+    name: str, shape: Sequence[int], dtype: torch.dtype, blocks: Sequence[tuple[Sequence[int], Tensor]]
+) -> Tensor:
+    """Return a tensor made of blocks, each with its offset. Raise unless they cover every element once."""
+    if len(blocks) == 1 and not any(blocks[0][0]) and blocks[0][1].shape == torch.Size(shape):
+        return blocks[0][1]
+    # checked before memory for the whole is taken, because a file may claim any shape
+    if sum(block.numel() for _, block in blocks) != math.prod(shape):
+        raise CheckpointError(
+            f"the shards of {name} have {sum(block.numel() for _, block in blocks)} of its "
+            f"{math.prod(shape)} elements"
+        )
+    whole, filled = torch.empty(tuple(shape), dtype=dtype), torch.zeros(tuple(shape), dtype=torch.bool)
+    for offset, block in blocks:
+        place = tuple(slice(start, start + size) for start, size in zip(offset, block.shape, strict=True))
+        if block.shape != filled[place].shape or filled[place].any():
+            raise CheckpointError(
+                f"the shards of {name} overlap, or reach outside of its shape {list(shape)}"
+            )
+        whole[place], filled[place] = block, True
+    return whole

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import logging
@@ -13,20 +12,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from hookline.checkpoint import files
 from hookline.checkpoint.averages import FoundWeights, check_weights, choose_weights, weights_of_hook
 from hookline.checkpoint.base_weights import complete_weights, fingerprint, left_out_in, require_all_weights
 from hookline.checkpoint.catalog import Read, find_checkpoints, first_whole, newest_first
+from hookline.checkpoint.dcp_folder import is_dcp_folder
+from hookline.checkpoint.export_formats import (
+    SHARD_SIZE,
+    check_target,
+    choose_format,
+    put_in_place,
+    write_weights,
+)
 from hookline.checkpoint.files import read, read_manifest, read_weights
-from hookline.checkpoint.foreign_files import Imported
+from hookline.checkpoint.foreign_files import Imported, read_safetensors
+from hookline.checkpoint.hf_folder import is_hf_folder, parse_size, read_hf_folder
 from hookline.checkpoint.remote import list_urls
 from hookline.checkpoint.sharded import ShardedTensor, materialize_tensor, sharded_tensors
-from hookline.checkpoint.tensors import DTYPE_NAMES, read_tensors, write_tensors
-from hookline.checkpoint.writer import flush
 from hookline.engine.events import EVENTS
 from hookline.engine.foreign import adopt_steps
 from hookline.engine.listener import find_listeners
@@ -120,7 +124,8 @@ def load_weights(
     """Load the weights of another run into a module: a warm start, without optimizer, counters or hooks.
 
     source: a checkpoint (a directory or an fsspec URL), a run's directory (its newest complete checkpoint), a
-    .safetensors file, a mapping of names to tensors, or the result of `import_checkpoint`.
+    .safetensors file, a folder of them as transformers writes it, a mapping of names to tensors, or the
+    result of `import_checkpoint`.
     strict: raise an error with the report, and load nothing, unless all weights match; False: load those
     that match, also trainable weights into another base model. rename: {old prefix: new prefix}, or a
     function from a name in the source to the name in the module, or to None to leave the weight out.
@@ -128,19 +133,21 @@ def load_weights(
     average. The report says which, and of which step.
     """
     found = find_weights(source, weights, as_shards=bool(sharded_tensors(module)))
-    return put_weights(module, replace(found, weights=_rename_weights(found, rename)), strict)
+    return put_weights(module, replace(found, weights=rename_weights(found, rename)), strict)
 
 
 def find_weights(source: Any, wanted: str = "scored", as_shards: bool = False) -> FoundWeights:
     """Return the weights of a source. as_shards: leave the sharded tensors of a checkpoint unread."""
     check_weights(wanted)
-    if isinstance(source, Imported | Mapping) or _is_file(source):
+    if _is_plain_source(source) or _is_file(source):
         if isinstance(source, Imported):
             found = FoundWeights(str(source.path), source.weights)
         elif isinstance(source, Mapping):
             found = FoundWeights("the mapping", source)
+        elif _is_file(source):
+            found = FoundWeights(str(source), _read_file(Path(source)))
         else:
-            found = FoundWeights(str(source), _read_safetensors(Path(source)))
+            found = FoundWeights(str(source), read_hf_folder(Path(source)))
         if wanted == "averaged":
             raise OptionError(
                 f"{found.where} does not contain averaged weights: only a checkpoint can. Leave out "
@@ -150,10 +157,33 @@ def find_weights(source: Any, wanted: str = "scored", as_shards: bool = False) -
     if not isinstance(source, str | os.PathLike):
         raise OptionError(
             f"Weights cannot be taken from a {type(source).__name__}: pass a checkpoint, a run's directory, "
-            "a .safetensors file, or a mapping such as module.state_dict()."
+            "a .safetensors file, a folder of them, or a mapping such as module.state_dict()."
         )
-    read = read_checkpoint(source, functools.partial(read_weights, as_shards=as_shards))
-    return choose_weights(read.contents, wanted, read.where, read.step)
+    return _weights_of_checkpoint(source, wanted, None, as_shards)
+
+
+def _weights_of_checkpoint(source: Any, wanted: str, hook: str | None, as_shards: bool) -> FoundWeights:
+    """Return weights of a checkpoint, or of a run's newest one. hook: those in the state of this hook."""
+    if not is_url(source) and is_dcp_folder(Path(source)):
+        raise CheckpointError(
+            f"{source} was written by torch.distributed.checkpoint. To use its weights, pass the result of "
+            f"hookline.import_checkpoint({str(source)!r})."
+        )
+    if hook is None:
+        read = read_checkpoint(source, functools.partial(read_weights, as_shards=as_shards))
+        return choose_weights(read.contents, wanted, read.where, read.step)
+    read = read_checkpoint(source)
+    return FoundWeights(read.where, weights_of_hook(read.contents, hook, read.where), read.step, hook)
+
+
+def _is_plain_source(source: Any) -> bool:
+    """Return whether a source has weights and nothing else; another file may be another tool's checkpoint."""
+    if isinstance(source, Imported | Mapping):
+        return True
+    if not isinstance(source, str | os.PathLike) or is_url(source):
+        return False
+    path = Path(source)
+    return (path.suffix == ".safetensors" and path.is_file()) or is_hf_folder(path)
 
 
 def _is_file(source: Any) -> bool:
@@ -304,7 +334,8 @@ def _memory_of(value: Any) -> tuple[Any, ...] | None:
     return value.data_ptr(), value.shape, value.stride()
 
 
-def _rename_weights(found: FoundWeights, rename: Rename | None) -> Mapping[str, Any]:
+def rename_weights(found: FoundWeights, rename: Rename | None) -> Mapping[str, Any]:
+    """Return weights under their new names."""
     weights = found.weights
     if rename is None:
         return weights
@@ -318,6 +349,11 @@ def _rename_weights(found: FoundWeights, rename: Rename | None) -> Mapping[str, 
         if new in renamed:
             raise OptionError(f"rename: {origin[new]!r} and {name!r} would both be renamed to {new!r}.")
         renamed[new], origin[new] = value, name
+    if weights and not renamed:
+        raise OptionError(
+            f"rename leaves out every weight of {found.where}. Their names start with: "
+            f"{_shorten(_first_parts(weights))}."
+        )
     return renamed
 
 
@@ -326,7 +362,7 @@ def _rename_prefixes(
 ) -> Callable[[str], str]:
     for old in prefixes:
         if not any(name.startswith(old) for name in weights):
-            parts = sorted({f"{name.partition('.')[0]}." for name in weights})
+            parts = _first_parts(weights)
             raise OptionError(
                 f"rename: no name in {where} starts with {old!r}.{closest(old, parts)} "
                 f"They start with: {_shorten(parts)}."
@@ -340,16 +376,17 @@ def _rename_prefixes(
     return new_name
 
 
-def _read_safetensors(path: Path) -> Mapping[str, Any]:
+def _first_parts(weights: Mapping[str, Any]) -> list[str]:
+    return sorted({f"{name.partition('.')[0]}." for name in weights})
+
+
+def _read_file(path: Path) -> Mapping[str, Any]:
     if path.suffix != ".safetensors":
         raise CheckpointError(
             f"{path} is not a .safetensors file. To read a file of torch.save or Lightning, call "
             f"load_weights(module, hookline.import_checkpoint({str(path)!r}))."
         )
-    try:
-        return read_tensors(path)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
+    return read_safetensors(path)
 
 
 def _read_below_url(url: str, read: Read) -> ReadCheckpoint:
@@ -389,76 +426,54 @@ def _shorten(names: list[str]) -> str:
 # ---- export ------------------------------------------------------------------------------------------------
 
 
-EXPORT_SUFFIXES = (".safetensors", ".pt")
-
-
 def export_weights(
-    path: str | os.PathLike[str],
+    source: Any,
     out: Path,
     hook: str | None = None,
     force: bool = False,
     weights: str = "scored",
+    format: str | None = None,
+    rename: Rename | None = None,
+    shard_size: str | int = SHARD_SIZE,
 ) -> FoundWeights:
-    """Write the weights of a checkpoint to a `.safetensors` file, or as a state_dict to a `.pt` file.
+    """Write weights in a format that holds weights only. The arguments are those of `export_checkpoint`.
 
-    hook: take the weights in the state of this hook, such as an average, where it has them. force: replace an
-    existing file. weights: without `hook`: 'scored', 'raw' or 'averaged', as for `load_weights`.
+    Without `format`, the ending of `out` decides. Return the weights, of which sharded ones are not read.
     """
-    if out.suffix not in EXPORT_SUFFIXES:
+    chosen = choose_format(out, format)
+    if chosen.is_program:
         raise OptionError(
-            f"{out} must end with {' or '.join(EXPORT_SUFFIXES)}.{closest(out.suffix, EXPORT_SUFFIXES)}"
+            f"The format {chosen.name} stores the computation too: call hookline.export_checkpoint(source, "
+            "out, module=..., example=...)."
         )
-    if out.is_dir() or (out.exists() and not force):
-        raise OptionError(
-            f"{out} exists{' and is a directory' if out.is_dir() else '; --force replaces it'}."
-        )
+    parse_size(shard_size)
+    check_target(out, chosen, force)
+    found = find_exported(source, weights, hook)
+    require_all_weights(found.weights, found.where, "An export")
+    found = replace(found, weights=rename_weights(found, rename))
+    with put_in_place(out, chosen) as path:
+        write_weights(found.weights, path, chosen, shard_size)
+    return found
+
+
+def find_exported(source: Any, weights: str = "scored", hook: str | None = None) -> FoundWeights:
+    """Return the weights to export, with sharded tensors unread. source, weights: as for `load_weights`.
+
+    hook: take the weights in the state of this hook, such as an average, where it has them.
+    """
+    check_weights(weights)
     if hook is not None and weights == "raw":
         raise OptionError(
             f"--hook {hook} selects the weights of a hook, and --weights raw selects the trained weights: "
             "pass only one of them."
         )
-    check_weights(weights)
-    read = read_checkpoint(path)
-    if hook is None:
-        chosen = choose_weights(read.contents, weights, read.where, read.step)
-    else:
-        averaged = weights_of_hook(read.contents, hook, read.where)
-        chosen = FoundWeights(read.where, averaged, read.step, hook)
-    require_all_weights(chosen.weights, read.where, "An export")
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.new")
-    try:
-        _write_weights(chosen.weights, temporary, out.suffix)
-        os.replace(temporary, out)
-        flush(out.parent)
-    except OSError as error:
-        raise CheckpointError(f"{out} could not be written: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-    return chosen
-
-
-def _write_weights(weights: Mapping[str, Any], temporary: Path, suffix: str) -> None:
-    if suffix == ".safetensors":
-        for name, value in weights.items():
-            if not isinstance(value, Tensor) or value.dtype not in DTYPE_NAMES:
-                kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-                raise CheckpointError(
-                    f"A .safetensors file cannot store {name} ({kind}). Export to a .pt file instead."
-                )
-        write_tensors(weights, temporary)  # tied ones under each name, because plain readers expect them all
-        return
-    with temporary.open("wb") as file:
-        torch.save(dict(weights), file)
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        torch.load(temporary, weights_only=True, map_location="cpu", mmap=True)
-    except Exception as error:
-        raise CheckpointError(
-            "These weights contain state that can be read only with pickled classes: "
-            f"{str(error).partition('.')[0]}."
-        ) from error
+    if _is_plain_source(source):
+        if hook is not None:
+            raise OptionError(
+                f"hook={hook!r} selects the weights of a hook, and only a checkpoint has hooks."
+            )
+        return find_weights(source, weights)
+    return _weights_of_checkpoint(source, weights, hook, as_shards=True)
 
 
 # ---- a module from a checkpoint ----------------------------------------------------------------------------

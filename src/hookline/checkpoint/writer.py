@@ -250,7 +250,7 @@ def _renameat2() -> Any:
 
 
 def move_into_place(temporary: Path, path: Path) -> None:
-    """Rename a new checkpoint to its path. Exchange it with an existing one, or rename that one first."""
+    """Rename a new directory to its path. Exchange it with an existing one, or rename that one first."""
     if path.exists() and exchange(temporary, path):
         flush(path.parent)
         shutil.rmtree(temporary, ignore_errors=True)  # after the exchange, this is the old checkpoint

@@ -33,6 +33,27 @@ CHECKPOINT_CODES = """PATH is a checkpoint, a directory with checkpoints below i
 such as s3://bucket/run.
 
 exit codes: 0 success, 1 a checkpoint is damaged or cannot be read, 2 a wrong command"""
+EXPORT_CODES = """FORMAT is one of
+  torch         OUT.pt, a state_dict for torch.load(weights_only=True)
+  safetensors   OUT.safetensors
+  hf-sharded    a folder, for from_pretrained of transformers
+  dcp           a folder, for torch.distributed.checkpoint
+  onnx          OUT.onnx, a program for ONNX Runtime
+  torch-export  OUT.pt2, a program for torch.export.load
+
+onnx and torch-export make the module and a batch of its data from a configuration: CONFIG, or the one in
+the run's run.json. Class paths are allowed as for `hookline fit`; those of run.json need --allow.
+
+exit codes: 0 success, 1 a checkpoint is damaged or cannot be exported, 2 a wrong command"""
+IMPORT_CODES = """SOURCE is one of
+  a file of torch.save or Lightning (.pt, .ckpt)
+  a .safetensors file
+  a folder of transformers (model.safetensors, or shards with an index)
+  a folder of torch.distributed.checkpoint
+No code from it is run. The checkpoint has weights only: it can be validated, tested, exported and loaded with
+hookline.load_weights; a run cannot be resumed from it.
+
+exit codes: 0 success, 1 SOURCE is damaged, or requests code, 2 a wrong command"""
 REPORT_CODES = "exit codes: 0 success, 2 a wrong command, or not the directory of a run"
 RUNS_CODES = """\
 The best value is that of the metric that a hook monitors, else of the validation loss. The age counts from
@@ -123,10 +144,13 @@ def _command(given: list[str]) -> int:
 
         return scripts.run_program(chosen) if chosen.command == "run" else scripts.convert_config(chosen)
     if chosen.command == "checkpoint":
-        from hookline.cli.checkpoints import export_checkpoint, show_checkpoints, verify_checkpoints
+        if chosen.action in ("export", "import"):
+            from hookline.cli import exports
 
-        actions = {"show": show_checkpoints, "verify": verify_checkpoints, "export": export_checkpoint}
-        return actions[chosen.action](chosen)
+            return exports.export_run(chosen) if chosen.action == "export" else exports.import_weights(chosen)
+        from hookline.cli.checkpoints import show_checkpoints, verify_checkpoints
+
+        return show_checkpoints(chosen) if chosen.action == "show" else verify_checkpoints(chosen)
     if chosen.command in ("runs", "summary", "report"):
         from hookline.cli.summaries import print_report, print_runs, print_summary
 
@@ -197,7 +221,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_result_commands(command)
     _add_live_commands(command)
     _add_trace_commands(command)
-    about = "describe checkpoints, verify them, or export their weights"
+    about = "describe checkpoints, verify them, export their weights, or import those of other tools"
     checkpoint = command("checkpoint", about, CHECKPOINT_CODES, json=False)
     _add_checkpoint_commands(
         command, checkpoint.add_subparsers(dest="action", required=True, metavar="COMMAND")
@@ -338,11 +362,14 @@ def _add_checkpoint_commands(command: Any, group: Any) -> None:
         "verify", "read every file of a checkpoint, or of all those of a run", CHECKPOINT_CODES, group
     )
     added.add_argument("paths", metavar="PATH", nargs="+")
-    added = command("export", "write the weights alone, for other tools", CHECKPOINT_CODES, group)
+    _add_export_commands(command, group)
+
+
+def _add_export_commands(command: Any, group: Any) -> None:
+    added = command("export", "write the weights or the module, for other tools", EXPORT_CODES, group)
     added.add_argument("path", metavar="PATH", help="a checkpoint, or a run: its newest complete checkpoint")
-    added.add_argument(
-        "out", metavar="OUT", help="FILE.safetensors, or FILE.pt for torch.load(weights_only=True)"
-    )
+    added.add_argument("out", metavar="OUT", help="the file or folder to write")
+    added.add_argument("--format", metavar="FORMAT", help="see below; by default, the ending of OUT decides")
     added.add_argument(
         "--weights",
         metavar="KIND",
@@ -352,7 +379,26 @@ def _add_checkpoint_commands(command: Any, group: Any) -> None:
     added.add_argument(
         "--hook", metavar="NAME", help="the weights that this hook keeps, such as weight_averaging"
     )
+    prefix = "only weights whose names start with PREFIX, without it, such as model."
+    added.add_argument("--prefix", metavar="PREFIX", help=prefix)
+    added.add_argument(
+        "--shard-size", metavar="SIZE", help="hf-sharded: the largest file, such as 500MB (5GB)"
+    )
+    added.add_argument("--config", metavar="CONFIG", help="onnx, torch-export: the configuration of the run")
+    added.add_argument(
+        "--allow", action="append", default=[], metavar="PACKAGE", help="also allow its class paths"
+    )
+    added.add_argument(
+        "--method", default="forward", metavar="NAME", help="forward (the default) or predict_step"
+    )
+    added.add_argument("--dynamic-batch", action="store_true", help="accept batches of any size")
     added.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    added = command("import", "write a checkpoint with the weights of another tool", IMPORT_CODES, group)
+    added.add_argument("source", metavar="SOURCE", help="a file or a folder of another tool")
+    added.add_argument("out", metavar="OUT", help="the directory of the new checkpoint")
+    added.add_argument("--key", metavar="KEY", help="the key of the weights in a torch file, such as ema")
+    added.add_argument("--prefix", metavar="PREFIX", help=prefix)
+    added.add_argument("--force", action="store_true", help="replace OUT if it is a checkpoint")
 
 
 def _print_error(error: Exception, given: list[str]) -> int:

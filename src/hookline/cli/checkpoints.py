@@ -1,4 +1,4 @@
-"""`checkpoint show | verify | export`: describe and verify checkpoints, or export their weights."""
+"""`checkpoint show | verify`: describe and verify checkpoints."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from hookline.checkpoint.averages import scored_hook
 from hookline.checkpoint.catalog import FoundCheckpoint, best_first, find_checkpoints, newest_first
 from hookline.checkpoint.format import TAG
 from hookline.checkpoint.tensors import DTYPE_NAMES, LONGEST_HEADER
-from hookline.checkpoint.weights import export_weights
 from hookline.cli.output import FAILED, OK, format_number, format_size, print_result
 from hookline.report.runs import recorded_status, status_word
 from hookline.run.record import read_record, unsaved_end
-from hookline.util.errors import CheckpointError, OptionError, closest, folders_beside
+from hookline.util.errors import CheckpointError, closest, folders_beside
 from hookline.util.limited_json import parse_json
 from hookline.util.text import align_columns, holds_secret, map_texts, printable, redact
 from hookline.util.urls import MANIFEST, is_url, open_url, url_below
@@ -92,7 +91,7 @@ def _at_url(url: str) -> ListedCheckpoint:
         return ListedCheckpoint(url, None, str(error))
 
 
-# ---- verify and export -------------------------------------------------------------------------------------
+# ---- verify -------------------------------------------------------------------------------------
 
 
 def verify_checkpoints(chosen: argparse.Namespace) -> int:
@@ -119,37 +118,6 @@ def _verdict(checkpoint: ListedCheckpoint) -> str:
         return printable(f"wrong  {checkpoint.problem}")
     others = f" (not of Hookline, ignored: {', '.join(checkpoint.extra)})" if checkpoint.extra else ""
     return printable(f"whole  {checkpoint.name}{others}")
-
-
-def export_checkpoint(chosen: argparse.Namespace) -> int:
-    """Write the weights of a checkpoint to a file."""
-    if is_url(chosen.out):
-        raise OptionError(f"{redact(chosen.out)}: weights are exported to a file here, not to a URL.")
-    out = Path(chosen.out)
-    done = export_weights(chosen.path, out, chosen.hook, chosen.force, chosen.weights)
-    sizes = [each.numel() for each in done.weights.values() if hasattr(each, "numel")]
-    written = out.stat().st_size
-    kind = "raw" if done.hook is None else "averaged" if chosen.hook is None else "hook"
-    data = {
-        "path": done.where,
-        "out": str(out),
-        "step": done.step,
-        "weights": kind,
-        "hook": done.hook,
-        "tensors": len(sizes),
-        "numbers": sum(sizes),
-        "bytes": written,
-    }
-    of_hook = {
-        "raw": "",
-        "averaged": f", the averaged weights of hook {done.hook!r}; --weights raw exports the trained ones",
-        "hook": f", those of {done.hook} where it has them",
-    }[kind]
-    text = (
-        f"wrote {out} ({format_size(written)}): {len(sizes)} tensors, {sum(sizes):,} numbers, from "
-        f"{done.where} (step {done.step}){of_hook}"
-    )
-    return print_result(chosen, data, text)
 
 
 # ---- show --------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def restore_module(run: Run) -> None:
         raise CheckpointError(
             f"The weights in {where} do not fit {type(run.module).__name__}: {error}"
         ) from error
-    if run.datamodule is not None:
+    if run.datamodule is not None and "datamodule" in s.checkpoint:  # one with weights only has none
         run.datamodule.load_state_dict(s.checkpoint["datamodule"])
     edit_loaded(run)
     if run.stage == "fit" and s.rank == 0:
@@ -416,6 +416,13 @@ def load_scheduler(scheduler: Any, saved: Any) -> None:
 def restore_counters(run: Run) -> None:
     """Restore the counters and the position of the run."""
     s, contents = run.state, run.resume.contents
+    if "imported_from" in contents:
+        if run.stage != "fit":
+            return  # an evaluation needs the weights only
+        raise CheckpointError(
+            f"{shown(run.resume.path)} has only weights, imported from another tool: no run can be resumed "
+            "from it. To start with them, call hookline.load_weights(module, path) before fit."
+        )
     if "position" not in contents:
         raise CheckpointError(
             f"{shown(run.resume.path)} was written by a hookline.Line, for a loop of its own: "

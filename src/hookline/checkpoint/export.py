@@ -1,0 +1,264 @@
+"""Export a checkpoint: its weights for other tools, or its module as a program that runs on its own."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+from hookline.checkpoint.averages import FoundWeights
+from hookline.checkpoint.export_formats import (
+    SHARD_SIZE,
+    ExportFormat,
+    check_target,
+    choose_format,
+    put_in_place,
+)
+from hookline.checkpoint.weights import Rename, export_weights, find_exported, put_weights, rename_weights
+from hookline.util.errors import CheckpointError, OptionError, closest, described
+from hookline.util.text import printable
+
+METHODS = ("forward", "predict_step")
+STEP_ARGUMENTS = ("batch", "batch_idx", "dataloader_idx")
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The result of an export."""
+
+    path: Path
+    format: str
+    source: str
+    """The checkpoint that was exported."""
+    step: int | None
+    hook: str | None
+    """The hook that averaged the weights; None: they are the trained weights."""
+    tensors: int
+    numbers: int
+    bytes: int
+    """The size of all files."""
+
+
+def export_checkpoint(
+    source: Any,
+    out: str | os.PathLike[str],
+    format: str | None = None,
+    *,
+    module: nn.Module | None = None,
+    example: Any = None,
+    method: Literal["forward", "predict_step"] = "forward",
+    dynamic_batch: bool = False,
+    weights: str = "scored",
+    hook: str | None = None,
+    rename: Rename | None = None,
+    shard_size: str | int | None = None,
+    force: bool = False,
+) -> Exported:
+    """Write the weights of a checkpoint for other tools, or its module as an ONNX or torch.export program.
+
+    source: as for `load_weights`: a checkpoint, a run's directory, a URL, a mapping, or the result of
+    `import_checkpoint`. format: torch, safetensors, hf-sharded, dcp, onnx or torch-export; without it, the
+    ending of `out` decides (.pt, .safetensors, .onnx, .pt2). The file or folder is complete or absent.
+
+    module, example: for onnx and torch-export, a module of the run's class, and inputs for it. The module is
+    exported in eval mode with the weights of the checkpoint, and gets its own weights and mode back. method:
+    the method to export. For forward, `example` is an input, a tuple of inputs, or a dict of inputs by name;
+    for predict_step, it is a batch. dynamic_batch: accept batches of any size, not only that of the example.
+
+    weights: 'scored', 'raw' or 'averaged'. hook: take the weights in the state of this hook where it has
+    them. rename: as for `load_weights`. shard_size: the largest file of hf-sharded, such as "5GB". force:
+    replace an existing file, or a folder that an export wrote.
+    """
+    out = Path(out)
+    chosen = choose_format(out, format)
+    given = {"module": module is not None, "example": example is not None, "dynamic_batch": dynamic_batch}
+    if not chosen.is_program and any(given.values()):
+        name = next(name for name in given if given[name])
+        raise OptionError(
+            f"{name}= is for the formats onnx and torch-export, and {chosen.name} has weights only."
+        )
+    if shard_size is not None and chosen.name != "hf-sharded":
+        raise OptionError(f"shard_size= is for the format hf-sharded, and not for {chosen.name}.")
+    if chosen.is_program:
+        program = _Program(module, example, method, dynamic_batch, chosen)
+        check_target(out, chosen, force)
+        found = find_exported(source, weights, hook)
+        found = replace(found, weights=rename_weights(found, rename))
+        program.export(found, out)
+    else:
+        found = export_weights(source, out, hook, force, weights, format, rename, shard_size or SHARD_SIZE)
+    sizes = [each.shape.numel() for each in found.weights.values() if hasattr(each, "shape")]
+    written = list(out.iterdir()) if out.is_dir() else [out]
+    return Exported(
+        out,
+        chosen.name,
+        found.where,
+        found.step,
+        found.hook,
+        len(sizes),
+        sum(sizes),
+        sum(each.stat().st_size for each in written),
+    )
+
+
+# ---- programs ----------------------------------------------------------------------------------------------
+
+
+class _Program:
+    """A module with an example of its inputs, checked before a checkpoint is read."""
+
+    def __init__(
+        self, module: Any, example: Any, method: str, dynamic_batch: bool, format: ExportFormat
+    ) -> None:
+        call = f"hookline.export_checkpoint(source, out, {format.name!r}, module=Net(), example=inputs)"
+        if not isinstance(module, nn.Module):
+            raise OptionError(
+                f"The format {format.name} stores the computation too: pass module=, a module of the class "
+                f"that was trained, not {described(module)}: {call}."
+            )
+        if example is None:
+            raise OptionError(
+                f"The format {format.name} is traced with an example: pass example=, inputs as "
+                f"{type(module).__name__}.{method} takes them: {call}."
+            )
+        if method not in METHODS or not callable(getattr(module, method, None)):
+            raise OptionError(
+                f"method={method!r}, allowed: those of {', '.join(METHODS)} that {type(module).__name__} "
+                f"has.{closest(str(method), METHODS)}"
+            )
+        if format.name == "onnx" and importlib.util.find_spec("onnxscript") is None:
+            raise OptionError(
+                "The format onnx needs the packages onnx and onnxscript: pip install 'hookline[onnx]'."
+            )
+        self.module, self.method, self.format = module, method, format
+        self.arguments, self.keywords = _inputs(example, method)
+        self.shapes: Any = None
+        if dynamic_batch:
+            self._vary_batch()
+
+    def export(self, found: FoundWeights, out: Path) -> None:
+        """Trace the module with these weights and write the program."""
+        with _for_inference(self.module), torch.no_grad():
+            put_weights(self.module, found)
+            traced = self.module if self.method == "forward" else _Method(self.module, self.method)
+            try:
+                made = self._trace(traced)
+            except Exception as error:  # tracing runs the user's code
+                raise CheckpointError(self._explain(error)) from error
+            with put_in_place(out, self.format) as path:
+                if self.format.name == "onnx":
+                    made.save(path)
+                else:
+                    torch.export.save(made, path)
+
+    def _trace(self, traced: nn.Module) -> Any:
+        if self.format.name == "torch-export":
+            return torch.export.export(traced, self.arguments, self.keywords, dynamic_shapes=self.shapes)
+        with warnings.catch_warnings():
+            # about calls inside of torch and onnxscript, which a user cannot change
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return torch.onnx.export(
+                traced,
+                self.arguments,
+                kwargs=self.keywords,
+                dynamic_shapes=self.shapes,
+                dynamo=True,
+                verbose=False,
+            )
+
+    def _explain(self, error: Exception) -> str:
+        while error.__cause__ is not None:  # torch.onnx raises a page of advice from it
+            error = cast(Exception, error.__cause__)
+        reason = printable(str(error).strip().partition("\n")[0][:300]).rstrip(".") or "no reason given"
+        hint = (
+            "With dynamic_batch, the code must work for any batch size: it may not use the size as a number."
+            if self.shapes is not None
+            else "Python code that depends on the values of tensors cannot be traced."
+        )
+        return (
+            f"{type(self.module).__name__}.{self.method} could not be exported as {self.format.name}: "
+            f"{type(error).__name__}: {reason}. {hint}"
+        )
+
+    def _vary_batch(self) -> None:
+        """Mark the first dimension of every input that has the batch's size as dynamic."""
+        tensors = [
+            each
+            for each in _pytree.tree_leaves((self.arguments, self.keywords))
+            if isinstance(each, Tensor) and each.dim()
+        ]
+        if not tensors:
+            raise OptionError("dynamic_batch: the example has no tensor with a batch dimension.")
+        size = tensors[0].shape[0]
+        if size == 1:  # torch treats a dimension of one element as fixed
+            self.arguments, self.keywords = _pytree.tree_map(
+                lambda each: torch.cat([each, each]) if _has_batch(each, 1) else each,
+                (self.arguments, self.keywords),
+            )
+            size = 2
+        batch = torch.export.Dim("batch")
+        shapes = _pytree.tree_map(
+            lambda each: {0: batch} if _has_batch(each, size) else None, (self.arguments, self.keywords)
+        )
+        self.shapes = shapes[1] or shapes[0]
+
+
+def _has_batch(value: Any, size: int) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == size
+
+
+def _inputs(example: Any, method: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and the named inputs of a call."""
+    if method == "forward" and isinstance(example, Mapping):
+        return (), dict(example)
+    if method == "forward" and type(example) is tuple:
+        return example, {}
+    return (example,), {}
+
+
+class _Method(nn.Module):
+    """A module whose forward is another method of a module, because programs are made of forward."""
+
+    def __init__(self, module: nn.Module, method: str) -> None:
+        super().__init__()
+        self.module = module
+        self.call = getattr(module, method)
+        known = list(inspect.signature(self.call).parameters.values())
+        named = [each.name for each in known if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+        if unknown := [name for name in named[1:] if name not in STEP_ARGUMENTS]:
+            raise OptionError(
+                f"{type(module).__name__}.{method} takes {unknown[0]!r}, which an exported program does not "
+                f"have. It has: {', '.join(STEP_ARGUMENTS)}."
+            )
+        self.numbers = [0] * len(named[1:])
+
+    def forward(self, batch: Any) -> Any:
+        """Call the method for the first batch of the first loader."""
+        return self.call(batch, *self.numbers)
+
+
+@contextlib.contextmanager
+def _for_inference(module: nn.Module) -> Iterator[None]:
+    """Set a module to eval mode; give every part its mode and weights back at the end."""
+    modes = {each: each.training for each in module.modules()}
+    before = {
+        name: each.clone() if isinstance(each, Tensor) else each for name, each in module.state_dict().items()
+    }
+    module.eval()
+    try:
+        yield
+    finally:
+        module.load_state_dict(before, strict=False)
+        for each, mode in modes.items():
+            each.training = mode
