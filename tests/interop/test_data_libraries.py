@@ -23,7 +23,6 @@ SOURCE = str(Path(__file__).parents[2] / "src")
 PROGRAM = "from interop.libraries import main; main()"
 SAVED, KILLED = 8, 10
 """Batches. An epoch has 6: both are in the middle of the second one."""
-AGAIN = "batches were read again"
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -124,8 +123,8 @@ TABLE = [
     Row("hf_stream", 2, said=PERSISTENT, loader={"persistent_workers": True}),
     Row("hf_stream", loader={"stateful": True}, shuffle=False),
     Row("hf_stream", 2, said=WORKERS_OF_TORCHDATA, loader={"stateful": True}, shuffle=False),
-    Row("hf_stream", result="lost", said=BUFFER, loader={"stateful": True}),
-    Row("hf_stream", 2, result="lost", said=BUFFER, loader={"stateful": True}),
+    Row("hf_stream", loader={"stateful": True}),
+    Row("hf_stream", 2, said=READ_AGAIN, loader={"stateful": True}),
     # MosaicML
     Row("mosaicml", shuffle=False),
     Row("mosaicml"),
@@ -150,7 +149,8 @@ TABLE = [
     Row("wds", loader={"batched": True}, options=LIMITED),
     Row("wds", 2, said=READ_AGAIN, options={"prefetch_batches": 2}),
     Row("wds", 2, said=READ_AGAIN, loader={"web": True}),
-    Row("wds", 2, said=PERSISTENT, loader={"persistent_workers": True}),
+    Row("wds", 2, shuffle=False, said=PERSISTENT, loader={"persistent_workers": True}),
+    Row("wds", 2, result="lost", said=PERSISTENT, loader={"persistent_workers": True}),
     Row("wds", result="lost", said=UNSEEDED_WDS, loader={"seeded": False}),
     Row("wds", 2, result="lost", said=UNSEEDED_WDS, loader={"seeded": False}),
 ]
@@ -176,10 +176,13 @@ def killed_and_resumed(row: Row, data: Path, folder: Path, **more: Any) -> None:
         }  # fmt: skip
 
     whole = started(request("whole", "whole"))
+    if row.kind == "mosaicml":
+        ended(whole)  # two processes that start at once may choose the same name in shared memory
     kill = row.save + KILLED - SAVED
     ended(started(request("killed", "run", save=row.save, kill=kill)), -signal.SIGKILL)
     ended(started(request("rest", "run", resume="auto")))
-    ended(whole)
+    if row.kind != "mosaicml":
+        ended(whole)
 
 
 @pytest.mark.parametrize("row", TABLE, ids=str)

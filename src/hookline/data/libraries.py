@@ -136,6 +136,13 @@ def stages(source: Any) -> Iterator[Any]:
         yield from stages(stage)
 
 
+def worker_loader(source: Any) -> DataLoader[Any] | None:
+    """Return the DataLoader that may have workers: the source itself, or the one in a webdataset pipeline."""
+    if isinstance(source, DataLoader):
+        return source
+    return next((each for each in stages(source) if isinstance(each, DataLoader)), None)
+
+
 def shuffles(source: Any) -> Iterator[Any]:
     """Yield the steps of a Hugging Face stream that shuffle."""
     for dataset in (source, getattr(source, "dataset", None)):
@@ -195,22 +202,8 @@ def package_limits(source: Any) -> Iterator[str]:
         entropy = getattr(getattr(step.generator.bit_generator, "seed_seq", None), "entropy", 0)
         if isinstance(entropy, int) and entropy.bit_length() > MAX_SEED_BITS:
             yield f"shuffles a Hugging Face stream without a seed. {effect} Pass .shuffle(seed=0)."
-    if is_stateful_loader(source):
-        yield from _torchdata_limits(source)
     if isinstance(source, DataLoader) and takes_sample_count(source.dataset):
         yield from _mosaicml_limits(source)
-
-
-def buffer_limits(source: Any) -> Iterator[str]:
-    """Yield what the state of a Hugging Face stream omits, for a stream that is resumed by its state."""
-    for step in shuffles(source):
-        if (size := step.buffer_size) > 1:
-            yield (
-                f"reads a Hugging Face stream with .shuffle(buffer_size={size}), whose state_dict omits "
-                f"the shuffle buffer. After a resume, up to {size} samples of the epoch may be skipped, and "
-                "some may be repeated. Use torch's DataLoader: a resume then reads the epoch again, which is "
-                "exact if the shuffle is seeded."
-            )
 
 
 def _unseeded_shuffle(stage: Any) -> int | None:
@@ -228,8 +221,9 @@ def _unseeded_shuffle(stage: Any) -> int | None:
     return None if is_seeded or size in (0, 1) else int(size)
 
 
-def _torchdata_limits(source: Any) -> Iterator[str]:
-    if workers := getattr(source, "num_workers", 0):
+def state_limits(source: Any) -> Iterator[str]:
+    """Yield what a resume by the source's own state cannot reproduce, as the rest of a sentence."""
+    if is_stateful_loader(source) and (workers := source.num_workers):
         yield (
             f"is torchdata's {type(source).__name__} with {workers} workers. It restores the order of "
             "samples, but not the random numbers that a dataset draws in its workers. Use torch's "

@@ -19,7 +19,6 @@ from hookline.data.fetch import ArrowRows, direct_batches, reads_directly, rows_
 from hookline.data.fingerprint import StateCheck
 from hookline.data.libraries import (
     is_litdata,
-    is_of,
     is_stateful_loader,
     omits_buffer,
     pipeline_generators,
@@ -254,6 +253,8 @@ class StateReader(Reader):
             self.owner.load_state_dict(copy.deepcopy(loaded["state"]))
             self.may_be_spent = True
             self.stands_at = loaded["stands_at"] if is_stuck else position
+            if position and is_litdata(self.source) and not self.source.restore:
+                return iter(())  # the pass was read to its end; an iterator would start the next one
             batches = self._continue(key, loaded)
         self.check.open(position, is_stuck, None if loaded is None else loaded["state"])
         if self.may_be_spent:
@@ -485,13 +486,12 @@ def reader_for(source: Any, shard_plan: ShardPlan, trains: bool, world_size: int
         return ListReader(source)
     if isinstance(source, DataLoader) and takes_sample_count(source.dataset):
         return CountReader(source, shard_plan, world_size)
-    # a resume by the state of such a stream would lose samples; reading it again does not
-    is_lossy = omits_buffer(source) and (is_of(source, "datasets") or not has_state(source))
-    if has_state(source) and not is_lossy:
+    if omits_buffer(source):  # a resume by the state would lose samples; reading the epoch again does not
+        return StreamReader(source)
+    if has_state(source):
         return StateReader(source, source, shard_plan, trains)
     if is_indexed(source):
         return IndexReader(source, shard_plan, trains)
-    has_stateful_dataset = isinstance(source, DataLoader) and has_state(source.dataset)
-    if has_stateful_dataset and source.num_workers == 0 and not is_lossy:
+    if isinstance(source, DataLoader) and source.num_workers == 0 and has_state(source.dataset):
         return StateReader(source, source.dataset, shard_plan, trains)
     return StreamReader(source)

@@ -15,7 +15,13 @@ from torch.utils.data import (
     default_convert,
 )
 
-from hookline.data.libraries import buffer_limits, knows_ranks, package_limits, required_arguments
+from hookline.data.libraries import (
+    knows_ranks,
+    package_limits,
+    required_arguments,
+    state_limits,
+    worker_loader,
+)
 from hookline.data.seeding import find_generators
 
 
@@ -92,7 +98,8 @@ def source_facts(
     size = getattr(source, "batch_size", None)
     if size is None:
         size = getattr(getattr(source, "batch_sampler", None), "batch_size", None)
-    workers = getattr(source, "num_workers", None)
+    inner = worker_loader(source)
+    workers = getattr(source if inner is None else inner, "num_workers", None)
     return {
         "length": length,
         "batch_size": size if isinstance(size, int) else None,
@@ -156,15 +163,15 @@ def resume_limits(loader: Any) -> list[str]:
             "start of the epoch, to a resumed run. A list, a DataLoader or an object with __iter__ can be "
             "iterated over again."
         )
-    elif isinstance(source, DataLoader) and source.num_workers and loader.reader.kind != "state":
-        limits += _limits_of_workers(source)
+    elif (inner := worker_loader(source)) is not None and inner.num_workers and loader.reader.kind != "state":
+        limits += _limits_of_workers(inner)
     return [f"The {loader.name} loader {limit}" for limit in limits]
 
 
 def _limits_of_state(loader: Any) -> Iterator[str]:
     """Yield what a state omits, or why it is not used."""
     if loader.reader.kind == "state":
-        yield from buffer_limits(loader.source)
+        yield from state_limits(loader.source)
         return
     for owner in (loader.source, getattr(loader.source, "dataset", None)):
         save, load = getattr(owner, "state_dict", None), getattr(owner, "load_state_dict", None)
@@ -193,7 +200,7 @@ def _limits_of_workers(source: DataLoader[Any]) -> Iterator[str]:
         if source.persistent_workers:
             yield (
                 "has persistent_workers: their random streams continue from epoch to epoch, but restart "
-                "after a resume."
+                "after a resume. Leave out persistent_workers, or use no random numbers in the dataset."
             )
         return
     for where in find_generators(dataset=dataset):
