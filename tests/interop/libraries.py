@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -35,10 +36,15 @@ sys.modules.setdefault("streaming.vision", types.ModuleType("streaming.vision"))
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset  # noqa: E402
 
 from hookline import Hook, Module, Trainer  # noqa: E402
+from hookline.util.errors import OptionError  # noqa: E402
 
 COUNT, BATCH, SHARDS = 24, 4, 4
 PER_EPOCH = COUNT // BATCH
-RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def ranks() -> tuple[int, int]:
+    """The rank and the number of ranks; this module is imported before they are known."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def write(folder: Path) -> None:
@@ -119,8 +125,10 @@ def torchdata(
     return StatefulDataLoader(Rows(noise), BATCH, shuffle=shuffle, collate_fn=collate, **own, **given)
 
 
-def hf_rows(folder: Path, shuffle: bool, **given: Any) -> Any:
+def hf_rows(folder: Path, shuffle: bool, split: bool = False, **given: Any) -> Any:
     rows = Dataset.from_dict({"id": list(range(COUNT))})
+    if split:
+        rows = split_dataset_by_node(rows, *ranks())
     return DataLoader(rows, BATCH, shuffle=shuffle, collate_fn=collate, **given)  # type: ignore[arg-type]
 
 
@@ -132,7 +140,7 @@ def hf_stream(
     parquet: bool = False,
     stateful: bool = False,
     batched: bool = False,
-    rank: int | None = None,
+    split: str = "own",
     **given: Any,
 ) -> Any:
     if parquet:
@@ -144,8 +152,9 @@ def hf_stream(
         stream = Dataset.from_dict({"id": list(range(COUNT))}).to_iterable_dataset(num_shards=SHARDS)
     if shuffle:
         stream = stream.shuffle(seed=seed, buffer_size=buffer)
-    if WORLD_SIZE > 1 and rank != -1:
-        stream = split_dataset_by_node(stream, RANK if rank is None else rank, WORLD_SIZE)
+    rank, world_size = ranks()
+    if world_size > 1 and split != "none":
+        stream = split_dataset_by_node(stream, rank if split == "own" else 0, world_size)
     if batched:
         return stream.map(batched_sample).batch(BATCH).with_format("torch")
     kind: Any = StatefulDataLoader if stateful else DataLoader
@@ -218,10 +227,15 @@ LOADERS: dict[str, Callable[..., Any]] = {
 
 
 class Net(Module):
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[], Any] | None = None) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 2)
+        self.make = make
         self.validated: list[list[int]] = []
+
+    def train_dataloader(self) -> Any:
+        assert self.make is not None
+        return self.make()
 
     def training_step(self, batch: Any) -> Any:
         return nn.functional.mse_loss(self.layer(batch["x"]), batch["y"])
@@ -261,7 +275,7 @@ def train(
     handler = logging.FileHandler(folder / f"{name}.log", "w")
     logging.getLogger("hookline").addHandler(handler)
     torch.manual_seed(0)
-    module = Net()
+    module = Net(source if callable(source) else None)
     trainer = Trainer(
         hooks=[Record(folder / f"{name}.samples", save, kill)],
         run_dir=folder / directory,
@@ -274,7 +288,7 @@ def train(
         },
     )
     try:
-        trainer.fit(module, source, val, resume=resume)
+        trainer.fit(module, None if module.make else source, val, resume=resume)
     finally:
         logging.getLogger("hookline").removeHandler(handler)
     weights = [float(each).hex() for each in torch.cat([each.flatten() for each in module.parameters()])]
@@ -295,3 +309,57 @@ def main() -> None:
         val = LOADERS[kind](data, **given, **({"val": True} if kind == "mosaicml" else {}))
     folder = Path(request.pop("folder"))
     train(LOADERS[kind](data, **given), folder, val=val, **request)
+
+
+# ---- two ranks ---------------------------------------------------------------------------------------------------
+
+
+SHARDED: dict[str, dict[str, Any]] = {
+    "torchdata": {"kind": "torchdata"},
+    "hf_rows": {"kind": "hf_rows"},
+    "hf_stream": {"kind": "hf_stream"},
+    "hf_stream not split": {"kind": "hf_stream", "split": "none"},
+    "hf_stream in order": {"kind": "hf_stream", "shuffle": False},
+    "mosaicml": {"kind": "mosaicml"},
+    "mosaicml workers": {"kind": "mosaicml", "num_workers": 2},
+    "litdata": {"kind": "litdata"},
+    "wds": {"kind": "wds"},
+}
+REFUSED: dict[str, dict[str, Any]] = {
+    "wds with the default nodesplitter": {"kind": "wds", "split": False},
+    "hf_stream split for another rank": {"kind": "hf_stream", "split": "first"},
+}
+
+
+def rank_cases(data: Path, folder: Path) -> None:
+    """Train with each library on these ranks, resume from the middle of the second epoch, and print what each rank saw."""
+    rank, _ = ranks()
+    made_early = LitDataset(str(data / "lit"), shuffle=True, seed=5)
+
+    def show(name: str, found: Any) -> None:
+        print("CASE", json.dumps([name, rank, found]), flush=True)
+
+    def attempt(name: str, source: Any) -> None:
+        try:
+            train(source, folder / name, f"rank-{rank}", "run", strategy="ddp", device="cpu")
+        except OptionError as error:
+            show(name, str(error))
+
+    # the ranks are not connected yet, as in a script that makes its loader before the trainer fits
+    attempt("litdata made early", LitLoader(made_early, batch_size=BATCH, collate_fn=collate))
+    for name, given in REFUSED.items():
+        attempt(name, LOADERS[given["kind"]](data, True, **{k: v for k, v in given.items() if k != "kind"}))
+    for name, given in SHARDED.items():
+        options = {"shuffle": True, **given}
+        kind = options.pop("kind")
+
+        def make(kind: str = kind, options: dict[str, Any] = options) -> Any:
+            gc.collect()  # MosaicML's dataset refuses the directory of another one
+            return LOADERS[kind](data, **options)
+
+        own = {"strategy": "ddp", "device": "cpu", "max_epochs": 3}
+        train(make, folder / name, f"whole-{rank}", "whole", save=4, **own)
+        path = str(next((folder / name / "whole" / "checkpoints").glob("step-*")))
+        train(make, folder / name, f"rest-{rank}", "rest", resume=path, **own)
+    split = hf_rows(data, True, split=True)
+    train(split, folder / "split", f"whole-{rank}", "whole", strategy="ddp", device="cpu")

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import preloaded
 import pytest
+from ranks.torchrun import torchrun
 
 TESTS = str(Path(__file__).parents[1])
 SOURCE = str(Path(__file__).parents[2] / "src")
@@ -204,3 +205,89 @@ def test_a_killed_run_resumes_as_promised(row: Row, data: Path, tmp_path: Path) 
         assert row.said in logs["killed"] and row.said in logs["rest"]
     else:
         assert "The train loader" not in logs["killed"] + logs["rest"]
+
+
+# ---- two ranks ---------------------------------------------------------------------------------------------------
+
+
+RANKS = """
+import sys, pathlib
+from interop.libraries import rank_cases
+rank_cases(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))
+"""
+
+
+@pytest.fixture(scope="module")
+def job(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[str]]]:
+    """A job of two ranks: its folder, and what each rank said about the loaders that are refused."""
+    folder = tmp_path_factory.mktemp("job")
+    variables = {
+        name: value for name, value in environment().items() if name in ("PRELOAD", "OMP_NUM_THREADS")
+    }
+    outcome = torchrun(RANKS, folder, str(data), str(folder), **variables)
+    assert outcome.code == 0, outcome.output[-5000:]
+    said: dict[str, list[str]] = {}
+    for name, _, text in map(json.loads, outcome.lines("CASE ")):
+        said.setdefault(name, []).append(text)
+    return folder, said
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["torchdata", "hf_rows", "hf_stream", "hf_stream not split", "hf_stream in order", "mosaicml", "mosaicml workers",
+     "litdata", "wds"],
+)  # fmt: skip
+def test_two_ranks_train_on_every_sample_once_and_resume_exactly(
+    name: str, job: tuple[Path, dict[str, list[str]]]
+) -> None:
+    folder = job[0] / name
+    whole = [samples(folder, f"whole-{rank}") for rank in range(2)]
+    for first in (0, 3, 6):
+        epoch = [sample for rank in whole for batch in rank[first : first + 3] for sample in batch]
+        assert sorted(epoch) == list(range(24))
+    assert [samples(folder, f"rest-{rank}") for rank in range(2)] == [each[4:] for each in whole]
+    weights = {
+        (folder / f"{run}-{rank}.weights").read_text() for run in ("whole", "rest") for rank in range(2)
+    }
+    assert len(weights) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("litdata made early", "LitData's StreamingDataset reads the part of rank 0 of 2 on rank 1 of 2"),
+        ("wds with the default nodesplitter", "Pass WebDataset(..., nodesplitter=wds.split_by_node)"),
+        (
+            "hf_stream split for another rank",
+            "a Hugging Face stream reads the part of rank 0 of 2 on rank 1 of 2",
+        ),
+    ],
+)
+def test_ranks_that_would_share_their_samples_are_refused_on_every_rank(
+    name: str, text: str, job: tuple[Path, dict[str, list[str]]]
+) -> None:
+    found = job[1][name]
+    assert len(found) == 2 and all(text in each for each in found)
+
+
+def test_rows_that_were_split_by_rank_before_are_reported(job: tuple[Path, dict[str, list[str]]]) -> None:
+    assert "has a different fingerprint on each rank" in (job[0] / "split" / "whole-0.log").read_text()
+
+
+# ---- validation --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [("torchdata", 0), ("hf_stream", 0), ("mosaicml", 0), ("mosaicml", 2), ("litdata", 0), ("wds", 2)],
+)
+def test_every_validation_reads_all_samples_and_does_not_change_the_training(
+    kind: str, workers: int, data: Path, tmp_path: Path
+) -> None:
+    killed_and_resumed(Row(kind, workers), data, tmp_path, validates=True)
+    whole = read(tmp_path, "whole.validated")
+    passes = [sum(whole[first : first + 6], []) for first in range(0, len(whole), 6)]
+    assert len(passes) == 3 and all(sorted(each) == list(range(24)) for each in passes)
+    assert samples(tmp_path, "rest") == samples(tmp_path, "whole")[SAVED:]
+    assert read(tmp_path, "rest.validated") == whole[6:]
+    assert read(tmp_path, "rest.weights") == read(tmp_path, "whole.weights")

@@ -261,6 +261,7 @@ def _do_nothing() -> None:
 
 def set_epoch(source: Any, epoch: int) -> None:
     """Call `set_epoch` of the samplers and the dataset of a loader; of the source if not a DataLoader."""
+    batch_sampler = getattr(source, "batch_sampler", None)
     owners: tuple[Any, ...] = (
         None if isinstance(source, DataLoader) else source,
         getattr(source, "sampler", None),
