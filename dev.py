@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 INTEROP = ROOT / ".venv-interop"
 """Where the other trainers' packages are, so that they weigh on nothing else."""
+NO_DEPS = {"interop": ROOT / "interop-no-deps.txt"}
+"""By extra: a list of packages that are installed without their own requirements, which contradict ours."""
 
 CACHES = {
     ".git",
@@ -123,7 +125,8 @@ def prepare(*extras: str, venv: Path = VENV) -> None:
     """Make an environment and install the project with these extras, unless that is done already."""
     if sys.version_info < (3, 11):  # noqa: UP036 - this file is what people start with the wrong Python
         raise Trouble(f"Hookline needs Python 3.11 or newer; this is {sys.version.split()[0]}.")
-    source = b"".join((ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt"))
+    files = (ROOT / "pyproject.toml", ROOT / "constraints.txt", *NO_DEPS.values())
+    source = b"".join(each.read_bytes() for each in files)
     stamp = hashlib.sha256(source + sys.version.encode() + str(ROOT).encode()).hexdigest()
     marks = {extra: venv / f"installed-{extra}" for extra in ("base", *extras)}
     if python(venv).exists() and all(mark.exists() and mark.read_text() == stamp for mark in marks.values()):
@@ -139,20 +142,12 @@ def prepare(*extras: str, venv: Path = VENV) -> None:
     # what an earlier command installed stays: one environment serves all commands
     kept = {mark.name.removeprefix("installed-") for mark in venv.glob("installed-*")} | {*extras} - {"base"}
     wanted = f"[{','.join(sorted(kept - {'base'}))}]" if kept - {"base"} else ""
+    pip = (python(venv), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    pinned = (*pip, "--constraint", "constraints.txt")
     try:
-        run(
-            python(venv),
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--constraint",
-            "constraints.txt",
-            "--editable",
-            f".{wanted}",
-            quiet=True,
-        )
+        run(*pinned, "--editable", f".{wanted}", quiet=True)
+        for extra in sorted(kept & NO_DEPS.keys()):
+            run(*pinned, "--no-deps", "--requirement", NO_DEPS[extra].name, quiet=True)
     except Trouble as trouble:
         raise Trouble(
             f"{trouble}\n"

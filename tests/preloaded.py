@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import functools
 import gc
+import importlib
 import inspect
 import io
 import json
@@ -32,7 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-READ_WHEN_STARTED = ("ATEN_", "KMP_", "LD_", "MKL_", "OMP_", "PYTHON", "TORCH")
+READ_WHEN_STARTED = ("ATEN_", "KMP_", "LD_", "MKL_", "OMP_", "PRELOAD", "PYTHON", "TORCH")
 """Variables that Python or torch reads only once: a process gets a server that was started with the same values."""
 
 READ_LATER = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONIOENCODING", "TORCHELASTIC_")
@@ -324,6 +325,8 @@ if __name__ == "__main__":
 
     import torch._dynamo  # noqa: F401 - every optimizer imports it
 
+    if "PRELOAD" in os.environ:  # a module that takes long to import
+        importlib.import_module(os.environ["PRELOAD"])
     gc.freeze()  # a collection in a process would copy what it visits
     here = sys.modules["__main__"]  # its names stay
     carry_out(become(serve(sys.argv[1]), ours))

@@ -187,12 +187,17 @@ class StateCheck:
         self._at_open: str | None = None
         self._after_first: str | None = None
 
-    def open(self, position: int, stuck: bool = False) -> None:
-        """Record the start of a pass. stuck: whether the loaded state is known not to advance."""
+    def open(self, position: int, stuck: bool = False, loaded: Any = None) -> None:
+        """Record the start of a pass. stuck: whether the loaded state is known not to advance.
+
+        A loaded state is not asked for again before the first batch, because that may change it.
+        """
         self._first, self._after_first = position, None
         self.is_stuck = self.is_stuck or stuck
         # a later pass may reset its state only when its first batch is read
-        self._at_open = self._now() if self._passes == 0 else None
+        self._at_open = None
+        if self._passes == 0 and self.trains:
+            self._at_open = self._now() if loaded is None else digest(loaded)
         self._passes += 1
 
     def after_first(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hookline.data.prefetch import prefetch_batches
 from hookline.data.readers import ListReader, LoaderState, Reader, reader_for
@@ -260,9 +260,10 @@ def _do_nothing() -> None:
 
 
 def set_epoch(source: Any, epoch: int) -> None:
-    """Call `set_epoch` of the samplers and the dataset of a loader."""
+    """Call `set_epoch` of the samplers and the dataset of a loader; of the source if not a DataLoader."""
     batch_sampler = getattr(source, "batch_sampler", None)
     owners: tuple[Any, ...] = (
+        None if isinstance(source, DataLoader) else source,
         getattr(source, "sampler", None),
         batch_sampler,
         getattr(batch_sampler, "sampler", None),

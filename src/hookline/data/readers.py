@@ -17,17 +17,18 @@ from torch.utils.data import DataLoader
 
 from hookline.data.fetch import ArrowRows, direct_batches, reads_directly, rows_of
 from hookline.data.fingerprint import StateCheck
+from hookline.data.libraries import (
+    is_litdata,
+    is_stateful_loader,
+    omits_buffer,
+    pipeline_generators,
+    takes_sample_count,
+)
 from hookline.data.order import IndexOrder
 from hookline.data.rng_exchange import OwnStream
 from hookline.data.seeding import Generators, find_generators, put_back, states_of, with_generator
 from hookline.data.sharding import END, ShardPlan
-from hookline.data.sources import (
-    has_state,
-    is_indexed,
-    is_stateful_loader,
-    pipeline_generators,
-    takes_sample_count,
-)
+from hookline.data.sources import has_state, is_indexed
 from hookline.data.workers import KeyedDataset, WorkerStart, end_workers, signals_held
 
 log = logging.getLogger("hookline")
@@ -206,6 +207,10 @@ class IndexReader(Reader):
         return {**saved, "is_stuck": True}
 
 
+_OWN_KEYS = ("state", "generators", "is_left", "stands_at")
+"""What a StateReader saves."""
+
+
 class StateReader(Reader):
     """A reader of a loader with a state_dict, or without workers, of a dataset with one."""
 
@@ -226,24 +231,35 @@ class StateReader(Reader):
         """The batch that the state belongs to, if it does not advance."""
         self.is_over = True
         """Whether the current pass was read to its end."""
-        self.restarts = is_stateful_loader(source)
-        """Whether each iterator starts a new pass, even if the previous one was not finished."""
+        self.unread: LoaderState | None = None
+        """A loaded state from which no batch was read yet."""
+        self.restarts = is_stateful_loader(source) or is_litdata(source)
+        """Whether a state between two passes may be that of a pass that was left before its end."""
+        # torchdata restores the sampler's generator to the start of the pass, but not what followed
+        is_torchdata = is_stateful_loader(source) and not source.num_workers
+        self.generators = find_generators(loader=source) if is_torchdata else {}
 
     def open(
         self, key: int, position: int, passed_over: int, limit: int | None, saved: LoaderState | None
     ) -> Iterator[Any]:
         """Continue from the state; if it does not advance, read the batches before the position again."""
+        loaded = saved if saved is not None and "state" in saved else None
+        self.unread = loaded
+        is_stuck = loaded is not None and "stands_at" in loaded
         self.stands_at = 0
-        is_stuck = False
-        if saved is not None and "state" in saved:
-            self.owner.load_state_dict(saved["state"])
+        if loaded is None:
+            if not self.is_over and is_litdata(self.source):
+                self._leave(key)
+            batches = self._start(key)
+        else:
+            # a copy: LitData changes the state that it has loaded
+            self.owner.load_state_dict(copy.deepcopy(loaded["state"]))
             self.may_be_spent = True
-            is_stuck = "stands_at" in saved
-            self.stands_at = saved["stands_at"] if is_stuck else position
-            if saved.get("is_left", False):
-                next(self._start(key), None)  # start and leave the unfinished pass, so that a new one follows
-        batches = self._start(key)
-        self.check.open(position, is_stuck)
+            self.stands_at = loaded["stands_at"] if is_stuck else position
+            if position and is_litdata(self.source) and not self.source.restore:
+                return iter(())  # the pass was read to its end; an iterator would start the next one
+            batches = self._continue(key, loaded)
+        self.check.open(position, is_stuck, None if loaded is None else loaded["state"])
         if self.may_be_spent:
             batches = self._not_spent(batches, key, position)
         if is_stuck and position > self.stands_at:
@@ -260,9 +276,27 @@ class StateReader(Reader):
     def _first(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the first batch, and check the state when the next one is requested."""
         batch = next(batches, END)
+        self.unread = None
         if batch is not END:
             yield batch
             self.check.after_first()
+
+    def _continue(self, key: int, loaded: LoaderState) -> Iterator[Any]:
+        """Start an iterator after a state was loaded, and restore the generators that torchdata omits."""
+        if loaded.get("is_left", False):
+            self._leave(key)
+            put_back(self.generators, loaded.get("generators", {}))
+            return self._start(key)
+        batches = self._start(key)
+        put_back(self.generators, loaded.get("generators", {}))
+        return batches
+
+    def _leave(self, key: int) -> None:
+        """Make the next iterator start a new pass, not the rest of an unfinished one."""
+        if is_litdata(self.source):
+            self.source.restore = False  # it stays set until a restored pass was read to its end
+        else:
+            next(self._start(key), None)
 
     def _end(self) -> Iterator[Any]:
         self.is_over = True
@@ -290,13 +324,19 @@ class StateReader(Reader):
             yield from self._start(key)
 
     def state(self, in_pass: bool, position: int) -> LoaderState:
-        """Return the source's own state."""
-        state = self.owner.state_dict()
-        return (
-            {"state": state, "is_left": True}
-            if self.restarts and not in_pass and not self.is_over
-            else {"state": state}
-        )
+        """Return the source's own state; the loaded one if nothing was read since.
+
+        LitData's loader spoils a state that it has loaded, if it is asked for another one before the first
+        batch. It also returns an object that it changes later.
+        """
+        if self.unread is not None:
+            return {name: self.unread[name] for name in _OWN_KEYS if name in self.unread}
+        saved: LoaderState = {"state": copy.deepcopy(self.owner.state_dict())}
+        if self.generators:
+            saved["generators"] = states_of(self.generators)
+        if self.restarts and not in_pass and (self.generators or not self.is_over):
+            saved["is_left"] = True
+        return saved
 
     def checked(self, saved: LoaderState, position: int) -> LoaderState:
         """Add the position of a state that does not advance."""
@@ -316,16 +356,15 @@ class CountReader(StateReader):
             (loader.batch_size or 1) * world_size // (replication if isinstance(replication, int) else 1)
         )
         """Samples in one batch of all ranks."""
-        self.unread: LoaderState | None = None
-        """A loaded state from which nothing was read yet."""
 
     def open(
         self, key: int, position: int, passed_over: int, limit: int | None, saved: LoaderState | None
     ) -> Iterator[Any]:
         """Continue at the sample of the state, or at the next epoch if a restored pass had nothing left."""
         if saved is None and self.unread is not None:
-            saved = {"state": {**self.unread, "epoch": self.unread["epoch"] + 1, "sample_in_epoch": 0}}
-        self.unread = None if saved is None else saved["state"]
+            state = self.unread["state"]
+            state = {**state, "epoch": state["epoch"] + 1, "sample_in_epoch": 0}
+            saved = {"state": state}
         return super().open(key, position, passed_over, limit, saved)
 
     def _first(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -452,6 +491,8 @@ def reader_for(source: Any, shard_plan: ShardPlan, trains: bool, world_size: int
         return ListReader(source)
     if isinstance(source, DataLoader) and takes_sample_count(source.dataset):
         return CountReader(source, shard_plan, world_size)
+    if omits_buffer(source):  # a resume by the state would lose samples; reading the epoch again does not
+        return StreamReader(source)
     if has_state(source):
         return StateReader(source, source, shard_plan, trains)
     if is_indexed(source):

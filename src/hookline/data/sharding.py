@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -11,11 +12,13 @@ from typing import Any
 
 from torch.utils.data import BatchSampler
 
+from hookline.data.libraries import rank_conflict
 from hookline.data.seeding import Generators, states_of
 from hookline.data.sources import is_of_samples, keeps_its_ways, length_of, shards_itself
 from hookline.distributed.comm import Ranks
 from hookline.util.errors import OptionError
 
+log = logging.getLogger("hookline")
 END: Any = object()
 
 
@@ -226,9 +229,14 @@ def compare_sources(
     ranks: Ranks, name: str, source: Any, generators: Generators, length: int | None, apart: bool
 ) -> list[int | None]:
     """Return the lengths on all ranks. Raise if a shared source differs. Waits for all ranks."""
-    reports = ranks.gather([length, type(source).__name__, apart, _digest(generators)])
+    conflict = rank_conflict(source, ranks.rank, ranks.world_size)
+    dataset = getattr(source, "dataset", None)
+    identity = getattr(dataset, "_fingerprint", None)  # of a Hugging Face dataset
+    reports = ranks.gather([length, type(source).__name__, apart, _digest(generators), conflict, identity])
     mine = reports[ranks.rank]
     lengths = [each[0] for each in reports]
+    if conflicts := [each[4] for each in reports if each[4]]:
+        raise OptionError(f"The loader {name!r} cannot be read on {ranks.world_size} ranks: {conflicts[0]}")
     if any(each[2] != mine[2] for each in reports):
         raise OptionError(
             f"The loader {name!r} shards itself only on some ranks: "
@@ -244,6 +252,14 @@ def compare_sources(
         raise OptionError(
             f"{shared}, but its random generators ({', '.join(generators)}) have different states, so the "
             f"order would differ. Seed them with the same value on every rank. {hint}"
+        )
+    if len({each[5] for each in reports}) > 1 and ranks.rank == 0:
+        log.warning(
+            "%s, but its Hugging Face dataset has a different fingerprint on each rank. If "
+            "split_dataset_by_node or shard made it, each rank trains on a part of its part: leave it out, "
+            "because Hookline gives each rank its samples. %s",
+            shared,
+            hint,
         )
     return lengths
 

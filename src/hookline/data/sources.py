@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -17,171 +15,14 @@ from torch.utils.data import (
     default_convert,
 )
 
-from hookline.data.seeding import GENERATOR_KINDS, Generators, Value, find_generators, seeds_itself
-
-# ---- webdataset, Hugging Face datasets, MosaicML streaming and torchdata -----------------------------------
-
-
-SAMPLE_COUNT = ("num_samples", "from_beginning")
-"""The arguments of MosaicML's `StreamingDataset.state_dict`."""
-MAX_SEED_BITS = 64
-"""An unseeded NumPy generator has 128 random bits."""
-
-
-def is_of(value: Any, package: str) -> bool:
-    """Return whether an object's class, or one that it derives from, belongs to a package."""
-    return any(each.__module__.partition(".")[0] == package for each in type(value).__mro__)
-
-
-def is_stateful_loader(source: Any) -> bool:
-    """Return whether a loader is torchdata's StatefulDataLoader."""
-    return is_of(source, "torchdata") and any(
-        each.__name__ == "StatefulDataLoader" for each in type(source).__mro__
-    )
-
-
-def required_arguments(method: Any, given: int = 0) -> list[str]:
-    """Return the required arguments that a call with `given` positional arguments lacks."""
-    try:
-        parameters = list(inspect.signature(method).parameters.values())
-    except (TypeError, ValueError):  # written in C
-        return []
-    positional = [
-        each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
-    ]
-    named = [each for each in parameters if each.kind is each.KEYWORD_ONLY]
-    return [each.name for each in (*positional[given:], *named) if each.default is each.empty]
-
-
-def takes_sample_count(dataset: Any) -> bool:
-    """Return whether a dataset's state_dict takes the number of samples read, as MosaicML's does."""
-    method = getattr(dataset, "state_dict", None)
-    return (
-        callable(method)
-        and tuple(required_arguments(method)) == SAMPLE_COUNT
-        and hasattr(dataset, "load_state_dict")
-    )
-
-
-def knows_ranks(value: Any) -> bool:
-    """Return whether a dataset shards itself over the ranks."""
-    if takes_sample_count(value):
-        return True
-    if is_of(value, "datasets") and getattr(value, "_distributed", None) is not None:
-        return True
-    return any(getattr(each, "__name__", "") == "split_by_node" for each in stages(value))
-
-
-def stages(source: Any) -> Iterator[Any]:
-    """Yield the stages of a webdataset pipeline, and those of the loaders and datasets in it."""
-    if not is_of(source, "webdataset"):
-        inner = getattr(source, "dataset", None)
-        if inner is not None and is_of(inner, "webdataset"):
-            yield from stages(inner)
-        return
-    for stage in getattr(source, "pipeline", ()):
-        yield stage
-        yield from stages(stage)
-
-
-def shuffles(source: Any) -> Iterator[Any]:
-    """Yield the steps of a Hugging Face stream that shuffle."""
-    for dataset in (source, getattr(source, "dataset", None)):
-        if is_of(dataset, "datasets"):
-            yield from _shuffling_steps(getattr(dataset, "_ex_iterable", None))
-
-
-def _shuffling_steps(step: Any) -> Iterator[Any]:
-    if step is None:
-        return
-    if isinstance(getattr(step, "buffer_size", None), int) and isinstance(
-        getattr(step, "generator", None), np.random.Generator
-    ):
-        yield step
-    for inner in (getattr(step, "ex_iterable", None), *(getattr(step, "ex_iterables", None) or ())):
-        yield from _shuffling_steps(inner)
-
-
-def pipeline_generators(source: Any) -> Generators:
-    """Return the generators, seeds and epoch counts that determine the order of a webdataset pipeline."""
-    found: Generators = {}
-    for number, stage in enumerate(stages(source)):
-        own: dict[str, Any] = getattr(stage, "__dict__", {})
-        for options in (each for each in (own, own.get("kw")) if isinstance(each, dict)):
-            for name in ("rng", "seed", "epoch"):  # without a given seed, webdataset has drawn one
-                value = options.get(name)
-                if isinstance(value, GENERATOR_KINDS):
-                    found[f"pipeline{number}.{name}"] = value
-                elif isinstance(value, int | float | str):
-                    found[f"pipeline{number}.{name}"] = Value(options, name)
-    return found
-
-
-def package_limits(source: Any) -> Iterator[str]:
-    """Yield what a resume cannot reproduce, each as the rest of a sentence about the loader."""
-    effect = (
-        "Each process draws a different order, so after a resume some samples of the epoch are repeated and "
-        "others are skipped."
-    )
-    for stage in stages(source):
-        if (size := _unseeded_shuffle(stage)) is not None:
-            yield (
-                f"shuffles with webdataset's .shuffle({size}) without a seed. {effect} "
-                "Pass .shuffle(..., rng=random.Random(0))."
-            )
-        elif getattr(stage, "deterministic", None) is False and hasattr(stage, "nshards"):
-            yield (
-                f"draws shards with webdataset's resampling, which is not seeded. {effect} "
-                "Use wds.ResampledShards(urls, deterministic=True)."
-            )
-    for step in shuffles(source):
-        entropy = getattr(getattr(step.generator.bit_generator, "seed_seq", None), "entropy", 0)
-        if isinstance(entropy, int) and entropy.bit_length() > MAX_SEED_BITS:
-            yield f"shuffles a Hugging Face stream without a seed. {effect} Pass .shuffle(seed=0)."
-    if is_stateful_loader(source):
-        yield from _torchdata_limits(source)
-
-
-def buffer_limits(source: Any) -> Iterator[str]:
-    """Yield what the state of a Hugging Face stream omits, for a stream that is resumed by its state."""
-    for step in shuffles(source):
-        if (size := step.buffer_size) > 1:
-            yield (
-                f"reads a Hugging Face stream with .shuffle(buffer_size={size}), whose state_dict omits "
-                f"the shuffle buffer. After a resume, up to {size} samples of the epoch may be skipped, and "
-                "some may be repeated. A torch DataLoader with num_workers=1 or more reads the epoch again "
-                "instead, which is exact if the shuffle is seeded."
-            )
-
-
-def _unseeded_shuffle(stage: Any) -> int | None:
-    """Return the size of a shuffle that has neither a seed nor a generator."""
-    function: Any = getattr(stage, "f", None)
-    if getattr(function, "__name__", "") not in ("_shuffle", "shuffle"):
-        return None
-    try:
-        given = inspect.signature(function).bind(None, *stage.args, **stage.kw)
-    except (TypeError, ValueError, AttributeError):
-        return None
-    given.apply_defaults()
-    size = given.arguments.get("bufsize", 0)
-    is_seeded = any(given.arguments.get(name) is not None for name in ("rng", "seed"))
-    return None if is_seeded or size in (0, 1) else int(size)
-
-
-def _torchdata_limits(source: Any) -> Iterator[str]:
-    name, workers = f"is torchdata's {type(source).__name__}", getattr(source, "num_workers", 0)
-    if workers:
-        yield (
-            f"{name} with {workers} workers. It restores the order of samples, but not the random numbers "
-            "that a dataset draws in its workers."
-        )
-    elif getattr(source, "generator", None) is not None:
-        yield (
-            f"{name} with a generator and without workers. It does not restore the generator, so the epochs "
-            "after the resumed one have a different order. Leave out generator=: the trainer's seed then "
-            "determines the order."
-        )
+from hookline.data.libraries import (
+    knows_ranks,
+    package_limits,
+    required_arguments,
+    state_limits,
+    worker_loader,
+)
+from hookline.data.seeding import find_generators, seeds_itself
 
 
 def has_state(value: Any) -> bool:
@@ -257,7 +98,8 @@ def source_facts(
     size = getattr(source, "batch_size", None)
     if size is None:
         size = getattr(getattr(source, "batch_sampler", None), "batch_size", None)
-    workers = getattr(source, "num_workers", None)
+    inner = worker_loader(source)
+    workers = getattr(source if inner is None else inner, "num_workers", None)
     return {
         "length": length,
         "batch_size": size if isinstance(size, int) else None,
@@ -321,15 +163,15 @@ def resume_limits(loader: Any) -> list[str]:
             "start of the epoch, to a resumed run. A list, a DataLoader or an object with __iter__ can be "
             "iterated over again."
         )
-    elif isinstance(source, DataLoader) and source.num_workers and loader.reader.kind != "state":
-        limits += _limits_of_workers(source)
+    elif (inner := worker_loader(source)) is not None and inner.num_workers and loader.reader.kind != "state":
+        limits += _limits_of_workers(inner)
     return [f"The {loader.name} loader {limit}" for limit in limits]
 
 
 def _limits_of_state(loader: Any) -> Iterator[str]:
     """Yield what a state omits, or why it is not used."""
     if loader.reader.kind == "state":
-        yield from buffer_limits(loader.source)
+        yield from state_limits(loader.source)
         return
     for owner in (loader.source, getattr(loader.source, "dataset", None)):
         save, load = getattr(owner, "state_dict", None), getattr(owner, "load_state_dict", None)
@@ -358,7 +200,7 @@ def _limits_of_workers(source: DataLoader[Any]) -> Iterator[str]:
         if source.persistent_workers:
             yield (
                 "has persistent_workers: their random streams continue from epoch to epoch, but restart "
-                "after a resume."
+                "after a resume. Leave out persistent_workers, or use no random numbers in the dataset."
             )
         return
     if seeds_itself(source.collate_fn):

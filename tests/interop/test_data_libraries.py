@@ -1,0 +1,293 @@
+"""Streaming datasets of other packages: a run that is killed in the middle of an epoch and resumed trains on the samples of
+a run that was not interrupted, or says at the start and at the resume what is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import preloaded
+import pytest
+from ranks.torchrun import torchrun
+
+TESTS = str(Path(__file__).parents[1])
+SOURCE = str(Path(__file__).parents[2] / "src")
+PROGRAM = "from interop.libraries import main; main()"
+SAVED, KILLED = 8, 10
+"""Batches. An epoch has 6: both are in the middle of the second one."""
+
+
+def environment(**more: str) -> dict[str, str]:
+    paths = os.pathsep.join([TESTS, SOURCE])
+    return {**os.environ, "PYTHONPATH": paths, "PRELOAD": "interop.libraries", "OMP_NUM_THREADS": "1", **more}
+
+
+def started(request: dict[str, Any], **more: str) -> subprocess.Popen[str]:
+    return preloaded.Popen(
+        [sys.executable, "-c", PROGRAM, json.dumps(request)],
+        env=environment(**more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=request["folder"],
+    )
+
+
+def ended(process: subprocess.Popen[str], code: int = 0) -> None:
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == code, output
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The samples in the format of every library."""
+    folder = tmp_path_factory.mktemp("data")
+    code = "import sys, pathlib; from interop.libraries import write; write(pathlib.Path(sys.argv[-1]))"
+    preloaded.run([sys.executable, "-c", code, str(folder)], env=environment(), check=True, timeout=300)
+    return folder
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is promised for one loader. result: "exact": the same samples and weights; "order": the same samples, with other
+    random numbers; "lost": other samples.
+    """
+
+    kind: str
+    workers: int = 0
+    shuffle: bool = True
+    result: str = "exact"
+    said: str = ""
+    """At the start and at the resume."""
+    loader: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    save: int = SAVED
+
+    def __str__(self) -> str:
+        more = [*self.loader, *self.options, *(["end of epoch"] if self.save != SAVED else [])]
+        order = "shuffled" if self.shuffle else "in order"
+        return " ".join([self.kind, f"workers={self.workers}", order, *more])
+
+
+WORKERS_OF_TORCHDATA = "not the random numbers that a dataset draws in its workers. Use torch's DataLoader"
+READ_AGAIN = "it is resumed by reading the epoch again, and only with the same number of workers"
+BUFFER = (
+    "whose state_dict omits the shuffle buffer. After a resume, up to 8 samples of the epoch may be skipped"
+)
+UNSEEDED_HF = "shuffles a Hugging Face stream without a seed. Each process draws a different order"
+UNSEEDED_WDS = "shuffles with webdataset's .shuffle(8) without a seed. Each process draws a different order"
+OWN_STATE = (
+    "has a state that is not used, because StreamingDataset.state_dict or load_state_dict needs further"
+)
+PERSISTENT = "has persistent_workers: their random streams continue from epoch to epoch"
+LIMITED = {"limit_train_batches": 5}
+END_OF_EPOCH = 12
+
+TABLE = [
+    # torchdata
+    Row("torchdata", shuffle=False),
+    Row("torchdata"),
+    Row("torchdata", save=END_OF_EPOCH),
+    Row("torchdata", loader={"generator": True}),
+    Row("torchdata", loader={"generator": True}, save=END_OF_EPOCH),
+    Row("torchdata", loader={"stream": True}, shuffle=False),
+    Row("torchdata", options=LIMITED),
+    Row("torchdata", 2, said=WORKERS_OF_TORCHDATA),
+    Row("torchdata", 2, said=WORKERS_OF_TORCHDATA, loader={"generator": True}),
+    Row("torchdata", 2, said=WORKERS_OF_TORCHDATA, loader={"persistent_workers": True}, options=LIMITED),
+    Row("torchdata", 2, said=WORKERS_OF_TORCHDATA, loader={"stream": True}, shuffle=False),
+    Row("torchdata", 2, result="order", said=WORKERS_OF_TORCHDATA, loader={"noise": True}),
+    # Hugging Face
+    Row("hf_rows"),
+    Row("hf_rows", 2, options={"prefetch_batches": 2}),
+    Row("hf_rows", 2, loader={"persistent_workers": True}),
+    Row("hf_stream", shuffle=False),
+    Row("hf_stream", shuffle=False, save=END_OF_EPOCH),
+    Row("hf_stream", loader={"buffer": 1}, options=LIMITED),
+    Row("hf_stream"),
+    Row("hf_stream", loader={"parquet": True}),
+    Row("hf_stream", shuffle=False, loader={"parquet": True}),
+    Row("hf_stream", loader={"batched": True}),
+    Row("hf_stream", shuffle=False, loader={"batched": True}),
+    Row("hf_stream", result="lost", said=UNSEEDED_HF, loader={"seed": None}),
+    Row("hf_stream", 2, shuffle=False, said=READ_AGAIN),
+    Row("hf_stream", 2, said=READ_AGAIN, options={"prefetch_batches": 2}),
+    Row("hf_stream", 2, said=PERSISTENT, loader={"persistent_workers": True}),
+    Row("hf_stream", loader={"stateful": True}, shuffle=False),
+    Row("hf_stream", 2, said=WORKERS_OF_TORCHDATA, loader={"stateful": True}, shuffle=False),
+    Row("hf_stream", loader={"stateful": True}),
+    Row("hf_stream", 2, said=READ_AGAIN, loader={"stateful": True}),
+    # MosaicML
+    Row("mosaicml", shuffle=False),
+    Row("mosaicml"),
+    Row("mosaicml", save=END_OF_EPOCH),
+    Row("mosaicml", options=LIMITED),
+    Row("mosaicml", 2),
+    Row("mosaicml", 2, loader={"plain": True}, options={"prefetch_batches": 2}),
+    Row("mosaicml", 2, loader={"persistent_workers": True}),
+    # LitData
+    Row("litdata", shuffle=False),
+    Row("litdata"),
+    Row("litdata", save=END_OF_EPOCH),
+    Row("litdata", options=LIMITED),
+    Row("litdata", 2),
+    Row("litdata", 2, loader={"persistent_workers": True}),
+    Row("litdata", loader={"combined": True}, options={"limit_train_batches": 6}),
+    Row("litdata", loader={"plain": True}, said=OWN_STATE),
+    Row("litdata", 2, loader={"plain": True}, said=OWN_STATE),
+    # webdataset
+    Row("wds", shuffle=False),
+    Row("wds"),
+    Row("wds", loader={"batched": True}, options=LIMITED),
+    Row("wds", 2, said=READ_AGAIN, options={"prefetch_batches": 2}),
+    Row("wds", 2, said=READ_AGAIN, loader={"web": True}),
+    Row("wds", 2, shuffle=False, said=PERSISTENT, loader={"persistent_workers": True}),
+    Row("wds", 2, result="lost", said=PERSISTENT, loader={"persistent_workers": True}),
+    Row("wds", result="lost", said=UNSEEDED_WDS, loader={"seeded": False}),
+    Row("wds", 2, result="lost", said=UNSEEDED_WDS, loader={"seeded": False}),
+]
+
+
+def read(folder: Path, name: str) -> Any:
+    return json.loads((folder / name).read_text())
+
+
+def samples(folder: Path, name: str) -> list[list[int]]:
+    return [json.loads(line) for line in (folder / f"{name}.samples").read_text().splitlines()]
+
+
+def killed_and_resumed(row: Row, data: Path, folder: Path, **more: Any) -> None:
+    """Train a run, and the same run again, which is killed and resumed, each in its own processes."""
+    given = {"num_workers": row.workers} if row.workers else {}
+
+    def request(name: str, directory: str, **own: Any) -> dict[str, Any]:
+        loader = {"kind": row.kind, "shuffle": row.shuffle, **given, **row.loader}
+        return {
+            "data": str(data), "folder": str(folder), "loader": loader, "name": name, "directory": directory,
+            **row.options, **more, **own,
+        }  # fmt: skip
+
+    whole = started(request("whole", "whole"))
+    if row.kind == "mosaicml":
+        ended(whole)  # two processes that start at once may choose the same name in shared memory
+    kill = row.save + KILLED - SAVED
+    ended(started(request("killed", "run", save=row.save, kill=kill)), -signal.SIGKILL)
+    ended(started(request("rest", "run", resume="auto")))
+    if row.kind != "mosaicml":
+        ended(whole)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=str)
+def test_a_killed_run_resumes_as_promised(row: Row, data: Path, tmp_path: Path) -> None:
+    killed_and_resumed(row, data, tmp_path)
+    whole, killed, rest = (samples(tmp_path, name) for name in ("whole", "killed", "rest"))
+    logs = {name: (tmp_path / f"{name}.log").read_text() for name in ("whole", "killed", "rest")}
+    assert len(killed) == row.save + KILLED - SAVED
+    same_order = rest == whole[row.save :]
+    same_weights = read(tmp_path, "rest.weights") == read(tmp_path, "whole.weights")
+    expected = {"exact": (True, True), "order": (True, False), "lost": (False, False)}[row.result]
+    assert (same_order, same_weights) == expected, (whole[row.save :], rest, logs["rest"])
+    if row.result != "lost":
+        assert killed == whole[: len(killed)]
+        for first in range(0, len(whole), len(whole) // 3):
+            epoch = sum(whole[first : first + len(whole) // 3], [])
+            assert len(set(epoch)) == len(epoch) or "combined" in row.loader
+    if row.said:
+        assert row.said in logs["killed"] and row.said in logs["rest"]
+    else:
+        assert "The train loader" not in logs["killed"] + logs["rest"]
+
+
+# ---- two ranks ---------------------------------------------------------------------------------------------------
+
+
+RANKS = """
+import sys, pathlib
+from interop.libraries import rank_cases
+rank_cases(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))
+"""
+
+
+@pytest.fixture(scope="module")
+def job(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[str]]]:
+    """A job of two ranks: its folder, and what each rank said about the loaders that are refused."""
+    folder = tmp_path_factory.mktemp("job")
+    variables = {
+        name: value for name, value in environment().items() if name in ("PRELOAD", "OMP_NUM_THREADS")
+    }
+    outcome = torchrun(RANKS, folder, str(data), str(folder), **variables)
+    assert outcome.code == 0, outcome.output[-5000:]
+    said: dict[str, list[str]] = {}
+    for name, _, text in map(json.loads, outcome.lines("CASE ")):
+        said.setdefault(name, []).append(text)
+    return folder, said
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["torchdata", "hf_rows", "hf_stream", "hf_stream not split", "hf_stream in order", "mosaicml", "mosaicml workers",
+     "litdata", "wds"],
+)  # fmt: skip
+def test_two_ranks_train_on_every_sample_once_and_resume_exactly(
+    name: str, job: tuple[Path, dict[str, list[str]]]
+) -> None:
+    folder = job[0] / name
+    whole = [samples(folder, f"whole-{rank}") for rank in range(2)]
+    for first in (0, 3, 6):
+        epoch = [sample for rank in whole for batch in rank[first : first + 3] for sample in batch]
+        assert sorted(epoch) == list(range(24))
+    assert [samples(folder, f"rest-{rank}") for rank in range(2)] == [each[4:] for each in whole]
+    weights = {
+        (folder / f"{run}-{rank}.weights").read_text() for run in ("whole", "rest") for rank in range(2)
+    }
+    assert len(weights) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("litdata made early", "LitData's StreamingDataset reads the part of rank 0 of 2 on rank 1 of 2"),
+        ("wds with the default nodesplitter", "Pass WebDataset(..., nodesplitter=wds.split_by_node)"),
+        (
+            "hf_stream split for another rank",
+            "a Hugging Face stream reads the part of rank 0 of 2 on rank 1 of 2",
+        ),
+    ],
+)
+def test_ranks_that_would_share_their_samples_are_refused_on_every_rank(
+    name: str, text: str, job: tuple[Path, dict[str, list[str]]]
+) -> None:
+    found = job[1][name]
+    assert len(found) == 2 and all(text in each for each in found)
+
+
+def test_rows_that_were_split_by_rank_before_are_reported(job: tuple[Path, dict[str, list[str]]]) -> None:
+    assert "has a different fingerprint on each rank" in (job[0] / "split" / "whole-0.log").read_text()
+
+
+# ---- validation --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [("torchdata", 0), ("hf_stream", 0), ("mosaicml", 0), ("mosaicml", 2), ("litdata", 0), ("wds", 2)],
+)
+def test_every_validation_reads_all_samples_and_does_not_change_the_training(
+    kind: str, workers: int, data: Path, tmp_path: Path
+) -> None:
+    killed_and_resumed(Row(kind, workers), data, tmp_path, validates=True)
+    whole = read(tmp_path, "whole.validated")
+    passes = [sum(whole[first : first + 6], []) for first in range(0, len(whole), 6)]
+    assert len(passes) == 3 and all(sorted(each) == list(range(24)) for each in passes)
+    assert samples(tmp_path, "rest") == samples(tmp_path, "whole")[SAVED:]
+    assert read(tmp_path, "rest.validated") == whole[6:]
+    assert read(tmp_path, "rest.weights") == read(tmp_path, "whole.weights")
