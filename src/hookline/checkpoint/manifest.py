@@ -160,8 +160,9 @@ def _find_problem(manifest: Mapping[str, Any]) -> str:
             return f"no {name!r}"
         if not is_valid(manifest[name]):
             return f"{name}={described(manifest[name])}, which is not {wanted}"
-    if not is_text(manifest.get("run", "")):
-        return "a run that is not text"
+    for name in ("run", "mesh"):
+        if not is_text(manifest.get(name, "")):
+            return f"a {name} that is not text"
     missing = [name for name in CHECKPOINT_FILES if name not in manifest["files"]]
     return f"files without {missing[0]}" if missing else ""
 

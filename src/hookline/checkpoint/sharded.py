@@ -43,13 +43,14 @@ def own_shard(value: Any, where: str) -> TensorShard | None:
             f"{where} has a partial placement ({value.placements}): its value is not known until the ranks "
             "reduce it. Call .redistribute() on it first."
         )
-    _refuse_strided(value, where)
     coordinate = mesh.get_coordinate()
     if coordinate is None:  # this rank is not in the device mesh
         return None
     if any(each.is_replicate() and index for each, index in zip(placements, coordinate, strict=True)):
         return None
-    size, offset = _block(value)
+    if not _is_first_copy(mesh):
+        return None
+    size, offset = _block(value, where)
     local = value.to_local()
     if not math.prod(size):
         return None
@@ -60,8 +61,7 @@ def shard_like(target: Any, read: Any) -> Tensor:
     """Return a DTensor with the placements of `target`; `read(offset, size)` reads this rank's block."""
     from torch.distributed.tensor import DTensor
 
-    _refuse_strided(target, "A tensor")
-    size, offset = _block(target)
+    size, offset = _block(target, "A tensor")
     local = target.to_local()
     block = read(offset, size).to(local.device)
     return DTensor.from_local(
@@ -81,24 +81,42 @@ def block_of(whole: Tensor, offset: Sequence[int], size: Sequence[int]) -> Tenso
     return whole.clone(memory_format=torch.contiguous_format)
 
 
-def _block(value: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the size and the offset of this rank's block."""
+def _is_first_copy(mesh: Any) -> bool:
+    """Return whether this rank writes tensors on a mesh that may be a part of a larger one.
+
+    Parallel parts of the larger mesh have equal copies of such tensors, such as layers that tensor parallelism
+    leaves whole. The part with the first rank writes them.
+    """
+    whole = mesh._get_root_mesh()
+    return whole is mesh or bool((mesh.mesh == whole.mesh.min()).any())
+
+
+def _block(value: Any, where: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the size and the offset of this rank's block. Raise a CheckpointError if it is not one block."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     size, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+    if any(type(each).__name__ == "_StridedShard" for each in value.placements):
+        nested = _nested_block(value)
+        if nested != (list(size), list(offset)) and math.prod(size):
+            raise CheckpointError(
+                f"{where} is sharded twice along one dimension ({value.placements} of {tuple(value.shape)}), so "
+                "that a rank has rows that are not contiguous; checkpoints cannot hold that. Choose sizes that "
+                "the dimensions of the mesh divide."
+            )
     return tuple(size), tuple(offset)
 
 
-def _refuse_strided(value: Any, where: str) -> None:
-    """Raise a CheckpointError if one dimension is sharded twice (tensor parallel within FSDP).
-
-    Such a rank has rows that are not contiguous.
-    """
-    if any(type(each).__name__ == "_StridedShard" for each in value.placements):
-        raise CheckpointError(
-            f"{where} is sharded twice along one dimension ({value.placements}), which leaves each rank with "
-            "rows that are not contiguous; checkpoints cannot hold that. Shard each dimension once."
-        )
+def _nested_block(value: Any) -> tuple[list[int], list[int]]:
+    """Return the size and offset of a block that is divided by tensor parallelism first and by FSDP second."""
+    size, offset = list(value.shape), [0] * value.ndim
+    dims = [dim for dim, place in enumerate(value.placements) if not place.is_replicate()]
+    for dim in sorted(dims, key=lambda each: type(value.placements[each]).__name__ == "_StridedShard"):
+        along = value.placements[dim].dim
+        chunk = -(-size[along] // value.device_mesh.size(dim))
+        start = min(chunk * value.device_mesh.get_local_rank(dim), size[along])
+        offset[along], size[along] = offset[along] + start, min(chunk, size[along] - start)
+    return size, offset
 
 
 class LazyFile:

@@ -92,7 +92,7 @@ class Loader:
         """Return the reader of this source; create it on first use."""
         if self._reader is None:
             self._reader = reader_for(
-                self.source, self.shard_plan, self.sharding.trains, self.sharding.ranks.world_size
+                self.source, self.shard_plan, self.sharding.trains, self.sharding.ranks.data_size
             )
         return self._reader
 
@@ -242,7 +242,7 @@ class Loader:
     def _facts(self) -> dict[str, int | None]:
         apart = is_apart(self.source, self.sharding)
         units = units_of(self.source, self.shard_plan, self.sharding.trains)
-        return source_facts(self.source, self._whole, units, self.sharding.ranks.world_size, apart)
+        return source_facts(self.source, self._whole, units, self.sharding.ranks.data_size, apart)
 
     def load_state_dict(self, saved: LoaderState) -> None:
         """Start the next pass at the saved position. Log what has changed since."""

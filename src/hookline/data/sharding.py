@@ -111,7 +111,7 @@ class ShardPlan:
 def shard_plan_for(source: Any, sharding: RankSharding) -> ShardPlan:
     """Return a plan that divides a source by samples if its batches are built here, else by batches."""
     ranks = sharding.ranks
-    rank, world_size = (0, 1) if is_apart(source, sharding) else (ranks.rank, ranks.world_size)
+    rank, world_size = (0, 1) if is_apart(source, sharding) else (ranks.data_rank, ranks.data_size)
     if is_of_samples(source):
         batch_sampler = source.batch_sampler
         return ShardPlan(

@@ -141,6 +141,7 @@ def join_ranks(run: Run) -> None:
     from hookline.training.ranks.preflight import check_equal
 
     check_equal(run)
+    run.strategy.make_mesh()
     if run.stage != "fit":
         return
     from hookline.training.ranks.rank_sync import RankSync
@@ -272,9 +273,9 @@ def set_up_strategy(run: Run) -> None:
 
 
 def seed_per_rank(run: Run) -> None:
-    """Seed each rank differently, so that dropout differs; the model was made with the same seed."""
+    """Seed ranks with different batches differently, so that dropout differs; the model had the same seed."""
     drawn = run.options.seed if run.options.seed is not None else int(torch.randint(2**62, ()).item())
-    seed_rank(run.strategy.ranks.from_zero(drawn), run.strategy.rank)
+    seed_rank(run.strategy.ranks.from_zero(drawn), run.strategy.ranks.data_rank)
 
 
 def choose_optimizers(run: Run) -> None:
