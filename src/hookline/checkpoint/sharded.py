@@ -84,8 +84,8 @@ def block_of(whole: Tensor, offset: Sequence[int], size: Sequence[int]) -> Tenso
 def _is_first_copy(mesh: Any) -> bool:
     """Return whether this rank writes tensors on a mesh that may be a part of a larger one.
 
-    Parallel parts of the larger mesh have equal copies of such tensors, such as layers that tensor parallelism
-    leaves whole. The part with the first rank writes them.
+    Parallel parts of the larger mesh have equal copies of such tensors, for example of layers that tensor
+    parallelism leaves whole. The part with the first rank writes them.
     """
     whole = mesh._get_root_mesh()
     return whole is mesh or bool((mesh.mesh == whole.mesh.min()).any())
@@ -96,27 +96,39 @@ def _block(value: Any, where: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     size, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
-    if any(type(each).__name__ == "_StridedShard" for each in value.placements):
-        nested = _nested_block(value)
-        if nested != (list(size), list(offset)) and math.prod(size):
-            raise CheckpointError(
-                f"{where} is sharded twice along one dimension ({value.placements} of {tuple(value.shape)}), so "
-                "that a rank has rows that are not contiguous; checkpoints cannot hold that. Choose sizes that "
-                "the dimensions of the mesh divide."
-            )
+    if not _is_one_block(value, list(size), list(offset)):
+        raise CheckpointError(
+            f"{where} is sharded twice along one dimension ({value.placements} of {tuple(value.shape)}), so "
+            "that a rank has rows that are not contiguous; checkpoints cannot hold that. Choose sizes that "
+            "the dimensions of the mesh divide."
+        )
     return tuple(size), tuple(offset)
 
 
-def _nested_block(value: Any) -> tuple[list[int], list[int]]:
-    """Return the size and offset of a block that is divided by tensor parallelism first and by FSDP second."""
-    size, offset = list(value.shape), [0] * value.ndim
-    dims = [dim for dim, place in enumerate(value.placements) if not place.is_replicate()]
-    for dim in sorted(dims, key=lambda each: type(value.placements[each]).__name__ == "_StridedShard"):
-        along = value.placements[dim].dim
-        chunk = -(-size[along] // value.device_mesh.size(dim))
-        start = min(chunk * value.device_mesh.get_local_rank(dim), size[along])
-        offset[along], size[along] = offset[along] + start, min(chunk, size[along] - start)
-    return size, offset
+def _is_one_block(value: Any, size: list[int], offset: list[int]) -> bool:
+    """Return whether this rank's rows are contiguous, if they are sharded twice along one dimension.
+
+    They are if the later dimensions of the mesh (tensor parallelism) divide the rows first, and the earlier
+    one (FSDP) divides each part: then `split_factor` is the number of these parts.
+    """
+    mesh, placements = value.device_mesh, value.placements
+    strided = [dim for dim, each in enumerate(placements) if hasattr(each, "split_factor")]
+    if not strided:
+        return True
+    for dim in strided:
+        later = range(dim + 1, mesh.ndim)
+        same = [each for each in later if getattr(placements[each], "dim", None) == placements[dim].dim]
+        if placements[dim].split_factor != math.prod(map(mesh.size, same)):
+            return False
+    found_size, found_offset = list(value.shape), [0] * value.ndim
+    sharding = [dim for dim, each in enumerate(placements) if hasattr(each, "dim")]
+    for dim in sorted(sharding, key=lambda each: (each in strided, each)):
+        along = placements[dim].dim
+        chunk = -(-found_size[along] // mesh.size(dim))
+        start = min(chunk * mesh.get_local_rank(dim), found_size[along])
+        found_offset[along] += start
+        found_size[along] = min(chunk, found_size[along] - start)
+    return found_size == size and (found_offset == offset or not math.prod(size))
 
 
 class LazyFile:

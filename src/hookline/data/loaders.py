@@ -20,6 +20,7 @@ from hookline.data.sharding import (
     RankSharding,
     ShardPlan,
     compare_sources,
+    compared_batches,
     is_apart,
     padded_batches,
     rank_batches,
@@ -136,7 +137,10 @@ class Loader:
             batches = itertools.islice(batches, max(0, self.length - position))
         if self.ahead and reader.may_run_ahead:
             self._fetching = batches = prefetch_batches(batches, self.ahead, self.move)
-        return batches if self.sharding.ranks.alone else self._describe_batches(batches, position)
+        if self.sharding.ranks.alone:
+            return batches
+        batches, ranks = self._describe_batches(batches, position), self.sharding.ranks
+        return batches if ranks.data_size == ranks.world_size else compared_batches(batches, ranks, self.name)
 
     def _begin(self, position: int, saved: LoaderState | None) -> None:
         """Set the start of the pass in units of all ranks, so that another world size or batch size continues

@@ -57,8 +57,8 @@ class Ranks:
         self.timeout = timeout
         """Seconds after which waiting for another rank is an error."""
         self.data_ranks = tuple(data_ranks) or tuple(range(world_size))
-        """The data-parallel rank of each rank. Ranks of one tensor-parallel group have the same one: they read
-        the same batches, and what they count or log is counted once.
+        """The data-parallel rank of each rank. Ranks of one tensor-parallel group have the same one: they
+        read the same batches, and what they count or log is counted once.
         """
         self.data_group: Any = None
         """The process group of this rank and the ranks with other batches. None: all ranks."""

@@ -58,11 +58,11 @@ class FSDP(MultiRankStrategy):
         name and module; None: the items of every ModuleList, where models keep their blocks. All other
         parameters form one more unit. activation_checkpointing: layers that recompute their activations in
         backward; True: those of `wrap`. reshard_after_forward: as in `fully_shard`. replicas: copies of the
-        sharded model (HSDP). tensor_parallel: ranks that compute each layer together; `configure_model` divides
-        the layers over `trainer.strategy.tensor_mesh`. mesh: your own DeviceMesh over all ranks instead of
-        these two, with one dimension (shards) or two (copies, shards), and a last one named "tp" for tensor
-        parallelism. offload: keep parameters on the CPU. mixed_precision: your own MixedPrecisionPolicy
-        instead of the one that follows from `precision`.
+        sharded model (HSDP). tensor_parallel: ranks that compute each layer together; your `configure_model`
+        divides the layers over `trainer.strategy.tensor_mesh`. mesh: your own DeviceMesh over all ranks
+        instead of these two, with one dimension (shards) or two (copies, shards), and a last one named "tp"
+        for tensor parallelism. offload: keep parameters on the CPU. mixed_precision: your own
+        MixedPrecisionPolicy instead of the one that follows from `precision`.
         """
         super().__init__(device, precision, timeout)
         check_counts(self.world_size, replicas, tensor_parallel)
@@ -146,6 +146,7 @@ class FSDP(MultiRankStrategy):
         if not is_meta:
             module.to(self.device)
             _broadcast_weights(module, self.ranks.data_group)
+        self._check_tensor_parallel(module)
         self._checkpoint_activations(module)
         policy = self.mixed_precision
         if policy is None:
@@ -176,6 +177,19 @@ class FSDP(MultiRankStrategy):
         if is_meta:
             materialize_module(module, self.device)
         return root
+
+    def _check_tensor_parallel(self, module: nn.Module) -> None:
+        """Raise if a mesh with tensor parallelism divides no layer: its ranks would all compute the same."""
+        if self.tensor_mesh is None or any(hasattr(each, "device_mesh") for each in module.parameters()):
+            return
+        size, name = self.tensor_mesh.size(), type(module).__name__
+        raise OptionError(
+            f"FSDP: the {size} ranks of each tensor-parallel group would compute the same, because no layer "
+            f"of {name} is divided. Call parallelize_module(layer, self.trainer.strategy.tensor_mesh, ...) "
+            f"in {name}.configure_model, or leave tensor parallelism out.",
+            option="tensor_parallel",
+            value=size,
+        )
 
     def units_of(self, module: nn.Module) -> list[nn.Module]:
         """Return the layers that are gathered one at a time, outermost first."""

@@ -1,7 +1,7 @@
 """The device mesh of a run: which ranks hold copies, shards or tensor-parallel parts of the model.
 
-A mesh has up to three dimensions, in this order: copies, shards, and `tp` for tensor parallelism. The ranks of
-one tensor-parallel group compute one model together, so they read the same batches.
+A mesh has up to three dimensions, in this order: copies, shards, and `tp` for tensor parallelism. The ranks
+of one tensor-parallel group compute one model together, so they read the same batches.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def check_counts(world_size: int, replicas: Any, tensor_parallel: Any) -> None:
             raise refused(f"FSDP: {name}", value, f"a whole number that divides the {world_size} ranks")
     if world_size % (replicas * tensor_parallel):
         raise OptionError(
-            f"FSDP: replicas={replicas} copies, each of tensor-parallel groups of {tensor_parallel} ranks, need "
-            f"a multiple of {replicas * tensor_parallel} ranks, and there are {world_size}.",
+            f"FSDP: replicas={replicas} with tensor_parallel={tensor_parallel} needs a multiple of "
+            f"{replicas * tensor_parallel} ranks, and there are {world_size}.",
             option="tensor_parallel",
             value=tensor_parallel,
         )

@@ -38,7 +38,7 @@ def is_sharded(tensor: Any) -> bool:
 
 
 def _kinds(tensors: Sequence[Any]) -> dict[Any, list[int]]:
-    """Return the indices of the sharded tensors by their mesh and placements, in the same order on all ranks."""
+    """Return the indices of sharded tensors by mesh and placements, in the same order on all ranks."""
     kinds: dict[Any, list[int]] = {}
     for index, tensor in enumerate(tensors):
         if is_sharded(tensor):

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from torch import nn
+
 from hookline.distributed.comm import Ranks
 from hookline.engine.plan import Plan
 from hookline.metrics.accumulator import Accumulator, ValuePart
@@ -177,7 +179,7 @@ class WaitingRows:
 @contextlib.contextmanager
 def computed_over(group: Any, metrics: Iterable[Any]) -> Iterator[None]:
     """Let metric objects (torchmetrics) communicate over this group only. None: over all ranks."""
-    parts = [part for metric in metrics for part in getattr(metric, "modules", lambda: [metric])()]
+    parts = [part for each in metrics for part in (each.modules() if isinstance(each, nn.Module) else [each])]
     changed = [each for each in parts if group is not None and getattr(each, "process_group", group) is None]
     for metric in changed:
         metric.process_group = group

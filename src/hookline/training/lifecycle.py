@@ -15,6 +15,7 @@ import torch
 
 from hookline._version import __version__
 from hookline.data.seeding import seed_rank
+from hookline.distributed.base import step_module_of
 from hookline.engine.foreign import Adapter
 from hookline.engine.hook_list import Entry, Handle
 from hookline.engine.listener import Listener, find_listeners
@@ -228,7 +229,8 @@ def prepare_run(run: Run) -> None:
     if run.failure_monitor is not None:
         run.failure_monitor.wait_for_all_ranks("data")
     run_events.set_up(run)
-    plan.configure_model(s)
+    if step_module_of(run.module) is None:  # a module that FSDP has sharded has its layers
+        plan.configure_model(s)
     if run.resume.path is not None and not run.strategy.restore_after_setup:
         restore_module(run)
 
