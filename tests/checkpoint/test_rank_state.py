@@ -16,6 +16,7 @@ from hookline.checkpoint.rank_state import (
     add_logs,
     mean_window,
     nothing_logged,
+    saved_data_ranks,
     sum_window,
 )
 from hookline.checkpoint.writer import write_parts
@@ -150,3 +151,44 @@ def test_ranks_at_different_places_of_a_window_cannot_be_shared_out() -> None:
     one: dict[str, Any] = {"batches": 2, "count": 2, "gradients": {"w": torch.zeros(1)}}
     with pytest.raises(CheckpointError, match="Resume with as many ranks as before"):
         mean_window([one, {**one, "count": 1}])
+
+
+class Own(RankFiles):
+    """Ranks whose own state is their number."""
+
+    def __init__(self) -> None:
+        self.ranks = [1, 2, 3]
+
+    def own(self, rank: int, find: Any) -> dict[str, Any]:
+        return {"rng": rank} if rank else {}
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "found"),
+    [
+        ([0, 0, 1, 1], [0, 0, 1, 1], [0, 1, 2, 3]),  # as saved: each rank's own
+        ([0, 0, 1, 1], [0, 1], [0, 2]),  # the rank that read the same batches
+        ([0, 0, 1, 1], [0, 1, 2, 3], [0, 2, None, None]),
+        ([0, 1, 2, 3], [0, 0, 1, 1], [0, 0, 1, 1]),
+        ([0, 0, 1, 1], [0], [0]),
+        ([0, 0, 0, 0], [0, 1], [0, None]),
+    ],
+    ids=str,
+)
+def test_on_another_mesh_a_rank_continues_as_the_rank_with_its_batches(
+    saved: Any, now: Any, found: Any
+) -> None:
+    restored = []
+    for rank in range(len(now)):
+        contents: dict[str, Any] = {"world_size": 4, "data_ranks": saved, "rng": 0}
+        Own().adapt(contents, rank, now, lambda entry: entry)
+        restored.append(contents["rng"])
+    assert restored == found
+
+
+@pytest.mark.parametrize(
+    "wrong", [[0, 0], [0, 0, 2, 2], [0, "0", 1, 1], [0, 0, 1, True], 4, [-1, 0, 0, 0]], ids=str
+)
+def test_data_parallel_ranks_that_no_run_has_are_refused(wrong: Any) -> None:
+    with pytest.raises(CheckpointError, match="does not give a data-parallel rank to each of 4 ranks"):
+        saved_data_ranks({"world_size": 4, "data_ranks": wrong})

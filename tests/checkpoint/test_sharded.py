@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
+from torch import distributed as dist
 
 from hookline.checkpoint.sharded import (
     LazyFile,
@@ -21,6 +24,7 @@ from hookline.checkpoint.sharded import (
     materialize,
     materialize_gradients,
     materialize_optimizer,
+    own_shard,
 )
 from hookline.util.errors import CheckpointError
 
@@ -114,3 +118,59 @@ def test_state_of_an_optimizer_and_gradients_become_whole(tmp_path: Path) -> Non
     materialize_gradients(window, {})
     assert torch.equal(window["gradients"]["w"], whole)
     assert window["loss"] is not mapped  # which lies in a file
+
+
+@contextlib.contextmanager
+def as_rank(rank: int, shape: tuple[int, ...], names: tuple[str, ...]) -> Iterator[Any]:
+    """A mesh of several ranks, seen from one of them. Nothing is sent to the others."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=math.prod(shape))
+    try:
+        yield init_device_mesh("cpu", shape, mesh_dim_names=names)
+    finally:
+        dist.destroy_process_group()
+
+
+def shard_on(mesh: Any, rows: int, local: int, placements: Any) -> Any:
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        torch.zeros(local, 3), mesh, placements, run_check=False, shape=torch.Size((rows, 3)), stride=(3, 1)
+    )
+
+
+def test_a_dimension_that_tensor_parallelism_and_fsdp_both_shard_is_stored_in_blocks() -> None:
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    found = []
+    for rank, local in enumerate((3, 3, 2, 2)):  # each half of 10 rows is sharded over 2 ranks
+        with as_rank(rank, (2, 2), ("shard", "tp")) as mesh:
+            shard = own_shard(shard_on(mesh, 10, local, (_StridedShard(0, split_factor=2), Shard(0))), "w")
+            assert shard is not None and shard.values.shape == (local, 3)
+            found.append(shard.offset)
+    assert found == [(0, 0), (5, 0), (3, 0), (8, 0)]
+
+
+def test_rows_that_are_not_contiguous_are_refused() -> None:
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    with as_rank(0, (2, 2), ("a", "b")) as mesh:
+        weight = shard_on(mesh, 8, 2, (Shard(0), _StridedShard(0, split_factor=2)))  # rows 0 and 2
+        with pytest.raises(CheckpointError, match="w is sharded twice .* rows that are not contiguous"):
+            own_shard(weight, "w")
+
+
+def test_equal_copies_on_parallel_parts_of_a_mesh_are_written_once() -> None:
+    from torch.distributed.tensor import Replicate, Shard
+
+    writes = []
+    for rank in range(4):
+        with as_rank(rank, (2, 2), ("shard", "tp")) as mesh:
+            whole_layer = shard_on(mesh["shard"], 4, 2, (Shard(0),))
+            bias = shard_on(mesh, 4, 2, (Shard(0), Replicate()))
+            writes.append([own_shard(each, "w") is not None for each in (whole_layer, bias)])
+    assert writes == [[True, True], [False, False], [True, True], [False, False]]

@@ -29,6 +29,7 @@ from hookline.checkpoint.sharded import (
     sharded_tensors,
 )
 from hookline.checkpoint.weights import export_weights, find_weights
+from hookline.distributed.comm import Ranks
 from hookline.util.errors import CheckpointError
 
 
@@ -160,7 +161,7 @@ def test_what_a_hook_had_spread_under_a_name_of_its_own_is_spread_again(mesh: An
     module = nn.Linear(2, 3)
     module.weight = nn.Parameter(spread(module.weight.detach(), mesh))
     write({"module": {}, "hooks": {"h": {"velocity": [module.weight.detach() * 2]}}}, tmp_path / "one")
-    contents, _ = read_for_rank(tmp_path / "one", 0, 1)
+    contents, _ = read_for_rank(tmp_path / "one", Ranks())
     found = materialize(contents["hooks"]["h"], sharded_tensors(module))["velocity"][0]
     assert is_dtensor(found) and torch.equal(found.full_tensor(), module.weight.full_tensor() * 2)  # type: ignore[operator]
 
@@ -204,7 +205,7 @@ def test_from_a_url_only_what_is_needed_is_read_and_what_was_fetched_goes(
     write({"module": {"a": weight}, "world_size": 2}, tmp_path / "one")
     (tmp_path / "fetched").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "fetched"))
-    contents = read_url_for_rank((tmp_path / "one").as_uri(), 1, 2)
+    contents = read_url_for_rank((tmp_path / "one").as_uri(), Ranks(1, 1, 2))
     assert torch.equal(contents["module"]["a"].read((1, 0), (1, 2)), torch.tensor([[2.0, 3.0]]))
     assert os.listdir(tmp_path / "fetched")
     del contents

@@ -91,3 +91,12 @@ def test_one_process_answers_itself() -> None:
 )
 def test_ranks_are_listed_in_words(ranks: list[int], text: str) -> None:
     assert format_ranks(ranks) == text
+
+
+def test_ranks_with_the_same_batches_share_a_data_parallel_rank() -> None:
+    ranks = [Ranks(rank, rank, 4, data_ranks=(0, 0, 1, 1)) for rank in range(4)]
+    assert [each.data_rank for each in ranks] == [0, 0, 1, 1]
+    assert [each.is_reader for each in ranks] == [True, False, True, False]
+    assert {(each.data_size, tuple(each.readers)) for each in ranks} == {(2, (0, 2))}
+    every = Ranks(1, 1, 3)
+    assert (every.data_rank, every.data_size, every.readers, every.is_reader) == (1, 3, [0, 1, 2], True)

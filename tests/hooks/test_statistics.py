@@ -8,13 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from hookline.hooks._statistics import local_values, norms, percentiles, sample_of, tensors_in, with_gradients
+from hookline.hooks._statistics import (
+    local_values,
+    norms,
+    percentiles,
+    samples_of,
+    tensors_in,
+    with_gradients,
+)
 
 
 def test_percentiles_of_a_sample_are_near_those_of_the_whole() -> None:
     torch.manual_seed(0)
     large, small = torch.randn(300, 256) * torch.linspace(0.1, 3, 256), torch.randn(7)
-    rows = [sample_of([large], 2048), sample_of([small], 2048)]
+    rows = [*samples_of([large], 2048), *samples_of([small], 2048)]
     assert 1024 <= len(rows[0]) <= 2048 and torch.equal(rows[1], small)
     found = percentiles([each.abs() for each in rows], [10, 50, 90])
     for row, values in zip(found, (large, small), strict=True):
@@ -69,10 +76,10 @@ def test_norms_do_not_overflow_in_half_precision_and_an_empty_tensor_has_none() 
 
 
 def test_a_sample_is_of_all_tensors_and_of_all_columns() -> None:
-    small = sample_of([torch.arange(3.0), torch.tensor(7.0)], limit=10)
+    small = torch.cat(samples_of([torch.arange(3.0), torch.tensor(7.0)], limit=10))
     assert small.tolist() == [0.0, 1.0, 2.0, 7.0]
     columns = torch.arange(8.0).repeat(1000, 1)
-    taken = sample_of([columns, torch.full((2000,), 100.0)], limit=500)
+    taken = torch.cat(samples_of([columns, torch.full((2000,), 100.0)], limit=500))
     assert 300 < len(taken) <= 500
     assert set(taken.tolist()) == {*map(float, range(8)), 100.0}
 

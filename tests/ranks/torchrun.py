@@ -98,9 +98,10 @@ def torchrun(
     return Outcome(job.returncode, _all(output, said), time.monotonic() - began)
 
 
-def cases(module: str, folder: Path, deadline: float, ranks: int = 2) -> dict[str, list[Any]]:
+def cases(module: str, folder: Path, deadline: float, ranks: int = 2, **env: str) -> dict[str, list[Any]]:
     """Run this module's `main` on so many ranks: what each case found (`worlds.report`), rank zero's first."""
-    outcome = torchrun(f"from {module} import main\nmain()\n", folder, deadline=deadline, ranks=ranks)
+    source = f"from {module} import main\nmain()\n"
+    outcome = torchrun(source, folder, deadline=deadline, ranks=ranks, **env)
     assert outcome.code == 0, outcome.output
     results: dict[str, list[Any]] = {}
     for name, rank, value in sorted(map(json.loads, outcome.lines("CASE ")), key=lambda each: each[1]):

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from tiny import Net, batches, quiet
+from torch import nn
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from hookline import OptionError
-from hookline.run.optimizers import Schedule, bare, needs_closure, parse_optimizers
+from hookline.run.optimizers import Schedule, bare, follow_parameters, needs_closure, parse_optimizers
 
 
 @pytest.fixture
@@ -220,3 +221,16 @@ def test_a_scheduler_class_is_refused_before_the_run_needs_it() -> None:
         OptionError, match=r"lr_scheduler StepLR is a class; pass an object of it.*StepLR\(optimizer\)"
     ):
         quiet().fit(Scheduled(), batches(1))
+
+
+def test_a_new_parameter_is_not_taken_for_an_old_one_that_had_its_id() -> None:
+    module = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    old = nn.Parameter(torch.zeros(1, 1))
+    optimizers = [SGD([module[1].weight, old], lr=0.1)]
+    before = {
+        id(module[1].weight): "0.weight",
+        id(old): "0.weight",
+    }  # the first one took the memory of an old one
+    follow_parameters(optimizers, before, module)
+    assert optimizers[0].param_groups[0]["params"][0] is module[1].weight
+    assert optimizers[0].param_groups[0]["params"][1] is module[0].weight

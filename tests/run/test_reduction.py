@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from distributed.threads import on_ranks
+from torch import nn
 
 from hookline.distributed.comm import Ranks
 from hookline.metrics.metric_log import MetricLog
-from hookline.run.reduction import RankReduction, WaitingRows
+from hookline.run.reduction import RankReduction, WaitingRows, computed_over
 
 
 def reduced(*of_ranks: dict[str, Any]) -> dict[str, Any]:
@@ -89,3 +90,33 @@ def test_rows_of_a_run_that_failed_are_written_with_local_values_once() -> None:
     rows = WaitingRows(Ranks(), log)
     rows.keep({"loss": 4.0}, step=3, epoch=0, is_used=True)
     assert rows.alone() == [(3, 0, {"loss": 4.0})] and rows.alone() == []
+
+
+def test_ranks_with_the_same_batches_count_once() -> None:
+    rows: list[dict[str, Any]] = [
+        {"x": ("sum", float(rank), 1.0), "y": ("mean", 1.0, 1.0)} for rank in range(4)
+    ]
+    rows[1]["only here"] = ("sum", 7.0, 1.0)
+
+    def reduce(ranks: Ranks) -> dict[str, Any]:
+        ranks.data_ranks = (0, 0, 1, 1)
+        return RankReduction(ranks)("row", rows[ranks.rank])
+
+    assert on_ranks(4, reduce) == [{"x": 2.0, "y": 1.0, "only here": 7.0}] * 4
+
+
+def test_metric_objects_communicate_over_the_given_group_while_they_are_computed() -> None:
+    class Metric(nn.Module):
+        process_group: Any = None
+
+    outer, own = Metric(), Metric()
+    outer.inner, own.process_group = Metric(), "own"
+    with computed_over("group", [outer, own, object()]):
+        assert (outer.process_group, outer.inner.process_group, own.process_group) == (
+            "group",
+            "group",
+            "own",
+        )
+    assert outer.process_group is outer.inner.process_group is None
+    with computed_over(None, [outer]):
+        assert outer.process_group is None

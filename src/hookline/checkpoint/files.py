@@ -84,14 +84,18 @@ def _read_for_rank(path: Path | str, ranks: Ranks) -> dict[str, Any]:
     if url:
         from hookline.checkpoint import remote
 
-        read_one = read_foreign_checkpoint if remote.is_single_file(url) else remote.read_url_for_rank
-        return _run_on_all_ranks(ranks, lambda: read_one(url, rank, world_size))
+        read_one = _read_file_for_rank if remote.is_single_file(url) else remote.read_url_for_rank
+        return _run_on_all_ranks(ranks, lambda: read_one(url, ranks))
     if folder.is_file():
-        return _run_on_all_ranks(ranks, lambda: read_foreign_checkpoint(path, rank, world_size))
+        return _run_on_all_ranks(ranks, lambda: _read_file_for_rank(path, ranks))
     _run_on_all_ranks(ranks, lambda: verify_folder(folder, rank, world_size))
-    contents, rank_files = _run_on_all_ranks(ranks, lambda: read_for_rank(folder, rank, world_size))
+    contents, rank_files = _run_on_all_ranks(ranks, lambda: read_for_rank(folder, ranks))
     check_shards(folder, sum(ranks.gather(rank_files.counted)))
     return contents
+
+
+def _read_file_for_rank(path: Path | str, ranks: Ranks) -> dict[str, Any]:
+    return read_foreign_checkpoint(path, ranks.data_rank, ranks.data_size)
 
 
 def _run_on_all_ranks(ranks: Ranks, act: Callable[[], T]) -> T:

@@ -165,8 +165,9 @@ def _find_problem(manifest: Mapping[str, Any]) -> str:
             return f"no {name!r}"
         if not is_valid(manifest[name]):
             return f"{name}={described(manifest[name])}, which is not {wanted}"
-    if not is_text(manifest.get("run", "")):
-        return "a run that is not text"
+    for name in ("run", "mesh"):
+        if not is_text(manifest.get(name, "")):
+            return f"a {name} that is not text"
     base = manifest.get("base")
     if manifest.get("kind") == TRAINABLE_KIND and not (is_text(base) and FINGERPRINT.fullmatch(base)):
         return f"base={described(base)}, which is not the fingerprint of a base model"

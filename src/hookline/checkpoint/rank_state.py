@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from hookline.util.errors import CheckpointError, described
 from hookline.util.limited_json import STRUCTURE_BYTES, parse_json, read_within
 from hookline.util.urls import OF_RANK
 
-REPLICATED = ("module", "optimizers", "run", "world_size")
+REPLICATED = ("module", "optimizers", "run", "world_size", "data_ranks")
 """Parts that are replicated or sharded by the strategy; a comparison would have to read all of them."""
 BUFFERS_PART = "module buffers"
 """Buffers can differ between ranks, such as the statistics of a batch norm."""
@@ -153,22 +153,25 @@ class RankFiles:
         self.counted = elements
         return elements
 
-    def adapt(self, contents: dict[str, Any], rank: int, world_size: int, find: Find) -> None:
-        """Change rank zero's contents to those of this rank.
+    def adapt(self, contents: dict[str, Any], rank: int, data_ranks: Sequence[int], find: Find) -> None:
+        """Change rank zero's contents to those of this rank. data_ranks: that of each rank of this run.
 
-        With the same world size, this is the rank's saved state. Otherwise the state is redistributed.
+        With as many data-parallel ranks, this is the saved state of the rank that read the same batches.
+        Otherwise the state is redistributed.
         """
-        before = contents.get("world_size", 1)
-        if type(before) is not int or not 1 <= before <= MAX_RANKS:
-            raise CheckpointError(f"world_size={described(before)} is not a number of ranks.")
-        if before == world_size:
-            for name, value in self.own(rank, find).items():
-                _put_part(contents, name, value)
-        else:
-            self._redistribute(contents, rank, before, world_size)
+        before, now = saved_data_ranks(contents), tuple(data_ranks)
+        if max(before) != max(now):
+            self._redistribute(contents, now[rank], before, max(now) + 1)
+            return
+        source = rank if before == now else before.index(now[rank])
+        for name, value in self.own(source, find).items():
+            _put_part(contents, name, value)
 
-    def _redistribute(self, contents: dict[str, Any], rank: int, before: int, world_size: int) -> None:
-        own = [self.own(saved_rank, self.sharded) for saved_rank in range(before)]
+    def _redistribute(
+        self, contents: dict[str, Any], rank: int, before: Sequence[int], world_size: int
+    ) -> None:
+        """Redistribute state over data-parallel ranks; `rank` and `world_size` count these."""
+        own = [self.own(before.index(each), self.sharded) for each in range(max(before) + 1)]
         if "log" in contents:
             logs = [each.get("log", contents["log"]) for each in own]
             contents["log"] = add_logs(logs) if rank == 0 else nothing_logged(contents["log"])
@@ -177,7 +180,7 @@ class RankFiles:
             is_weighted = windows[0].get("by", "batches") != "batches"
             contents["window"] = sum_window(windows, world_size) if is_weighted else mean_window(windows)
         if rank and "rng" in contents:
-            contents["rng"] = own[rank].get("rng", contents["rng"]) if rank < before else None
+            contents["rng"] = own[rank].get("rng", contents["rng"]) if rank < len(own) else None
 
     def own(self, rank: int, find: Find) -> dict[str, Any]:
         """Return the saved state of a rank that differs from rank zero's."""
@@ -186,6 +189,26 @@ class RankFiles:
             return {}
         tensors = Stored(self.files[rank].others(self.structure(rank)["shards"]), find)
         return {name: unpack(structure, tensors) for name, structure in structures.items()}
+
+
+def saved_data_ranks(contents: dict[str, Any]) -> tuple[int, ...]:
+    """Return the data-parallel rank of each rank that wrote a checkpoint."""
+    world_size = contents.get("world_size", 1)
+    if type(world_size) is not int or not 1 <= world_size <= MAX_RANKS:
+        raise CheckpointError(f"world_size={described(world_size)} is not a number of ranks.")
+    found = contents.get("data_ranks")
+    if found is None:  # without tensor parallelism
+        return tuple(range(world_size))
+    if (
+        not isinstance(found, list)
+        or len(found) != world_size
+        or not all(type(each) is int for each in found)
+        or set(found) != set(range(len(set(found))))
+    ):
+        raise CheckpointError(
+            f"data_ranks={described(found)} does not give a data-parallel rank to each of {world_size} ranks."
+        )
+    return tuple(found)
 
 
 def _is_block(block: Any, dimensions: int) -> bool:

@@ -19,6 +19,7 @@ from hookline.checkpoint.format import Stored, tensor_keys, unpack_contents
 from hookline.checkpoint.manifest import Manifest, is_listed_file, load_manifest
 from hookline.checkpoint.rank_state import Find, RankFiles, elements_wanted, read_structure
 from hookline.checkpoint.tensors import map_tensors, read_some, read_tensors
+from hookline.distributed.comm import Ranks
 from hookline.util.errors import CheckpointError
 from hookline.util.urls import is_checkpoint_file
 
@@ -31,7 +32,7 @@ def read_folder(path: Path) -> dict[str, Any]:
     verify_folder(path)
     with _explain_read_errors(path):
         rank_files = RankFiles(path)
-        return _read_contents(rank_files, rank_files.whole, read_tensors, 0, 1)
+        return _read_contents(rank_files, rank_files.whole, read_tensors, Ranks())
 
 
 def read_module_weights(path: Path, as_shards: bool = False) -> dict[str, Any]:
@@ -53,24 +54,24 @@ def read_module_weights(path: Path, as_shards: bool = False) -> dict[str, Any]:
         return unpack_contents(wanted, Stored(read(path / "model.safetensors"), find), Stored(rest, find))
 
 
-def read_for_rank(path: Path, rank: int, world_size: int) -> tuple[dict[str, Any], RankFiles]:
+def read_for_rank(path: Path, ranks: Ranks) -> tuple[dict[str, Any], RankFiles]:
     """Return the contents for one rank of a checkpoint that is already verified; leave large tensors unread.
 
     Sharded tensors become `ShardedTensor`; other tensors are memory-mapped.
     """
     with _explain_read_errors(path):
-        rank_files = RankFiles(path, rank)
-        rank_files.count(rank, world_size)
-        return _read_contents(rank_files, rank_files.sharded, map_tensors, rank, world_size), rank_files
+        rank_files = RankFiles(path, ranks.rank)
+        rank_files.count(ranks.rank, ranks.world_size)
+        return _read_contents(rank_files, rank_files.sharded, map_tensors, ranks), rank_files
 
 
 def _read_contents(
-    rank_files: RankFiles, find: Find, read: Callable[[Path], dict[str, Tensor]], rank: int, world_size: int
+    rank_files: RankFiles, find: Find, read: Callable[[Path], dict[str, Tensor]], ranks: Ranks
 ) -> dict[str, Any]:
     path = rank_files.path
     model, rest = (Stored(read(path / name), find) for name in ("model.safetensors", "state.safetensors"))
     contents = unpack_contents(_structure(path), model, rest)
-    rank_files.adapt(contents, rank, world_size, find)
+    rank_files.adapt(contents, ranks.rank, ranks.data_ranks, find)
     return contents
 
 

@@ -23,6 +23,7 @@ from hookline.checkpoint.reader import (
     verify_folder,
 )
 from hookline.checkpoint.writer import owner, protect_from_cleanup, write_folder
+from hookline.distributed.comm import Ranks
 from hookline.util.errors import CheckpointError, HooklineError
 from hookline.util.limited_json import MANIFEST_BYTES
 from hookline.util.text import holds_secret, redact
@@ -85,12 +86,12 @@ def read_url(url: str) -> dict[str, Any]:
         return read_folder(folder)
 
 
-def read_url_for_rank(url: str, rank: int, world_size: int) -> dict[str, Any]:
+def read_url_for_rank(url: str, ranks: Ranks) -> dict[str, Any]:
     """Download a checkpoint and read it for one rank; delete the download once its tensors are released."""
     with contextlib.ExitStack() as until_read:
         folder = until_read.enter_context(_download(url))
         verify_folder(folder)
-        contents, rank_files = read_for_rank(folder, rank, world_size)
+        contents, rank_files = read_for_rank(folder, ranks)
         weakref.finalize(rank_files, until_read.pop_all().close)
     return contents
 

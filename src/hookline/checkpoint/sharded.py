@@ -43,13 +43,14 @@ def own_shard(value: Any, where: str) -> TensorShard | None:
             f"{where} has a partial placement ({value.placements}): its value is not known until the ranks "
             "reduce it. Call .redistribute() on it first."
         )
-    _refuse_strided(value, where)
     coordinate = mesh.get_coordinate()
     if coordinate is None:  # this rank is not in the device mesh
         return None
     if any(each.is_replicate() and index for each, index in zip(placements, coordinate, strict=True)):
         return None
-    size, offset = _block(value)
+    if not _is_first_copy(mesh):
+        return None
+    size, offset = _block(value, where)
     local = value.to_local()
     if not math.prod(size):
         return None
@@ -60,8 +61,7 @@ def shard_like(target: Any, read: Any) -> Tensor:
     """Return a DTensor with the placements of `target`; `read(offset, size)` reads this rank's block."""
     from torch.distributed.tensor import DTensor
 
-    _refuse_strided(target, "A tensor")
-    size, offset = _block(target)
+    size, offset = _block(target, "A tensor")
     local = target.to_local()
     block = read(offset, size).to(local.device)
     return DTensor.from_local(
@@ -81,24 +81,54 @@ def block_of(whole: Tensor, offset: Sequence[int], size: Sequence[int]) -> Tenso
     return whole.clone(memory_format=torch.contiguous_format)
 
 
-def _block(value: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the size and the offset of this rank's block."""
+def _is_first_copy(mesh: Any) -> bool:
+    """Return whether this rank writes tensors on a mesh that may be a part of a larger one.
+
+    Parallel parts of the larger mesh have equal copies of such tensors, for example of layers that tensor
+    parallelism leaves whole. The part with the first rank writes them.
+    """
+    whole = mesh._get_root_mesh()
+    return whole is mesh or bool((mesh.mesh == whole.mesh.min()).any())
+
+
+def _block(value: Any, where: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the size and the offset of this rank's block. Raise a CheckpointError if it is not one block."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     size, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+    if not _is_one_block(value, list(size), list(offset)):
+        raise CheckpointError(
+            f"{where} is sharded twice along one dimension ({value.placements} of {tuple(value.shape)}), so "
+            "that a rank has rows that are not contiguous; checkpoints cannot hold that. Choose sizes that "
+            "the dimensions of the mesh divide."
+        )
     return tuple(size), tuple(offset)
 
 
-def _refuse_strided(value: Any, where: str) -> None:
-    """Raise a CheckpointError if one dimension is sharded twice (tensor parallel within FSDP).
+def _is_one_block(value: Any, size: list[int], offset: list[int]) -> bool:
+    """Return whether this rank's rows are contiguous, if they are sharded twice along one dimension.
 
-    Such a rank has rows that are not contiguous.
+    They are if the later dimensions of the mesh (tensor parallelism) divide the rows first, and the earlier
+    one (FSDP) divides each part: then `split_factor` is the number of these parts.
     """
-    if any(type(each).__name__ == "_StridedShard" for each in value.placements):
-        raise CheckpointError(
-            f"{where} is sharded twice along one dimension ({value.placements}), which leaves each rank with "
-            "rows that are not contiguous; checkpoints cannot hold that. Shard each dimension once."
-        )
+    mesh, placements = value.device_mesh, value.placements
+    strided = [dim for dim, each in enumerate(placements) if hasattr(each, "split_factor")]
+    if not strided:
+        return True
+    for dim in strided:
+        later = range(dim + 1, mesh.ndim)
+        same = [each for each in later if getattr(placements[each], "dim", None) == placements[dim].dim]
+        if placements[dim].split_factor != math.prod(map(mesh.size, same)):
+            return False
+    found_size, found_offset = list(value.shape), [0] * value.ndim
+    sharding = [dim for dim, each in enumerate(placements) if hasattr(each, "dim")]
+    for dim in sorted(sharding, key=lambda each: (each in strided, each)):
+        along = placements[dim].dim
+        chunk = -(-found_size[along] // mesh.size(dim))
+        start = min(chunk * mesh.get_local_rank(dim), found_size[along])
+        found_offset[along] += start
+        found_size[along] = min(chunk, found_size[along] - start)
+    return found_size == size and (found_offset == offset or not math.prod(size))
 
 
 class LazyFile:

@@ -252,6 +252,7 @@ def _describe_text(data: dict[str, Any]) -> str:
         ("scored", f"the weights averaged by hook {data['scored_hook']!r}" if data["scored_hook"] else ""),
         ("hooks", ", ".join(data["hooks"])),
         ("world size", str(data["world_size"])),
+        ("mesh", data.get("mesh", "")),
         ("written by", versions),
         ("files", f"{sizes}; {format_size(data['bytes'])} in all"),
         ("other files", ", ".join(data["extra"])),

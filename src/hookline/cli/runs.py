@@ -64,7 +64,8 @@ def _gather_predictions(predictions: list[Any], ranks: Any) -> list[Any]:
     from hookline.loggers.jsonl import jsonable
 
     missing = object()  # the last batches of a rank that has fewer
-    turns = itertools.zip_longest(*ranks.gather(jsonable(predictions)), fillvalue=missing)
+    of_all = ranks.gather(jsonable(predictions))
+    turns = itertools.zip_longest(*(of_all[rank] for rank in ranks.readers), fillvalue=missing)
     return [batch for turn in turns for batch in turn if batch is not missing]
 
 

@@ -20,6 +20,7 @@ from hookline.data.sharding import (
     RankSharding,
     ShardPlan,
     compare_sources,
+    compared_batches,
     is_apart,
     padded_batches,
     rank_batches,
@@ -92,7 +93,7 @@ class Loader:
         """Return the reader of this source; create it on first use."""
         if self._reader is None:
             self._reader = reader_for(
-                self.source, self.shard_plan, self.sharding.trains, self.sharding.ranks.world_size
+                self.source, self.shard_plan, self.sharding.trains, self.sharding.ranks.data_size
             )
         return self._reader
 
@@ -136,7 +137,10 @@ class Loader:
             batches = itertools.islice(batches, max(0, self.length - position))
         if self.ahead and reader.may_run_ahead:
             self._fetching = batches = prefetch_batches(batches, self.ahead, self.move)
-        return batches if self.sharding.ranks.alone else self._describe_batches(batches, position)
+        if self.sharding.ranks.alone:
+            return batches
+        batches, ranks = self._describe_batches(batches, position), self.sharding.ranks
+        return batches if ranks.data_size == ranks.world_size else compared_batches(batches, ranks, self.name)
 
     def _begin(self, position: int, saved: LoaderState | None) -> None:
         """Set the start of the pass in units of all ranks, so that another world size or batch size continues
@@ -242,7 +246,7 @@ class Loader:
     def _facts(self) -> dict[str, int | None]:
         apart = is_apart(self.source, self.sharding)
         units = units_of(self.source, self.shard_plan, self.sharding.trains)
-        return source_facts(self.source, self._whole, units, self.sharding.ranks.world_size, apart)
+        return source_facts(self.source, self._whole, units, self.sharding.ranks.data_size, apart)
 
     def load_state_dict(self, saved: LoaderState) -> None:
         """Start the next pass at the saved position. Log what has changed since."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler
 
+from hookline.data.fingerprint import difference, fingerprint
 from hookline.data.libraries import rank_conflict
 from hookline.data.seeding import Generators, states_of
 from hookline.data.sources import is_of_samples, keeps_its_ways, length_of, shards_itself
@@ -114,7 +115,7 @@ class ShardPlan:
 def shard_plan_for(source: Any, sharding: RankSharding) -> ShardPlan:
     """Return a plan that divides a source by samples if its batches are built here, else by batches."""
     ranks = sharding.ranks
-    rank, world_size = (0, 1) if is_apart(source, sharding) else (ranks.rank, ranks.world_size)
+    rank, world_size = (0, 1) if is_apart(source, sharding) else (ranks.data_rank, ranks.data_size)
     if is_of_samples(source):
         batch_sampler = source.batch_sampler
         return ShardPlan(
@@ -243,6 +244,7 @@ def compare_sources(
             f"{_by_rank([each[2] for each in reports])}."
         )
     if apart:
+        _refuse_differing_lengths(ranks, name, lengths)
         return lengths
     shared = f"The loader {name!r} is shared by all ranks"
     hint = "If each rank has its own data, set loader.shards_itself = True."
@@ -262,6 +264,38 @@ def compare_sources(
             hint,
         )
     return lengths
+
+
+SAME_BATCHES = (
+    "The ranks of a tensor-parallel group compute one model together, so they must read the same batches. A "
+    "loader that shards itself must use trainer.strategy.ranks.data_rank and data_size, not the rank and the "
+    "world size."
+)
+
+
+def _refuse_differing_lengths(ranks: Ranks, name: str, lengths: list[int | None]) -> None:
+    """Raise if ranks that must read the same batches have different numbers of them."""
+    of_readers = [lengths[ranks.data_ranks.index(each)] for each in ranks.data_ranks]
+    if lengths != of_readers:
+        raise OptionError(
+            f"The number of batches of the loader {name!r} differs within a tensor-parallel group: "
+            f"{_by_rank(lengths)}. {SAME_BATCHES}"
+        )
+
+
+def compared_batches(batches: Iterator[Any], ranks: Ranks, name: str) -> Iterator[Any]:
+    """Yield the batches. Raise on all ranks if ranks that must read the same ones differ in the first."""
+    for number, batch in enumerate(batches):
+        if number == 0:
+            of_all = ranks.gather(fingerprint(batch))
+            for rank, found in enumerate(of_all):
+                first = ranks.data_ranks.index(ranks.data_ranks[rank])
+                if differs := difference(of_all[first], found):
+                    raise OptionError(
+                        f"The first batch of the loader {name!r} differs between rank {first} and rank "
+                        f"{rank} of one tensor-parallel group: {differs}. {SAME_BATCHES}"
+                    )
+        yield batch
 
 
 def _digest(generators: Generators) -> str:

@@ -46,6 +46,9 @@ class Strategy(StrategyMethods):
     activation_checkpointing: Any = False
     """The option of the trainer, given to the strategy: True or choices of layers. False: the trainer's."""
 
+    mesh: Any = None
+    """The DeviceMesh of all ranks, from before the model is made; None if the strategy has none."""
+
     differentiate: Callable[..., None] | None = None
     """The function that computes the gradients of a loss. None: `loss.backward()`."""
 
@@ -61,6 +64,19 @@ class Strategy(StrategyMethods):
 
     def connect(self) -> None:
         """Connect to the other ranks, if there are any. Called at the start of every run."""
+
+    @property
+    def tensor_mesh(self) -> Any:
+        """The DeviceMesh for tensor parallelism, for `configure_model`; None without tensor parallelism."""
+        return None
+
+    @property
+    def mesh_text(self) -> str:
+        """The dimensions of the mesh as text; empty without a mesh."""
+        return ""
+
+    def make_mesh(self) -> None:
+        """Make the device mesh, after all ranks were compared and before the model is made."""
 
     @contextlib.contextmanager
     def silent(self) -> Iterator[None]:

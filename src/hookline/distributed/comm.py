@@ -47,6 +47,7 @@ class Ranks:
         world_size: int = 1,
         group: Any = None,
         timeout: float = 1800,
+        data_ranks: Sequence[int] = (),
     ) -> None:
         self.rank = rank
         self.local_rank = local_rank
@@ -55,12 +56,38 @@ class Ranks:
         """The control group: always gloo, whatever backend the model uses."""
         self.timeout = timeout
         """Seconds after which waiting for another rank is an error."""
+        self.data_ranks = tuple(data_ranks) or tuple(range(world_size))
+        """The data-parallel rank of each rank. Ranks of one tensor-parallel group have the same one: they
+        read the same batches, and what they count or log is counted once.
+        """
+        self.data_group: Any = None
+        """The process group of this rank and the ranks with other batches. None: all ranks."""
         self._beside: Ranks | None = None
 
     @property
     def alone(self) -> bool:
         """Whether this is the only process."""
         return self.group is None
+
+    @property
+    def data_rank(self) -> int:
+        """The data-parallel rank of this rank: its place among the ranks that read different batches."""
+        return self.data_ranks[self.rank]
+
+    @property
+    def data_size(self) -> int:
+        """The number of ranks that read different batches."""
+        return max(self.data_ranks) + 1
+
+    @property
+    def readers(self) -> list[int]:
+        """The first rank of each data-parallel rank: their values together are those of all data, once."""
+        return [self.data_ranks.index(each) for each in range(self.data_size)]
+
+    @property
+    def is_reader(self) -> bool:
+        """Whether this rank is the first one with its batches."""
+        return self.data_ranks.index(self.data_rank) == self.rank
 
     @property
     def exchanges(self) -> int:
@@ -110,7 +137,9 @@ class Ranks:
             return self
         if self._beside is None:
             group = gloo_group(self.timeout, dist.get_process_group_ranks(self.group))
-            self._beside = Ranks(self.rank, self.local_rank, self.world_size, group, self.timeout)
+            self._beside = Ranks(
+                self.rank, self.local_rank, self.world_size, group, self.timeout, self.data_ranks
+            )
         return self._beside
 
     def store(self, name: str) -> Any:

@@ -11,10 +11,21 @@ from torch import distributed as dist
 from torch import nn
 
 from hookline.distributed.base import StepModule, keep_step_module, step_module_of
-from hookline.distributed.comm import format_ranks
 from hookline.distributed.layer_choice import LayerChoice, choose_layers, default_layers
+from hookline.distributed.mesh import (
+    check_counts,
+    check_mesh,
+    data_group,
+    data_mesh,
+    data_ranks,
+    describe_mesh,
+    make_mesh,
+    mesh_shape,
+    tensor_mesh,
+)
 from hookline.distributed.process_group import MultiRankStrategy
-from hookline.engine.checks import check_layers, refused
+from hookline.distributed.sharded_norms import local_part
+from hookline.engine.checks import check_layers
 from hookline.util.errors import OptionError
 
 MIXED = "mixed torch.Tensor and DTensor"
@@ -34,6 +45,7 @@ class FSDP(MultiRankStrategy):
         activation_checkpointing: bool | LayerChoice | Sequence[LayerChoice] = False,
         reshard_after_forward: bool | int | None = None,
         replicas: int = 1,
+        tensor_parallel: int = 1,
         mesh: Any = None,
         offload: bool = False,
         mixed_precision: Any = None,
@@ -45,29 +57,25 @@ class FSDP(MultiRankStrategy):
         name and module; None: the items of every ModuleList, where models keep their blocks. All other
         parameters form one more unit. activation_checkpointing: an older place for the trainer's option.
         reshard_after_forward: as in `fully_shard`. replicas: copies of the sharded model (HSDP).
-        mesh: your own DeviceMesh over all ranks, with one dimension (shards) or two (copies, shards).
+        tensor_parallel: ranks that compute each layer together; your `configure_model` divides the layers
+        over `trainer.strategy.tensor_mesh`. mesh: your own DeviceMesh over all ranks instead of these two,
+        with one dimension (shards) or two (copies, shards), and a last one named "tp" for tensor parallelism.
         offload: keep parameters on the CPU. mixed_precision: your own MixedPrecisionPolicy instead of the one
         that follows from `precision`.
         """
         super().__init__(device, precision, timeout)
-        if (
-            not isinstance(replicas, int)
-            or isinstance(replicas, bool)
-            or replicas < 1
-            or self.world_size % replicas
-        ):
-            raise refused(
-                "FSDP: replicas", replicas, f"a whole number that divides the {self.world_size} ranks"
-            )
+        check_counts(self.world_size, replicas, tensor_parallel)
         if offload and self.device.type == "cpu":
             raise OptionError(
                 "FSDP: offload=True keeps the parameters of an accelerator on the CPU, and the device is "
                 "the CPU."
             )
-        if replicas > 1 and mesh is not None:
-            raise OptionError("FSDP: pass either replicas= or a mesh of two dimensions.")
+        if mesh is not None and (replicas > 1 or tensor_parallel > 1):
+            raise OptionError(
+                "FSDP: pass either replicas= and tensor_parallel=, or a mesh with these dimensions."
+            )
         if mesh is not None:
-            _check_mesh(mesh, self.world_size, self.device.type)
+            check_mesh(mesh, self.world_size, self.device.type)
         self.wrap = None if wrap is None else check_layers("FSDP: wrap", wrap)
         self.activation_checkpointing = (
             False
@@ -75,18 +83,43 @@ class FSDP(MultiRankStrategy):
             else activation_checkpointing is True
             or check_layers("FSDP: activation_checkpointing", activation_checkpointing)
         )
-        self.reshard_after_forward, self.replicas, self.mesh, self.offload = (
-            reshard_after_forward,
-            replicas,
-            mesh,
-            offload,
-        )
+        self.reshard_after_forward, self.replicas, self.offload = reshard_after_forward, replicas, offload
+        self.tensor_parallel, self.mesh = tensor_parallel, mesh
         self.mixed_precision = mixed_precision
         self.shards = self.forward_communicates = self.world_size > 1
         self._step_module: Any = None
         self._steps_through = False
         """Whether steps run through a StepModule. In manual optimization the module itself is the root."""
         self._units: list[Any] = []
+
+    def connect(self) -> None:
+        """Connect to the other ranks. Those of one tensor-parallel group get the same data-parallel rank."""
+        super().connect()
+        self.ranks.data_ranks = data_ranks(self.world_size, self.tensor_parallel, self.mesh)
+
+    @property
+    def tensor_mesh(self) -> Any:
+        """The DeviceMesh for tensor parallelism, for `configure_model`; None without tensor parallelism."""
+        return tensor_mesh(self.mesh)
+
+    @property
+    def mesh_text(self) -> str:
+        """The dimensions of the mesh as text; empty with one process."""
+        if self.world_size == 1:
+            return ""
+        if self.mesh is not None:
+            return describe_mesh(self.mesh.mesh_dim_names, self.mesh.shape)
+        dims = mesh_shape(self.world_size, self.replicas, self.tensor_parallel)
+        return describe_mesh(list(dims), list(dims.values()))
+
+    def make_mesh(self) -> None:
+        """Make the mesh, unless the user passed one."""
+        if self.world_size == 1:
+            return
+        if self.mesh is None:
+            dims = mesh_shape(self.world_size, self.replicas, self.tensor_parallel)
+            self.mesh = make_mesh(self.device.type, dims)
+        self.ranks.data_group = data_group(self.mesh)
 
     def place(self, module: nn.Module) -> nn.Module:
         """Shard the module in place. Its parameters stay DTensors after the run."""
@@ -95,6 +128,7 @@ class FSDP(MultiRankStrategy):
             return module
         self._step_module = step_module_of(module)
         if self._step_module is None:
+            self.make_mesh()
             self._step_module = self._shard(module)
             keep_step_module(module, self._step_module)
         self._steps_through = isinstance(self._step_module, StepModule)
@@ -115,7 +149,8 @@ class FSDP(MultiRankStrategy):
         is_meta = any(each.is_meta for each in module.parameters())
         if not is_meta:
             module.to(self.device)
-            _broadcast_weights(module)
+            _broadcast_weights(module, self.ranks.data_group)
+        self._check_tensor_parallel(module)
         policy = self.mixed_precision
         if policy is None:
             low = self.precision.dtype
@@ -123,7 +158,7 @@ class FSDP(MultiRankStrategy):
                 param_dtype=low, reduce_dtype=torch.float32 if low is not None else None
             )
         options: dict[str, Any] = {
-            "mesh": self._mesh(),
+            "mesh": data_mesh(self.mesh),
             "mp_policy": policy,
             "reshard_after_forward": self.reshard_after_forward,
             "offload_policy": CPUOffloadPolicy() if self.offload else OffloadPolicy(),
@@ -146,17 +181,17 @@ class FSDP(MultiRankStrategy):
             materialize_module(module, self.device)
         return root
 
-    def _mesh(self) -> Any:
-        if self.mesh is not None:
-            return self.mesh
-        from torch.distributed.device_mesh import init_device_mesh
-
-        if self.replicas == 1:
-            return init_device_mesh(self.device.type, (self.world_size,), mesh_dim_names=("shard",))
-        return init_device_mesh(
-            self.device.type,
-            (self.replicas, self.world_size // self.replicas),
-            mesh_dim_names=("replicate", "shard"),
+    def _check_tensor_parallel(self, module: nn.Module) -> None:
+        """Raise if a mesh with tensor parallelism divides no layer: its ranks would all compute the same."""
+        if self.tensor_mesh is None or any(hasattr(each, "device_mesh") for each in module.parameters()):
+            return
+        size, name = self.tensor_mesh.size(), type(module).__name__
+        raise OptionError(
+            f"FSDP: the {size} ranks of each tensor-parallel group would compute the same, because no layer "
+            f"of {name} is divided. Call parallelize_module(layer, self.trainer.strategy.tensor_mesh, ...) "
+            f"in {name}.configure_model, or leave tensor parallelism out.",
+            option="tensor_parallel",
+            value=size,
         )
 
     def layers_of(self, module: nn.Module) -> list[nn.Module]:
@@ -214,33 +249,6 @@ class FSDP(MultiRankStrategy):
                 unit.reshard()
 
 
-def _check_mesh(mesh: Any, world_size: int, device: str) -> None:
-    """Raise for a mesh that does not cover all ranks: the others would train separately, or wait for ever."""
-    from torch.distributed.device_mesh import DeviceMesh
-
-    right = f"init_device_mesh({device!r}, ({world_size},))"
-    if not isinstance(mesh, DeviceMesh):
-        raise refused("FSDP: mesh", mesh, f"a DeviceMesh, such as {right}")
-    ranks, missing = (
-        sorted(mesh.mesh.flatten().tolist()),
-        sorted(set(range(world_size)) - set(mesh.mesh.flatten().tolist())),
-    )
-    if missing or len(ranks) != world_size:
-        raise OptionError(
-            f"FSDP: mesh={mesh!r} covers {format_ranks(ranks)} of {world_size} ranks, and must cover all: "
-            f"{right}.",
-            option="mesh",
-            value=mesh,
-        )
-    if mesh.ndim not in (1, 2) or mesh.device_type != device:
-        raise OptionError(
-            f"FSDP: mesh={mesh!r} must have one dimension (shards) or two (copies, shards) and be for "
-            f"{device!r}, the device of this strategy: {right}.",
-            option="mesh",
-            value=mesh,
-        )
-
-
 def _explain(error: RuntimeError) -> None:
     if "expected scalar type" in str(error):
         error.add_note(
@@ -279,10 +287,16 @@ def batch_norms(module: nn.Module) -> list[nn.Module]:
     ]
 
 
-def _broadcast_weights(module: nn.Module) -> None:
-    """Broadcast rank zero's weights and buffers, because ranks may have initialized differently."""
+def _broadcast_weights(module: nn.Module, data_group: Any) -> None:
+    """Broadcast rank zero's weights and buffers, because ranks may have initialized differently.
+
+    A rank's part of a tensor-parallel weight goes to the ranks of `data_group`, which have the same part.
+    """
     for tensor in (*module.parameters(), *module.buffers()):
-        dist.broadcast(tensor.detach(), 0)
+        if hasattr(tensor, "device_mesh"):
+            dist.broadcast(local_part(tensor).detach(), group_src=0, group=data_group)
+        else:
+            dist.broadcast(tensor.detach(), 0)
 
 
 def materialize_module(module: nn.Module, device: torch.device) -> None:

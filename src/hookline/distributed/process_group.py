@@ -71,7 +71,10 @@ class MultiRankStrategy(Strategy):
         self.ranks.barrier()
 
     def reduce(self, value: Any, op: str = "mean") -> Any:
-        """Return a number or tensor reduced over all ranks by 'mean', 'sum', 'max' or 'min'."""
+        """Return a number or tensor reduced over all ranks by 'mean', 'sum', 'max' or 'min'.
+
+        Ranks that read the same batches (tensor parallelism) count once.
+        """
         operations = {
             "mean": dist.ReduceOp.SUM,
             "sum": dist.ReduceOp.SUM,
@@ -87,9 +90,11 @@ class MultiRankStrategy(Strategy):
             if isinstance(value, Tensor)
             else torch.tensor(float(value), device=self.device)
         )
+        if op in ("mean", "sum") and not self.ranks.is_reader:
+            total.zero_()
         dist.all_reduce(total, operations[op])
         if op == "mean":
-            total = total / self.world_size
+            total = total / self.ranks.data_size
         return total if isinstance(value, Tensor) else total.item()
 
 

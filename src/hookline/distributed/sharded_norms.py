@@ -22,25 +22,46 @@ def local_part(tensor: Tensor) -> Tensor:
     return shard
 
 
+def sharded_dims(tensor: Any) -> list[int]:
+    """Return the dimensions of the device mesh over which the tensor is sharded.
+
+    A dimension that FSDP and tensor parallelism both shard has a placement whose `is_shard` is false.
+    """
+    return [
+        dim
+        for dim, place in enumerate(getattr(tensor, "placements", ()))
+        if not place.is_replicate() and not place.is_partial()
+    ]
+
+
 def is_sharded(tensor: Any) -> bool:
     """Return whether other processes hold other parts of the tensor."""
-    return any(place.is_shard() for place in getattr(tensor, "placements", ()))
+    return bool(sharded_dims(tensor))
+
+
+def _kinds(tensors: Sequence[Any]) -> dict[Any, list[int]]:
+    """Return the indices of sharded tensors by mesh and placements, in the same order on all ranks."""
+    kinds: dict[Any, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        if is_sharded(tensor):
+            kinds.setdefault((tensor.device_mesh, tensor.placements), []).append(index)
+    return kinds
+
+
+def _groups(tensor: Any) -> list[Any]:
+    """Return the process groups over which the tensor is sharded, one for each dimension of the mesh."""
+    return [tensor.device_mesh.get_group(dim) for dim in sharded_dims(tensor)]
 
 
 def over_shards(vector: Tensor, tensors: Sequence[Any], order: float = 2.0) -> Tensor:
     """Turn norms of local parts into norms of whole tensors, with one all-reduce per kind of sharding."""
-    alike: dict[Any, list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        if is_sharded(tensor):
-            alike.setdefault((tensor.device_mesh, tensor.placements), []).append(index)
-    for (mesh, placements), where in alike.items():
+    for where in _kinds(tensors).values():
         highest = math.isinf(order)
         # a maximum over ranks may lose a NaN, but not an infinity
         part = vector[where].nan_to_num(math.inf, math.inf) if highest else vector[where] ** order
-        for dim, place in enumerate(placements):
-            if place.is_shard():
-                operation = torch.distributed.ReduceOp.MAX if highest else torch.distributed.ReduceOp.SUM
-                torch.distributed.all_reduce(part, operation, group=mesh.get_group(dim))
+        for group in _groups(tensors[where[0]]):
+            operation = torch.distributed.ReduceOp.MAX if highest else torch.distributed.ReduceOp.SUM
+            torch.distributed.all_reduce(part, operation, group=group)
         vector[where] = part if highest else part ** (1 / order)
     return vector
 
@@ -48,26 +69,23 @@ def over_shards(vector: Tensor, tensors: Sequence[Any], order: float = 2.0) -> T
 def shards_of(tensors: Sequence[Any]) -> int:
     """Return over how many processes the tensors are sharded."""
     return max(
-        (
-            math.prod(
-                each.device_mesh.size(dim) for dim, place in enumerate(each.placements) if place.is_shard()
-            )
-            for each in tensors
-            if is_sharded(each)
-        ),
-        default=1,
+        (math.prod(each.device_mesh.size(dim) for dim in sharded_dims(each)) for each in tensors), default=1
     )
 
 
-def gather_rows(rows: list[Tensor], tensors: Sequence[Any]) -> list[Tensor]:
-    """Concatenate rows of numbers from the shards of all processes, with two collectives for all rows."""
-    sharded = next((each for each in tensors if is_sharded(each)), None)
-    if sharded is None or not rows:
-        return rows
-    for dim, place in enumerate(sharded.placements):
-        if place.is_shard():
-            rows = _gather_rows(rows, sharded.device_mesh.get_group(dim))
-    return rows
+def gather_rows(rows: Sequence[Tensor], tensors: Sequence[Any]) -> list[Tensor]:
+    """Concatenate the row of each tensor from the shards of all processes.
+
+    Tensors that are sharded alike share two collectives for each dimension of their mesh.
+    """
+    gathered = list(rows)
+    for where in _kinds(tensors).values():
+        alike = [gathered[index] for index in where]
+        for group in _groups(tensors[where[0]]):
+            alike = _gather_rows(alike, group)
+        for index, row in zip(where, alike, strict=True):
+            gathered[index] = row
+    return gathered
 
 
 def _gather_rows(rows: list[Tensor], group: Any) -> list[Tensor]:
@@ -131,10 +149,9 @@ def agree_on_overflow(found: dict[Any, Tensor], parameters: Sequence[Any]) -> bo
     """Return whether a gradient overflowed on any rank, and set the scaler's flags (`found`) to match."""
     device = next(iter(found))
     seen = torch.stack([local_part(each).to(device).reshape(()) for each in found.values()]).sum().reshape(1)
-    for mesh, placements in {(each.device_mesh, each.placements) for each in parameters if is_sharded(each)}:
-        for dim, place in enumerate(placements):
-            if place.is_shard():
-                torch.distributed.all_reduce(seen, torch.distributed.ReduceOp.MAX, group=mesh.get_group(dim))
+    for where in _kinds(parameters).values():
+        for group in _groups(parameters[where[0]]):
+            torch.distributed.all_reduce(seen, torch.distributed.ReduceOp.MAX, group=group)
     for flag in found.values():
         local_part(flag).fill_(1.0 if seen.item() else 0.0)
     return bool(seen.item())

@@ -64,8 +64,8 @@ def norms(tensors: Sequence[Tensor], order: float = 2.0) -> Tensor:
     return over_shards(vector, tensors, order)
 
 
-def sample_of(tensors: Sequence[Tensor], limit: int) -> Tensor:
-    """Return about `limit` values of the tensors, in proportion to their sizes, or all if there are fewer."""
+def samples_of(tensors: Sequence[Tensor], limit: int) -> list[Tensor]:
+    """Return about `limit` values of all tensors, in proportion to their sizes, or all if there are fewer."""
     held = [local_values(each) for each in tensors]
     total = sum(each.numel() for each in held)
     parts: list[Tensor] = []
@@ -74,7 +74,7 @@ def sample_of(tensors: Sequence[Tensor], limit: int) -> Tensor:
         while stride > 1 and values.numel() and values.ndim and math.gcd(stride, values.shape[-1]) != 1:
             stride += 1  # so that every column of a matrix is sampled
         parts.append(values.flatten()[::stride].to(held[0].device, torch.float32))
-    return torch.cat(parts)
+    return parts
 
 
 def percentiles(rows: Sequence[Tensor], wanted: Sequence[float]) -> Tensor:

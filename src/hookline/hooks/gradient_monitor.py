@@ -16,7 +16,7 @@ from hookline.engine.checks import Count, as_tuple, checked_parameters, refused
 from hookline.engine.hook import Hook
 from hookline.hooks._figures import heat_map, need_matplotlib, save_figure
 from hookline.hooks._settings import as_patterns, is_match, list_some, matching_names
-from hookline.hooks._statistics import norms, percentiles, sample_of, with_gradients
+from hookline.hooks._statistics import norms, percentiles, samples_of, with_gradients
 from hookline.util.errors import HookError, OptionError
 
 # ---- measurements of one update, and their history ---------------------------------------------------------
@@ -39,8 +39,10 @@ class Measured:
     def sample(self, limit: int, wanted: Sequence[float], keep: bool) -> None:
         """Sample values of each layer for percentiles and, with `keep`, for histograms."""
         share = limit // shards_of(self.grads)
-        taken = [sample_of([self.grads[index] for index in indices], share) for indices in self.rows.values()]
-        taken = gather_rows(taken, self.grads)
+        layers = [[self.grads[index] for index in indices] for indices in self.rows.values()]
+        parts = [part for layer in layers for part in samples_of(layer, share)]
+        whole = iter(gather_rows(parts, [each for layer in layers for each in layer]))
+        taken = [torch.cat([next(whole) for _ in layer]) for layer in layers]
         if wanted and taken:
             self.percentiles = percentiles([each.abs() for each in taken], wanted)
         self.samples = taken if keep else []

@@ -111,6 +111,9 @@ def follow_parameters(optimizers: list[Optimizer], before: dict[int, str], modul
     before: the names of the old parameters by their id.
     """
     now = dict(module.named_parameters(remove_duplicate=False))
+    # a parameter of the module is not an old one: it may have the id of an old one that is gone
+    current = {id(each) for each in now.values()}
+    before = {number: name for number, name in before.items() if number not in current}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for index, old in enumerate(group["params"]):

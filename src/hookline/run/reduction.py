@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from torch import nn
 
 from hookline.distributed.comm import Ranks
 from hookline.engine.plan import Plan
@@ -43,8 +46,12 @@ class RankReduction:
         values: dict[str, Any] = {}
         for number, (name, reduce) in enumerate(known.items()):
             start = 1 + 3 * number
-            having = [row[start : start + 3] for row in gathered if row[start]]
-            if (value := _over_ranks(reduce, having, len(gathered))) is not None:
+            # ranks with the same batches have the same values, so the first one counts
+            having: dict[int, list[float]] = {}
+            for rank, row in zip(self.ranks.data_ranks, gathered, strict=True):
+                if row[start]:
+                    having.setdefault(rank, row[start : start + 3])
+            if (value := _over_ranks(reduce, [*having.values()], self.ranks.data_size)) is not None:
                 values[name] = value
         return values
 
@@ -165,7 +172,22 @@ class WaitingRows:
             )
             return {name: value for name, value in done.items() if not name.startswith(SEPARATOR)}
 
-        return self.log.finish(mode, pool, more)
+        with computed_over(self.reduce.ranks.data_group, self.log.objects()):
+            return self.log.finish(mode, pool, more)
+
+
+@contextlib.contextmanager
+def computed_over(group: Any, metrics: Iterable[Any]) -> Iterator[None]:
+    """Let metric objects (torchmetrics) communicate over this group only. None: over all ranks."""
+    parts = [part for each in metrics for part in (each.modules() if isinstance(each, nn.Module) else [each])]
+    changed = [each for each in parts if group is not None and getattr(each, "process_group", group) is None]
+    for metric in changed:
+        metric.process_group = group
+    try:
+        yield
+    finally:
+        for metric in changed:  # a group cannot be copied, and metrics are
+            metric.process_group = None
 
 
 class RankRows(MetricRows):

@@ -35,7 +35,7 @@ class BatchTotals:
     A sum over ranks starts when a batch begins and is read when it ends, so that no rank waits for it.
     """
 
-    __slots__ = ("_answer", "_backup", "_knows_samples", "_run_log", "rank_batch", "run")
+    __slots__ = ("_answer", "_backup", "_is_reader", "_knows_samples", "_run_log", "rank_batch", "run")
     shares_rows = False
     """Whether the loss of every row is reduced over ranks here, not only that of longer windows."""
 
@@ -43,6 +43,7 @@ class BatchTotals:
         self.run = run
         self.rank_batch = rank_batch
         self._knows_samples = all(counts_samples(each.source) for each in run.data.loaders["train"])
+        self._is_reader = run.strategy.ranks.is_reader
         self._answer: Answer | None = None
         self._run_log: MetricLog | None = None
         """The log of the run, while a padding batch writes into another log."""
@@ -63,9 +64,8 @@ class BatchTotals:
             or rank_batch.samples is None
             or not self._knows_samples
         ):
-            self._answer = run.strategy.ranks.total(
-                [weight, self.tokens_of(s) if counts_tokens and weight else 0]
-            )
+            tokens = self.tokens_of(s) if counts_tokens and weight else 0
+            self._answer = run.strategy.ranks.total([weight, tokens] if self._is_reader else [0, 0])
         return weight
 
     def tokens_of(self, s: State) -> int:

@@ -16,6 +16,7 @@ import torch
 from hookline._version import __version__
 from hookline.data.seeding import seed_rank
 from hookline.distributed.activation_checkpointing import checkpoint_activations
+from hookline.distributed.base import step_module_of
 from hookline.engine.foreign import Adapter
 from hookline.engine.hook_list import Entry, Handle
 from hookline.engine.listener import Listener, find_listeners
@@ -150,6 +151,7 @@ def join_ranks(run: Run) -> None:
     from hookline.training.ranks.preflight import check_equal
 
     check_equal(run)
+    run.strategy.make_mesh()
     if run.stage != "fit":
         return
     from hookline.training.ranks.rank_sync import RankSync
@@ -236,9 +238,10 @@ def prepare_run(run: Run) -> None:
     if run.failure_monitor is not None:
         run.failure_monitor.wait_for_all_ranks("data")
     run_events.set_up(run)
-    with run.strategy.precision.creation_context():
-        plan.configure_model(s)
-    run.strategy.precision.convert_module(run.module)
+    if step_module_of(run.module) is None:  # a module that FSDP has sharded has its layers
+        with run.strategy.precision.creation_context():
+            plan.configure_model(s)
+        run.strategy.precision.convert_module(run.module)
     if not run.strategy.restore_after_setup:
         begin_weights(run)
 
@@ -305,9 +308,9 @@ def recompute_activations(run: Run) -> None:
 
 
 def seed_per_rank(run: Run) -> None:
-    """Seed each rank differently, so that dropout differs; the model was made with the same seed."""
+    """Seed ranks with different batches differently, so that dropout differs; the model had the same seed."""
     drawn = run.options.seed if run.options.seed is not None else int(torch.randint(2**62, ()).item())
-    seed_rank(run.strategy.ranks.from_zero(drawn), run.strategy.rank)
+    seed_rank(run.strategy.ranks.from_zero(drawn), run.strategy.ranks.data_rank)
 
 
 def choose_optimizers(run: Run) -> None:

@@ -191,7 +191,7 @@ def _check_loaders(run: Run, kind: str, loaders: list[Loader]) -> None:
         hint = (
             ""
             if ranks.alone
-            else f" for {ranks.world_size} ranks: with drop_last every rank needs a full batch"
+            else f" for {ranks.data_size} ranks: with drop_last every rank needs a full batch"
         )
         raise OptionError(f"The training loader {empty[0]!r} is empty{hint}.")
     step = STEP_OF[kind]

@@ -245,7 +245,7 @@ def restore_progress(run: Run) -> None:
         s.log.load_state_dict(contents["log"])
     report_changes(run, contents.get("settings"))
     if contents["rng"] is None:  # a new rank gets random numbers that no other rank has
-        seed_rank(key_of("joined", s.batches_seen), s.rank)
+        seed_rank(key_of("joined", s.batches_seen), run.strategy.ranks.data_rank)
         contents["rng"] = rng_state()
     with restoring(run.resume.path, "the state of a random stream"):
         set_rng_state(contents["rng"])

@@ -90,6 +90,7 @@ def save(run: Run, request: SaveRequest) -> None:
         "saves": run.saves.count,
         "started_at": run.identity.started_at,
         **({"base": base} if (base := fingerprint(left_out_in(whole.get("module")))) else {}),
+        **({"mesh": run.strategy.mesh_text} if run.strategy.mesh_text else {}),
     }
     saved = Saved(path, request.reason, s.step, progress=run.stamp, is_automatic=request.is_automatic)
     in_background = (
@@ -246,6 +247,12 @@ def manifest_facts(s: State, request: SaveRequest, run: str) -> dict[str, Any]:
     }
 
 
+def data_layout(run: Run) -> dict[str, Any]:
+    """Return the data-parallel ranks of a run with tensor parallelism; nothing if every rank is one."""
+    ranks = run.strategy.ranks
+    return {} if ranks.data_size == ranks.world_size else {"data_ranks": list(ranks.data_ranks)}
+
+
 def collect(run: Run) -> dict[str, Any]:
     """Return everything that a run needs to resume."""
     s = run.state
@@ -254,6 +261,7 @@ def collect(run: Run) -> dict[str, Any]:
         "run": run.identity.id,
         "saves": run.saves.count,
         "world_size": s.world_size,
+        **data_layout(run),
         "module": run.module.state_dict(),
         **made_with(run.module),
         "hooks": hook_states(entries, s),

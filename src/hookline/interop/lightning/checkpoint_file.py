@@ -292,7 +292,7 @@ def contents_of_file(found: Any, path: Path | str, rank: int = 0, world_size: in
     try:
         contents = _foreign_contents(found, path) if own is None else _own_contents(found, own)
         if own is not None:
-            RanksInFile(own["ranks"]).adapt(contents, rank, world_size, _refuse_shards)
+            RanksInFile(own["ranks"]).adapt(contents, rank, range(world_size), _refuse_shards)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"The checkpoint {path} cannot be read: {type(error).__name__}: {error}"

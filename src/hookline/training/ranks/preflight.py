@@ -91,6 +91,7 @@ def facts_of_run(run: Run) -> dict[str, str]:
         "the precision": run.strategy.precision.name,
         "the number of ranks": str(run.strategy.world_size),
         "the kind of device": run.strategy.device.type,
+        "the device mesh": run.strategy.mesh_text,
     }
 
 
