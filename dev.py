@@ -99,6 +99,8 @@ def run(
     # threads that wait for each other actively would slow everything down on a machine that does something
     # else as well
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **(under or {}), "PYTHONUNBUFFERED": "1"}
+    # without bytecode, every process that a test starts would compile the source again
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with log.open("a") if log else contextlib.nullcontext() as output:
         print(f"$ {shown}", file=output, flush=True)
         kept = subprocess.PIPE if quiet else output

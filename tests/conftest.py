@@ -20,7 +20,10 @@ with contextlib.suppress(ImportError):  # not there where other trainers' packag
 @pytest.fixture(autouse=True)
 def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
+    # not torch.manual_seed: where CUDA is not initialized, it formats the stack three times
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture

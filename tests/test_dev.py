@@ -89,6 +89,13 @@ def test_of_what_runs_at_once_all_output_is_shown_and_every_failure_named(
     assert [each for each in capfd.readouterr().out.splitlines() if each[0] != "$"] == ["two", "three"]
 
 
+def test_what_it_starts_keeps_bytecode_so_that_no_process_compiles_the_source_again(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    dev.run(sys.executable, "-c", "import sys; sys.exit(sys.dont_write_bytecode)")
+
+
 def test_what_is_written_into_the_checkout_is_found_and_caches_are_not(
     dev: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

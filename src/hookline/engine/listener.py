@@ -289,9 +289,11 @@ def undecorated_method(owner: Any, function: Callable[..., Any]) -> Callable[...
     """
     owner, function = _original_of(owner, function)
     written = plain_function(function)
+    if not inspect.isfunction(written) or written.__closure__ is None:
+        return None
     for cls in type(owner).__mro__:
         for method, value in vars(cls).items():
-            if _plain_member(value) is written and inspect.isfunction(written):
+            if _plain_member(value) is written:
                 found = function_in_closure(written, method)
                 return None if found is None else found.__get__(owner, type(owner))
     return None
@@ -407,8 +409,14 @@ def _is_third_party(cls: type | None) -> bool:
 
 def overrides(owner: Any, method: str) -> bool:
     """Return whether the instance or a class of the user defines this method."""
-    found = next((member for member in _members(owner) if member.name == method), None)
-    return found is not None and found.is_method(owner)
+    for cls, members in (
+        (None, getattr(owner, "__dict__", {})),
+        *((c, vars(c)) for c in type(owner).__mro__),
+    ):
+        if method in members:
+            is_ours = cls is not None and _is_framework_class(cls)
+            return not is_ours and _Member(method, members[method], cls).is_method(owner)
+    return False
 
 
 def _plain_member(value: Any) -> Any:
