@@ -89,9 +89,8 @@ blocks = ["blocks.*"]
             "Did you mean 'aggregation'",
         ),
         ("--trainer.evaluation.aggregation=mcro", "trainer.evaluation.aggregation", "'macro'"),
-        ("--trainer.val_aggregation=mcro", "trainer.evaluation.aggregation", "'macro'"),
+        ("--trainer.val_aggregation=mcro", "trainer.val_aggregation", "'macro'"),
         ("--trainer.hang_after.action=stop", "trainer.hang_after.action", "allowed: 'warn', 'abort'"),
-        ("--trainer.activation_checkpointing=3.5", "trainer.activation_checkpointing", ""),
     ],
 )
 def test_a_wrong_key_of_a_table_is_refused_with_its_place(

@@ -165,6 +165,10 @@ def test_a_wrong_choice_is_refused_with_the_nearest_name() -> None:
         quiet(activation_checkpointing=True).fit(Net(), batches(1))
     with pytest.raises(OptionError, match="activation_checkpointing=3 must be a pattern of names"):
         quiet(activation_checkpointing=3)
+    with pytest.raises(
+        OptionError, match="activation_checkpointing=<.* must be a .*function of name and module"
+    ):
+        quiet(activation_checkpointing=lambda name: True)
     with pytest.raises(OptionError, match="given twice: to the trainer and to FSDP"):
         quiet(activation_checkpointing=True, strategy=FSDP(activation_checkpointing=True))
     with pytest.raises(OptionError, match="backend='eager' cannot be combined.*'aot_eager'"):

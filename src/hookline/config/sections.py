@@ -86,15 +86,15 @@ def _evaluation(source: ConfigSource, given: dict[str, Any], permissions: Permis
     """Take `evaluation`, or its older name, out of the options; its aggregation may name a function."""
     if "evaluation" in given and "val_aggregation" in given:
         return {}  # `with_new_names` refuses both
-    old = given.pop("val_aggregation", None)
-    table = given.pop("evaluation", None) if old is None else {"aggregation": old}
+    is_old = "val_aggregation" in given
+    table = {"aggregation": given.pop("val_aggregation")} if is_old else given.pop("evaluation", None)
     if not isinstance(table, dict):
         return {} if table is None else {"evaluation": plain_values(table)}
-    key = "trainer" if old is not None else "trainer.evaluation"
-    names = {name: "trainer.val_aggregation" if old is not None else f"{key}.{name}" for name in table}
-    part = ConfigPart(key, "", dict(table), names)
+    keys = {name: "trainer.val_aggregation" if is_old else f"trainer.evaluation.{name}" for name in table}
+    part = ConfigPart("trainer.evaluation", "", dict(table), keys)
     place = ConfigKey("how evaluations run", (Evaluation,))
-    return {"evaluation": check_arguments(source, part, Evaluation, place, permissions)}
+    found = check_arguments(source, part, Evaluation, place, permissions)
+    return with_new_names({"val_aggregation": found["aggregation"]}) if is_old else {"evaluation": found}
 
 
 def _strategy(source: ConfigSource, given: Any, permissions: Permissions) -> Any:

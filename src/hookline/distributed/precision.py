@@ -117,7 +117,7 @@ class TruePrecision(Precision):
     def convert_module(self, module: nn.Module) -> None:
         """Convert parameters and buffers in place. Parameters stay the same objects, for their optimizers."""
         if any(each.dtype != self._type_for(each) for each in (*module.parameters(), *module.buffers())):
-            module._apply(self._convert)
+            module._apply(self._convert)  # type: ignore[no-untyped-call]
 
     def around_step(self, call: Caller) -> Caller:
         """Return the step with this type as torch's default for new tensors."""

@@ -337,7 +337,7 @@ def check_layers(name: str, given: Any) -> tuple[Any, ...]:
     """Return choices of layers of a model: name patterns, class names, classes, or functions."""
     choices = tuple(given) if isinstance(given, list | tuple | set | frozenset) else (given,)
     for choice in choices:
-        if not isinstance(choice, str) and not callable(choice):
+        if not isinstance(choice, str | type) and not _takes_two(choice):
             raise refused(
                 name,
                 choice,
@@ -345,6 +345,19 @@ def check_layers(name: str, given: Any) -> tuple[Any, ...]:
                 "and module, or a list of them",
             )
     return choices
+
+
+def _takes_two(function: Any) -> bool:
+    """Return whether a value is a function that can be called with two arguments."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # Python does not know the signature
+        pass
+    return True
 
 
 def is_number(value: Any) -> bool:

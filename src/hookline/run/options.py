@@ -103,7 +103,7 @@ class Saving:
 class Hangs:
     """What the watchdog does: what `Trainer(hang_after=...)` means."""
 
-    after: Time | None = 600.0
+    after: Annotated[float, Duration()] | None = 600.0
     """Seconds after which a call counts as a hang. None: no watchdog."""
     action: Literal["warn", "abort"] = "warn"
     """'warn' reports the hang, 'abort' also ends the run."""
