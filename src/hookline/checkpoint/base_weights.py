@@ -47,7 +47,6 @@ class BaseWeights:
     def __init__(self, module: nn.Module, ranks: Ranks) -> None:
         """Hash every weight once; on several ranks, rank zero hashes. All ranks must create it together."""
         weights = module.state_dict()
-        self._ranks = ranks
         self.held = _trainable_names(module, weights)
         """Weights that checkpoints hold: trainable when the model was built, or trained or changed since."""
         frozen = {name: each for name, each in weights.items() if name not in self.held}
@@ -66,23 +65,25 @@ class BaseWeights:
         """Detect changes from this moment on. Moving, casting or wrapping the model is not a change."""
         self._sums = bit_sums({name: weights[name] for name in self.known if name not in self.held})
 
-    def hold_changed(self, weights: Mapping[str, Any]) -> set[str]:
+    def hold_changed(self, weights: Mapping[str, Any], ranks: Ranks) -> set[str]:
         """Hold the weights that have changed since `begin` on any rank, and return their names."""
         waiting = [name for name in self._sums if name in weights and name not in self.held]
         now = bit_sums({name: weights[name] for name in waiting})
         changed = [name for name in waiting if now[name] != self._sums[name]]
-        new = set().union(*self._ranks.gather(changed))
+        new = set().union(*ranks.gather(changed))
         self.held |= new
         return new
 
-    def leave_out(self, weights: Mapping[str, Any], module: nn.Module) -> Mapping[str, Any]:
+    def leave_out(self, weights: Mapping[str, Any], module: nn.Module, ranks: Ranks) -> Mapping[str, Any]:
         """Return the weights of a module without those that its base has, which become `LeftOut`.
 
         All ranks must call it together, because one of them may have changed a weight.
         """
         trained = _trainable_names(module, weights)
-        self.held |= set().union(*self._ranks.gather(sorted(trained - self.held)))
-        self._warn_of_frozen(self.hold_changed(weights), module)
+        self.held |= set().union(*ranks.gather(sorted(trained - self.held)))
+        changed = self.hold_changed(weights, ranks)
+        if ranks.rank == 0:
+            self._warn_of_frozen(changed, module)
         return _with_metadata_of(
             weights,
             {
@@ -94,7 +95,7 @@ class BaseWeights:
     def _warn_of_frozen(self, changed: set[str], module: nn.Module) -> None:
         """Warn once of frozen parameters that have changed, because they make the checkpoints larger."""
         names = [name for name, _ in module.named_parameters() if name in changed]
-        if names and not self._warned and self._ranks.rank == 0:
+        if names and not self._warned:
             self._warned = True
             log.warning(
                 "Checkpoints with weights='trainable' also hold %d parameters that are frozen now, because "

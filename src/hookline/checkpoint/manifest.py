@@ -169,7 +169,7 @@ def _find_problem(manifest: Mapping[str, Any]) -> str:
         if not is_text(manifest.get(name, "")):
             return f"a {name} that is not text"
     base = manifest.get("base")
-    if manifest.get("kind") == TRAINABLE_KIND and not (is_text(base) and FINGERPRINT.fullmatch(base)):
+    if manifest.get("kind") == TRAINABLE_KIND and not (isinstance(base, str) and FINGERPRINT.fullmatch(base)):
         return f"base={described(base)}, which is not the fingerprint of a base model"
     missing = [name for name in CHECKPOINT_FILES if name not in manifest["files"]]
     return f"files without {missing[0]}" if missing else ""

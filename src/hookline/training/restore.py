@@ -57,7 +57,7 @@ def begin_weights(run: Run) -> None:
     if run.resume.path is not None:
         restore_module(run)
         if run.saves.base is not None:
-            run.saves.base.hold_changed(run.module.state_dict())
+            run.saves.base.hold_changed(run.module.state_dict(), run.strategy.ranks)
 
 
 def restore_module(run: Run) -> None:
@@ -113,11 +113,7 @@ def add_base(run: Run) -> None:
         return
     own = run.module.state_dict()
     decides = ranks.rank == 0 or run.stage != "fit"
-    if base is not None:
-        found = base.known
-        base.held |= contents["module"].keys() - left_out.keys()
-    else:
-        found = digest_weights(chosen(own, left_out), hashes=decides)
+    found = base.known if base else digest_weights(chosen(own, left_out), hashes=decides)
     problem = other_base(left_out, found, run.resume.path, type(run.module).__name__) if decides else ""
     if problem := next(filter(None, ranks.gather(problem)), ""):
         raise CheckpointError(f"{problem}\n  {REMEDY}")

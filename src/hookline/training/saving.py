@@ -82,7 +82,8 @@ def save(run: Run, request: SaveRequest) -> None:
         request.format.prepare(contents)
     else:
         if leaves_out_base(run, request):
-            contents["module"] = run.saves.base.leave_out(contents["module"], run.module)
+            weights, ranks = contents["module"], run.strategy.ranks
+            contents["module"] = run.saves.base.leave_out(weights, run.module, ranks)
         after_save(run)
     whole = edit_saved(run, contents, path, request.reason)
     about = {
