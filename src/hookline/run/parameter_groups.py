@@ -327,7 +327,7 @@ def _find_stacks(module: nn.Module, layers: Any) -> dict[str, int]:
                     option="layers",
                     value=path,
                 )
-        return {path: len(containers[path]) for path in wanted}  # type: ignore[arg-type]
+        return {path: len(containers[path]) for path in wanted}
     stacks: dict[str, int] = {}
     for path, each in containers.items():
         inside = any(path.startswith(f"{other}.") for other in stacks)
