@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -256,14 +257,12 @@ def _outermost(module: nn.Module) -> list[str]:
 @contextlib.contextmanager
 def _without_bars() -> Iterator[None]:
     """Switch off the progress bars of transformers, which would break into the run's own."""
-    import sys
-
     bars: Any = sys.modules.get("transformers.utils.logging")
-    were_shown = bars is not None and bars.is_progress_bar_enabled()
-    if were_shown:
-        bars.disable_progress_bar()
+    if bars is None or not bars.is_progress_bar_enabled():
+        yield
+        return
+    bars.disable_progress_bar()
     try:
         yield
     finally:
-        if were_shown:
-            bars.enable_progress_bar()
+        bars.enable_progress_bar()

@@ -346,7 +346,7 @@ class PlainSteps(Actions):
                 self._step(self.net, batch, batch_idx) if self._wants_index else self._step(self.net, batch)
             )
         if self.loss is None and isinstance(batch, Mapping):
-            outputs = self._call(batch)
+            outputs = self._call_by_name(batch)
             if loss_in(outputs) is None:
                 raise self._without_loss(batch, outputs)
             return outputs
@@ -358,7 +358,7 @@ class PlainSteps(Actions):
         inputs, targets = _pair(batch)
         return self.loss(self.net(inputs), targets)
 
-    def _call(self, batch: Mapping[str, Any]) -> Any:
+    def _call_by_name(self, batch: Mapping[str, Any]) -> Any:
         """Call the model with the entries of a batch as its arguments."""
         if self._forward is None:
             self._forward = _choose_call(self.net, batch)
@@ -402,7 +402,7 @@ class PlainSteps(Actions):
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         """Return the model's output for the batch's input; the entries of a mapping are its arguments."""
         if isinstance(batch, Mapping):
-            return self._call(batch)
+            return self._call_by_name(batch)
         return self.net(batch[0] if isinstance(batch, list | tuple) else batch)
 
     def configure_optimizers(self) -> Any:

@@ -195,10 +195,10 @@ def check_rules(rules: Any) -> dict[str, dict[str, Any]]:
 
 
 def _check_rate(name: str, value: Any, where: str = "", option: str = "") -> None:
-    if value is None and not where:
+    if isinstance(value, Tensor) or (value is None and not where):
         return
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not isinstance(value, Tensor) and not (is_number and math.isfinite(value) and value >= 0):
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
+    if not 0 <= number < math.inf:
         raise OptionError(
             f"{where}{name}={value!r} must be a number from 0.", option=option or name, value=value
         )
@@ -313,9 +313,10 @@ def _find_stacks(module: nn.Module, layers: Any) -> dict[str, int]:
     """Return the containers of layers by name, each with its length."""
     containers = {WRAPPERS.sub("", path): each for path, each in module.named_modules()}
     if layers is not None:
-        wanted = [layers] if isinstance(layers, str) else list(layers)
-        for path in wanted:
-            if not isinstance(containers.get(path), nn.ModuleList | nn.Sequential):
+        named: dict[str, int] = {}
+        for path in [layers] if isinstance(layers, str) else list(layers):
+            container = containers.get(path)
+            if not isinstance(container, nn.ModuleList | nn.Sequential):
                 known = [
                     name
                     for name, each in containers.items()
@@ -327,7 +328,8 @@ def _find_stacks(module: nn.Module, layers: Any) -> dict[str, int]:
                     option="layers",
                     value=path,
                 )
-        return {path: len(containers[path]) for path in wanted}  # type: ignore[arg-type]
+            named[path] = len(container)
+        return named
     stacks: dict[str, int] = {}
     for path, each in containers.items():
         inside = any(path.startswith(f"{other}.") for other in stacks)
