@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny import Net, batches, quiet
 from torch import Tensor, nn
 
 from hookline import CheckpointError, OptionError, import_checkpoint, load_weights
@@ -189,3 +190,12 @@ def test_a_checkpoint_of_ours_is_not_such_a_folder() -> None:
     for name in ("model.safetensors", "state.json"):
         (Path("made") / name).touch()
     assert not is_hf_folder(Path("made")) and not is_hf_folder(Path("gone"))
+
+
+def test_an_export_in_the_directory_of_a_run_does_not_hide_its_checkpoints() -> None:
+    trainer = quiet(run_dir="run", max_steps=1)
+    trainer.fit(Net(), batches(1))
+    trainer.save_checkpoint("run/checkpoints/made")
+    save_file({"x": torch.ones(1)}, "run/model.safetensors")
+    report = load_weights(Net(), "run")
+    assert report.source == "run/checkpoints/made" and report.complete

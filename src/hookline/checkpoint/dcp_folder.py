@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from hookline.checkpoint.sharded import join_blocks
 from hookline.util.errors import CheckpointError
 from hookline.util.limited_json import STRUCTURE_BYTES, is_count, read_within
 
+T = TypeVar("T")
 METADATA = ".metadata"
 OWN_FILE = re.compile(r"\.metadata|__\d+_\d+\.distcp")
 """The files that an export writes."""
@@ -185,22 +186,22 @@ def _is_expected(name: str) -> bool:
 def _entries(metadata: Any) -> Iterator[DcpEntry]:
     about = _state_of(metadata, "Metadata")
     stored: dict[tuple[str, tuple[int, ...] | None], StoredItem] = {}
-    for index, info in _table(about, "storage_data").items():
+    for index, info in _entry(about, "storage_data", dict).items():
         place = _state_of(index, "MetadataIndex")
         offset = place.get("offset")
-        key = (_text(place, "fqn"), None if offset is None else _size(offset))
+        key = (_entry(place, "fqn", str), None if offset is None else _size(offset))
         if key in stored:
             raise ValueError(f"{key[0]!r} is stored twice")
         stored[key] = _item(info)
     paths = about.get("planner_data")
-    for name, kind in _table(about, "state_dict_metadata").items():
+    for name, kind in _entry(about, "state_dict_metadata", dict).items():
         path = paths.get(name) if isinstance(paths, dict) else None
         path = path if isinstance(path, tuple) and path else (name,)
         if isinstance(kind, Record) and kind.name.endswith(".BytesStorageMetadata"):
             yield DcpEntry(name, path, (((), (), stored[name, None]),))
             continue
         tensor = _state_of(kind, "TensorStorageMetadata")
-        blocks = [_state_of(each, "ChunkStorageMetadata") for each in _list(tensor, "chunks")]
+        blocks = [_state_of(each, "ChunkStorageMetadata") for each in _entry(tensor, "chunks", list)]
         places = [(_size(block["offsets"]), _size(block["sizes"])) for block in blocks]
         items = tuple((offset, size, stored[name, offset]) for offset, size in places)
         yield DcpEntry(name, path, items, _size(tensor["size"]), _dtype(tensor["properties"]))
@@ -216,22 +217,11 @@ def _state_of(value: Any, kind: str) -> dict[str, Any]:
     return value.state
 
 
-def _table(state: dict[str, Any], key: str) -> dict[Any, Any]:
-    if not isinstance(state.get(key), dict):
-        raise ValueError(f"its {key} is not a table")
-    return state[key]  # type: ignore[no-any-return]
-
-
-def _list(state: dict[str, Any], key: str) -> list[Any]:
-    if not isinstance(state.get(key), list):
-        raise ValueError(f"its {key} is not a list")
-    return state[key]  # type: ignore[no-any-return]
-
-
-def _text(state: dict[str, Any], key: str) -> str:
-    if not isinstance(state.get(key), str):
-        raise ValueError(f"its {key} is not text")
-    return state[key]  # type: ignore[no-any-return]
+def _entry(state: dict[str, Any], key: str, kind: type[T]) -> T:
+    value = state.get(key)
+    if not isinstance(value, kind):
+        raise ValueError(f"its {key} is not a {kind.__name__}")
+    return value
 
 
 def _size(value: Any) -> tuple[int, ...]:
@@ -264,7 +254,7 @@ def _dtype(properties: Any) -> torch.dtype:
 
 def _item(info: Any) -> StoredItem:
     state = _state_of(info, "_StorageInfo")
-    file = _text(state, "relative_path")
+    file = _entry(state, "relative_path", str)
     if file != os.path.basename(file) or not PLAIN_NAME.fullmatch(file):
         raise ValueError(
             f"it names the file {file[:200]!r}, which is not the plain name of a .distcp file in the folder"

@@ -26,6 +26,8 @@ ONE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 OWN_FILE = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
 """The files that an export writes."""
+OURS = ("manifest.json", "state.json", "run.json", "checkpoints")
+"""Names in a checkpoint or a run, to which an export may have been written."""
 SHARD = re.compile(r"(?:shard-\d+-)?model-(\d+)-of-(\d+)\.safetensors")
 """The file of a shard: its number, and the number of shards; of one rank, if it starts with `shard`."""
 DCP_OFFSETS = "DCP_SHARDING_INFO"
@@ -96,10 +98,13 @@ def _bytes_of(value: Any) -> int:
 
 
 def is_hf_folder(path: Path) -> bool:
-    """Return whether a directory has weights in this layout and is not a checkpoint of Hookline."""
-    if not path.is_dir() or any((path / name).exists() for name in ("manifest.json", "state.json")):
+    """Return whether a directory has weights in this layout, and is not a run or a checkpoint of Hookline."""
+    try:
+        if not path.is_dir() or any((path / name).exists() for name in OURS):
+            return False
+        return (path / INDEX).exists() or bool(_files_in(path))
+    except OSError:  # a directory that may not be read
         return False
-    return (path / INDEX).exists() or bool(_files_in(path))
 
 
 def read_hf_folder(folder: Path) -> dict[str, Tensor]:
