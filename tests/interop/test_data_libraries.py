@@ -234,9 +234,19 @@ def job(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dic
 
 @pytest.mark.parametrize(
     "name",
-    ["torchdata", "hf_rows", "hf_stream", "hf_stream not split", "hf_stream in order", "mosaicml", "mosaicml workers",
-     "litdata", "wds"],
-)  # fmt: skip
+    [
+        "torchdata",
+        "torchdata workers",
+        "hf_rows",
+        "hf_stream",
+        "hf_stream not split",
+        "hf_stream in order",
+        "mosaicml",
+        "mosaicml workers",
+        "litdata",
+        "wds",
+    ],
+)
 def test_two_ranks_train_on_every_sample_once_and_resume_exactly(
     name: str, job: tuple[Path, dict[str, list[str]]]
 ) -> None:
@@ -256,6 +266,10 @@ def test_two_ranks_train_on_every_sample_once_and_resume_exactly(
     ("name", "text"),
     [
         ("litdata made early", "LitData's StreamingDataset reads the part of rank 0 of 2 on rank 1 of 2"),
+        (
+            "torchdata with a seed of each rank",
+            "its random generators (sampler.generator) have different states",
+        ),
         ("wds with the default nodesplitter", "Pass WebDataset(..., nodesplitter=wds.split_by_node)"),
         (
             "hf_stream split for another rank",
