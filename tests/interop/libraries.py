@@ -281,6 +281,7 @@ def train(
         run_dir=folder / directory,
         **{
             "max_epochs": 3,
+            "num_sanity_val_steps": 0,
             "logger": False,
             "enable_progress_bar": False,
             "checkpoint": {"last": False},
