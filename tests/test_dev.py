@@ -160,6 +160,37 @@ def test_other_trainers_are_timed_in_the_environment_that_has_them(
     ]
 
 
+def test_packages_whose_requirements_contradict_ours_are_installed_without_them(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    done: list[tuple[str, ...]] = []
+
+    monkeypatch.setattr(dev, "run", lambda *command, quiet: done.append(tuple(map(str, command))))
+    for name in ("env", "other"):
+        dev.python(tmp_path / name).parent.mkdir(parents=True)
+        dev.python(tmp_path / name).touch()
+    dev.prepare("interop", venv=tmp_path / "env")
+    first, second = done
+    assert first[-1] == ".[interop]" and "--no-deps" not in first
+    assert second[-3:] == ("--no-deps", "--requirement", "interop-no-deps.txt")
+    dev.prepare("interop", venv=tmp_path / "env")
+    assert len(done) == 2, "it is installed already"
+    listed = tmp_path / "list.txt"
+    listed.write_text("another-package")
+    monkeypatch.setitem(dev.NO_DEPS, "interop", listed)
+    dev.prepare("interop", venv=tmp_path / "env")
+    assert len(done) == 4, "the list has changed"
+    dev.prepare("bench", venv=tmp_path / "other")
+    assert not any("--no-deps" in each for each in done[4:])
+
+
+def test_the_packages_without_requirements_have_pinned_versions(dev: ModuleType) -> None:
+    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    for path in dev.NO_DEPS.values():
+        names = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+        assert names and set(names) <= pinned
+
+
 def test_each_hook_before_a_commit_is_one_of_the_lints_and_needs_no_network(
     dev: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

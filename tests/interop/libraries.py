@@ -281,6 +281,7 @@ def train(
         run_dir=folder / directory,
         **{
             "max_epochs": 3,
+            "num_sanity_val_steps": 0,
             "logger": False,
             "enable_progress_bar": False,
             "checkpoint": {"last": False},
@@ -315,7 +316,8 @@ def main() -> None:
 
 
 SHARDED: dict[str, dict[str, Any]] = {
-    "torchdata": {"kind": "torchdata"},
+    "torchdata": {"kind": "torchdata", "generator": True},
+    "torchdata workers": {"kind": "torchdata", "generator": True, "num_workers": 2},
     "hf_rows": {"kind": "hf_rows"},
     "hf_stream": {"kind": "hf_stream"},
     "hf_stream not split": {"kind": "hf_stream", "split": "none"},
@@ -349,6 +351,7 @@ def rank_cases(data: Path, folder: Path) -> None:
     attempt("litdata made early", LitLoader(made_early, batch_size=BATCH, collate_fn=collate))
     for name, given in REFUSED.items():
         attempt(name, LOADERS[given["kind"]](data, True, **{k: v for k, v in given.items() if k != "kind"}))
+    attempt("torchdata with a seed of each rank", lambda: torchdata(data, True))
     for name, given in SHARDED.items():
         options = {"shuffle": True, **given}
         kind = options.pop("kind")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -234,9 +235,19 @@ def job(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dic
 
 @pytest.mark.parametrize(
     "name",
-    ["torchdata", "hf_rows", "hf_stream", "hf_stream not split", "hf_stream in order", "mosaicml", "mosaicml workers",
-     "litdata", "wds"],
-)  # fmt: skip
+    [
+        "torchdata",
+        "torchdata workers",
+        "hf_rows",
+        "hf_stream",
+        "hf_stream not split",
+        "hf_stream in order",
+        "mosaicml",
+        "mosaicml workers",
+        "litdata",
+        "wds",
+    ],
+)
 def test_two_ranks_train_on_every_sample_once_and_resume_exactly(
     name: str, job: tuple[Path, dict[str, list[str]]]
 ) -> None:
@@ -256,6 +267,10 @@ def test_two_ranks_train_on_every_sample_once_and_resume_exactly(
     ("name", "text"),
     [
         ("litdata made early", "LitData's StreamingDataset reads the part of rank 0 of 2 on rank 1 of 2"),
+        (
+            "torchdata with a seed of each rank",
+            "its random generators (sampler.generator) have different states",
+        ),
         ("wds with the default nodesplitter", "Pass WebDataset(..., nodesplitter=wds.split_by_node)"),
         (
             "hf_stream split for another rank",
@@ -285,9 +300,24 @@ def test_every_validation_reads_all_samples_and_does_not_change_the_training(
     kind: str, workers: int, data: Path, tmp_path: Path
 ) -> None:
     killed_and_resumed(Row(kind, workers), data, tmp_path, validates=True)
-    whole = read(tmp_path, "whole.validated")
-    passes = [sum(whole[first : first + 6], []) for first in range(0, len(whole), 6)]
-    assert len(passes) == 3 and all(sorted(each) == list(range(24)) for each in passes)
+    for name, count in (("whole", 3), ("rest", 2)):
+        seen = read(tmp_path, f"{name}.validated")
+        passes = [sum(seen[first : first + 6], []) for first in range(0, len(seen), 6)]
+        assert len(passes) == count and all(sorted(each) == list(range(24)) for each in passes)
     assert samples(tmp_path, "rest") == samples(tmp_path, "whole")[SAVED:]
-    assert read(tmp_path, "rest.validated") == whole[6:]
     assert read(tmp_path, "rest.weights") == read(tmp_path, "whole.weights")
+
+
+# ---- the document ------------------------------------------------------------------------------------------------
+
+
+def test_the_recipes_of_the_document_run(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data-libraries.md").read_text()
+    blocks = re.findall(r"^```py\n(.*?)^```", page, re.S | re.M)
+    assert len(blocks) == 6
+    script = tmp_path / "recipes.py"
+    script.write_text("\n".join(blocks))
+    preloaded.run([sys.executable, str(script)], env=environment(), cwd=tmp_path, check=True, timeout=300)
+    runs = sorted(each.name for each in (tmp_path / "runs").iterdir())
+    assert runs == ["lit", "mds", "rows", "stream", "torchdata", "wds"]
+    assert all((tmp_path / "runs" / name / "checkpoints" / "last").exists() for name in runs)

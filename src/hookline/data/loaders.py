@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hookline.data.prefetch import prefetch_batches
 from hookline.data.readers import ListReader, LoaderState, Reader, reader_for
-from hookline.data.seeding import key_of, put_back, states_of
+from hookline.data.seeding import find_generators, key_of, put_back, states_of
 from hookline.data.sharding import (
     OwnSource,
     RankSharding,
@@ -103,9 +103,12 @@ class Loader:
             return
         self._is_agreed = True
         apart = is_apart(self.source, self.sharding)
-        lengths = compare_sources(
-            self.sharding.ranks, self.name, self.source, self.reader.generators, self.length, apart
-        )
+        # torchdata's sampler draws its seed when it is created, where each rank may have its own stream
+        generators = {
+            **find_generators(sampler=getattr(self.source, "sampler", None)),
+            **self.reader.generators,
+        }
+        lengths = compare_sources(self.sharding.ranks, self.name, self.source, generators, self.length, apart)
         if apart:
             known = [each for each in lengths if each is not None]
             self._lengths_differ = len(known) < len(lengths) or len(set(known)) > 1 or not self.is_exact
