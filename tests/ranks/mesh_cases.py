@@ -429,7 +429,7 @@ def main() -> None:
     report(
         "resume, 2 x 2", lambda: save_and_resume("2 x 2", ["2 x 2", "4", "single", "ddp", "1 x 4"], folder)
     )
-    report("resume, 4", lambda: save_and_resume("4", ["2 x 2"], folder, saving="async"))
+    report("resume, 4", lambda: save_and_resume("4", ["2 x 2"], folder, checkpoint="async"))
     report("resume, single", lambda: save_and_resume("single", ["2 x 2"], folder))
     report("resume, ddp", lambda: save_and_resume("ddp", ["2 x 1 x 2"], folder))
 

@@ -42,7 +42,7 @@ class Actions:
         return []
 
     def configure_model(self) -> None:
-        """Create layers at the start of a run instead of in `__init__`."""
+        """Create or divide layers at the start of a run. A module that FSDP has sharded keeps its layers."""
 
     def configure_optimizers(self) -> Any:
         """Return an optimizer, several, or a dictionary with 'optimizer' and 'lr_scheduler'."""
