@@ -25,6 +25,9 @@ if (
 ):  # so a shell starts what it puts in the background; Ctrl-C is tested, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # for tests/preloaded.py
+    os.environ.setdefault("HOOKLINE_TEST_CONTROLLER", str(os.getppid()))
+
 if os.environ.get("HOOKLINE_TEST_ONEDNN") == "0":  # a variation: CONTRIBUTING.md
     torch.backends.mkldnn.enabled = False
     # the processes that tests start

@@ -231,20 +231,20 @@ def pytest(
     processes: int | None = None,
 ) -> None:
     """Run files of tests side by side. A process runs all tests of a file; the files that take long are not
-    left for last.
+    left for last. One process more than cores, because some tests wait; one thread in each.
     """
     run(
         PYTHON,
         "-m",
         "pytest",
         "--numprocesses",
-        str(processes or min(4, os.cpu_count() or 1)),
+        str(processes or min(4, os.cpu_count() or 1) + 1),
         "--dist",
         "loadfile",
         "--no-loadscope-reorder",
         *arguments,
         log=log,
-        under=under,
+        under={"OMP_NUM_THREADS": "1", **(under or {})},
     )
 
 
@@ -330,7 +330,7 @@ def busy() -> Iterator[None]:
 def interop(arguments: list[str], log: Path | None = None) -> None:
     """Test with the real Lightning, transformers, Keras and Accelerate, in an environment of their own."""
     prepare("interop", venv=INTEROP)
-    run(python(INTEROP), "-m", "pytest", "tests/interop", *arguments, log=log)
+    run(python(INTEROP), "-m", "pytest", "tests/interop", *arguments, log=log, under={"OMP_NUM_THREADS": "1"})
 
 
 def lint(arguments: list[str]) -> None:

@@ -13,8 +13,10 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import fcntl
 import functools
 import gc
+import hashlib
 import importlib
 import inspect
 import io
@@ -23,6 +25,7 @@ import os
 import pkgutil
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import struct
@@ -62,24 +65,45 @@ def server(environment: Mapping[str, str] | None = None, number: int = 0) -> str
 
 @functools.cache
 def _started(before: tuple[tuple[str, str], ...], number: int) -> str:
-    address = os.path.join(tempfile.mkdtemp(prefix="preloaded-"), "socket")
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if run is None or not hasattr(os, "pidfd_open"):
+        address = os.path.join(tempfile.mkdtemp(prefix="preloaded-"), "socket")
+        process = _start(address, before)
+        atexit.register(process.communicate)  # its input ends, and so does it
+        return address
+    # the processes of one run of tests share servers, which end with the process that started them all
+    name = hashlib.sha256(repr((before, number)).encode()).hexdigest()[:8]
+    folder = Path(tempfile.gettempdir(), f"preloaded-{run[:16]}-{name}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with (folder / "lock").open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.seek(0)
+        if not lock.read():
+            process = _start(str(folder / "socket"), before, os.environ["HOOKLINE_TEST_CONTROLLER"])
+            assert process.stdout is not None
+            process.stdout.close()
+            process.returncode = 0  # it outlives this process, and is not waited for
+            lock.write("started")
+    return str(folder / "socket")
+
+
+def _start(address: str, before: tuple[tuple[str, str], ...], *until: str) -> subprocess.Popen[bytes]:
     kept = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(READ_WHEN_STARTED) or name.startswith(READ_LATER)
     }
     process = subprocess.Popen(
-        [sys.executable, "-u", __file__, address],
+        [sys.executable, "-u", __file__, address, *until],
         env={**kept, **dict(before)},
-        stdin=subprocess.PIPE,
+        stdin=subprocess.DEVNULL if until else subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd="/",
+        start_new_session=bool(until),
     )
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n", "the server for preloaded processes does not start"
-
-    atexit.register(process.communicate)  # its input ends, and so does it
-    return address
+    return process
 
 
 class Popen(subprocess.Popen):  # type: ignore[type-arg]
@@ -177,8 +201,11 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 # ---- the server -----------------------------------------------------------------------------------------------------
 
 
-def serve(address: str) -> dict[str, Any]:
-    """Fork a process for every request and report how it ended, until the input ends. Returns in the forked process."""
+def serve(address: str, until: str | None = None) -> dict[str, Any]:
+    """Fork a process for every request and report how it ended, until the input ends, or the process `until`. Returns in the
+    forked process.
+    """
+    last = sys.stdin.fileno() if until is None else os.pidfd_open(int(until))
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listening.bind(address)
     listening.listen(64)
@@ -190,13 +217,12 @@ def serve(address: str) -> dict[str, Any]:
     print("ready", flush=True)
     running: dict[int, socket.socket] = {}
     with selectors.DefaultSelector() as selector:
-        for each in (listening, woken, sys.stdin):
+        for each in (listening, woken, last):
             selector.register(each, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                if key.fileobj is sys.stdin:
-                    os.unlink(address)
-                    os.rmdir(os.path.dirname(address))
+                if key.fileobj == last:
+                    shutil.rmtree(os.path.dirname(address))
                     os._exit(0)
                 elif key.fileobj is woken:
                     woken.recv(4096)
@@ -213,6 +239,8 @@ def serve(address: str) -> dict[str, Any]:
                             os.close(each)
                         for each in (listening, woken, wakes, connection, *running.values()):
                             each.close()
+                        if until is not None:
+                            os.close(last)
                         return request
                     for each in files:
                         os.close(each)
@@ -368,7 +396,7 @@ if __name__ == "__main__":
     gc.freeze()  # a collection in a process would copy what it visits
     here = sys.modules["__main__"]  # its names stay
     theirs = {*sys.modules}
-    program = become(serve(sys.argv[1]), ours)
+    program = become(serve(*sys.argv[1:]), ours)
     try:
         carry_out(program)
     except SystemExit as ended:

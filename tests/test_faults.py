@@ -42,9 +42,11 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """All kinds in one process: loading torch takes longer than most trials."""
+    """All kinds in one process: loading torch takes longer than most trials. Not "compiled", which takes half a minute:
+    tests/training/test_compiled_step.py resumes a compiled run.
+    """
     path = tmp_path_factory.mktemp("faults") / "outcomes.json"
-    done = run("--minutes", "0.3", "--json", str(path))
+    done = run("--minutes", "0.3", "--kind", ",".join(KINDS), "--json", str(path))
     assert path.exists(), done.stdout + done.stderr
     found: Outcomes = json.loads(path.read_text())
     return found

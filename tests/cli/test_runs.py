@@ -17,6 +17,7 @@ from pathlib import Path
 import preloaded
 import pytest
 from cli.configured import RUN, TRACED_RUN, hookline, said
+from ranks.torchrun import by_torchrun
 
 from hookline.checkpoint.files import read_manifest
 from hookline.cli import main
@@ -109,26 +110,8 @@ def test_a_hook_that_ends_the_process_does_not_end_it_without_a_word() -> None:
 
 @pytest.mark.usefixtures("in_traced_project")
 def test_a_job_of_several_ranks_is_resumed_as_one() -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            "-m",
-            "hookline",
-            "fit",
-            "fails.toml",
-            "--trainer.run_dir=both",
-            "--trainer.max_epochs=5",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    done = by_torchrun(
+        "-m", "hookline", "fit", "fails.toml", "--trainer.run_dir=both", "--trainer.max_epochs=5"
     )
     assert (
         "torchrun --standalone --nproc-per-node 2 -m hookline fit fails.toml --trainer.run_dir=both"
@@ -149,8 +132,8 @@ def test_fit_with_overrides_in_a_process_of_its_own(project: Path, tmp_path: Pat
 
 
 def test_torchrun_starts_it_too(project: Path, tmp_path: Path) -> None:
-    start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m", "hookline")
-    done = hookline("fit", project / "run.toml", "--trainer.max_epochs=1", cwd=tmp_path, start=start)
+    words = ("-m", "hookline", "fit", str(project / "run.toml"), "--trainer.max_epochs=1")
+    done = by_torchrun(*words, ranks=1, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "fit completed at step 4" in done.stdout
 

@@ -8,8 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import preloaded
 import pytest
-from ranks.torchrun import environment
+from ranks.torchrun import by_torchrun, environment
 
 MODEL = """
 import torch
@@ -99,21 +100,7 @@ def test_a_failure_of_one_rank_is_in_the_record_of_the_run(project: Path) -> Non
             raise ValueError("on purpose")
 """
     )
-    launch = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "hookline",
-        "fit",
-        "run.toml",
-    ]
-    ended = subprocess.run(
-        launch, cwd=project, env=environment(), capture_output=True, text=True, timeout=300, check=False
-    )
+    ended = by_torchrun("-m", "hookline", "fit", "run.toml", cwd=project)
     assert ended.returncode != 0
     record = json.loads((project / "run" / "run.json").read_text())
     assert record["status"] == "error" and record["error"]["type"] and record["ended_at"]
@@ -130,7 +117,7 @@ def test_srun_is_understood_and_predictions_of_all_ranks_come_in_order(project: 
     }
     launch = [sys.executable, "-m", "hookline", "predict", "run.toml", "--json"]
     tasks = [
-        subprocess.Popen(
+        preloaded.Popen(
             launch,
             cwd=project,
             env=environment(SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank), **job),

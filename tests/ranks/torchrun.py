@@ -98,6 +98,22 @@ def torchrun(
     return Outcome(job.returncode, _all(output, said), time.monotonic() - began)
 
 
+def by_torchrun(*words: str, ranks: int = 2, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command on so many ranks of this machine, and wait for it."""
+    variables = environment()
+    servers = ",".join(preloaded.server(variables, number) for number in range(ranks))
+    launcher = ("ranks.launcher", servers, "--standalone", "--nproc-per-node", str(ranks))
+    return preloaded.run(
+        [sys.executable, "-m", *launcher, *words],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        **options,
+    )
+
+
 def cases(module: str, folder: Path, deadline: float, ranks: int = 2, **env: str) -> dict[str, list[Any]]:
     """Run this module's `main` on so many ranks: what each case found (`worlds.report`), rank zero's first."""
     source = f"from {module} import main\nmain()\n"

@@ -409,13 +409,12 @@ def _is_third_party(cls: type | None) -> bool:
 
 def overrides(owner: Any, method: str) -> bool:
     """Return whether the instance or a class of the user defines this method."""
-    for cls, members in (
-        (None, getattr(owner, "__dict__", {})),
-        *((c, vars(c)) for c in type(owner).__mro__),
-    ):
-        if method in members:
-            is_ours = cls is not None and _is_framework_class(cls)
-            return not is_ours and _Member(method, members[method], cls).is_method(owner)
+    own = getattr(owner, "__dict__", {})
+    if method in own:
+        return _Member(method, own[method], None).is_method(owner)
+    for cls in type(owner).__mro__:
+        if method in vars(cls):
+            return not _is_framework_class(cls) and _Member(method, vars(cls)[method], cls).is_method(owner)
     return False
 
 
