@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from hookline import OptionError
-from hookline.distributed.layer_choice import choose_layers, default_layers
+from hookline.distributed.layer_choice import choose_layers, default_layers, outermost
 
 
 class Block(nn.Module):
@@ -54,3 +54,11 @@ def test_several_choices_keep_the_order_of_the_model_and_name_each_layer_once() 
 def test_a_choice_that_names_nothing_is_refused_with_the_nearest() -> None:
     with pytest.raises(OptionError, match="FSDP: wrap='Blok' names no part of Blocks. Did you mean 'Block'"):
         choose_layers("FSDP: wrap", ["Blok"], Blocks())
+
+
+def test_layers_inside_chosen_ones_can_be_left_out() -> None:
+    model = Blocks()
+    chosen = choose_layers(
+        "wrap", ["layers.*", "head"], model
+    )  # a pattern also matches names with further dots
+    assert len(chosen) == 7 and outermost(chosen) == [*model.layers, model.head]

@@ -114,7 +114,7 @@ def test_a_hook_is_removed_by_name_as_the_object_or_by_its_class() -> None:
     ("options", "text"),
     [
         ({"device": "gpu9"}, "device='gpu9'"),
-        ({"precision": "64"}, "precision='64', allowed: 32, 'bf16-mixed', '16-mixed'"),
+        ({"precision": "8"}, "precision='8', allowed: 32, 'bf16-mixed', '16-mixed'"),
         ({"strategy": "singel"}, "strategy='singel', allowed: .* Did you mean 'single'"),
         ({"logger": "tensorboard"}, "logger='tensorboard' must be True, False, a Logger"),
     ],

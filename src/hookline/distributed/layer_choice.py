@@ -45,6 +45,12 @@ def choose_layers(option: str, choices: Sequence[Any], module: nn.Module) -> lis
     return [each for _, each in named if id(each) in found]
 
 
+def outermost(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """Return the layers that are not inside another one of them."""
+    inner = {id(part) for layer in layers for part in layer.modules() if part is not layer}
+    return [each for each in layers if id(each) not in inner]
+
+
 def _is_chosen(choice: Any, name: str, module: nn.Module) -> bool:
     if isinstance(choice, str):
         return fnmatch.fnmatchcase(name, choice) or type(module).__name__ == choice

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from hookline.distributed.layer_choice import choose_layers
+from hookline.distributed.layer_choice import choose_layers, outermost
 from hookline.engine.listener import overrides
 from hookline.run.optimizers import bare, needs_closure
 from hookline.run.run import Run
@@ -76,9 +76,12 @@ def _blocks(run: Run) -> Any:
 
 
 def choose_blocks(run: Run, option: str, wanted: Any) -> list[nn.Module]:
-    """Return the layers that an option chooses; True: the blocks of the model. Raise if there are none."""
+    """Return the layers that an option chooses; True: the blocks of the model. Raise if there are none.
+
+    A layer inside a chosen one is recomputed and compiled with it, so that it is left out.
+    """
     if wanted is not True:
-        return choose_layers(option, wanted, run.module)
+        return outermost(choose_layers(option, wanted, run.module))
     layers = run.strategy.layers_of(run.module)
     if not layers:
         raise OptionError(
@@ -88,7 +91,7 @@ def choose_blocks(run: Run, option: str, wanted: Any) -> list[nn.Module]:
             option=option.rpartition(": ")[2],
             value=True,
         )
-    return layers
+    return outermost(layers)
 
 
 # ---- the graphs of a compiled step -------------------------------------------------------------------------
