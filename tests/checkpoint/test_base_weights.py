@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import OrderedDict
 from pathlib import Path
@@ -321,6 +322,16 @@ def test_a_run_may_change_between_all_weights_and_trainable_ones(tmp_path: Path)
     train(resumed, 3, "auto", checkpoint=True)
     assert held() == HEAD | STATISTICS | BASE
     assert_same(resumed, whole)
+
+
+def test_a_resumed_run_may_train_more_of_the_base(tmp_path: Path) -> None:
+    train(Adapted(), 1)
+    for seed, refused in ((0, False), (1, True)):
+        module = Adapted(seed=seed)
+        module.base[2].requires_grad_(True)
+        with pytest.raises(CheckpointError, match="differ: base.0") if refused else contextlib.nullcontext():
+            train(module, 2, "auto")
+    assert held() == HEAD | STATISTICS | {"base.2.weight", "base.2.bias"}
 
 
 def test_a_base_that_only_a_full_checkpoint_has_stays_in_the_checkpoints(tmp_path: Path) -> None:

@@ -277,7 +277,12 @@ def test_an_error_carries_the_option_the_value_and_what_is_allowed(option: str) 
         ({"max_steps": -2}, "max_steps", -2, "a whole number from -1 (-1: no limit)"),
         ({"min_epochs": 5, "max_epochs": 3}, "min_epochs", 5, "at most max_epochs=3"),
         ({"checkpoint": {"write": "asink"}}, "checkpoint.write", "asink", ("sync", "async")),
-        ({"checkpoint": {"writes": 1}}, "checkpoint.writes", 1, ("last", "every", "write", "on_error")),
+        (
+            {"checkpoint": {"writes": 1}},
+            "checkpoint.writes",
+            1,
+            ("last", "every", "write", "on_error", "weights"),
+        ),
         ({"save": "asink"}, "save", "asink", ("sync", "async")),
     ],
     ids=str,

@@ -63,7 +63,8 @@ class BaseWeights:
 
     def begin(self, weights: Mapping[str, Any]) -> None:
         """Detect changes from this moment on. Moving, casting or wrapping the model is not a change."""
-        self._sums = bit_sums({name: weights[name] for name in self.known if name not in self.held})
+        frozen = {name: each for name, each in chosen(weights, self.known).items() if name not in self.held}
+        self._sums = bit_sums(frozen)
 
     def hold_changed(self, weights: Mapping[str, Any], ranks: Ranks) -> set[str]:
         """Hold the weights that have changed since `begin` on any rank, and return their names."""
@@ -84,12 +85,9 @@ class BaseWeights:
         changed = self.hold_changed(weights, ranks)
         if ranks.rank == 0:
             self._warn_of_frozen(changed, module)
+        same = self._sums.keys() - self.held
         return _with_metadata_of(
-            weights,
-            {
-                name: value if name in self.held or name not in self.known else self.known[name]
-                for name, value in weights.items()
-            },
+            weights, {name: self.known[name] if name in same else each for name, each in weights.items()}
         )
 
     def _warn_of_frozen(self, changed: set[str], module: nn.Module) -> None:

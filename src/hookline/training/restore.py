@@ -113,7 +113,9 @@ def add_base(run: Run) -> None:
         return
     own = run.module.state_dict()
     decides = ranks.rank == 0 or run.stage != "fit"
-    found = base.known if base else digest_weights(chosen(own, left_out), hashes=decides)
+    found = dict(base.known) if base else {}  # without those that are trainable in this run
+    unknown = {name: each for name, each in chosen(own, left_out).items() if name not in found}
+    found |= digest_weights(unknown, hashes=decides)
     problem = other_base(left_out, found, run.resume.path, type(run.module).__name__) if decides else ""
     if problem := next(filter(None, ranks.gather(problem)), ""):
         raise CheckpointError(f"{problem}\n  {REMEDY}")
