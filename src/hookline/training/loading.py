@@ -134,11 +134,14 @@ def fetch_ahead(run: Run, loaders: list[Loader]) -> None:
     )
     for loader in loaders:
         if not loader.reader.may_run_ahead:
+            has_workers = bool(getattr(loader.source, "num_workers", 0))
             log.warning(
-                "prefetch_batches=%d has no effect on the loader %r: its batches are made in the main "
-                "process; give it workers.",
+                "prefetch_batches=%d has no effect on the loader %r: %s.",
                 run.options.prefetch_batches,
                 loader.name,
+                "its workers fetch in advance already; set its prefetch_factor"
+                if has_workers
+                else "its batches are made in the main process; give it workers",
             )
             continue
         loader.ahead = run.options.prefetch_batches
