@@ -2,7 +2,8 @@
 Hookline's rule. See docs/checkpoints.md, "Why not the planners".
 
 One process is rank 0 of many: torch's fake process group sends nothing, and the plans of the other ranks are
-made here. CPU time, so that other programs do not count. `python benchmarks/planners.py --ranks 4 64 256 --tensors 3000`
+made here. CPU time, so that other programs do not count.
+`python benchmarks/planners.py --ranks 4 64 256 --tensors 3000`
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ def measure(ranks: int, tensors: int) -> str:
         own_read, _ = seconds(lambda: own_load(Path(folder), entries), 3)
     dist.destroy_process_group()
     gathered = ranks * len(pickle.dumps(plan)) / 1e6
-    return f"| {ranks} | {tensors} | {own:.2f} | {local:.2f} + {merged:.2f} | {gathered:.1f} | {own_read:.2f} | {load:.2f} |"
+    columns = (ranks, tensors, f"{own:.2f}", f"{local:.2f} + {merged:.2f}", f"{gathered:.1f}")
+    return f"| {' | '.join(map(str, columns))} | {own_read:.2f} | {load:.2f} |"
 
 
 def main() -> None:
@@ -113,9 +115,8 @@ def main() -> None:
     options.add_argument("--tensors", type=int, default=3000)
     given = options.parse_args()
     torch.set_num_threads(1)
-    print(
-        "| ranks | tensors | save: rule, s | save: planners, s | gathered plans, MB | resume: rule, s | resume: planner, s |"
-    )
+    print("| ranks | tensors | save: rule, s | save: planners, s | gathered plans, MB", end="")
+    print(" | resume: rule, s | resume: planner, s |")
     print("|---|---|---|---|---|---|---|")
     for ranks in given.ranks:
         print(measure(ranks, given.tensors), flush=True)

@@ -170,6 +170,13 @@ class Whole(Parallel):
         pass
 
 
+def divided_before() -> None:
+    """The ranks of a group would read different batches."""
+    module = Parallel()
+    quiet(FSDP(tensor_parallel=2), max_steps=1).fit(module, dealt(pairs()))
+    quiet(FSDP()).fit(module, dealt(pairs()))
+
+
 class OnMeta(Parallel):
     """Made without memory."""
 
@@ -346,8 +353,8 @@ class SaveOnce(Hook):
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def on_step_end(self, trainer: Any, step: int) -> None:
-        if step == 3:
+    def on_train_batch_end(self, trainer: Any, batches_seen: int) -> None:
+        if batches_seen == 3:
             trainer.save_checkpoint(self.path)
 
 
@@ -401,9 +408,12 @@ def save_and_resume(source: str, targets: list[str], folder: str, **options: Any
         for key, value in moments.items()
     }
     found: dict[str, Any] = {"mesh": read_manifest(saved).get("mesh", ""), "samples": mine}
+    options.pop("checkpoint", None)
     for target in targets:
         number = RANK if target == "single" else 0
-        then, samples, begin = run_at(target, f"{folder}/{source} to {target} {number}", resume=saved)
+        then, samples, begin = run_at(
+            target, f"{folder}/{source} to {target} {number}", resume=saved, **options
+        )
         assert begin.keys() == stored.keys()
         found[target] = {"begin": distance(begin, stored), "end": distance(then, end), "samples": samples}
     return found
@@ -423,6 +433,7 @@ def main() -> None:
     report("whole layers", lambda: fit(FSDP(tensor_parallel=2), dealt(pairs()), Whole))
     report("other batches", lambda: fit(FSDP(tensor_parallel=2), Own(dealt(pairs())[RANK::4]), Parallel))
     report("other lengths", lambda: fit(FSDP(tensor_parallel=2), Own(dealt(pairs())[: 4 + RANK]), Parallel))
+    report("divided before", divided_before)
     report("other mesh", lambda: fit(FSDP(tensor_parallel=2 if RANK else 4), dealt(pairs()), Parallel))
     report("skipped", skipped)
     folder = os.environ["HOOKLINE_TEST_FOLDER"]
@@ -430,6 +441,11 @@ def main() -> None:
         "resume, 2 x 2", lambda: save_and_resume("2 x 2", ["2 x 2", "4", "single", "ddp", "1 x 4"], folder)
     )
     report("resume, 4", lambda: save_and_resume("4", ["2 x 2"], folder, checkpoint="async"))
+    window = {"accumulate_grad_batches": 2}  # it is open when the run is saved
+    report(
+        "resume in a window",
+        lambda: save_and_resume("2 x 2", ["2 x 2", "2 x 1 x 2"], f"{folder}/w", **window),
+    )
     report("resume, single", lambda: save_and_resume("single", ["2 x 2"], folder))
     report("resume, ddp", lambda: save_and_resume("ddp", ["2 x 1 x 2"], folder))
 

@@ -89,6 +89,12 @@ def test_a_tensor_parallel_mesh_without_divided_layers_is_refused(found: Found) 
         assert "self.trainer.strategy.tensor_mesh" in each["text"]
 
 
+def test_a_divided_module_is_refused_by_a_strategy_without_tensor_parallelism(found: Found) -> None:
+    for each in found["divided before"]:
+        assert each["error"] == "OptionError"
+        assert "Parallel was divided by tensor_parallel=2 in an earlier run" in each["text"]
+
+
 def test_other_batches_within_a_tensor_parallel_group_are_refused_before_the_first_step(found: Found) -> None:
     for each in found["other batches"]:
         assert each["error"] == "OptionError"
@@ -108,6 +114,13 @@ def test_ranks_with_different_meshes_are_refused(found: Found) -> None:
 def test_a_run_saved_on_one_mesh_continues_on_another(found: Found, source: str, target: str) -> None:
     for each in found[f"resume, {source}"]:
         assert each[target]["begin"] == 0  # weights and moments, exactly
+        assert each[target]["end"] < CLOSE
+
+
+@pytest.mark.parametrize("target", ["2 x 2", "2 x 1 x 2"])
+def test_an_open_accumulation_window_continues(found: Found, target: str) -> None:
+    for each in found["resume in a window"]:
+        assert each[target]["begin"] == 0
         assert each[target]["end"] < CLOSE
 
 

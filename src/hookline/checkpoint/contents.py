@@ -351,8 +351,8 @@ def window_gradients(module: nn.Module, wrapped: nn.Module) -> dict[str, Tensor]
         gradient = parameter.unsharded_accumulated_grad
         if gradient is None and hasattr(parameter, "_unsharded_param"):
             gradient = parameter._unsharded_param.grad
-        if gradient is not None:
-            found[name] = gradient
+        if gradient is not None:  # with tensor parallelism a part, or a summand; the whole fits any mesh
+            found[name] = gradient.full_tensor() if is_dtensor(gradient) else gradient
     return found
 
 
@@ -366,7 +366,18 @@ def put_gradients(module: nn.Module, wrapped: nn.Module, gradients: dict[str, Te
         if is_dtensor(value) or name not in fsdp_parameters:
             parameter.grad = value.to(parameter.device, parameter.dtype)
         else:
-            fsdp_parameters[name].unsharded_accumulated_grad = value.to(parameter.device)
+            unsharded = _like_unsharded(fsdp_parameters[name], value.to(parameter.device))
+            fsdp_parameters[name].unsharded_accumulated_grad = unsharded
+
+
+def _like_unsharded(parameter: Any, gradient: Tensor) -> Tensor:
+    """Return a whole gradient as FSDP holds it until the ranks reduce it: divided by tensor parallelism."""
+    if not parameter.is_dtensor:
+        return gradient
+    from torch.distributed.tensor import distribute_tensor
+
+    spec = getattr(parameter, "_unsharded_dtensor_spec", None) or parameter._tp_spec  # until torch 2.12
+    return distribute_tensor(gradient, spec.mesh, spec.placements, src_data_rank=None)
 
 
 def _fsdp_parameters(module: nn.Module, wrapped: nn.Module) -> Iterator[tuple[str, Any]]:

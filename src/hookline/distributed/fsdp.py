@@ -119,7 +119,8 @@ class FSDP(MultiRankStrategy):
         if self.mesh is None:
             dims = mesh_shape(self.world_size, self.replicas, self.tensor_parallel)
             self.mesh = make_mesh(self.device.type, dims)
-        self.ranks.data_group = data_group(self.mesh)
+        if self.ranks.data_group is None:
+            self.ranks.data_group = data_group(self.mesh)
 
     def place(self, module: nn.Module) -> nn.Module:
         """Shard the module in place. Its parameters stay DTensors after the run."""
@@ -131,6 +132,7 @@ class FSDP(MultiRankStrategy):
             self.make_mesh()
             self._step_module = self._shard(module)
             keep_step_module(module, self._step_module)
+        self._refuse_other_mesh(module)
         self._steps_through = isinstance(self._step_module, StepModule)
         from torch.distributed.fsdp import FSDPModule
 
@@ -180,6 +182,20 @@ class FSDP(MultiRankStrategy):
         if is_meta:
             materialize_module(module, self.device)
         return root
+
+    def _refuse_other_mesh(self, module: nn.Module) -> None:
+        """Raise if an earlier run divided the layers over another number of ranks."""
+        meshes = [each.device_mesh for each in module.parameters() if hasattr(each, "device_mesh")]
+        before = max((each.size() for each in map(tensor_mesh, meshes) if each is not None), default=1)
+        now = 1 if self.tensor_mesh is None else self.tensor_mesh.size()
+        if before != now:
+            raise OptionError(
+                f"{type(module).__name__} was divided by tensor_parallel={before} in an earlier run and "
+                f"stays so, but this strategy has tensor_parallel={now}. Use the same mesh again, or load the "
+                "weights of a checkpoint into a new module (hookline.load_weights).",
+                option="tensor_parallel",
+                value=now,
+            )
 
     def _check_tensor_parallel(self, module: nn.Module) -> None:
         """Raise if a mesh with tensor parallelism divides no layer: its ranks would all compute the same."""
