@@ -5,6 +5,7 @@ printed.
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import os
 import re
@@ -33,6 +34,13 @@ if os.environ.get("HOOKLINE_TEST_ONEDNN") == "0":  # a variation: CONTRIBUTING.m
     # the processes that tests start
     switch = str(Path(__file__).parent / "tests" / "without_onednn")
     os.environ["PYTHONPATH"] = os.pathsep.join([switch, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is imported out of later collections of garbage, which visit a million objects otherwise."""
+    gc.collect()
+    gc.freeze()
+
 
 run_python = PythonEvaluator()
 

@@ -182,7 +182,7 @@ def test(arguments: list[str]) -> None:
             """Run the tests that need other settings or packages, one file at a time."""
             under = {**VARIATIONS["oldest"], "HOOKLINE_TEST_ONEDNN": "0"}
             report = f"--junit-xml={reports}/numeric.xml"
-            pytest(report, *NUMERIC, log=log, under=under, processes=1)
+            run(PYTHON, "-m", "pytest", report, *NUMERIC, log=log, under=under)
             interop([f"--junit-xml={reports}/interop.xml"], log)
 
         try:
@@ -224,12 +224,7 @@ def at_once(first: Callable[[Path | None], None], *others: Callable[[Path | None
         raise Trouble("\n".join(map(str, troubles)))
 
 
-def pytest(
-    *arguments: str | Path,
-    log: Path | None = None,
-    under: Mapping[str, str] | None = None,
-    processes: int | None = None,
-) -> None:
+def pytest(*arguments: str | Path, log: Path | None = None, under: Mapping[str, str] | None = None) -> None:
     """Run files of tests side by side. A process runs all tests of a file; the files that take long are not
     left for last. One process more than cores, because some tests wait; one thread in each.
     """
@@ -238,7 +233,7 @@ def pytest(
         "-m",
         "pytest",
         "--numprocesses",
-        str(processes or min(4, os.cpu_count() or 1) + 1),
+        str(min(4, os.cpu_count() or 1) + 1),
         "--dist",
         "loadfile",
         "--no-loadscope-reorder",

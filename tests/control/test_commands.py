@@ -176,14 +176,15 @@ def test_a_stop_that_ends_in_a_failure_says_what_is_saved() -> None:
             if state.should_stop:
                 raise RuntimeError("at the end")
 
-    asks = Asks(lambda: ask("run", "checkpoint"), lambda: ask("run", "stop"))
+    # a step between: a stop at the step of the checkpoint would leave nothing unsaved
+    asks = Asks(lambda: ask("run", "checkpoint"), Steps(1), lambda: ask("run", "stop"))
     with pytest.raises(RuntimeError, match="at the end"):
         quiet(run_dir="run", logger=True, max_epochs=-1, hooks=[asks, Fails()]).fit(
             Net(), batches() * 50_000
         )  # one epoch
     asks.thread.join()
     path, step = asks.answers[0]["path"], asks.answers[0]["saved_step"]
-    assert f"the newest checkpoint is {path} of step {step}" in str(asks.answers[1])
+    assert f"the newest checkpoint is {path} of step {step}" in str(asks.answers[2])
 
 
 def test_a_checkpoint_that_cannot_be_written_is_refused_with_the_reason() -> None:

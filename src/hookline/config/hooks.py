@@ -31,9 +31,9 @@ HOOK_KEY = ConfigKey("a hook", (Hook,), home="hookline.hooks", settings=HOOK_SET
 
 def find_by_name(source: ConfigSource, part: ConfigPart) -> None:
     """Replace the name of an offered hook by its class path."""
-    name, offered = part.class_path, offered_hooks()
-    if "." in name or ":" in name:
+    if "." in (name := part.class_path) or ":" in name:
         return
+    offered = offered_hooks()
     # the class name, such as `EarlyStopping`, is accepted as well
     paths = {**{path.partition(":")[2]: path for path in offered.values()}, **offered}
     if name not in paths:

@@ -284,16 +284,12 @@ def _original_of(owner: Any, function: Callable[..., Any]) -> tuple[Any, Callabl
 
 
 def undecorated_method(owner: Any, function: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Return the method under a decorator without functools.wraps, if the decorator's function closes over
-    it; None if there is none.
-    """
+    """Return the method that a decorator without functools.wraps closes over, or None."""
     owner, function = _original_of(owner, function)
     written = plain_function(function)
-    if not inspect.isfunction(written) or written.__closure__ is None:
-        return None
-    for cls in type(owner).__mro__:
+    for cls in type(owner).__mro__ if getattr(written, "__closure__", None) else ():
         for method, value in vars(cls).items():
-            if _plain_member(value) is written:
+            if _plain_member(value) is written and inspect.isfunction(written):
                 found = function_in_closure(written, method)
                 return None if found is None else found.__get__(owner, type(owner))
     return None
@@ -409,13 +405,10 @@ def _is_third_party(cls: type | None) -> bool:
 
 def overrides(owner: Any, method: str) -> bool:
     """Return whether the instance or a class of the user defines this method."""
-    own = getattr(owner, "__dict__", {})
-    if method in own:
-        return _Member(method, own[method], None).is_method(owner)
-    for cls in type(owner).__mro__:
-        if method in vars(cls):
-            return not _is_framework_class(cls) and _Member(method, vars(cls)[method], cls).is_method(owner)
-    return False
+    home = next((c for c in (owner, *type(owner).__mro__) if method in getattr(c, "__dict__", ())), None)
+    if home is None or (home is not owner and _is_framework_class(home)):
+        return False
+    return _Member(method, vars(home)[method], None if home is owner else home).is_method(owner)
 
 
 def _plain_member(value: Any) -> Any:
