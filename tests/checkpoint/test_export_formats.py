@@ -60,16 +60,16 @@ def names() -> list[str]:
 def test_an_export_that_fails_leaves_what_was_there_and_nothing_else(format: str) -> None:
     chosen = FORMATS[format]
     out = Path(f"out{chosen.ending}")
-    with put_in_place(out, chosen) as path:
+    with put_in_place(out, is_file=bool(chosen.ending)) as path:
         write_weights({"a": torch.ones(3)}, path, chosen)
     before = {name: Path(name).read_bytes() for name in names() if Path(name).is_file()}
     assert before
-    with pytest.raises(ZeroDivisionError), put_in_place(out, chosen) as path:
+    with pytest.raises(ZeroDivisionError), put_in_place(out, is_file=bool(chosen.ending)) as path:
         write_weights({"b": torch.ones(3)}, path, chosen)
         raise ZeroDivisionError
     assert {name: Path(name).read_bytes() for name in names() if Path(name).is_file()} == before
     check_target(out, chosen, force=True)
-    with put_in_place(out, chosen) as path:
+    with put_in_place(out, is_file=bool(chosen.ending)) as path:
         write_weights({"b": torch.ones(3)}, path, chosen)
     after = {name: Path(name).read_bytes() for name in names() if Path(name).is_file()}
     assert after.keys() == before.keys() and after != before
@@ -94,7 +94,7 @@ def test_a_folder_with_other_files_is_not_replaced_even_by_force() -> None:
 
 
 def test_files_of_a_program_are_moved_before_the_program() -> None:
-    with put_in_place(Path("net.onnx"), FORMATS["onnx"]) as path:
+    with put_in_place(Path("net.onnx"), is_file=True) as path:
         path.write_text("program")
         path.with_name("net.onnx.data").write_text("weights")
     assert names() == ["net.onnx", "net.onnx.data"]
@@ -120,7 +120,7 @@ def test_sharded_tensors_are_read_one_at_a_time(format: str, monkeypatch: pytest
     weights: dict[str, Any] = {
         f"w{n}": ShardedTensor(f"w{n}", torch.Size([4]), torch.float32, lambda: iter(())) for n in range(6)
     }
-    with put_in_place(Path("out" + FORMATS[format].ending), FORMATS[format]) as path:
+    with put_in_place(Path("out" + FORMATS[format].ending), is_file=bool(FORMATS[format].ending)) as path:
         write_weights(weights, path, FORMATS[format], "40B")
     assert len(most) == 6 and max(most) <= 2
 

@@ -148,7 +148,8 @@ def require_all_weights(weights: Mapping[str, Any], where: object, action: str) 
         raise CheckpointError(
             f"{shown(where)} holds only the trainable weights of the base model {fingerprint(left_out)}; "
             f"{len(left_out)} weights are not in it. {action} needs all of them: build the model as for "
-            "training and call hookline.load_weights(model, path); then model.state_dict() has them."
+            "training, call hookline.load_weights(model, path), and export model.state_dict() with "
+            "hookline.export_checkpoint."
         )
 
 

@@ -155,7 +155,7 @@ class _Program:
                 made = self._trace(traced)
             except Exception as error:  # tracing runs the user's code
                 raise CheckpointError(self._explain(error)) from error
-            with put_in_place(out, self.format) as path:
+            with put_in_place(out, is_file=True) as path:
                 if self.format.name == "onnx":
                     made.save(path)
                 else:

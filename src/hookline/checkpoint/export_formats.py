@@ -20,7 +20,7 @@ from hookline.checkpoint.dcp_folder import write_dcp_folder
 from hookline.checkpoint.hf_folder import parse_size, write_hf_folder
 from hookline.checkpoint.sharded import ShardedTensor, is_dtensor
 from hookline.checkpoint.tensors import DTYPE_NAMES, write_tensors
-from hookline.checkpoint.writer import flush, move_into_place, owner
+from hookline.checkpoint.writer import flush, move_into_place, owner, protect_from_cleanup
 from hookline.util.errors import CheckpointError, OptionError, closest
 from hookline.util.text import redact
 
@@ -116,7 +116,7 @@ def check_target(out: Path, format: ExportFormat, force: bool) -> None:
 
 
 @contextlib.contextmanager
-def put_in_place(out: Path, format: ExportFormat) -> Iterator[Path]:
+def put_in_place(out: Path, *, is_file: bool) -> Iterator[Path]:
     """Yield the path to write to, in a temporary directory beside `out`; move the result to `out` at the end.
 
     After an exception the temporary directory is removed and `out` is not changed. A program may write more
@@ -125,22 +125,28 @@ def put_in_place(out: Path, format: ExportFormat) -> Iterator[Path]:
     temporary = out.parent / f".{out.name}.{owner()}.new"
     try:
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        yield temporary / out.name if format.ending else temporary
-        for file in temporary.iterdir():
-            with file.open("rb") as opened:
-                os.fsync(opened.fileno())
-        flush(temporary)
-        if format.ending:
-            for file in sorted(temporary.iterdir(), key=lambda each: each.name == out.name):
-                os.replace(file, out.with_name(file.name))
-        else:
-            move_into_place(temporary, out)
+        with protect_from_cleanup(temporary):
+            temporary.mkdir()
+            yield temporary / out.name if is_file else temporary
+            _flush_all(temporary)
+            if is_file:
+                for file in sorted(temporary.iterdir(), key=lambda each: each.name == out.name):
+                    os.replace(file, out.with_name(file.name))
+            else:
+                move_into_place(temporary, out)
         flush(out.parent)
     except OSError as error:
         raise CheckpointError(f"{out} could not be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _flush_all(folder: Path) -> None:
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            with (Path(parent) / name).open("rb") as file:
+                os.fsync(file.fileno())
+        flush(Path(parent))
 
 
 # ---- write weights -----------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hookline.checkpoint.cleanup import left_overs
+from hookline.checkpoint.export_formats import put_in_place
 from hookline.checkpoint.files import read_manifest
 from hookline.checkpoint.weights import find_weights
-from hookline.checkpoint.writer import flush, move_into_place, owner, protect_from_cleanup
 from hookline.util.errors import CheckpointError
 from hookline.util.limited_json import RECORD_BYTES, parse_json, read_within
 from hookline.util.urls import is_url, shown
@@ -37,24 +37,17 @@ def export_folder(checkpoint: Path | str, target: Path, write: Write) -> bool:
         if record.get("checkpoint_sha256") == manifest["sha256"]:
             return False
     found = find_weights(checkpoint)
-    temporary = target.with_name(f".{target.name}.{owner()}.new")
-    with protect_from_cleanup(temporary):
-        temporary.mkdir(parents=True)
-        try:
-            write(found.weights, temporary)
-            about = {
-                "checkpoint": _path_from(checkpoint, target),
-                "checkpoint_sha256": manifest["sha256"],
-                "run": manifest.get("run", ""),
-                "step": manifest["step"],
-                "weights": found.kind,
-            }
-            (temporary / RECORD).write_text(json.dumps(about, indent=2) + "\n")
-            _flush_all(temporary)
-            move_into_place(temporary, target)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with put_in_place(target, is_file=False) as temporary:
+        write(found.weights, temporary)
+        about = {
+            "checkpoint": _path_from(checkpoint, target),
+            "checkpoint_sha256": manifest["sha256"],
+            "run": manifest.get("run", ""),
+            "step": manifest["step"],
+            "weights": found.kind,
+        }
+        (temporary / RECORD).write_text(json.dumps(about, indent=2) + "\n")
     return True
 
 
@@ -86,11 +79,3 @@ def _clean_up(target: Path) -> None:
             os.rename(path, target)
         else:
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _flush_all(folder: Path) -> None:
-    for parent, _, files in os.walk(folder):
-        for name in files:
-            with (Path(parent) / name).open("rb") as file:
-                os.fsync(file.fileno())
-        flush(Path(parent))

@@ -451,7 +451,7 @@ def export_weights(
     found = find_exported(source, weights, hook)
     require_all_weights(found.weights, found.where, "An export")
     found = replace(found, weights=rename_weights(found, rename))
-    with put_in_place(out, chosen) as path:
+    with put_in_place(out, is_file=bool(chosen.ending)) as path:
         write_weights(found.weights, path, chosen, shard_size)
     return found
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from hookline.distributed.base import SingleDevice, Strategy
@@ -9,6 +11,17 @@ from hookline.distributed.launch import find_rank, pick_device
 from hookline.util.errors import OptionError, closest
 
 STRATEGY_NAMES = ("auto", "single", "ddp", "fsdp", "accelerate")
+
+
+def refuse_second_choice(strategy: Strategy, activation_checkpointing: Any) -> None:
+    """Raise if both the trainer and the strategy choose the layers of activation checkpointing."""
+    if activation_checkpointing and strategy.activation_checkpointing:
+        raise OptionError(
+            f"activation_checkpointing is given twice: to the trainer and to {type(strategy).__name__}. "
+            "Leave out the strategy's.",
+            option="activation_checkpointing",
+            value=activation_checkpointing,
+        )
 
 
 def make_strategy(strategy: str | Strategy, device: str | torch.device, precision: str | int) -> Strategy:

@@ -79,7 +79,7 @@ class ExportPretrained(Hook):
         if stage != "fit":
             return
         trainer = state.trainer
-        if not hasattr(trainer, "export_checkpoint"):
+        if not hasattr(trainer, "export_folder"):
             raise OptionError(
                 f"{WHO} works in a fit of hookline.Trainer. In another trainer or loop call "
                 "model.save_pretrained(folder) after it."
@@ -209,7 +209,7 @@ class ExportPretrained(Hook):
     def _export(self, trainer: Any, checkpoint: Path | str, name: str) -> None:
         folder = Path(trainer.run_dir) / self.dirpath / name
         try:
-            trainer.export_checkpoint(checkpoint, folder, self._write)
+            trainer.export_folder(checkpoint, folder, self._write)
         except Exception as error:  # the checkpoint has the weights, so the run need not end
             log.warning(
                 "%s: %s could not be written from the checkpoint %s: %s: %s. The run continues.",

@@ -74,7 +74,7 @@ class RunView(View):
         """The learning-rate schedulers of the run, and when they advance."""
         return self._last.schedules if self._last is not None else []
 
-    def export_checkpoint(
+    def export_folder(
         self, path: str | Path, folder: Path, write: Callable[[Mapping[str, Any], Path], None]
     ) -> bool:
         """Write a directory for another program from a durable checkpoint; return whether it was written.
@@ -84,7 +84,7 @@ class RunView(View):
         another rank than zero.
         """
         if self._run is None:
-            raise HooklineError("export_checkpoint() works during a run: hooks call it.")
+            raise HooklineError("export_folder() works during a run: hooks call it.")
         from hookline.training.saving import export
 
         return export(self._run, path, folder, write)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hookline.data.seeding import Creation, isolated_rng, report_unseeded, seed_everything
-from hookline.distributed.build import make_strategy
+from hookline.distributed.build import make_strategy, refuse_second_choice
 from hookline.engine.events import EVENTS
 from hookline.engine.filters import FilterSettings
 from hookline.engine.foreign import DataLike, adopt_data, adopt_steps
@@ -61,13 +61,7 @@ class Trainer(RunView):
         self.options, parts = read_arguments(arguments)
         self.config = parts.config
         self.strategy = make_strategy(parts.strategy, parts.device, parts.precision)
-        if self.options.activation_checkpointing and self.strategy.activation_checkpointing:
-            raise OptionError(
-                f"activation_checkpointing is given twice: to the trainer and to "
-                f"{type(self.strategy).__name__}. Leave out the strategy's.",
-                option="activation_checkpointing",
-                value=self.options.activation_checkpointing,
-            )
+        refuse_second_choice(self.strategy, self.options.activation_checkpointing)
         is_quiet = self.options.fast_dev_run or self.strategy.rank != 0  # only rank zero logs
         self.loggers: Loggers = make_loggers(False if is_quiet else parts.logger, JSONLines)
         self.plan = Plan(EVENTS, accounting=parts.accounting)
