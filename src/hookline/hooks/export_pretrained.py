@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from torch import Tensor, nn
 
+from hookline.distributed.sharded_norms import is_sharded
 from hookline.engine.checks import OnDisk, Several, checked_parameters
 from hookline.engine.hook import Hook
 from hookline.hooks.model_checkpoint import ModelCheckpoint
@@ -123,11 +124,24 @@ class ExportPretrained(Hook):
             )
         return next(iter(wanted), None)
 
-    def on_fit_start(self, module: nn.Module) -> None:
+    def on_fit_start(self, module: nn.Module, trainer: Any) -> None:
         self._module = module
         name = self._find_model(module)
         self._prefix = f"{name}." if name else ""
         self._processor = self._find_processor(module)
+        self._refuse_missing_shards(module.get_submodule(name), trainer)
+
+    def _refuse_missing_shards(self, model: nn.Module, trainer: Any) -> None:
+        """Raise if an export needs frozen weights that are neither in the checkpoint nor on this rank."""
+        wanted = trainer.options.saving.weights
+        settings = {wanted} | ({self._kept.weights or wanted} if self._kept is not None else set())
+        if "trainable" in settings and not hasattr(model, "peft_config"):
+            if any(is_sharded(each) for each in model.parameters() if not each.requires_grad):
+                raise OptionError(
+                    f"{WHO} writes all weights of {type(model).__name__}, but checkpoints with "
+                    "weights='trainable' leave out the frozen ones, which FSDP has sharded over the ranks. "
+                    "Pass weights='all'."
+                )
 
     def _find_model(self, module: nn.Module) -> str:
         """Return the name of the submodule to export; empty for the module itself."""

@@ -42,14 +42,17 @@ class Wrapped(Module):
         return torch.optim.AdamW(self.net.parameters(), lr=1e-2)
 
 
-def trained(model: Any, folder: Path, *hooks: Any) -> None:
+def trained(model: Any, folder: Path, *hooks: Any, checkpoint: Any = True) -> None:
     """Train for two epochs; the best is the last, because the data are those of the training."""
     optimizer = (
         {} if isinstance(model, Wrapped) else {"optimizer": torch.optim.AdamW(model.parameters(), lr=1e-2)}
     )
     kept = ModelCheckpoint(monitor="val/loss")
     trainer = quiet(
-        max_epochs=2, run_dir=folder, checkpoint=True, hooks=[kept, ExportPretrained(tokenizer()), *hooks]
+        max_epochs=2,
+        run_dir=folder,
+        checkpoint=checkpoint,
+        hooks=[kept, ExportPretrained(tokenizer()), *hooks],
     )
     trainer.fit(model, batches(), batches(), **optimizer)
 
@@ -82,15 +85,27 @@ def test_averaged_weights_are_exported_where_evaluations_use_them(tmp_path: Path
     assert not torch.equal(logits(again), logits(model))
 
 
-def test_of_a_peft_model_the_adapter_is_exported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("weights", ["all", "trainable"])
+def test_of_a_peft_model_the_adapter_is_exported(weights: str, tmp_path: Path) -> None:
     model = get_peft_model(causal(), LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.1))
-    trained(model, tmp_path)
+    trained(model, tmp_path, checkpoint={"weights": weights})
     for name in ("best", "last"):
         folder = tmp_path / "pretrained" / name
         assert not (folder / "model.safetensors").exists()
         again = PeftModel.from_pretrained(causal(), folder)
         assert torch.equal(logits(again), logits(model))
     assert not torch.equal(logits(model), logits(causal()))
+
+
+def test_frozen_weights_that_checkpoints_leave_out_are_in_the_export(tmp_path: Path) -> None:
+    model = causal()
+    model.model.embed_tokens.requires_grad_(False)
+    trained(model, tmp_path, checkpoint={"weights": "trainable"})
+    kept = json.loads((tmp_path / "checkpoints" / "last" / "manifest.json").read_text())
+    assert kept["base"], "the checkpoint has all weights, so this shows nothing"
+    for name in ("best", "last"):
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / "pretrained" / name)
+        assert torch.equal(logits(again), logits(model))
 
 
 # ---- killed and resumed ------------------------------------------------------------------------------------
@@ -175,12 +190,14 @@ from transformers import AutoModelForCausalLM
 
 found = {}
 
-def train(name, strategy, reentrant=None):
+def train(name, strategy, reentrant=None, weights="all"):
     model = causal()
+    if weights == "trainable":
+        model.model.embed_tokens.requires_grad_(False)
     if reentrant is not None:
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     hooks = [ModelCheckpoint(monitor="val/loss"), ExportPretrained()]
-    trainer = quiet(strategy=strategy, run_dir=name, checkpoint=True, hooks=hooks, seed=2)
+    trainer = quiet(strategy=strategy, run_dir=name, checkpoint={"weights": weights}, hooks=hooks, seed=2)
     trainer.fit(model, batches(), batches(), optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2))
     found[name] = trainer.metrics["train/loss"], trainer.metrics["val/loss"]
 
@@ -189,6 +206,10 @@ train("ddp-reentrant", "ddp", True)
 train("ddp-checkpointing", "ddp", False)
 train("fsdp", "fsdp")
 train("fsdp-checkpointing", "fsdp", False)
+try:
+    train("fsdp-trainable", "fsdp", weights="trainable")
+except Exception as error:  # rank one fails because rank zero did
+    found["refused"] = str(error)
 if os.environ["RANK"] == "0":
     for name in ("ddp", "fsdp"):
         kept = causal(1)
@@ -209,3 +230,4 @@ def test_two_ranks_train_with_gradient_checkpointing_and_export_whole_weights(tm
     for name in ("ddp-reentrant", "ddp-checkpointing"):
         assert found[name] == pytest.approx(found["ddp"], rel=1e-5)
     assert found["fsdp-checkpointing"] == pytest.approx(found["fsdp"], rel=1e-5)
+    assert "Pass weights='all'" in found["refused"]
