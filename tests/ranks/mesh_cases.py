@@ -66,9 +66,9 @@ class Parallel(Module):
         self.tags: list[Any] = []
 
     def configure_model(self) -> None:
-        mesh = self.trainer.strategy.tensor_mesh
+        mesh, blocks = self.trainer.strategy.tensor_mesh, list[Any](self.blocks)
         if mesh is not None:
-            for block in self.blocks:
+            for block in blocks:
                 if block.up.out_features % mesh.size() == 0:  # 10 rows on 2 x 2 are uneven shards: 3 and 2
                     parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
 

@@ -185,14 +185,15 @@ class FSDP(MultiRankStrategy):
 
     def _refuse_other_mesh(self, module: nn.Module) -> None:
         """Raise if an earlier run divided the layers over another number of ranks."""
-        meshes = [each.device_mesh for each in module.parameters() if hasattr(each, "device_mesh")]
+        parameters: list[Any] = list(module.parameters())
+        meshes = [each.device_mesh for each in parameters if hasattr(each, "device_mesh")]
         before = max((each.size() for each in map(tensor_mesh, meshes) if each is not None), default=1)
         now = 1 if self.tensor_mesh is None else self.tensor_mesh.size()
         if before != now:
             raise OptionError(
                 f"{type(module).__name__} was divided by tensor_parallel={before} in an earlier run and "
-                f"stays so, but this strategy has tensor_parallel={now}. Use the same mesh again, or load the "
-                "weights of a checkpoint into a new module (hookline.load_weights).",
+                f"stays so, but this strategy has tensor_parallel={now}. Use the same mesh again, or load "
+                "the weights of a checkpoint into a new module (hookline.load_weights).",
                 option="tensor_parallel",
                 value=now,
             )

@@ -179,7 +179,9 @@ class WaitingRows:
 @contextlib.contextmanager
 def computed_over(group: Any, metrics: Iterable[Any]) -> Iterator[None]:
     """Let metric objects (torchmetrics) communicate over this group only. None: over all ranks."""
-    parts = [part for each in metrics for part in (each.modules() if isinstance(each, nn.Module) else [each])]
+    parts: list[Any] = [
+        part for each in metrics for part in (each.modules() if isinstance(each, nn.Module) else [each])
+    ]
     changed = [each for each in parts if group is not None and getattr(each, "process_group", group) is None]
     for metric in changed:
         metric.process_group = group
