@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tiny import Net, batches, quiet
 
 from hookline import CheckpointError
-from hookline.checkpoint.exported_folder import RECORD, export_folder
+from hookline.checkpoint.export import RECORD, export_folder
 from hookline.hooks import WeightAveraging
 
 
@@ -97,7 +97,7 @@ import json, os, signal, sys
 from pathlib import Path
 from safetensors.torch import load_file, save_file
 from hookline.checkpoint import writer
-from hookline.checkpoint.exported_folder import export_folder
+from hookline.checkpoint.export import export_folder
 
 checkpoint, target, how = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 if how == "renames":

@@ -135,13 +135,14 @@ class ExportPretrained(Hook):
         """Raise if an export needs frozen weights that are neither in the checkpoint nor on this rank."""
         wanted = trainer.options.saving.weights
         settings = {wanted} | ({self._kept.weights or wanted} if self._kept is not None else set())
-        if "trainable" in settings and not hasattr(model, "peft_config"):
-            if any(is_sharded(each) for each in model.parameters() if not each.requires_grad):
-                raise OptionError(
-                    f"{WHO} writes all weights of {type(model).__name__}, but checkpoints with "
-                    "weights='trainable' leave out the frozen ones, which FSDP has sharded over the ranks. "
-                    "Pass weights='all'."
-                )
+        if "trainable" not in settings or hasattr(model, "peft_config"):
+            return
+        if any(is_sharded(each) for each in model.parameters() if not each.requires_grad):
+            raise OptionError(
+                f"{WHO} writes all weights of {type(model).__name__}, but checkpoints with "
+                "weights='trainable' leave out the frozen ones, which FSDP has sharded over the ranks. Pass "
+                "weights='all'."
+            )
 
     def _find_model(self, module: nn.Module) -> str:
         """Return the name of the submodule to export; empty for the module itself."""

@@ -140,7 +140,7 @@ def export(
     run: Run, checkpoint: Path | str, folder: Path, write: Callable[[Mapping[str, Any], Path], None]
 ) -> bool:
     """Write a directory for another program from a durable checkpoint, on rank zero; see `export_folder`."""
-    from hookline.checkpoint.exported_folder import export_folder
+    from hookline.checkpoint.export import export_folder
 
     return run.state.rank == 0 and export_folder(checkpoint, folder, write)
 
