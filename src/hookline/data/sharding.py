@@ -230,7 +230,7 @@ def compare_sources(
     ranks: Ranks, name: str, source: Any, generators: Generators, length: int | None, apart: bool
 ) -> list[int | None]:
     """Return the lengths on all ranks. Raise if a shared source differs. Waits for all ranks."""
-    conflict = rank_conflict(source, ranks.rank, ranks.world_size)
+    conflict = rank_conflict(source, ranks.data_rank, ranks.data_size)
     dataset = getattr(source, "dataset", None)
     identity = getattr(dataset, "_fingerprint", None)  # of a Hugging Face dataset
     reports = ranks.gather([length, type(source).__name__, apart, _digest(generators), conflict, identity])
