@@ -78,7 +78,7 @@ def test_variables_that_make_no_sense_are_refused() -> None:
     ("make", "text"),
     [
         (lambda: FSDP(replicas=3), "replicas=3 must be a whole number that divides the 1 ranks"),
-        (lambda: FSDP(wrap=3), "wrap=3: pass a pattern of names"),  # type: ignore[arg-type]
+        (lambda: FSDP(wrap=3), "wrap=3 must be a pattern of names"),  # type: ignore[arg-type]
         (lambda: FSDP(device="cpu", offload=True), "the device is the CPU"),
         (lambda: DDP(timeout=0), "timeout=0 must be a number of seconds above 0"),
         (lambda: DDP(precision="8"), "precision='8', allowed"),

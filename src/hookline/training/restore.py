@@ -299,7 +299,7 @@ def restore_buffers(run: Run) -> None:
 def changes_types(run: Run) -> bool:
     """Return whether parameters have other types than in the checkpoint, because the precision differs."""
     saved, now = run.resume.contents.get("settings"), run.strategy.precision.name
-    was = saved.get("precision") if isinstance(saved, dict) else None
+    was = str(saved.get("precision")) if isinstance(saved, dict) else ""  # a damaged file may hold anything
     return was != now and (was in TRUE or now in TRUE)
 
 
