@@ -13,7 +13,16 @@ import torch
 from tiny import Adapted, Net, batches, quiet
 from torch import Tensor, nn
 
-from hookline import CheckpointError, Hook, HooklineError, Line, OptionError, Trainer, load_weights
+from hookline import (
+    CheckpointError,
+    Hook,
+    HooklineError,
+    Line,
+    OptionError,
+    Trainer,
+    export_checkpoint,
+    load_weights,
+)
 from hookline.checkpoint.base_weights import (
     CPU_ELEMENTS,
     BaseWeights,
@@ -275,6 +284,11 @@ def test_everything_that_loads_weights_works_with_the_same_base(saved: Path, tmp
     module = Adapted()
     load_weights(module, {**read(saved)["module"]})  # the contents of a checkpoint are a mapping
     assert_same(module, wanted)
+    options = {"module": Adapted(), "example": [torch.ones(2, 4)], "method": "predict_step"}
+    done = export_checkpoint(saved, "net.pt2", **options)
+    assert done.tensors == len(wanted.state_dict())  # a program has the weights of the base, too
+    program = torch.export.load(done.path).state_dict
+    assert torch.equal(program["module.base.0.weight"], wanted.base[0].weight)
 
 
 def test_names_of_the_base_are_renamed_with_the_others(saved: Path) -> None:
