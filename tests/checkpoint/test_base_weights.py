@@ -460,6 +460,7 @@ KINDS = [
     torch.randn(6, 5).to(torch.bfloat16),
     torch.randn(6, 5).to(torch.float8_e5m2),
     torch.randn(6, 5, dtype=torch.complex64),
+    torch.randn(6, 5, dtype=torch.complex64).conj(),
     torch.arange(30).reshape(6, 5),
     torch.arange(30).reshape(6, 5) % 2 == 0,
     torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last),
@@ -475,7 +476,7 @@ def test_a_digest_depends_on_values_dtype_and_shape_and_not_on_the_memory(tensor
     assert digest_weights({"w": twice[..., 1]})["w"] == digest  # strided
     assert digest_weights({"w": tensor.contiguous()})["w"] == digest
     changed = tensor.clone()
-    bytes_ = changed.contiguous().view(-1).view(torch.uint8)
+    bytes_ = changed.resolve_conj().contiguous().view(-1).view(torch.uint8)
     bytes_[-1] ^= 1  # one bit
     changed = bytes_.view(tensor.dtype).view(tensor.shape)
     assert digest_weights({"w": changed})["w"].sha256 != digest.sha256

@@ -204,8 +204,13 @@ def digest_weights(weights: Mapping[str, Any], hashes: bool = True) -> dict[str,
         return found | {name: each.result() for name, each in waiting.items()}
 
 
+def _plain(tensor: Tensor) -> Tensor:
+    """Return a tensor without its class, whose memory has the values themselves."""
+    return tensor.as_subclass(Tensor).resolve_conj().resolve_neg()
+
+
 def _digest(tensor: Tensor) -> LeftOut:
-    plain = tensor.as_subclass(Tensor).resolve_conj().resolve_neg()
+    plain = _plain(tensor)
     digest = hashlib.sha256()
     if plain.numel():
         flat = as_storable(plain).contiguous().reshape(-1).view(torch.uint8)
@@ -225,7 +230,7 @@ def bit_sums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     factors: dict[torch.device, Tensor] = {}
     sums: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        local = local_part(tensor.detach()).as_subclass(Tensor)
+        local = _plain(local_part(tensor.detach()))
         plain = torch.view_as_real(local) if local.is_complex() else local
         device = plain.device
         size = CPU_ELEMENTS if device.type == "cpu" else DEVICE_ELEMENTS
