@@ -22,13 +22,12 @@ from hookline.checkpoint.tensors import CHUNK_BYTES
 from hookline.distributed.comm import Ranks
 from hookline.distributed.sharded_norms import local_part
 from hookline.util.errors import CheckpointError
+from hookline.util.text import list_some
 from hookline.util.urls import shown
 
 log = logging.getLogger("hookline")
 HASH_THREADS = 4
 """Weights hashed in parallel."""
-MOST_NAMED = 4
-"""Weights that a message names."""
 CPU_ELEMENTS, DEVICE_ELEMENTS = 2**18, 2**22
 """Elements of a tensor that `bit_sums` reads at a time: what a cache holds, or what keeps a device busy."""
 ODD_FACTOR = -0x61C8864680B583EB
@@ -36,8 +35,9 @@ ODD_FACTOR = -0x61C8864680B583EB
 
 
 REMEDY = (
-    "Build the model as before: with the same pretrained weights and revision, dtype and seed. To load the "
-    "trainable weights into another base model: hookline.load_weights(model, path, strict=False)."
+    "Build the model as before: with the same pretrained weights and revision, seed and dtype (pass the same "
+    "precision to the trainer; before load_weights, call model.to(dtype)). To load the trainable weights "
+    "into another base model: hookline.load_weights(model, path, strict=False)."
 )
 
 
@@ -99,7 +99,7 @@ class BaseWeights:
                 "Checkpoints with weights='trainable' also hold %d parameters that are frozen now, because "
                 "they were trained or changed after the model was built: %s.",
                 len(names),
-                _shorten(names),
+                list_some(names),
             )
 
 
@@ -169,9 +169,11 @@ def other_base(wanted: Mapping[str, LeftOut], found: Mapping[str, LeftOut], wher
     ]
     if other:
         texts = [f"{name}{_difference(wanted[name], found[name])}" for name in other]
-        lines.append(f"{len(other)} of the {len(wanted)} weights that are left out differ: {_shorten(texts)}")
+        lines.append(
+            f"{len(other)} of the {len(wanted)} weights that are left out differ: {list_some(texts)}"
+        )
     if missing:
-        lines.append(f"{model} does not have {len(missing)} of them: {_shorten(missing)}")
+        lines.append(f"{model} does not have {len(missing)} of them: {list_some(missing)}")
     return "\n  ".join(lines)
 
 
@@ -285,8 +287,3 @@ def _with_metadata_of(weights: Mapping[str, Any], entries: Mapping[str, Any]) ->
     if (metadata := getattr(weights, "_metadata", None)) is not None:
         made._metadata = metadata
     return made  # type: ignore[no-any-return]
-
-
-def _shorten(names: list[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
