@@ -61,6 +61,23 @@ class Adapted(Net):
         return torch.optim.Adam(self.parameters(), lr=self.lr)
 
 
+class Block(nn.Module):
+    """A layer of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(2, 4), nn.Linear(4, 2)
+
+
+class Blocks(nn.Module):
+    """A list of layers, and one after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(2, 2)
+
+
 def shown(value: Any) -> str:
     """A test's name for a value: the same in every process, so no addresses, and not the whole of a tensor."""
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))[:80]

@@ -13,7 +13,16 @@ import torch
 from tiny import Adapted, Net, batches, quiet
 from torch import Tensor, nn
 
-from hookline import CheckpointError, Hook, HooklineError, Line, OptionError, Trainer, load_weights
+from hookline import (
+    CheckpointError,
+    Hook,
+    HooklineError,
+    Line,
+    OptionError,
+    Trainer,
+    export_checkpoint,
+    load_weights,
+)
 from hookline.checkpoint.base_weights import (
     CPU_ELEMENTS,
     BaseWeights,
@@ -275,6 +284,11 @@ def test_everything_that_loads_weights_works_with_the_same_base(saved: Path, tmp
     module = Adapted()
     load_weights(module, {**read(saved)["module"]})  # the contents of a checkpoint are a mapping
     assert_same(module, wanted)
+    options = {"module": Adapted(), "example": [torch.ones(2, 4)], "method": "predict_step"}
+    done = export_checkpoint(saved, "net.pt2", **options)
+    assert done.tensors == len(wanted.state_dict())  # a program has the weights of the base, too
+    program = torch.export.load(done.path).state_dict
+    assert torch.equal(program["module.base.0.weight"], wanted.base[0].weight)
 
 
 def test_names_of_the_base_are_renamed_with_the_others(saved: Path) -> None:
@@ -446,6 +460,7 @@ KINDS = [
     torch.randn(6, 5).to(torch.bfloat16),
     torch.randn(6, 5).to(torch.float8_e5m2),
     torch.randn(6, 5, dtype=torch.complex64),
+    torch.randn(6, 5, dtype=torch.complex64).conj(),
     torch.arange(30).reshape(6, 5),
     torch.arange(30).reshape(6, 5) % 2 == 0,
     torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last),
@@ -461,7 +476,7 @@ def test_a_digest_depends_on_values_dtype_and_shape_and_not_on_the_memory(tensor
     assert digest_weights({"w": twice[..., 1]})["w"] == digest  # strided
     assert digest_weights({"w": tensor.contiguous()})["w"] == digest
     changed = tensor.clone()
-    bytes_ = changed.contiguous().view(-1).view(torch.uint8)
+    bytes_ = changed.resolve_conj().contiguous().view(-1).view(torch.uint8)
     bytes_[-1] ^= 1  # one bit
     changed = bytes_.view(tensor.dtype).view(tensor.shape)
     assert digest_weights({"w": changed})["w"].sha256 != digest.sha256

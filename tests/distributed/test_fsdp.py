@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from ranks.worlds import CLOSE
+from tiny import Blocks
 from torch import nn
 
 from hookline import OptionError
@@ -59,19 +60,6 @@ def test_a_model_made_without_memory_gets_its_weights_when_it_is_sharded(found: 
     one, other = found["from meta"]
     assert one == other
     assert all(abs(each) < 100 for each in one[0]) and one[2] == "DTensor"
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(2, 4), nn.Linear(4, 2)
-
-
-class Blocks(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(2))
-        self.head = nn.Linear(2, 2)
 
 
 def test_a_parameter_that_layers_share_must_be_gathered_once() -> None:

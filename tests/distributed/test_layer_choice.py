@@ -5,23 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tiny import Block, Blocks
 from torch import nn
 
 from hookline import OptionError
 from hookline.distributed.layer_choice import choose_layers, default_layers, outermost
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(2, 4), nn.Linear(4, 2)
-
-
-class Blocks(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(2))
-        self.head = nn.Linear(2, 2)
 
 
 def test_the_blocks_of_a_model_are_the_items_of_its_lists_that_have_parameters() -> None:

@@ -45,6 +45,12 @@ def test_clipping_scales_all_by_one_factor_and_returns_the_norm_before() -> None
     assert all(torch.equal(one, other) for one, other in zip(small, grads(), strict=True))
 
 
+def test_complex_gradients_beside_half_precision_have_a_norm() -> None:
+    mixed = [torch.tensor([3j, 0]), torch.tensor([4.0], dtype=torch.bfloat16)]
+    assert clip_norm(mixed, 1.0).item() == 5.0
+    assert norm_of(mixed).item() == pytest.approx(1.0, rel=1e-2)
+
+
 def test_values_are_clamped_on_both_sides() -> None:
     clipped = [torch.tensor([-3.0, 0.5, 7.0])]
     assert clip_values(clipped, 1.0) is None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hookline import Hook, HookError, OptionError
-from hookline.hooks._settings import as_patterns, is_match, list_some, matching_names, parse_moment
+from hookline.hooks._settings import as_patterns, is_match, matching_names, parse_moment
 from hookline.hooks.freeze_schedule import FreezeSchedule
 from hookline.hooks.loss_schedule import LossSchedule
 from hookline.hooks.mixture_schedule import MixtureSchedule
@@ -54,11 +54,6 @@ def test_one_pattern_or_several_are_a_tuple() -> None:
 def test_anything_else_is_refused(given: Any) -> None:
     with pytest.raises(OptionError, match="a name, a part of one, a pattern"):
         as_patterns("it", given)
-
-
-def test_a_long_list_is_cut() -> None:
-    assert list_some("abc") == "a, b, c" and list_some("abcdefg") == "a, b, c, d, e and 2 more"
-    assert list_some("abc", most=2) == "a, b and 1 more"
 
 
 # ---- moments -----------------------------------------------------------------------------------------------

@@ -81,9 +81,6 @@ class Row:
 
 WORKERS_OF_TORCHDATA = "not the random numbers that a dataset draws in its workers. Use torch's DataLoader"
 READ_AGAIN = "it is resumed by reading the epoch again, and only with the same number of workers"
-BUFFER = (
-    "whose state_dict omits the shuffle buffer. After a resume, up to 8 samples of the epoch may be skipped"
-)
 UNSEEDED_HF = "shuffles a Hugging Face stream without a seed. Each process draws a different order"
 UNSEEDED_WDS = "shuffles with webdataset's .shuffle(8) without a seed. Each process draws a different order"
 OWN_STATE = (

@@ -137,7 +137,7 @@ def test_the_table_shows_counts_settings_names_and_frozen_parameters() -> None:
         "rest               2       40  0.5   optimizer's  embed.weight, head.bias",
         "norms              2        8  0.5             0  final.weight, final.bias",
         "(frozen)          15      252    -             -  blocks.0.attention.in_proj_weight, "
-        "blocks.0.attention.in_proj_bias, ...",
+        "blocks.0.attention.in_proj_bias and 13 more",
     ]
     assert groups.rows()[1].data() == {
         "name": "norms",

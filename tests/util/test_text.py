@@ -11,6 +11,7 @@ from hookline.util.text import (
     align_columns,
     flatten,
     holds_secret,
+    list_some,
     map_texts,
     printable,
     printable_lines,
@@ -86,6 +87,11 @@ def test_columns_are_as_wide_as_their_longest_cell() -> None:
     rows = [("hook", "calls"), ("a", "1,000"), ("longer", "2")]
     assert align_columns(rows) == ["hook    calls", "a       1,000", "longer  2"]
     assert align_columns(rows, left=1) == ["hook    calls", "a       1,000", "longer      2"]
+
+
+def test_a_long_list_is_cut() -> None:
+    assert list_some("abc") == "a, b, c" and list_some("abcdefg") == "a, b, c, d, e and 2 more"
+    assert list_some("abc", most=2) == "a, b and 1 more"
 
 
 def test_every_text_of_nested_values_is_converted() -> None:

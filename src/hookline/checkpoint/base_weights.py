@@ -22,13 +22,12 @@ from hookline.checkpoint.tensors import CHUNK_BYTES
 from hookline.distributed.comm import Ranks
 from hookline.distributed.sharded_norms import local_part
 from hookline.util.errors import CheckpointError
+from hookline.util.text import list_some
 from hookline.util.urls import shown
 
 log = logging.getLogger("hookline")
 HASH_THREADS = 4
 """Weights hashed in parallel."""
-MOST_NAMED = 4
-"""Weights that a message names."""
 CPU_ELEMENTS, DEVICE_ELEMENTS = 2**18, 2**22
 """Elements of a tensor that `bit_sums` reads at a time: what a cache holds, or what keeps a device busy."""
 ODD_FACTOR = -0x61C8864680B583EB
@@ -36,8 +35,9 @@ ODD_FACTOR = -0x61C8864680B583EB
 
 
 REMEDY = (
-    "Build the model as before: with the same pretrained weights and revision, dtype and seed. To load the "
-    "trainable weights into another base model: hookline.load_weights(model, path, strict=False)."
+    "Build the model as before: with the same pretrained weights and revision, seed and dtype (pass the same "
+    "precision to the trainer; before load_weights, call model.to(dtype)). To load the trainable weights "
+    "into another base model: hookline.load_weights(model, path, strict=False)."
 )
 
 
@@ -99,7 +99,7 @@ class BaseWeights:
                 "Checkpoints with weights='trainable' also hold %d parameters that are frozen now, because "
                 "they were trained or changed after the model was built: %s.",
                 len(names),
-                _shorten(names),
+                list_some(names),
             )
 
 
@@ -169,9 +169,11 @@ def other_base(wanted: Mapping[str, LeftOut], found: Mapping[str, LeftOut], wher
     ]
     if other:
         texts = [f"{name}{_difference(wanted[name], found[name])}" for name in other]
-        lines.append(f"{len(other)} of the {len(wanted)} weights that are left out differ: {_shorten(texts)}")
+        lines.append(
+            f"{len(other)} of the {len(wanted)} weights that are left out differ: {list_some(texts)}"
+        )
     if missing:
-        lines.append(f"{model} does not have {len(missing)} of them: {_shorten(missing)}")
+        lines.append(f"{model} does not have {len(missing)} of them: {list_some(missing)}")
     return "\n  ".join(lines)
 
 
@@ -204,8 +206,13 @@ def digest_weights(weights: Mapping[str, Any], hashes: bool = True) -> dict[str,
         return found | {name: each.result() for name, each in waiting.items()}
 
 
+def _plain(tensor: Tensor) -> Tensor:
+    """Return a tensor without its class, whose memory has the values themselves."""
+    return tensor.as_subclass(Tensor).resolve_conj().resolve_neg()
+
+
 def _digest(tensor: Tensor) -> LeftOut:
-    plain = tensor.as_subclass(Tensor).resolve_conj().resolve_neg()
+    plain = _plain(tensor)
     digest = hashlib.sha256()
     if plain.numel():
         flat = as_storable(plain).contiguous().reshape(-1).view(torch.uint8)
@@ -225,7 +232,7 @@ def bit_sums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     factors: dict[torch.device, Tensor] = {}
     sums: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        local = local_part(tensor.detach()).as_subclass(Tensor)
+        local = _plain(local_part(tensor.detach()))
         plain = torch.view_as_real(local) if local.is_complex() else local
         device = plain.device
         size = CPU_ELEMENTS if device.type == "cpu" else DEVICE_ELEMENTS
@@ -280,8 +287,3 @@ def _with_metadata_of(weights: Mapping[str, Any], entries: Mapping[str, Any]) ->
     if (metadata := getattr(weights, "_metadata", None)) is not None:
         made._metadata = metadata
     return made  # type: ignore[no-any-return]
-
-
-def _shorten(names: list[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more

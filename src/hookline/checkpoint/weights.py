@@ -37,7 +37,7 @@ from hookline.engine.listener import find_listeners
 from hookline.run.record import read_record, run_dir_of, unsaved_end
 from hookline.run.state import State
 from hookline.util.errors import CheckpointError, OptionError, closest
-from hookline.util.text import redact
+from hookline.util.text import list_some, redact
 from hookline.util.urls import MANIFEST, as_url, is_url
 
 log = logging.getLogger("hookline")
@@ -87,15 +87,17 @@ class WeightsReport:
         """Return a line for each kind of mismatch, and a hint."""
         lines = []
         if self.missing:
-            lines.append(f"  missing, only the module has them: {_shorten(self.missing)}")
+            lines.append(f"  missing, only the module has them: {list_some(self.missing, MOST_NAMES_SHOWN)}")
         if self.unexpected:
-            lines.append(f"  unexpected, only the source has them: {_shorten(self.unexpected)}")
+            lines.append(
+                f"  unexpected, only the source has them: {list_some(self.unexpected, MOST_NAMES_SHOWN)}"
+            )
         if self.mismatched:
             shapes = [
                 f"{name} ({theirs} in the source, {ours} in the module)"
                 for name, (theirs, ours) in self.mismatched.items()
             ]
-            lines.append(f"  of another shape, not loaded: {_shorten(shapes)}")
+            lines.append(f"  of another shape, not loaded: {list_some(shapes, MOST_NAMES_SHOWN)}")
         return [*lines, *self._hint()]
 
     def _hint(self) -> list[str]:
@@ -352,7 +354,7 @@ def rename_weights(found: FoundWeights, rename: Rename | None) -> Mapping[str, A
     if weights and not renamed:
         raise OptionError(
             f"rename leaves out every weight of {found.where}. Their names start with: "
-            f"{_shorten(_first_parts(weights))}."
+            f"{list_some(_first_parts(weights), MOST_NAMES_SHOWN)}."
         )
     return renamed
 
@@ -365,7 +367,7 @@ def _rename_prefixes(
             parts = _first_parts(weights)
             raise OptionError(
                 f"rename: no name in {where} starts with {old!r}.{closest(old, parts)} "
-                f"They start with: {_shorten(parts)}."
+                f"They start with: {list_some(parts, MOST_NAMES_SHOWN)}."
             )
     longest_first = sorted(prefixes, key=len, reverse=True)
 
@@ -416,11 +418,6 @@ def _manifest_or_empty(url: str) -> Mapping[str, Any]:
 def _path_or_url(source: str | os.PathLike[str]) -> Path | str:
     """Return a URL as text, anything else as a Path."""
     return source if isinstance(source, str) and is_url(source) else Path(source)
-
-
-def _shorten(names: list[str]) -> str:
-    more = f" and {len(names) - MOST_NAMES_SHOWN} more" if len(names) > MOST_NAMES_SHOWN else ""
-    return ", ".join(names[:MOST_NAMES_SHOWN]) + more
 
 
 # ---- export ------------------------------------------------------------------------------------------------

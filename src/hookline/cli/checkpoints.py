@@ -91,7 +91,7 @@ def _at_url(url: str) -> ListedCheckpoint:
         return ListedCheckpoint(url, None, str(error))
 
 
-# ---- verify -------------------------------------------------------------------------------------
+# ---- verify ------------------------------------------------------------------------------------------------
 
 
 def verify_checkpoints(chosen: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Ranks and strategies: how processes find each other and communicate; single device, DDP, FSDP, Accelerate.
+"""Ranks and how they communicate; device meshes; precision; strategies: one device, DDP, FSDP, Accelerate.
 
 `from hookline.distributed import DDP` loads only that strategy. May import: util, engine.
 """

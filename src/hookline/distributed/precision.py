@@ -131,12 +131,8 @@ class TruePrecision(Precision):
         dtype = self.type
 
         def in_type(s: Any) -> Any:
-            before = torch.get_default_dtype()
-            torch.set_default_dtype(dtype)
-            try:
+            with default_type(dtype):
                 return call(s)
-            finally:
-                torch.set_default_dtype(before)
 
         return in_type
 

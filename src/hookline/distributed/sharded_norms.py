@@ -112,6 +112,8 @@ def norm_of(grads: Sequence[Tensor]) -> Tensor:
     here = [local_part(each) for each in grads]
     if not any(is_sharded(each) or each.dtype in HALF for each in grads):
         return torch.nn.utils.get_total_norm(here)
+    # with a real dtype, torch does not compute the norm of complex numbers
+    here = [torch.view_as_real(each.resolve_conj()) if each.is_complex() else each for each in here]
     dtype = torch.float64 if any(each.dtype is torch.float64 for each in here) else torch.float32
     found = torch._foreach_norm(here, 2.0, dtype=dtype)  # pyright: ignore[reportPrivateImportUsage]
     vector = torch.stack([each.to(found[0].device, dtype) for each in found])
@@ -152,6 +154,7 @@ def agree_on_overflow(found: dict[Any, Tensor], parameters: Sequence[Any]) -> bo
     for where in _kinds(parameters).values():
         for group in _groups(parameters[where[0]]):
             torch.distributed.all_reduce(seen, torch.distributed.ReduceOp.MAX, group=group)
+    overflowed = bool(seen.item())
     for flag in found.values():
-        local_part(flag).fill_(1.0 if seen.item() else 0.0)
-    return bool(seen.item())
+        local_part(flag).fill_(float(overflowed))
+    return overflowed

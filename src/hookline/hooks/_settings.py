@@ -10,6 +10,7 @@ from typing import Any
 from hookline.engine.checks import refused
 from hookline.engine.filters import parse_interval
 from hookline.util.errors import HookError, OptionError, closest
+from hookline.util.text import list_some
 
 
 def as_patterns(what: str, given: Any) -> tuple[str, ...]:
@@ -39,12 +40,6 @@ def matching_names(what: str, patterns: Iterable[str], names: Iterable[str]) -> 
                 f"{list_some(names, 8) or 'none'}."
             )
     return [name for name in names if any(is_match(name, pattern) for pattern in patterns)]
-
-
-def list_some(names: Iterable[str], most: int = 5) -> str:
-    """Return `a, b and 3 more`."""
-    names = list(names)
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 # ---- moments and functions ---------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hookline.engine.checks import checked_parameters, refused
 from hookline.engine.filters import UNITS
 from hookline.engine.hook import Hook
-from hookline.hooks._settings import list_some, parse_moment
+from hookline.hooks._settings import parse_moment
 from hookline.util.errors import HookError, LossError, OptionError, closest
+from hookline.util.text import list_some
 
 Moments = tuple[tuple[int, str], ...]
 

@@ -15,9 +15,10 @@ from hookline.distributed.sharded_norms import gather_rows, shards_of
 from hookline.engine.checks import Count, as_tuple, checked_parameters, refused
 from hookline.engine.hook import Hook
 from hookline.hooks._figures import heat_map, need_matplotlib, save_figure
-from hookline.hooks._settings import as_patterns, is_match, list_some, matching_names
+from hookline.hooks._settings import as_patterns, is_match, matching_names
 from hookline.hooks._statistics import norms, percentiles, samples_of, with_gradients
 from hookline.util.errors import HookError, OptionError
+from hookline.util.text import list_some
 
 # ---- measurements of one update, and their history ---------------------------------------------------------
 

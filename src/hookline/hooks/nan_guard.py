@@ -15,9 +15,9 @@ from torch.utils.hooks import RemovableHandle
 from hookline.distributed.sharded_norms import local_part
 from hookline.engine.checks import Count, Several, checked_parameters
 from hookline.engine.hook import Hook
-from hookline.hooks._settings import list_some
 from hookline.hooks._statistics import between_graphs, norms, tensors_in, with_gradients
 from hookline.util.errors import NonFiniteLoss, OptionError
+from hookline.util.text import list_some
 
 log = logging.getLogger("hookline")
 BRACKETS = "{}[{!r}]"

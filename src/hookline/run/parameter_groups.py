@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookline.util.errors import OptionError, closest, described
+from hookline.util.text import align_columns, list_some
 
 NO_DECAY: Mapping[str, Mapping[str, Any]] = {"norms": {"weight_decay": 0.0}, "biases": {"weight_decay": 0.0}}
 """The default rules: weight decay for neither norms nor biases."""
@@ -248,7 +249,7 @@ def _without_match(module: nn.Module, pattern: str, found: list[NamedParameter])
     who, option = type(module).__name__, f"rules.{pattern}"
     if frozen:
         return OptionError(
-            f"{pattern!r} matches only frozen parameters of {who}: {_some(frozen)}. They are in no group.",
+            f"{pattern!r} matches only frozen parameters of {who}: {list_some(frozen)}; no group has them.",
             option=option,
         )
     if pattern.startswith("class:"):
@@ -264,7 +265,7 @@ def _without_match(module: nn.Module, pattern: str, found: list[NamedParameter])
     else:
         near = closest(pattern, ["norms", "biases", *names, *(f"{part}.*" for part in sorted(parts))])
     return OptionError(
-        f"{pattern!r} matches no parameter of {who}.{near} Parameters: {_some(names, 8)}", option=option
+        f"{pattern!r} matches no parameter of {who}.{near} Parameters: {list_some(names, 8)}.", option=option
     )
 
 
@@ -374,18 +375,16 @@ def render_groups(rows: list[GroupRow], frozen: Mapping[str, Any]) -> str:
     lines = [["group", "parameters", "numbers", *keys, "first names"]]
     for row in rows:
         values = [_shown(row.settings[key]) if key in row.settings else "optimizer's" for key in keys]
-        lines.append([row.name, str(row.parameters), f"{row.numbers:,}", *values, _some(row.names)])
+        lines.append(
+            [row.name, str(row.parameters), f"{row.numbers:,}", *values, list_some(row.names, FIRST_NAMES)]
+        )
     if frozen:
         total = sum(each.numel() for each in frozen.values())
-        lines.append(["(frozen)", str(len(frozen)), f"{total:,}", *("-" for _ in keys), _some(list(frozen))])
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column in (0, len(widths) - 1) else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+        lines.append(
+            ["(frozen)", str(len(frozen)), f"{total:,}", *("-" for _ in keys), list_some(frozen, FIRST_NAMES)]
+        )
+    aligned = align_columns([line[:-1] for line in lines], left=1)
+    return "\n".join(f"{start}  {line[-1]}" for start, line in zip(aligned, lines, strict=True))
 
 
 def _as_number(value: Any) -> Any:
@@ -395,10 +394,6 @@ def _as_number(value: Any) -> Any:
 def _shown(value: Any) -> str:
     value = _as_number(value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _some(names: Sequence[str], most: int = FIRST_NAMES) -> str:
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 # ---- checks of an optimizer --------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from hookline.engine.checks import check_choice
 from hookline.util.errors import CheckpointError, OptionError, closest
 from hookline.util.urls import check_url, is_url
 
@@ -49,11 +50,8 @@ def make_save_request(
         raise OptionError(
             f"reason={reason!r}, allowed: {', '.join(SAVE_REASONS)}.{closest(reason, SAVE_REASONS)}"
         )
-    if weights is not None and weights not in SAVED_WEIGHTS:
-        raise OptionError(
-            f"weights={weights!r}, allowed: {', '.join(map(repr, SAVED_WEIGHTS))}, or None for the trainer's "
-            f"setting.{closest(str(weights), SAVED_WEIGHTS)}"
-        )
+    if weights is not None:
+        check_choice("weights", weights, SAVED_WEIGHTS, "None takes the trainer's setting.")
     if monitor is not None and not (isinstance(monitor, dict) and {"name", "mode", "score"} <= set(monitor)):
         raise OptionError(
             f"monitor={monitor!r} must be a table with 'name', 'mode' ('min' or 'max') and 'score'."

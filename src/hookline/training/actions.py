@@ -122,7 +122,7 @@ def _install(run: Run, event: Event) -> None:
             call = trace(shown[-1], call)
         if event.name in STEP_ACTIONS:
             call = strategy.precision.around_step(call)
-            if event.name != "training_step" and run.traits.rules.infers(run):
+            if event.name != "training_step" and run.traits.rules.uses_inference_mode(run):
                 call = in_inference_mode(call)
         elif event.name == "backward":
             call = strategy.precision.with_default_type(call)

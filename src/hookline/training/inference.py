@@ -50,7 +50,7 @@ def ordinary(tensor: Tensor) -> Tensor:
 
 def evaluation_mode(run: Run) -> contextlib.AbstractContextManager[Any]:
     """Return the context of a pass: no gradients, and with inference mode a clean module at its end."""
-    return leaving_ordinary(run.module) if run.traits.rules.infers(run) else torch.no_grad()
+    return leaving_ordinary(run.module) if run.traits.rules.uses_inference_mode(run) else torch.no_grad()
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ class LoopRules:
     undoes_abandoned_validations = True
     """Whether a validation that a signal ends leaves no trace in the checkpoint: state is kept before it."""
 
-    def infers(self, run: Run) -> bool:
+    def uses_inference_mode(self, run: Run) -> bool:
         """Return whether the steps of an evaluation run under torch.inference_mode."""
         return run.options.evaluating.inference_mode
 

@@ -123,6 +123,12 @@ def align_columns(rows: Sequence[Sequence[str]], left: int | None = None) -> lis
     ]
 
 
+def list_some(names: Iterable[str], most: int = 5) -> str:
+    """Return `a, b and 3 more`."""
+    names = list(names)
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def map_texts(value: Any, convert: Callable[[str], str]) -> Any:
     """Return a value with every text in its tables and lists converted, keys included."""
     if isinstance(value, dict):

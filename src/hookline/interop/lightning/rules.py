@@ -49,10 +49,10 @@ class LightningRules(LoopRules):
     accumulates_with_closures = True
     undoes_abandoned_validations = False
 
-    def infers(self, run: Run) -> bool:
+    def uses_inference_mode(self, run: Run) -> bool:
         """Return whether evaluations run in inference mode: with one process, and not inside a fit."""
         by_default = self.given["inference_mode"] and run.stage != "fit" and run.strategy.ranks.alone
-        return bool(by_default) or super().infers(run)
+        return bool(by_default) or super().uses_inference_mode(run)
 
     def __init__(self, given: dict[str, Any], stops_at_nonfinite: bool = False) -> None:
         self.given, self.stops_at_nonfinite = given, stops_at_nonfinite
