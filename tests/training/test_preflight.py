@@ -254,4 +254,5 @@ def test_a_setting_of_a_group_that_the_optimizer_would_ignore_is_refused() -> No
     class Own(torch.optim.SGD):
         """An optimizer of another package may read entries that it does not declare."""
 
-    quiet().fit(Grouped({"biases": {"own_setting": 1.0}}, Own), batches(1))
+    quiet().fit(Grouped({"biases": {"weigth_decay": 1.0}}, Own), batches(1))
+    quiet().fit(Grouped({"biases": {"lr_scale": 0.5}}), batches(1))  # the user's own code may read it

@@ -10,7 +10,7 @@ from hookline.run.optimizers import bare
 from hookline.run.parameter_groups import check_settings, group_rows, named_parameters, render_groups
 from hookline.run.run import Run
 from hookline.training.settings import DERIVED
-from hookline.util.errors import OptionError
+from hookline.util.errors import OptionError, closest
 
 log = logging.getLogger("hookline")
 
@@ -54,8 +54,10 @@ def report_groups(run: Run) -> None:
             continue
         rows = group_rows(groups, DERIVED)
         if type(optimizer).__module__.startswith("torch.optim"):
-            for row in rows:
-                check_settings(row.settings, kind, optimizer.defaults, f"The group {row.name!r}")
+            known = optimizer.defaults
+            for row in rows:  # code of the user may read keys of its own, such as lr_scale: only typos count
+                typos = [key for key in row.settings if key not in known and closest(key, known)]
+                check_settings(typos, kind, known, f"The group {row.name!r}")
         if run.state.rank:
             continue
         trained = {id(each) for group in groups for each in group["params"]}
