@@ -172,6 +172,8 @@ def with_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
         if option == "hang_after" and option in given and not isinstance(given[option], Mapping):
             settings = {"after": apply_rule(option, table_rules(option)["after"], given[option]), **settings}
         elif option in given:
+            new = given[option]
+            settings = {**new, **settings} if isinstance(new, Mapping) else settings
             raise OptionError(
                 f"{option} and {' and '.join(old)} cannot be combined: {old[0]} is an older name for a part "
                 f"of it. Pass {option}={settings}.",
@@ -220,7 +222,10 @@ def _compiles(name: str, value: Any) -> Any:
             value=value,
         )
     blocks = value["blocks"]
-    return {**value, "blocks": blocks if blocks is True else check_layers(f"{name}: blocks", blocks)}
+    blocks = blocks if blocks is True else check_layers(f"{name}: blocks", blocks)
+    if not blocks:  # it would compile the whole model
+        raise refused(f"{name}: blocks", value["blocks"], "True or at least one choice of layers")
+    return {**value, "blocks": blocks}
 
 
 # ---- the options, by what they are about -------------------------------------------------------------------
