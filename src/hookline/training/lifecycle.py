@@ -35,6 +35,7 @@ from hookline.run.save_request import SaveRequest, make_save_request
 from hookline.training import run_events
 from hookline.training.actions import install_actions, install_closure
 from hookline.training.compile import (
+    check_recomputed,
     choose_blocks,
     compile_blocks,
     compile_model,
@@ -294,16 +295,8 @@ def recompute_activations(run: Run) -> None:
     wanted = run.options.activation_checkpointing or run.strategy.activation_checkpointing
     if not wanted or run.stage != "fit":
         return
-    compiled = run.options.compile
-    if isinstance(compiled, dict) and compiled.get("backend") == "eager":
-        raise OptionError(
-            "compile: backend='eager' cannot be combined with activation_checkpointing: a layer that is "
-            "computed again would draw other random numbers, so gradients through dropout would be wrong. "
-            "Use 'aot_eager'.",
-            option="compile",
-            value=compiled,
-        )
     layers = choose_blocks(run, "activation_checkpointing", wanted)
+    check_recomputed(run, layers)
     run.participants.on_close.append(checkpoint_activations(layers))
 
 
