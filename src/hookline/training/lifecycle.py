@@ -270,6 +270,7 @@ def set_up_strategy(run: Run) -> None:
     follow_parameters(s.optimizers, before, run.module)
     s.setup.optimizers = run.strategy.prepare_optimizers(s.optimizers)
     check_optimizers(run)
+    warn_of_vanishing_eps(run)
     choose_optimizers(run)
     if not run.strategy.ranks.alone and not run.traits.is_manual:
         from hookline.training.ranks.step import RankGradientSync
@@ -335,6 +336,22 @@ def check_optimizers(run: Run) -> None:
                 f"{type(optimizer).__name__} holds no parameter of {name}, so it would train nothing of it. "
                 "Was it made for another model?"
             )
+
+
+def warn_of_vanishing_eps(run: Run) -> None:
+    """Warn if an optimizer's eps is zero in float16: its first division of zero by zero makes NaN weights."""
+    for optimizer in run.state.optimizers:
+        for group in optimizer.param_groups:
+            eps, fused = group.get("eps"), group.get("fused")  # fused kernels compute in float32
+            is_half = any(each.dtype is torch.float16 for each in group["params"])
+            if is_half and not fused and isinstance(eps, float) and eps < 2**-25 and run.strategy.rank == 0:
+                log.warning(
+                    "%s: eps=%g is 0 in float16, so a gradient of 0 may make weights NaN. "
+                    "Pass eps=1e-4, or precision='bf16-true'.",
+                    type(optimizer).__name__,
+                    eps,
+                )
+                return
 
 
 class RunParticipants(LateHooks[Run]):
