@@ -108,6 +108,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"enable_progress_bar": "false"}, "enable_progress_bar='false'.*True.*False"),
     ({"deterministic": "false"}, "deterministic='false'.*True.*False"),
     ({"compile": "false"}, "compile='false'.*True.*False"),
+    ({"compile": {"block": "Block"}}, "compile has no option 'block'. Did you mean 'blocks'"),
     ({"compile": {"blocks": []}}, r"compile: blocks=\[\] must be True or at least one choice of layers"),
     ({"accounting": "false"}, "accounting='false'.*True.*False"),
     # directories

@@ -211,7 +211,11 @@ def _recomputes(name: str, value: Any) -> Any:
 
 
 def _compiles(name: str, value: Any) -> Any:
+    import torch
+
     Table(COMPILE)(name, value)
+    arguments = list(inspect.signature(torch.compile).parameters)[1:]  # the first one is the model
+    refuse_unknown_options(name, value, (*arguments, "step", "blocks"))
     if "blocks" not in value:
         return value
     if value.get("step"):
