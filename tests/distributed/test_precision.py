@@ -280,6 +280,19 @@ def test_a_loss_that_is_not_finite_ends_a_run_in_half_precision() -> None:
         quiet(precision="16-true").fit(Overflows(), batches())
 
 
+@pytest.mark.parametrize(("eps", "warns"), [(1e-8, True), (1e-4, False)])
+def test_an_eps_that_is_zero_in_float16_is_named_before_the_first_step(
+    eps: float, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Adam(Net):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), eps=eps)
+
+    with caplog.at_level(logging.WARNING, "hookline"):
+        quiet(precision="16-true", device="cpu", max_steps=0).fit(Adam(), batches(1))
+    assert ("Adam: eps=1e-08 is 0 in float16" in caplog.text) is warns
+
+
 def test_a_compiled_model_has_the_type_too() -> None:
     class WithForward(Typed):
         def forward(self, x: Tensor) -> Tensor:

@@ -431,6 +431,8 @@ def main() -> None:
     report("sequence", sequence)
     report("meta", made_on_meta)
     report("whole layers", lambda: fit(FSDP(tensor_parallel=2), dealt(pairs()), Whole))
+    both = {"activation_checkpointing": True, "compile": {"blocks": True, "backend": "aot_eager"}}
+    report("recomputed graphs", lambda: fit(FSDP(tensor_parallel=2), dealt(pairs()), Parallel, **both))
     report("other batches", lambda: fit(FSDP(tensor_parallel=2), Own(dealt(pairs())[RANK::4]), Parallel))
     report("other lengths", lambda: fit(FSDP(tensor_parallel=2), Own(dealt(pairs())[: 4 + RANK]), Parallel))
     report("divided before", divided_before)

@@ -89,6 +89,11 @@ def test_a_tensor_parallel_mesh_without_divided_layers_is_refused(found: Found) 
         assert "self.trainer.strategy.tensor_mesh" in each["text"]
 
 
+def test_compiled_layers_that_are_recomputed_are_refused_under_tensor_parallelism(found: Found) -> None:
+    for each in found["recomputed graphs"]:
+        assert each["error"] == "OptionError" and "a limit of torch. Leave one of them out" in each["text"]
+
+
 def test_a_divided_module_is_refused_by_a_strategy_without_tensor_parallelism(found: Found) -> None:
     for each in found["divided before"]:
         assert each["error"] == "OptionError"

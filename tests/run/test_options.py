@@ -108,6 +108,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"enable_progress_bar": "false"}, "enable_progress_bar='false'.*True.*False"),
     ({"deterministic": "false"}, "deterministic='false'.*True.*False"),
     ({"compile": "false"}, "compile='false'.*True.*False"),
+    ({"compile": {"block": "Block"}}, "compile has no option 'block'. Did you mean 'blocks'"),
+    ({"compile": {"blocks": []}}, r"compile: blocks=\[\] must be True or at least one choice of layers"),
     ({"accounting": "false"}, "accounting='false'.*True.*False"),
     # directories
     ({"default_root_dir": None}, "default_root_dir=None"),
@@ -456,7 +458,7 @@ def test_evaluation_and_its_older_name(given: dict[str, Any], means: Evaluation)
         ({"hang_action": "abrt"}, "hang_action='abrt', allowed: 'warn', 'abort'. Did you mean 'abort'"),
         (
             {"hang_after": {"after": 3}, "hang_action": "warn"},
-            "hang_after and hang_action cannot be combined",
+            "hang_after and hang_action cannot be combined.*Pass hang_after={'after': 3, 'action': 'warn'}",
         ),
         ({"evaluation": "macro"}, "evaluation='macro' must be a table of inference_mode, aggregation"),
         (

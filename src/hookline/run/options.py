@@ -172,6 +172,8 @@ def with_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
         if option == "hang_after" and option in given and not isinstance(given[option], Mapping):
             settings = {"after": apply_rule(option, table_rules(option)["after"], given[option]), **settings}
         elif option in given:
+            new = given[option]
+            settings = {**new, **settings} if isinstance(new, Mapping) else settings
             raise OptionError(
                 f"{option} and {' and '.join(old)} cannot be combined: {old[0]} is an older name for a part "
                 f"of it. Pass {option}={settings}.",
@@ -209,7 +211,11 @@ def _recomputes(name: str, value: Any) -> Any:
 
 
 def _compiles(name: str, value: Any) -> Any:
+    import torch
+
     Table(COMPILE)(name, value)
+    arguments = list(inspect.signature(torch.compile).parameters)[1:]  # the first one is the model
+    refuse_unknown_options(name, value, (*arguments, "step", "blocks"))
     if "blocks" not in value:
         return value
     if value.get("step"):
@@ -220,7 +226,10 @@ def _compiles(name: str, value: Any) -> Any:
             value=value,
         )
     blocks = value["blocks"]
-    return {**value, "blocks": blocks if blocks is True else check_layers(f"{name}: blocks", blocks)}
+    blocks = blocks if blocks is True else check_layers(f"{name}: blocks", blocks)
+    if not blocks:  # it would compile the whole model
+        raise refused(f"{name}: blocks", value["blocks"], "True or at least one choice of layers")
+    return {**value, "blocks": blocks}
 
 
 # ---- the options, by what they are about -------------------------------------------------------------------

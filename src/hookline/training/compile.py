@@ -5,7 +5,7 @@ the splits of a compiled step into graphs, and what cannot be compiled.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -68,6 +68,36 @@ def _compile_each(run: Run, modules: Iterable[nn.Module]) -> None:
     options = {name: value for name, value in given.items() if name not in ("step", "blocks")}
     for module in modules:
         module.compile(**options)
+
+
+def check_recomputed(run: Run, layers: Sequence[nn.Module]) -> None:
+    """Refuse compiled layers that cannot be computed again in the backward pass. layers: those that will be.
+
+    Under tensor parallelism a graph has the device mesh as an input, which torch cannot save for a backward
+    pass through checkpointed layers.
+    """
+    compiled = run.options.compile
+    if isinstance(compiled, dict) and compiled.get("backend") == "eager":
+        raise OptionError(
+            "compile: backend='eager' cannot be combined with activation_checkpointing: a layer that is "
+            "computed again would draw other random numbers, so gradients through dropout would be wrong. "
+            "Use 'aot_eager'.",
+            option="compile",
+            value=compiled,
+        )
+    if not compiled or run.strategy.tensor_mesh is None:
+        return
+    blocks = _blocks(run)
+    graphs = choose_blocks(run, "compile: blocks", blocks) if blocks else [run.module]
+    inside = {id(part) for graph in graphs for part in graph.modules()}
+    if any(id(layer) in inside for layer in layers):
+        raise OptionError(
+            "compile cannot be combined with activation_checkpointing of the same layers under tensor "
+            "parallelism, a limit of torch. Leave one of them out, or compile other layers: "
+            "compile={'blocks': ...}.",
+            option="compile",
+            value=compiled,
+        )
 
 
 def _blocks(run: Run) -> Any:

@@ -35,6 +35,7 @@ from hookline.run.save_request import SaveRequest, make_save_request
 from hookline.training import run_events
 from hookline.training.actions import install_actions, install_closure
 from hookline.training.compile import (
+    check_recomputed,
     choose_blocks,
     compile_blocks,
     compile_model,
@@ -269,6 +270,7 @@ def set_up_strategy(run: Run) -> None:
     follow_parameters(s.optimizers, before, run.module)
     s.setup.optimizers = run.strategy.prepare_optimizers(s.optimizers)
     check_optimizers(run)
+    warn_of_vanishing_eps(run)
     choose_optimizers(run)
     if not run.strategy.ranks.alone and not run.traits.is_manual:
         from hookline.training.ranks.step import RankGradientSync
@@ -294,16 +296,8 @@ def recompute_activations(run: Run) -> None:
     wanted = run.options.activation_checkpointing or run.strategy.activation_checkpointing
     if not wanted or run.stage != "fit":
         return
-    compiled = run.options.compile
-    if isinstance(compiled, dict) and compiled.get("backend") == "eager":
-        raise OptionError(
-            "compile: backend='eager' cannot be combined with activation_checkpointing: a layer that is "
-            "computed again would draw other random numbers, so gradients through dropout would be wrong. "
-            "Use 'aot_eager'.",
-            option="compile",
-            value=compiled,
-        )
     layers = choose_blocks(run, "activation_checkpointing", wanted)
+    check_recomputed(run, layers)
     run.participants.on_close.append(checkpoint_activations(layers))
 
 
@@ -342,6 +336,22 @@ def check_optimizers(run: Run) -> None:
                 f"{type(optimizer).__name__} holds no parameter of {name}, so it would train nothing of it. "
                 "Was it made for another model?"
             )
+
+
+def warn_of_vanishing_eps(run: Run) -> None:
+    """Warn if an optimizer's eps is zero in float16: its first division of zero by zero makes NaN weights."""
+    for optimizer in run.state.optimizers:
+        for group in optimizer.param_groups:
+            eps, fused = group.get("eps"), group.get("fused")  # fused kernels compute in float32
+            is_half = any(each.dtype is torch.float16 for each in group["params"])
+            if is_half and not fused and isinstance(eps, float) and eps < 2**-25 and run.strategy.rank == 0:
+                log.warning(
+                    "%s: eps=%g is 0 in float16, so a gradient of 0 may make weights NaN. "
+                    "Pass eps=1e-4, or precision='bf16-true'.",
+                    type(optimizer).__name__,
+                    eps,
+                )
+                return
 
 
 class RunParticipants(LateHooks[Run]):
