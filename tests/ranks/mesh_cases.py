@@ -89,6 +89,14 @@ class Parallel(Module):
         return torch.optim.AdamW(self.parameters(), lr=0.01)
 
 
+class Uneven(Parallel):
+    """A model that divides ten rows, whatever the number of ranks."""
+
+    def configure_model(self) -> None:
+        block: Any = self.blocks[1]
+        parallelize_module(block, self.trainer.strategy.tensor_mesh, {"up": ColwiseParallel()})
+
+
 def dealt(data: list[list[Batch]]) -> list[Batch]:
     """The batches of all turns, which Hookline deals to the data-parallel ranks."""
     return [batch for turn in data for batch in turn]
@@ -431,6 +439,7 @@ def main() -> None:
     report("sequence", sequence)
     report("meta", made_on_meta)
     report("whole layers", lambda: fit(FSDP(tensor_parallel=2), dealt(pairs()), Whole))
+    report("uneven layers", lambda: fit(FSDP(tensor_parallel=4), dealt(pairs()), Uneven))
     both = {"activation_checkpointing": True, "compile": {"blocks": True, "backend": "aot_eager"}}
     report("recomputed graphs", lambda: fit(FSDP(tensor_parallel=2), dealt(pairs()), Parallel, **both))
     report("other batches", lambda: fit(FSDP(tensor_parallel=2), Own(dealt(pairs())[RANK::4]), Parallel))

@@ -89,6 +89,12 @@ def test_a_tensor_parallel_mesh_without_divided_layers_is_refused(found: Found) 
         assert "self.trainer.strategy.tensor_mesh" in each["text"]
 
 
+def test_a_layer_that_cannot_be_divided_evenly_is_refused_by_name(found: Found) -> None:
+    for each in found["uneven layers"]:
+        assert each["error"] == "OptionError"
+        assert "cannot divide blocks.1.up.weight of shape [10, 6]: its dimension 0" in each["text"]
+
+
 def test_compiled_layers_that_are_recomputed_are_refused_under_tensor_parallelism(found: Found) -> None:
     for each in found["recomputed graphs"]:
         assert each["error"] == "OptionError" and "a limit of torch. Leave one of them out" in each["text"]

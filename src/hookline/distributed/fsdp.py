@@ -199,10 +199,23 @@ class FSDP(MultiRankStrategy):
             )
 
     def _check_tensor_parallel(self, module: nn.Module) -> None:
-        """Raise if a mesh with tensor parallelism divides no layer: its ranks would all compute the same."""
-        if self.tensor_mesh is None or any(hasattr(each, "device_mesh") for each in module.parameters()):
+        """Raise if a mesh with tensor parallelism divides no layer, or one into parts of different sizes."""
+        if self.tensor_mesh is None:
             return
         size, name = self.tensor_mesh.size(), type(module).__name__
+        divided = {key: each for key, each in module.named_parameters() if hasattr(each, "placements")}
+        for key, parameter in divided.items():
+            for place in getattr(parameter, "placements", ()):
+                if place.is_shard() and parameter.shape[place.dim] % size:
+                    raise OptionError(
+                        f"FSDP: tensor parallelism cannot divide {key} of shape {list(parameter.shape)}: its "
+                        f"dimension {place.dim} is not a multiple of tensor_parallel={size}, a limit of "
+                        f"torch. Leave its layer out of parallelize_module, or change its size.",
+                        option="tensor_parallel",
+                        value=size,
+                    )
+        if divided:
+            return
         raise OptionError(
             f"FSDP: the {size} ranks of each tensor-parallel group would compute the same, because no layer "
             f"of {name} is divided. Call parallelize_module(layer, self.trainer.strategy.tensor_mesh, ...) "
