@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import inspect
 import json
+import math
 import os
 import shutil
 import warnings
@@ -115,7 +116,7 @@ def export_checkpoint(
         program.export(found, out)
     else:
         found = export_weights(source, out, hook, force, weights, format, rename, shard_size or SHARD_SIZE)
-    sizes = [each.shape.numel() for each in found.weights.values() if hasattr(each, "shape")]
+    sizes = [math.prod(each.shape) for each in found.weights.values() if hasattr(each, "shape")]
     written = list(out.iterdir()) if out.is_dir() else [out]
     return Exported(
         out,
