@@ -13,7 +13,16 @@ import torch
 from tiny import Adapted, Net, batches, quiet
 from torch import Tensor, nn
 
-from hookline import CheckpointError, Hook, HooklineError, Line, OptionError, Trainer, load_weights
+from hookline import (
+    CheckpointError,
+    Hook,
+    HooklineError,
+    Line,
+    OptionError,
+    Trainer,
+    export_checkpoint,
+    load_weights,
+)
 from hookline.checkpoint.base_weights import (
     CPU_ELEMENTS,
     BaseWeights,
@@ -277,6 +286,18 @@ def test_everything_that_loads_weights_works_with_the_same_base(saved: Path, tmp
     assert_same(module, wanted)
 
 
+def test_a_program_is_exported_with_the_weights_of_the_base(saved: Path, tmp_path: Path) -> None:
+    class Predictor(Adapted):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.layer(self.base(inputs))  # type: ignore[no-any-return]
+
+    example = torch.randn(2, 4)
+    done = export_checkpoint(saved, tmp_path / "net.pt2", module=Predictor(), example=example)
+    assert done.tensors == len(Predictor().state_dict())
+    expected = Predictor.load_from_checkpoint(saved).eval()(example)
+    assert torch.equal(torch.export.load(tmp_path / "net.pt2").module()(example), expected)
+
+
 def test_names_of_the_base_are_renamed_with_the_others(saved: Path) -> None:
     class Wrapped(nn.Module):
         def __init__(self) -> None:
@@ -489,6 +510,17 @@ def test_two_values_that_change_places_change_the_sum() -> None:
         swapped = values.clone()
         swapped[[one, other]] = swapped[[other, one]]
         assert bit_sums({"w": swapped}) != before
+
+
+@pytest.mark.parametrize(
+    "values",
+    [([0, 3, 0], [1, 1, 1]), ([1.0, -2.0, -3.0, 4.0], [-1.0, 2.0, 3.0, -4.0])],
+    ids=["counts", "signs"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64], ids=str)
+def test_regular_changes_of_several_values_change_the_sum(values: Any, dtype: torch.dtype) -> None:
+    before, after = (torch.tensor(each, dtype=dtype) for each in values)
+    assert bit_sums({"w": before}) != bit_sums({"w": after})
 
 
 def test_a_weight_that_is_moved_or_rewritten_with_its_own_values_has_not_changed() -> None:
