@@ -247,10 +247,10 @@ def test_everything_else_that_loads_weights_refuses_another_base(saved: Path) ->
 
 def test_another_dtype_or_a_missing_weight_of_the_base_is_named(saved: Path) -> None:
     smaller: Any = Adapted()
-    smaller.base = smaller.base[:2].to(torch.float64)
+    smaller.base = smaller.base[:2].to(torch.bfloat16)
     with pytest.raises(CheckpointError) as refused:
         load_weights(smaller, saved)
-    assert "base.0.weight (float32 [32, 4] in the checkpoint's base, float64 [32, 4] here)" in str(
+    assert "base.0.weight (float32 [32, 4] in the checkpoint's base, bfloat16 [32, 4] here)" in str(
         refused.value
     )
     assert "Adapted does not have 2 of them: base.2.weight, base.2.bias" in str(refused.value)
@@ -296,6 +296,16 @@ def test_a_program_is_exported_with_the_weights_of_the_base(saved: Path, tmp_pat
     assert done.tensors == len(Predictor().state_dict())
     expected = Predictor.load_from_checkpoint(saved).eval()(example)
     assert torch.equal(torch.export.load(tmp_path / "net.pt2").module()(example), expected)
+
+
+def test_a_base_that_the_run_converted_is_loaded_into_a_model_that_was_not(tmp_path: Path) -> None:
+    trained = Adapted()
+    train(trained, precision="bf16-true")
+    loaded = Adapted.load_from_checkpoint(LAST)
+    assert loaded.base[0].weight.dtype == torch.float32
+    assert_same(loaded, trained.float())
+    with pytest.raises(CheckpointError, match="another base model"):
+        load_weights(Adapted(seed=1), LAST)
 
 
 def test_names_of_the_base_are_renamed_with_the_others(saved: Path) -> None:

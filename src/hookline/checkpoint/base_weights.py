@@ -127,7 +127,16 @@ def complete_weights(
     if not left_out:
         return weights
     own = module.state_dict()
-    problem = other_base(left_out, digest_weights(chosen(own, left_out)), where, type(module).__name__)
+    found = digest_weights(chosen(own, left_out))
+    # precision='bf16-true' has converted the base of its run, and loading converts the weights back
+    converted = {
+        name: own[name].to(getattr(torch, left_out[name].dtype))
+        for name, each in found.items()
+        if each.dtype != left_out[name].dtype
+    }
+    same = {name: each for name, each in digest_weights(converted).items() if each == left_out[name]}
+    own, found = {**own, **chosen(converted, same)}, {**found, **same}
+    problem = other_base(left_out, found, where, type(module).__name__)
     if not problem:
         return with_base(weights, own)
     if strict:
