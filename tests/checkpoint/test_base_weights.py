@@ -247,10 +247,10 @@ def test_everything_else_that_loads_weights_refuses_another_base(saved: Path) ->
 
 def test_another_dtype_or_a_missing_weight_of_the_base_is_named(saved: Path) -> None:
     smaller: Any = Adapted()
-    smaller.base = smaller.base[:2].to(torch.float64)
+    smaller.base = smaller.base[:2].to(torch.bfloat16)
     with pytest.raises(CheckpointError) as refused:
         load_weights(smaller, saved)
-    assert "base.0.weight (float32 [32, 4] in the checkpoint's base, float64 [32, 4] here)" in str(
+    assert "base.0.weight (float32 [32, 4] in the checkpoint's base, bfloat16 [32, 4] here)" in str(
         refused.value
     )
     assert "Adapted does not have 2 of them: base.2.weight, base.2.bias" in str(refused.value)
@@ -289,6 +289,28 @@ def test_everything_that_loads_weights_works_with_the_same_base(saved: Path, tmp
     assert done.tensors == len(wanted.state_dict())  # a program has the weights of the base, too
     program = torch.export.load(done.path).state_dict
     assert torch.equal(program["module.base.0.weight"], wanted.base[0].weight)
+
+
+def test_a_program_is_exported_with_the_weights_of_the_base(saved: Path, tmp_path: Path) -> None:
+    class Predictor(Adapted):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.layer(self.base(inputs))  # type: ignore[no-any-return]
+
+    example = torch.randn(2, 4)
+    done = export_checkpoint(saved, tmp_path / "net.pt2", module=Predictor(), example=example)
+    assert done.tensors == len(Predictor().state_dict())
+    expected = Predictor.load_from_checkpoint(saved).eval()(example)
+    assert torch.equal(torch.export.load(tmp_path / "net.pt2").module()(example), expected)
+
+
+def test_a_base_that_the_run_converted_is_loaded_into_a_model_that_was_not(tmp_path: Path) -> None:
+    trained = Adapted()
+    train(trained, precision="bf16-true")
+    loaded = Adapted.load_from_checkpoint(LAST)
+    assert loaded.base[0].weight.dtype == torch.float32
+    assert_same(loaded, trained.float())
+    with pytest.raises(CheckpointError, match="another base model"):
+        load_weights(Adapted(seed=1), LAST)
 
 
 def test_names_of_the_base_are_renamed_with_the_others(saved: Path) -> None:
@@ -504,6 +526,17 @@ def test_two_values_that_change_places_change_the_sum() -> None:
         swapped = values.clone()
         swapped[[one, other]] = swapped[[other, one]]
         assert bit_sums({"w": swapped}) != before
+
+
+@pytest.mark.parametrize(
+    "values",
+    [([0, 3, 0], [1, 1, 1]), ([1.0, -2.0, -3.0, 4.0], [-1.0, 2.0, 3.0, -4.0])],
+    ids=["counts", "signs"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64], ids=str)
+def test_regular_changes_of_several_values_change_the_sum(values: Any, dtype: torch.dtype) -> None:
+    before, after = (torch.tensor(each, dtype=dtype) for each in values)
+    assert bit_sums({"w": before}) != bit_sums({"w": after})
 
 
 def test_a_weight_that_is_moved_or_rewritten_with_its_own_values_has_not_changed() -> None:

@@ -151,6 +151,40 @@ def test_a_program_is_made_of_the_configuration(
     assert torch.export.load(out).module()(batch).shape == (2, 2)
 
 
+ANY_ENTRIES = """
+import torch
+from hookline import DataModule, Module
+
+class Scaled(Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, **batch):  # as a module that passes its batches to a model of transformers
+        return self.scale * batch["inputs"] + batch["shift"]
+
+class Rows(DataModule):
+    def predict_dataloader(self):
+        return [{"inputs": torch.ones(2, 4), "shift": torch.ones(2, 1)}]
+"""
+
+
+def test_a_forward_that_takes_any_entries_of_a_batch_becomes_a_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "any_entries.py").write_text(ANY_ENTRIES)
+    config = tmp_path / "any_entries.toml"
+    config.write_text('module = "any_entries.Scaled"\ndatamodule = "any_entries.Rows"\n')
+    torch.save({"scale": torch.full((1,), 3.0)}, "scale.pt")
+    assert main(["checkpoint", "import", "scale.pt", "imported"]) == 0
+    export = ["export", "imported", "scaled.pt2", "--config", str(config)]
+    assert main(["checkpoint", *export]) == 0
+    program = torch.export.load("scaled.pt2").module()
+    assert torch.equal(program(inputs=torch.ones(2, 4), shift=torch.ones(2, 1)), torch.full((2, 4), 4.0))
+    said = refused(capsys, *export, "--force", "--dynamic-batch")
+    assert "not those that **kwargs takes. Name each as a parameter: inputs, shift." in said
+
+
 def test_class_paths_of_a_record_are_not_imported_unless_they_are_allowed(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

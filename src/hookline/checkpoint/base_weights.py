@@ -31,7 +31,7 @@ HASH_THREADS = 4
 CPU_ELEMENTS, DEVICE_ELEMENTS = 2**18, 2**22
 """Elements of a tensor that `bit_sums` reads at a time: what a cache holds, or what keeps a device busy."""
 ODD_FACTOR = -0x61C8864680B583EB
-"""The golden ratio in 64 bits: its odd multiples differ in all bits."""
+"""The golden ratio in 64 bits: its multiples differ in all bits."""
 
 
 REMEDY = (
@@ -127,7 +127,16 @@ def complete_weights(
     if not left_out:
         return weights
     own = module.state_dict()
-    problem = other_base(left_out, digest_weights(chosen(own, left_out)), where, type(module).__name__)
+    found = digest_weights(chosen(own, left_out))
+    # precision='bf16-true' has converted the base of its run, and loading converts the weights back
+    converted = {
+        name: own[name].to(getattr(torch, left_out[name].dtype))
+        for name, each in found.items()
+        if each.dtype != left_out[name].dtype
+    }
+    same = {name: each for name, each in digest_weights(converted).items() if each == left_out[name]}
+    own, found = {**own, **chosen(converted, same)}, {**found, **same}
+    problem = other_base(left_out, found, where, type(module).__name__)
     if not problem:
         return with_base(weights, own)
     if strict:
@@ -237,7 +246,9 @@ def bit_sums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
         device = plain.device
         size = CPU_ELEMENTS if device.type == "cpu" else DEVICE_ELEMENTS
         if device not in factors:
-            factors[device] = torch.arange(1, 2 * size, 2, device=device) * ODD_FACTOR
+            spread = torch.arange(1, size + 1, device=device) * ODD_FACTOR
+            # not multiples of one number: [0, 3, 0] and [1, 1, 1] would have the same sum
+            factors[device] = (spread ^ (spread >> 32)) * ODD_FACTOR | 1
         bits = plain.reshape(-1).view(_INTEGERS[plain.element_size()])
         total = torch.zeros((), dtype=torch.int64, device=device)
         for start in range(0, bits.numel(), size):
@@ -251,7 +262,8 @@ def bit_sums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     return found
 
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+"""By the bytes of an element; smaller than the sum, in which two changes of the highest bit would cancel."""
 
 
 # ---- names -------------------------------------------------------------------------------------------------

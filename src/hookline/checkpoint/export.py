@@ -212,6 +212,12 @@ class _Program:
 
     def _vary_batch(self) -> None:
         """Mark the first dimension of every input that has the batch's size as dynamic."""
+        named = inspect.signature(self.module.forward).parameters
+        if unnamed := [name for name in self.keywords if name not in named]:
+            raise OptionError(
+                f"dynamic_batch: torch varies only inputs that are parameters of {type(self.module).__name__}"
+                f".forward, not those that **kwargs takes. Name each as a parameter: {', '.join(unnamed)}."
+            )
         tensors = [
             each
             for each in _pytree.tree_leaves((self.arguments, self.keywords))

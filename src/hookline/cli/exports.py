@@ -169,7 +169,9 @@ def _example(module: Any, batch: Any, method: str) -> Any:
         return batch
     if isinstance(batch, Mapping):
         taken = inspect.signature(module.forward).parameters
-        return {name: value for name, value in batch.items() if name in taken} or (batch,)
+        takes_all = any(each.kind is each.VAR_KEYWORD for each in taken.values())
+        named = {name: value for name, value in batch.items() if name in taken}
+        return named or (dict(batch) if takes_all else (batch,))
     return (batch[0] if isinstance(batch, list | tuple) else batch,)
 
 
