@@ -91,7 +91,8 @@ def test_a_shuffle_without_a_seed_is_said() -> None:
 
 def test_interleaved_streams_without_a_seed_are_said() -> None:
     """Each process picks from the streams in another order, so that a seeded shuffle buffer cannot be filled again."""
-    streams, said = [stream(), stream().shuffle(seed=1, buffer_size=4)], "interleaves Hugging Face streams without a seed"
+    said = "interleaves Hugging Face streams without a seed"
+    streams = [stream(), stream().shuffle(seed=1, buffer_size=4)]
     assert said in limits(loader(interleave_datasets(streams, probabilities=[0.5, 0.5]).take(5)))
     assert limits(loader(interleave_datasets(streams, probabilities=[0.5, 0.5], seed=1))) == ""
     assert limits(loader(interleave_datasets(streams))) == ""  # takes turns

@@ -382,7 +382,7 @@ def _add_export_commands(command: Any, group: Any) -> None:
     prefix = "only weights whose names start with PREFIX, without it, such as model."
     added.add_argument("--prefix", metavar="PREFIX", help=prefix)
     added.add_argument(
-        "--shard-size", metavar="SIZE", help="hf-sharded: the size limit of a file, such as 500MB; by default 5GB"
+        "--shard-size", metavar="SIZE", help="hf-sharded: size limit of a file, such as 500MB; by default 5GB"
     )
     added.add_argument("--config", metavar="CONFIG", help="onnx, torch-export: the configuration of the run")
     added.add_argument(

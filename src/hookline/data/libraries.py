@@ -214,8 +214,8 @@ def package_limits(source: Any) -> Iterator[str]:
             yield (
                 f"shuffles a Hugging Face stream without a seed. {effect} Pass .shuffle(seed=0)."
                 if hasattr(step, "buffer_size")
-                else f"interleaves Hugging Face streams without a seed. {effect} "
-                "Pass interleave_datasets(..., seed=0)."
+                else "interleaves Hugging Face streams without a seed. Each process draws a different order, "
+                "so after a resume samples may be repeated or skipped. Pass interleave_datasets(..., seed=0)."
             )
     if isinstance(source, DataLoader) and takes_sample_count(source.dataset):
         yield from _mosaicml_limits(source)
@@ -244,6 +244,16 @@ def state_limits(source: Any) -> Iterator[str]:
             "samples, but not the random numbers that a dataset draws in its workers. Use torch's "
             "DataLoader: its workers are seeded for each batch."
         )
+
+
+def refused_state(source: Any, was: int | None, now: int | None) -> str:
+    """Return why a source cannot load the state of a loader with another number of workers; or ""."""
+    if not is_stateful_loader(source) or was == now:
+        return ""
+    return (
+        f"is torchdata's {type(source).__name__}, which had {was} workers when the checkpoint was saved, and "
+        f"has {now} now. Its state can be loaded with the same number only: pass num_workers={was}."
+    )
 
 
 def _mosaicml_limits(source: DataLoader[Any]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from hookline.data.libraries import refused_state
 from hookline.data.prefetch import prefetch_batches
 from hookline.data.readers import ListReader, LoaderState, Reader, reader_for
 from hookline.data.seeding import find_generators, key_of, put_back, states_of
@@ -28,7 +29,7 @@ from hookline.data.sharding import (
     units_of,
 )
 from hookline.data.sources import as_saved_now, changes, length_of, source_facts
-from hookline.util.errors import OptionError
+from hookline.util.errors import CheckpointError, OptionError
 
 log = logging.getLogger("hookline")
 
@@ -256,6 +257,9 @@ class Loader:
         self.seed = saved["seed"]
         saved = as_saved_now(saved, self._facts(), self.shard_plan.of_samples)
         self.is_as_saved = saved["kind"] == self.reader.kind and saved["facts"] == self._facts()
+        was, now = saved["facts"]["workers"], self._facts()["workers"]
+        if saved["kind"] == self.reader.kind == "state" and (refused := refused_state(self.source, was, now)):
+            raise CheckpointError(f"The {self.name} loader {refused}")
         for change in changes(saved, self.reader.kind, self._facts()):
             log.warning("The %s loader %s", self.name, change)
         if saved["kind"] == self.reader.kind:
