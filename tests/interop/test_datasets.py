@@ -167,3 +167,9 @@ def test_a_dataset_in_torch_format_is_read_by_batches_and_not_taken_apart(
         Dataset, "__getitems__", lambda self, keys: pytest.fail("the loader took a batch apart")
     )
     assert [len(batch["number"]) for batch in loader.open(0)] == [4, 4, 2]
+
+
+def test_a_list_of_samples_is_read_in_a_process_that_has_imported_datasets() -> None:
+    """A list, unlike a Dataset, has no __dict__ in which methods could be replaced."""
+    source = make_loaders(DataLoader([{"index": row} for row in range(4)], 2), 1.0, "train")[0]  # type: ignore[arg-type]
+    assert [batch["index"].tolist() for batch in source.open(0)] == [[0, 1], [2, 3]]
