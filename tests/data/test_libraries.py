@@ -166,6 +166,18 @@ def test_a_stateful_loader_with_another_number_of_workers_is_refused_with_the_ri
         run(other, Seen(), 1, max_epochs=1, resume=tmp_path / "after-2")
 
 
+def test_a_stateful_loader_with_another_batch_size_continues_with_the_next_sample(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, rest = Seen(tmp_path, (2,)), Seen()
+    run(StatefulDataLoader(Samples(), 3), whole, 1, max_epochs=1)
+    run(StatefulDataLoader(Samples(), 2), rest, 1, max_epochs=2, resume=tmp_path / "after-2")
+    numbers = [round(row[0] * 12) for batch in rest.batches for row in batch]
+    assert numbers == [*range(6, 12), *range(12)]
+    assert "has batches of 2 now. The epoch continues where its state says." in caplog.text
+    assert "order is different" not in caplog.text
+
+
 class AtEpochEnd(Seen):
     def on_train_epoch_end(self, trainer: Any, epoch: int) -> None:
         assert self.folder is not None

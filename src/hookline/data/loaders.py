@@ -70,6 +70,8 @@ class Loader:
     _pass_start: tuple[int, int] = field(default=(0, 0), init=False, repr=False)
     """The start of the current pass in this process: this rank's batches, and all ranks' units, before it."""
     _reader: Reader | None = field(default=None, init=False, repr=False)
+    _is_resized: bool = field(default=False, init=False, repr=False)
+    """Whether the current pass continues from a state that was saved with another batch size."""
     _epoch: int = field(default=-1, init=False, repr=False)
     _fetching: Generator[Any, None, None] | None = field(default=None, init=False, repr=False)
     _restored: LoaderState | None = field(default=None, init=False, repr=False)
@@ -85,8 +87,10 @@ class Loader:
     @property
     def is_exact(self) -> bool:
         """Return whether the length is certain; that of an iterable dataset may be an estimate."""
-        return length_of(self.source) is not None and not isinstance(
-            getattr(self.source, "dataset", None), IterableDataset
+        return (
+            not self._is_resized
+            and length_of(self.source) is not None
+            and not isinstance(getattr(self.source, "dataset", None), IterableDataset)
         )
 
     @property
@@ -128,6 +132,8 @@ class Loader:
             drawn = int(torch.randint(2**62, ()).item()) if seed is None else seed
             self.seed = self.sharding.ranks.from_zero(drawn)
         saved, self._restored, self._epoch, self._before_newest = self._restored, None, epoch, None
+        in_pass = saved if saved is not None and saved["in_pass"] and reader.kind == "state" else None
+        self._is_resized = in_pass is not None and self.has_other_batches(in_pass)
         self._begin(position, saved)
         natural = rank_batches(self.source, self.shard_plan, self.sharding.trains)
         limit = None if self.length == natural or self._whole == natural else self.length
