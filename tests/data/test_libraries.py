@@ -22,6 +22,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from hookline.data.libraries import rank_conflict
 from hookline.data.loaders import make_loaders
 from hookline.data.sources import has_state, resume_limits, shards_itself
+from hookline.util.errors import CheckpointError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
@@ -154,6 +155,27 @@ def test_torchdatas_loader_with_workers_resumes_exactly(
         in caplog.text
     )
     assert "does not advance" not in caplog.text
+
+
+def test_a_stateful_loader_with_another_number_of_workers_is_refused_with_the_right_number(
+    tmp_path: Path,
+) -> None:
+    run(StatefulDataLoader(Samples(), 3), Seen(tmp_path, (2,)), 1, max_epochs=1)
+    other = StatefulDataLoader(Samples(), 3, num_workers=1)
+    with pytest.raises(CheckpointError, match=r"had 0 workers .* and has 1 now\. .* pass num_workers=0"):
+        run(other, Seen(), 1, max_epochs=1, resume=tmp_path / "after-2")
+
+
+def test_a_stateful_loader_with_another_batch_size_continues_with_the_next_sample(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, rest = Seen(tmp_path, (2,)), Seen()
+    run(StatefulDataLoader(Samples(), 3), whole, 1, max_epochs=1)
+    run(StatefulDataLoader(Samples(), 2), rest, 1, max_epochs=2, resume=tmp_path / "after-2")
+    numbers = [round(row[0] * 12) for batch in rest.batches for row in batch]
+    assert numbers == [*range(6, 12), *range(12)]
+    assert "has batches of 2 now. The epoch continues where its state says." in caplog.text
+    assert "order is different" not in caplog.text
 
 
 class AtEpochEnd(Seen):

@@ -11,9 +11,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import pytest
 import torch
 from data.resumed import Seen, check, run
-from datasets import Dataset
+from datasets import Dataset, interleave_datasets
 from datasets.distributed import split_dataset_by_node
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from hookline.data.loaders import make_loaders
 from hookline.data.sources import resume_limits, shards_itself
@@ -89,6 +89,29 @@ def test_a_shuffle_without_a_seed_is_said() -> None:
     assert said not in limits(loader(stream().shuffle(seed=2**32, buffer_size=4)))
 
 
+def test_interleaved_streams_without_a_seed_are_said() -> None:
+    """Each process picks from the streams in another order, so that a seeded shuffle buffer cannot be filled again."""
+    said = "interleaves Hugging Face streams without a seed"
+    streams = [stream(), stream().shuffle(seed=1, buffer_size=4)]
+    assert said in limits(loader(interleave_datasets(streams, probabilities=[0.5, 0.5]).take(5)))
+    assert limits(loader(interleave_datasets(streams, probabilities=[0.5, 0.5], seed=1))) == ""
+    assert limits(loader(interleave_datasets(streams))) == ""  # takes turns
+
+
+class Own(IterableDataset[Any]):
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.name = inner, "own"
+
+    def __iter__(self) -> Any:
+        yield from self.inner
+
+
+def test_a_shuffle_without_a_seed_is_said_of_a_stream_in_a_dataset_of_the_user() -> None:
+    said = "shuffles a Hugging Face stream without a seed"
+    assert said in limits(loader(Own(stream().shuffle(buffer_size=4))))
+    assert limits(loader(Own(stream().shuffle(seed=1, buffer_size=4)))) == ""
+
+
 def test_a_stream_that_is_split_by_rank_is_not_split_again() -> None:
     assert shards_itself(loader(split_dataset_by_node(stream(), 0, 2)))
     assert not shards_itself(loader(stream()))
@@ -144,3 +167,9 @@ def test_a_dataset_in_torch_format_is_read_by_batches_and_not_taken_apart(
         Dataset, "__getitems__", lambda self, keys: pytest.fail("the loader took a batch apart")
     )
     assert [len(batch["number"]) for batch in loader.open(0)] == [4, 4, 2]
+
+
+def test_a_list_of_samples_is_read_in_a_process_that_has_imported_datasets() -> None:
+    """A list, unlike a Dataset, has no __dict__ in which methods could be replaced."""
+    source = make_loaders(DataLoader([{"index": row} for row in range(4)], 2), 1.0, "train")[0]  # type: ignore[arg-type]
+    assert [batch["index"].tolist() for batch in source.open(0)] == [[0, 1], [2, 3]]

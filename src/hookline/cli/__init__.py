@@ -382,17 +382,28 @@ def _add_export_commands(command: Any, group: Any) -> None:
     prefix = "only weights whose names start with PREFIX, without it, such as model."
     added.add_argument("--prefix", metavar="PREFIX", help=prefix)
     added.add_argument(
-        "--shard-size", metavar="SIZE", help="hf-sharded: the largest file, such as 500MB (5GB)"
+        "--shard-size", metavar="SIZE", help="hf-sharded: size limit of a file, such as 500MB; by default 5GB"
     )
     added.add_argument("--config", metavar="CONFIG", help="onnx, torch-export: the configuration of the run")
     added.add_argument(
-        "--allow", action="append", default=[], metavar="PACKAGE", help="also allow its class paths"
+        "--allow",
+        action="append",
+        default=[],
+        metavar="PACKAGE",
+        help="onnx, torch-export: also allow class paths of this package",
     )
     added.add_argument(
-        "--method", default="forward", metavar="NAME", help="forward (the default) or predict_step"
+        "--method",
+        default="forward",
+        metavar="NAME",
+        help="onnx, torch-export: the method to export, forward (the default) or predict_step",
     )
-    added.add_argument("--dynamic-batch", action="store_true", help="accept batches of any size")
-    added.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    added.add_argument(
+        "--dynamic-batch", action="store_true", help="onnx, torch-export: accept batches of any size"
+    )
+    added.add_argument(
+        "--force", action="store_true", help="replace OUT: a file, or a folder that an export has written"
+    )
     added = command("import", "write a checkpoint with the weights of another tool", IMPORT_CODES, group)
     added.add_argument("source", metavar="SOURCE", help="a file or a folder of another tool")
     added.add_argument("out", metavar="OUT", help="the directory of the new checkpoint")

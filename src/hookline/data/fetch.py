@@ -197,10 +197,9 @@ class ArrowRows:
     def reads(dataset: Any) -> bool:
         """Return whether this is exactly that class, with its own methods."""
         kind = getattr(sys.modules.get("datasets"), "Dataset", None)
-        own = (
-            {"__getitem__", "__getitems__", "_getitem"} & vars(dataset).keys() if kind is not None else set()
-        )
-        return kind is not None and type(dataset) is kind and not own
+        if kind is None or type(dataset) is not kind:
+            return False
+        return not {"__getitem__", "__getitems__", "_getitem"} & vars(dataset).keys()
 
     def read(self, index: Sequence[int]) -> dict[str, Tensor] | None:
         """Return the dataset's batch if its columns are tensors; None for text and lists."""

@@ -7,16 +7,18 @@ and what its state leaves out.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from hookline.data.seeding import GENERATOR_KINDS, Generators, Value
 
 SAMPLE_COUNT = ("num_samples", "from_beginning")
 """The arguments of MosaicML's `StreamingDataset.state_dict`."""
+PACKAGES = ("datasets", "litdata", "streaming", "torchdata", "webdataset")
 MAX_SEED_BITS = 64
 """An unseeded NumPy generator has 128 random bits."""
 
@@ -143,27 +145,34 @@ def worker_loader(source: Any) -> DataLoader[Any] | None:
     return next((each for each in stages(source) if isinstance(each, DataLoader)), None)
 
 
-def shuffles(source: Any) -> Iterator[Any]:
-    """Yield the steps of a Hugging Face stream that shuffle."""
-    for dataset in (source, getattr(source, "dataset", None)):
-        if is_of(dataset, "datasets"):
-            yield from _shuffling_steps(getattr(dataset, "_ex_iterable", None))
+def random_steps(dataset: Any) -> Iterator[Any]:
+    """Yield the steps of a Hugging Face stream that shuffle it, or interleave streams at random."""
+    if is_of(dataset, "datasets"):
+        yield from _random_steps(getattr(dataset, "_ex_iterable", None))
 
 
 def omits_buffer(source: Any) -> bool:
     """Return whether the state of a Hugging Face stream omits samples that wait in a shuffle buffer."""
-    return any(step.buffer_size > 1 for step in shuffles(source))
+    steps = itertools.chain(random_steps(source), random_steps(getattr(source, "dataset", None)))
+    return any(getattr(step, "buffer_size", 1) > 1 for step in steps)
 
 
-def _shuffling_steps(step: Any) -> Iterator[Any]:
+def _random_steps(step: Any) -> Iterator[Any]:
     if step is None:
         return
-    if isinstance(getattr(step, "buffer_size", None), int) and isinstance(
-        getattr(step, "generator", None), np.random.Generator
-    ):
+    if isinstance(getattr(step, "generator", None), np.random.Generator):
         yield step
     for inner in (getattr(step, "ex_iterable", None), *(getattr(step, "ex_iterables", None) or ())):
-        yield from _shuffling_steps(inner)
+        yield from _random_steps(inner)
+
+
+def parts_of(source: Any) -> list[Any]:
+    """Return a source, its dataset, and the datasets that a dataset of the user's own class reads."""
+    found = [source, getattr(source, "dataset", None)]
+    for owner in found[:2]:
+        if isinstance(owner, IterableDataset) and not any(is_of(owner, package) for package in PACKAGES):
+            found += getattr(owner, "__dict__", {}).values()
+    return [*{id(each): each for each in found}.values()]
 
 
 def pipeline_generators(source: Any) -> Generators:
@@ -187,7 +196,8 @@ def package_limits(source: Any) -> Iterator[str]:
         "Each process draws a different order, so after a resume some samples of the epoch are repeated and "
         "others are skipped."
     )
-    for stage in stages(source):
+    parts = parts_of(source)
+    for stage in {id(each): each for part in parts for each in stages(part)}.values():
         if (size := _unseeded_shuffle(stage)) is not None:
             yield (
                 f"shuffles with webdataset's .shuffle({size}) without a seed. {effect} "
@@ -198,10 +208,15 @@ def package_limits(source: Any) -> Iterator[str]:
                 f"draws shards with webdataset's resampling, which is not seeded. {effect} "
                 "Use wds.ResampledShards(urls, deterministic=True)."
             )
-    for step in shuffles(source):
+    for step in itertools.chain(*map(random_steps, parts)):
         entropy = getattr(getattr(step.generator.bit_generator, "seed_seq", None), "entropy", 0)
         if isinstance(entropy, int) and entropy.bit_length() > MAX_SEED_BITS:
-            yield f"shuffles a Hugging Face stream without a seed. {effect} Pass .shuffle(seed=0)."
+            yield (
+                f"shuffles a Hugging Face stream without a seed. {effect} Pass .shuffle(seed=0)."
+                if hasattr(step, "buffer_size")
+                else "interleaves Hugging Face streams without a seed. Each process draws a different order, "
+                "so after a resume samples may be repeated or skipped. Pass interleave_datasets(..., seed=0)."
+            )
     if isinstance(source, DataLoader) and takes_sample_count(source.dataset):
         yield from _mosaicml_limits(source)
 
@@ -229,6 +244,16 @@ def state_limits(source: Any) -> Iterator[str]:
             "samples, but not the random numbers that a dataset draws in its workers. Use torch's "
             "DataLoader: its workers are seeded for each batch."
         )
+
+
+def refused_state(source: Any, was: int | None, now: int | None) -> str:
+    """Return why a source cannot load the state of a loader with another number of workers; or ""."""
+    if not is_stateful_loader(source) or was == now:
+        return ""
+    return (
+        f"is torchdata's {type(source).__name__}, which had {was} workers when the checkpoint was saved, and "
+        f"has {now} now. Its state can be loaded with the same number only: pass num_workers={was}."
+    )
 
 
 def _mosaicml_limits(source: DataLoader[Any]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from hookline.data.libraries import refused_state
 from hookline.data.prefetch import prefetch_batches
 from hookline.data.readers import ListReader, LoaderState, Reader, reader_for
 from hookline.data.seeding import find_generators, key_of, put_back, states_of
@@ -28,7 +29,7 @@ from hookline.data.sharding import (
     units_of,
 )
 from hookline.data.sources import as_saved_now, changes, length_of, source_facts
-from hookline.util.errors import OptionError
+from hookline.util.errors import CheckpointError, OptionError
 
 log = logging.getLogger("hookline")
 
@@ -69,6 +70,8 @@ class Loader:
     _pass_start: tuple[int, int] = field(default=(0, 0), init=False, repr=False)
     """The start of the current pass in this process: this rank's batches, and all ranks' units, before it."""
     _reader: Reader | None = field(default=None, init=False, repr=False)
+    _is_resized: bool = field(default=False, init=False, repr=False)
+    """Whether the current pass continues from a state that was saved with another batch size."""
     _epoch: int = field(default=-1, init=False, repr=False)
     _fetching: Generator[Any, None, None] | None = field(default=None, init=False, repr=False)
     _restored: LoaderState | None = field(default=None, init=False, repr=False)
@@ -84,8 +87,10 @@ class Loader:
     @property
     def is_exact(self) -> bool:
         """Return whether the length is certain; that of an iterable dataset may be an estimate."""
-        return length_of(self.source) is not None and not isinstance(
-            getattr(self.source, "dataset", None), IterableDataset
+        return (
+            not self._is_resized
+            and length_of(self.source) is not None
+            and not isinstance(getattr(self.source, "dataset", None), IterableDataset)
         )
 
     @property
@@ -127,6 +132,8 @@ class Loader:
             drawn = int(torch.randint(2**62, ()).item()) if seed is None else seed
             self.seed = self.sharding.ranks.from_zero(drawn)
         saved, self._restored, self._epoch, self._before_newest = self._restored, None, epoch, None
+        in_pass = saved if saved is not None and saved["in_pass"] and reader.kind == "state" else None
+        self._is_resized = in_pass is not None and self.has_other_batches(in_pass)
         self._begin(position, saved)
         natural = rank_batches(self.source, self.shard_plan, self.sharding.trains)
         limit = None if self.length == natural or self._whole == natural else self.length
@@ -256,6 +263,9 @@ class Loader:
         self.seed = saved["seed"]
         saved = as_saved_now(saved, self._facts(), self.shard_plan.of_samples)
         self.is_as_saved = saved["kind"] == self.reader.kind and saved["facts"] == self._facts()
+        was, now = saved["facts"]["workers"], self._facts()["workers"]
+        if saved["kind"] == self.reader.kind == "state" and (refused := refused_state(self.source, was, now)):
+            raise CheckpointError(f"The {self.name} loader {refused}")
         for change in changes(saved, self.reader.kind, self._facts()):
             log.warning("The %s loader %s", self.name, change)
         if saved["kind"] == self.reader.kind:

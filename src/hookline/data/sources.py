@@ -137,17 +137,20 @@ def changes(saved: dict[str, Any], kind: str, now: SourceFacts) -> Iterator[str]
         effect = (
             "The epoch continues with the next sample."
             if saved["of_samples"]
+            else "The epoch continues where its state says."
+            if kind == "state"
             else "The position counts batches, so some samples of this epoch are repeated or skipped."
         )
         yield (
             f"had batches of {was['batch_size']} {then}, and has batches of {now['batch_size']} now. {effect}"
         )
-    if was["units"] != now["units"] or (was["length"] != now["length"] and same_world and same_size):
+    same_units = was["units"] == now["units"] or saved["kind"] != kind or (kind == "state" and not same_size)
+    if not same_units or (was["length"] != now["length"] and same_world and same_size):
         yield f"had {was['length']} batches {then}, and has {now['length']} now: their order is different."
-    if was["workers"] != now["workers"] and (kind == "stream" or not was["workers"] or not now["workers"]):
+    if was["workers"] != now["workers"] and (kind != "indices" or not was["workers"] or not now["workers"]):
         effect = (
-            "the order of batches depends on their number"
-            if kind == "stream"
+            "the order of batches may depend on their number"
+            if kind != "indices"
             else "the random numbers that the dataset draws are different, but the order is the same"
         )
         yield f"had {was['workers']} workers {then}, and has {now['workers']} now: {effect}."
