@@ -553,28 +553,28 @@ def test_every_module_has_a_mirrored_test_file() -> None:
 
 # ---- figures of the whole --------------------------------------------------------------------------------------
 
-MOST_FILES, MOST_ONE_IMPORTER = 314, 13
+MOST_FILES, MOST_ONE_IMPORTER = 314, 12
 """Modules, and short modules with a single importer. They go down; only a new capability adds a module."""
 MOST_STATEMENTS = {
     "": 88,
-    "checkpoint": 3504,
-    "cli": 1299,
+    "checkpoint": 3510,
+    "cli": 1301,
     "config": 1582,
     "control": 570,
-    "data": 3006,
-    "distributed": 1371,
+    "data": 3031,
+    "distributed": 1377,
     "engine": 3054,
-    "hooks": 3397,
+    "hooks": 3396,
     "interop": 9843,
     "loggers": 1244,
     "metrics": 384,
     "reliability": 793,
     "report": 1568,
-    "run": 3607,
+    "run": 3615,
     "testing": 198,
     "tracing": 848,
-    "training": 5596,
-    "util": 504,
+    "training": 5618,
+    "util": 508,
     "watch": 305,
 }
 """Statements of each package, which no formatter changes. They go down; only a new capability adds to its package."""
