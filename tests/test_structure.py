@@ -570,7 +570,7 @@ MOST_STATEMENTS = {
     "metrics": 384,
     "reliability": 793,
     "report": 1568,
-    "run": 3615,
+    "run": 3618,
     "testing": 198,
     "tracing": 848,
     "training": 5618,

@@ -263,6 +263,14 @@ def test_a_model_that_takes_the_batch_itself_gets_it() -> None:
     assert [tuple(each.shape) for each in quiet().predict(Whole(4, 2), named("inputs"))] == [(3, 2)] * 3
 
 
+def test_an_entry_that_only_later_batches_have_is_explained() -> None:
+    net = OwnLoss()
+    update = torch.optim.SGD(net.parameters(), lr=0.1)
+    later = [{**each, "weight": 1} for each in named("inputs", "targets")]
+    with pytest.raises(OptionError, match="OwnLoss.forward has no argument 'weight', which the batches have"):
+        quiet(num_sanity_val_steps=0).fit(net, named("inputs", "targets"), later, optimizer=update)
+
+
 def test_batches_from_which_a_model_cannot_compute_a_loss_are_explained() -> None:
     net = OwnLoss()
     update = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -362,7 +362,11 @@ class PlainSteps(Actions):
         """Call the model with the entries of a batch as its arguments."""
         if self._forward is None:
             self._forward = _choose_call(self.net, batch)
-        return self._forward(batch)
+        try:
+            return self._forward(batch)
+        except TypeError:
+            _choose_call(self.net, batch)  # raises if this batch has an entry that the first one did not have
+            raise
 
     def _without_loss(self, batch: Mapping[str, Any], outputs: Any) -> OptionError:
         keys = f" with {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else ""
