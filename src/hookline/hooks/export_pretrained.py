@@ -124,17 +124,21 @@ class ExportPretrained(Hook):
             )
         return next(iter(wanted), None)
 
-    def on_fit_start(self, module: nn.Module, trainer: Any) -> None:
+    def on_fit_start(self, module: nn.Module, trainer: Any, hooks: Any) -> None:
         self._module = module
         name = self._find_model(module)
         self._prefix = f"{name}." if name else ""
         self._processor = self._find_processor(module)
-        self._refuse_missing_shards(module.get_submodule(name), trainer)
+        self._refuse_missing_shards(module.get_submodule(name), trainer.options.saving.weights, hooks)
 
-    def _refuse_missing_shards(self, model: nn.Module, trainer: Any) -> None:
+    def _refuse_missing_shards(self, model: nn.Module, wanted: str, hooks: Any) -> None:
         """Raise if an export needs frozen weights that are neither in the checkpoint nor on this rank."""
-        wanted = trainer.options.saving.weights
-        settings = {wanted} | ({self._kept.weights or wanted} if self._kept is not None else set())
+        sources = [
+            each
+            for each in hooks
+            if isinstance(each, ModelCheckpoint) and (each is self._kept or each.save_last)
+        ]
+        settings = {wanted, *(each.weights or wanted for each in sources)}
         if "trainable" not in settings or hasattr(model, "peft_config"):
             return
         if any(is_sharded(each) for each in model.parameters() if not each.requires_grad):
