@@ -5,6 +5,7 @@ own.
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -53,6 +54,9 @@ class ArgsView:
         self.local_rank = state.local_rank
         self.disable_tqdm = not options.enable_progress_bar
         self.report_to: list[str] = []
+        self.run_name: str | None = None
+        self.logging_dir: str | None = None
+        self.resume_from_checkpoint: str | None = None
         self.learning_rate: float | None = None
 
     def complete(self, state: Any, validates: bool) -> None:
@@ -60,6 +64,21 @@ class ArgsView:
         self.eval_strategy = "epoch" if validates else "no"
         self.learning_rate, self.device = state.lr, state.device
         self.output_dir = str(state.trainer.run_dir)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the arguments as plain data, which the callbacks of trackers log as hyper-parameters."""
+        plain = bool | int | float | str | list | None
+        return {
+            name: value if isinstance(value, plain) else str(value)
+            for name, value in vars(self).items()
+            if not name.startswith("_")
+        }
+
+    to_sanitized_dict = to_dict
+
+    def to_json_string(self) -> str:
+        """Return the arguments as a JSON document."""
+        return json.dumps(self.to_dict(), indent=2)
 
     def __getattr__(self, name: str) -> Any:
         """Raise an error that lists the attributes there are."""
