@@ -210,13 +210,15 @@ def test_all_that_the_table_says_of_keras_is_tried_here() -> None:
 
 
 @pytest.mark.parametrize("name", KERAS)
-def test_a_callback_of_keras_runs_unchanged(name: str) -> None:
+def test_a_callback_of_keras_runs_unchanged(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     callback, trainer = KERAS[name](), quiet(max_epochs=2)
     trainer.add_hook(callback)
     trainer.fit(Net(), batches(2), batches(1))
     assert trainer.status == "completed"
     if name == "History":
         assert callback.epoch == [0, 1] and len(callback.history["val_loss"]) == 2
+    if name == "ProgbarLogger":
+        assert "Epoch 2/2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", KERAS_REFUSED)

@@ -290,7 +290,7 @@ class KerasCallback(AdoptedCallback):
     def _set_params(self, s: Any) -> None:
         trainer = s.trainer
         self.original.set_params(
-            {"verbose": 0, "epochs": trainer.options.max_epochs, "steps": trainer.num_training_batches}
+            {"verbose": 1, "epochs": trainer.options.max_epochs, "steps": trainer.num_training_batches}
         )
 
 
