@@ -257,7 +257,7 @@ def test_a_callback_knows_how_long_the_training_is_when_it_begins() -> None:
 
     callback = Asks()
     quiet(hooks=[callback], max_epochs=2).fit(Net(), batches(3))
-    assert callback.found == {"verbose": 0, "epochs": 2, "steps": 3}
+    assert callback.found == {"verbose": 1, "epochs": 2, "steps": 3}
 
 
 def test_a_callback_hears_of_no_test_before_the_training_begins() -> None:
