@@ -417,7 +417,9 @@ def test_each_mutant_changes_one_place_and_compiles(mutants: ModuleType) -> None
 def test_mutants_that_no_test_notices_are_listed_and_the_source_stays_as_it_is(
     mutants: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = "def weak(a):\n    return a > 1\n\n\ndef endless(n):\n    while n > 0:\n        n -= 1\n"
+    # what never ends waits: it would take a core until the limit
+    endless = "def endless(n, wait=__import__('time').sleep):\n    while n > 0 and not wait(0.01):\n        n -= 1\n"
+    source = f"def weak(a):\n    return a > 1\n\n\n{endless}"
     tests = "from hookline.it import endless, weak\n\ndef test():\n    assert weak(3) and not weak(0)\n    endless(1)\n"
     (tmp_path / "src/hookline").mkdir(parents=True)
     (tmp_path / "src/hookline/__init__.py").write_text("")
