@@ -29,6 +29,10 @@ if (
 if "PYTEST_XDIST_WORKER" in os.environ:  # for tests/preloaded.py
     os.environ.setdefault("HOOKLINE_TEST_CONTROLLER", str(os.getppid()))
 
+# torch looks up the name of each address that it connects to: 5 s each time that the name server does not
+# answer
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 if os.environ.get("HOOKLINE_TEST_ONEDNN") == "0":  # a variation: CONTRIBUTING.md
     torch.backends.mkldnn.enabled = False
     # the processes that tests start

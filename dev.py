@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import os
 import re
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -172,21 +173,22 @@ def test(arguments: list[str]) -> None:
     if arguments:
         run(PYTHON, "-m", "pytest", *arguments)
         return
+    prepare("interop", venv=INTEROP)
     lint([])
-    types([])
     before = written()
     with tempfile.TemporaryDirectory() as folder:
         reports = Path(folder)
 
         def again(log: Path | None) -> None:
-            """Run the tests that need other settings or packages, one file at a time."""
+            """Run the tests that need other settings or packages."""
             under = {**VARIATIONS["oldest"], "HOOKLINE_TEST_ONEDNN": "0"}
             report = f"--junit-xml={reports}/numeric.xml"
             run(PYTHON, "-m", "pytest", report, *NUMERIC, log=log, under=under)
-            interop([f"--junit-xml={reports}/interop.xml"], log)
+            with_other_trainers(f"--junit-xml={reports}/interop.xml", log=log)
 
         try:
-            at_once(lambda log: pytest(f"--junit-xml={reports}/all.xml", log=log), again)
+            # everything at once, so that no core is idle while one of them waits or ends
+            at_once(lambda log: pytest(f"--junit-xml={reports}/all.xml", log=log), again, *TYPES)
             if changed := sorted(each for each, _ in written() ^ before):
                 raise Trouble(
                     f"While the tests ran, this was written in the checkout: "
@@ -198,7 +200,7 @@ def test(arguments: list[str]) -> None:
 
 def at_once(first: Callable[[Path | None], None], *others: Callable[[Path | None], None]) -> None:
     """Run several things side by side. The first shows its output as it comes; each of the others gets a log,
-    which is shown afterwards.
+    which is shown afterwards. One that fails is named as soon as it does.
     """
     troubles: list[Trouble] = []
 
@@ -207,6 +209,8 @@ def at_once(first: Callable[[Path | None], None], *others: Callable[[Path | None
             each(log)
         except Trouble as trouble:
             troubles.append(trouble)
+            if log is not None:
+                print(f"\n{trouble} Its output comes at the end.", flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder, str(number)) for number, _ in enumerate(others)]
@@ -224,16 +228,22 @@ def at_once(first: Callable[[Path | None], None], *others: Callable[[Path | None
         raise Trouble("\n".join(map(str, troubles)))
 
 
-def pytest(*arguments: str | Path, log: Path | None = None, under: Mapping[str, str] | None = None) -> None:
+def pytest(
+    *arguments: str | Path,
+    venv: Path = VENV,
+    more: int = 1,
+    log: Path | None = None,
+    under: Mapping[str, str] | None = None,
+) -> None:
     """Run files of tests side by side. A process runs all tests of a file; the files that take long are not
     left for last. One process more than cores, because some tests wait; one thread in each.
     """
     run(
-        PYTHON,
+        python(venv),
         "-m",
         "pytest",
         "--numprocesses",
-        str(min(4, os.cpu_count() or 1) + 1),
+        str(min(4, os.cpu_count() or 1) + more),
         "--dist",
         "loadfile",
         "--no-loadscope-reorder",
@@ -297,7 +307,7 @@ def variations(arguments: list[str]) -> None:
             try:
                 pytest(*arguments, log=log, under=variables)
                 if not arguments:
-                    run(python(INTEROP), "-m", "pytest", "tests/interop", log=log, under=variables)
+                    with_other_trainers(log=log, under=variables)
             except Trouble:
                 failed.append(name)
         totals = "; ".join(re.findall(r"^=+ (.*) in [\d.]+s.* =+$", log.read_text(), re.MULTILINE))
@@ -322,10 +332,17 @@ def busy() -> Iterator[None]:
             process.wait()
 
 
-def interop(arguments: list[str], log: Path | None = None) -> None:
+def interop(arguments: list[str]) -> None:
     """Test with the real Lightning, transformers, Keras and Accelerate, in an environment of their own."""
     prepare("interop", venv=INTEROP)
-    run(python(INTEROP), "-m", "pytest", "tests/interop", *arguments, log=log, under={"OMP_NUM_THREADS": "1"})
+    with_other_trainers(*arguments)
+
+
+def with_other_trainers(
+    *arguments: str, log: Path | None = None, under: Mapping[str, str] | None = None
+) -> None:
+    """Run the tests that need other trainers' packages, in as many processes as there are cores."""
+    pytest("tests/interop", *arguments, venv=INTEROP, more=0, log=log, under=under)
 
 
 def lint(arguments: list[str]) -> None:
@@ -340,10 +357,20 @@ def lint(arguments: list[str]) -> None:
 def types(arguments: list[str]) -> None:
     """Check types with mypy and pyright."""
     prepare("dev")
-    at_once(
-        lambda log: run(PYTHON, "-m", "mypy", *arguments, log=log),
-        lambda log: run(PYTHON, "-m", "pyright", *arguments, log=log),
-    )
+    at_once(*(functools.partial(check, arguments=arguments) for check in TYPES))
+
+
+def mypy(log: Path | None, arguments: Sequence[str] = ()) -> None:
+    """Check types with mypy."""
+    run(PYTHON, "-m", "mypy", *arguments, log=log)
+
+
+def pyright(log: Path | None, arguments: Sequence[str] = ()) -> None:
+    """Check types with pyright."""
+    run(PYTHON, "-m", "pyright", *arguments, log=log)
+
+
+TYPES = (mypy, pyright)
 
 
 def quick(arguments: list[str]) -> None:

@@ -86,7 +86,9 @@ def test_of_what_runs_at_once_all_output_is_shown_and_every_failure_named(
     with pytest.raises(dev.Trouble) as failed:
         dev.at_once(python("exit(3)"), python("print('two')"), python("print('three'); exit(4)"))
     assert "exit code 3" in str(failed.value) and "exit code 4" in str(failed.value)
-    assert [each for each in capfd.readouterr().out.splitlines() if each[0] != "$"] == ["two", "three"]
+    shown = [each for each in capfd.readouterr().out.splitlines() if each and each[0] != "$"]
+    early = [each for each in shown if "failed with exit code 4. Its output comes at the end." in each]
+    assert len(early) == 1 and [each for each in shown if each not in early] == ["two", "three"]
 
 
 def test_what_it_starts_keeps_bytecode_so_that_no_process_compiles_the_source_again(
@@ -158,6 +160,35 @@ def test_other_trainers_are_timed_in_the_environment_that_has_them(
         ("bench-peers", dev.INTEROP),
         (dev.python(dev.INTEROP), "benchmarks/overhead.py", "--peers"),
     ]
+
+
+def test_everything_runs_at_once_and_other_trainers_in_a_process_for_each_core(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[tuple[str, ...], dict[str, str]]] = []
+
+    def run(*command: object, log: Path | None = None, under: dict[str, str] | None = None) -> None:
+        done.append((tuple(map(str, command)), under or {}))
+
+    monkeypatch.setattr(dev, "prepare", lambda *extras, venv=dev.VENV: None)
+    monkeypatch.setattr(dev, "run", run)
+    monkeypatch.setattr(dev.os, "cpu_count", lambda: 2)
+    dev.test([])
+    lints, tests = done[: len(dev.LINTS)], done[len(dev.LINTS) :]
+    assert [command[1:] for command, _ in lints] == [*dev.LINTS.values()]
+    words = {" ".join(command): under for command, under in tests}
+    assert len(words) == 5  # types twice; all tests, those of numbers again, those with other trainers
+    assert {f"{dev.PYTHON} -m mypy", f"{dev.PYTHON} -m pyright"} <= words.keys()
+    ((default, _),) = [each for each in words.items() if "all.xml" in each[0]]
+    assert default.startswith(f"{dev.PYTHON} -m pytest --numprocesses 3 --dist loadfile")
+    ((numeric, under),) = [each for each in words.items() if "numeric.xml" in each[0]]
+    assert numeric.endswith(" ".join(dev.NUMERIC)) and under["ATEN_CPU_CAPABILITY"] == "default"
+    ((others, _),) = [each for each in words.items() if "interop.xml" in each[0]]
+    assert others.startswith(f"{dev.python(dev.INTEROP)} -m pytest --numprocesses 2 --dist loadfile")
+    done.clear()
+    dev.interop(["-k", "words"])
+    ((command, _),) = done
+    assert command[-3:] == ("tests/interop", "-k", "words")
 
 
 def test_packages_whose_requirements_contradict_ours_are_installed_without_them(
@@ -386,7 +417,9 @@ def test_each_mutant_changes_one_place_and_compiles(mutants: ModuleType) -> None
 def test_mutants_that_no_test_notices_are_listed_and_the_source_stays_as_it_is(
     mutants: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = "def weak(a):\n    return a > 1\n\n\ndef endless(n):\n    while n > 0:\n        n -= 1\n"
+    # what never ends waits: it would take a core until the limit
+    endless = "def endless(n, wait=__import__('time').sleep):\n    while n > 0 and not wait(0.01):\n        n -= 1\n"
+    source = f"def weak(a):\n    return a > 1\n\n\n{endless}"
     tests = "from hookline.it import endless, weak\n\ndef test():\n    assert weak(3) and not weak(0)\n    endless(1)\n"
     (tmp_path / "src/hookline").mkdir(parents=True)
     (tmp_path / "src/hookline/__init__.py").write_text("")

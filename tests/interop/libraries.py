@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import multiprocessing
 import os
 import random
 import signal
@@ -257,6 +258,10 @@ class Record(Hook):
 
     def on_train_batch_start(self, batches_seen: int) -> None:
         if batches_seen == self.kill:
+            # its workers, too: they look every 5 s whether their process is there, and hold its output open
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for worker in multiprocessing.active_children():
+                worker.kill()
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_train_batch_end(self, trainer: Any, batch: Any, batches_seen: int) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import preloaded
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
@@ -55,17 +58,21 @@ ENDS_WITH = re.findall(r"^best: .*$", PAGE, re.MULTILINE)
 
 
 def hookline(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hookline", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=True)
+    return python(folder, "-m", "hookline", *arguments)
+
+
+def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that imports Lightning itself; torch and torchmetrics are imported already."""
+    environment = {**os.environ, "PRELOAD": "torchmetrics"}
+    options: Any = {"capture_output": True, "text": True, "timeout": 300, "check": True}
+    return preloaded.run([sys.executable, *words], cwd=folder, env=environment, **options)
 
 
 def test_the_program_gives_the_numbers_of_the_page_without_a_change(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     assert len(PROGRAM.splitlines()) > 80 and len(set(ENDS_WITH)) == 1
     done = hookline(tmp_path, "run", "--as", "lightning", "train.py")
-    theirs = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True
-    )
+    theirs = python(tmp_path, "train.py")
     assert done.stdout.splitlines()[-1] == theirs.stdout.splitlines()[-1]
     assert done.stdout.splitlines()[-1].startswith("best: 0.9") and "model_checkpoint" in done.stderr
     ours, written = (

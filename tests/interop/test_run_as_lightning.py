@@ -7,7 +7,9 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
+import preloaded
 import pytest
 from dialects.test_lightning import EXAMPLE, OF_2019
 
@@ -32,16 +34,22 @@ assert "Callback" in str(inspect.signature(L.Trainer).parameters["callbacks"].an
 """
 
 
-def run(program: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run(program: str, folder: Path, *words: str, anew: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process that has imported torch and torchmetrics, but not Lightning; anew: nothing."""
     (folder / "program.py").write_text(program)
-    return subprocess.run(
+    more = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"} | (
+        {} if anew else {"PRELOAD": "torchmetrics"}
+    )
+    start: Any = subprocess.run if anew else preloaded.run
+    done: subprocess.CompletedProcess[str] = start(
         [sys.executable, *words, "program.py"],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+        env={**os.environ, **more},
         capture_output=True,
         text=True,
         timeout=300,
     )
+    return done
 
 
 AS = ("-m", "hookline", "run", "--as", "lightning")
@@ -76,7 +84,7 @@ def test_the_documented_example_runs_on_hooklines_loop(form: str, tmp_path: Path
     line = "import hookline.interop.run_as_lightning\n"
     if form != "command":
         program = ("import lightning\n" if form == "line after the package" else "") + line + program
-    done = run(program, tmp_path, *(AS if form == "command" else ()))
+    done = run(program, tmp_path, *(AS if form == "command" else ()), anew=form == "command")
     assert done.returncode == 0, done.stderr
     starts = [line for line in done.stdout.splitlines() if line.endswith("starting!")]
     assert starts == ["Callback: Training is starting!", "Model: Training is starting!"]

@@ -132,7 +132,7 @@ def whole(module: nn.Module) -> dict[str, Tensor]:
 
 
 def quiet(strategy: Any, **options: Any) -> Trainer:
-    """A trainer that shows nothing."""
+    """A trainer that shows nothing, and leaves a checkpoint at the end only in a directory that is named."""
     return Trainer(
         **{
             "strategy": strategy,
@@ -140,6 +140,7 @@ def quiet(strategy: Any, **options: Any) -> Trainer:
             "enable_progress_bar": False,
             "max_epochs": 1,
             "num_sanity_val_steps": 0,
+            **({} if "run_dir" in options else {"checkpoint": {"last": False}}),
             **options,
         }
     )

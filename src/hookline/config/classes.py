@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import pkgutil
 import re
@@ -146,7 +147,13 @@ def parameters(cls: type) -> list[str]:
     return _parser(cls, frozenset())[1]
 
 
+@functools.lru_cache(maxsize=128)
 def _parser(cls: type, skip: frozenset[str | int]) -> tuple[Any, list[str]]:
+    """Return a parser of a class's parameters and their names.
+
+    One parser serves every load of the process: to make that of the trainer's options takes 20 ms. What may
+    be imported is decided when a parser is used (`Permissions.enforced`), not when it is made.
+    """
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(exit_on_error=False)
