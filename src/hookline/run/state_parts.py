@@ -191,10 +191,6 @@ class CurrentBatch:
     modes: list[Any] = field(default_factory=list)
     """Every submodule's train or eval flag before an evaluation."""
 
-    def forget_losses(self) -> None:
-        """Forget the losses and the output of the newest batch, as in a new run."""
-        self.last_loss = self.window_losses = self.window_weights = self.shared_loss = self.returned = None
-
 
 class BatchFacts:
     """The facts of `CurrentBatch`, to read."""
@@ -243,10 +239,6 @@ class Optimization:
     def set_norm(self, norm: Tensor | None) -> None:
         """Set the total norm; None: it is not computed yet."""
         self.norm_tensor = norm
-
-    def forget_update(self) -> None:
-        """Forget the norm and the learning rate of the newest update, as in a new run."""
-        self.norm_tensor = self.used_lr = None
 
 
 class OptimizationFacts:

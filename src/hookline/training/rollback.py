@@ -34,6 +34,7 @@ from hookline.run.record import record_rollback
 from hookline.run.run import Run, phase
 from hookline.run.save_request import RollbackRequest, SaveRequest
 from hookline.run.timer import timed
+from hookline.training.batch_events import forget_batch
 from hookline.training.ranks.data_pass import metric_objects
 from hookline.training.restore import restore_module, restore_progress
 from hookline.training.resume import Start, find_checkpoint
@@ -213,9 +214,7 @@ def _clear_state(run: Run, saved: dict[str, Any]) -> None:
     for metric in metric_objects(run.module, s.log):
         metric.reset()
     s.log.clear()
-    s.current.forget_losses()
-    s.optimization.forget_update()
-    s.cache.clear()
+    forget_batch(s)
 
 
 def _abandon_saves(run: Run, contents: dict[str, Any]) -> None:
