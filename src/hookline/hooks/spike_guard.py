@@ -59,7 +59,7 @@ class SpikeGuard(Hook):
         window: Annotated[int, Count(4)] = 128,
         threshold: Annotated[float, Above(0)] = 6.0,
         patience: Annotated[int, Count(1)] = 3,
-        margin: Annotated[int, Count(0)] = 0,
+        margin: Annotated[int, Count(1)] = 1,
         skip_batches: Annotated[int, Count(0)] = 0,
         max_rollbacks: Annotated[int, Count(1)] = 5,
         name: str | None = None,
@@ -70,9 +70,9 @@ class SpikeGuard(Hook):
         row go back to the last good checkpoint and leave out the batches of these updates.
         monitor: 'loss', or 'grad_norm' (before clipping). window: the updates that make the range; no check
         is made before half of them. threshold: standard deviations above the median.
-        patience: spikes in a row before a rollback; a loss that is not finite does not wait. margin: a good
-        checkpoint was saved at least so many steps before the first of them. skip_batches: leave out so many
-        batches before it, too. max_rollbacks: the next one in a run is an error.
+        patience: spikes in a row before a rollback; a loss that is not finite does not wait. margin: a
+        checkpoint is good if so many updates without a spike followed it. skip_batches: leave out so many
+        batches before the spikes, too. max_rollbacks: the next one in a run is an error.
         """
         super().__init__(name)
         self.action, self.monitor, self.window, self.threshold = action, monitor, window, threshold
@@ -104,6 +104,8 @@ class SpikeGuard(Hook):
         """Values that wait to be read, for 'report'."""
         self._seen: tuple[int, int] = (-1, 0)
         """The epoch of the newest update, and the number of the batch after it."""
+        self._decided: tuple[int, int] | None = None
+        """The epoch and the last batch of the update for which `_signal` was decided."""
         self._signal: Signal | None = None
         self._requested: list[Batches] = []
         """The batches to leave out once the requested rollback is carried out."""
@@ -168,10 +170,7 @@ class SpikeGuard(Hook):
         unread, self._unread = self._unread, []
         values = self._over_ranks([value for value, _ in unread])
         for value, (_, update) in zip(values, unread, strict=True):
-            if self._is_spike(value, update, state):
-                self._series.append(update)
-            else:
-                self._series.clear()
+            self._add(value, update, self._is_spike(value), state)
 
     def _over_ranks(self, values: Sequence[Any]) -> list[float]:
         """Return the mean of each value over the ranks that have one, with one read of the device."""
@@ -195,34 +194,53 @@ class SpikeGuard(Hook):
 
     def _is_decided(self, state: Any) -> bool:
         """Return whether the decision is made: an update calls every optimizer."""
-        return self._seen == (state.epoch, state.batch_idx + 1)
+        return self._decided == (state.epoch, state.batch_idx)
 
     def _decide(self, state: Any, value: float | None, is_local: bool) -> Signal | None:
         if is_local and not self._is_alone:
             (value,) = self._over_ranks([value])
-        epoch, first = self._seen
-        first = min(first, state.batch_idx) if epoch == state.epoch else 0 if epoch >= 0 else state.batch_idx
-        self._seen, self._requested = (state.epoch, state.batch_idx + 1), []
-        update = Update(state.step + 1, state.epoch, first, state.batch_idx)
-        self._signal = None
-        if value is None or not self._is_spike(value, update, state):
-            self._series.clear()
-            return None
-        self._series.append(update)
-        if self.action == "rollback" and (len(self._series) == self.patience or not math.isfinite(value)):
-            self._request_rollback(state, value)
-        self._signal = SKIP_STEP
-        return SKIP_STEP
-
-    def _request_rollback(self, state: Any, value: float) -> None:
-        first, count = self._series[0], len(self._series)
-        what = f"{self.monitor} {value:.6g} at {state.position}"
-        if self.rollbacks >= self.max_rollbacks:
+        update = Update(state.step + 1, state.epoch, self._first_batch(state), state.batch_idx)
+        self._forget_repeated(update, value)
+        is_spike = value is not None and self._is_spike(value)
+        goes_back = self.action == "rollback" and is_spike and self._goes_back(value)
+        if goes_back and self.rollbacks >= self.max_rollbacks:  # before anything changes: a resume repeats it
             raise HooklineError(
-                f"{WHO}: {what} is a spike, and the run has gone back {self.rollbacks} times already "
-                f"(max_rollbacks={self.max_rollbacks}). Lower the learning rate, look at the batches in "
-                "`left_out`, or pass a larger margin or max_rollbacks, and resume."
+                f"{WHO}: {self.monitor} {value:.6g} at {state.position} is a spike, and the run has gone "
+                f"back {self.rollbacks} times already (max_rollbacks={self.max_rollbacks}). Lower the "
+                "learning rate, look at the batches in `left_out`, or pass a larger margin or "
+                "max_rollbacks, and resume."
             )
+        self._decided, self._seen = (state.epoch, state.batch_idx), (state.epoch, state.batch_idx + 1)
+        self._requested = []
+        if value is not None:
+            self._add(value, update, is_spike, state)
+        if goes_back:
+            self._request_rollback(state, value)
+        self._signal = SKIP_STEP if is_spike else None
+        return self._signal
+
+    def _first_batch(self, state: Any) -> int:
+        """Return the first batch of the update's window: the one after the last update."""
+        epoch, first = self._seen
+        if epoch == state.epoch:
+            return min(first, int(state.batch_idx))
+        return 0 if epoch >= 0 else int(state.batch_idx)
+
+    def _forget_repeated(self, update: Update, value: float | None) -> None:
+        """Forget an update that was judged before the run failed in it, because a resume repeats it."""
+        if self._seen != (update.epoch, update.last + 1):
+            return
+        if self._recent and self._recent[-1] == value:
+            self._recent.pop()
+        if self._series and (self._series[-1].epoch, self._series[-1].last) == (update.epoch, update.last):
+            self._series.pop()
+            self.spikes -= 1
+
+    def _goes_back(self, value: float | None) -> bool:
+        return len(self._series) + 1 == self.patience or not math.isfinite(value or 0.0)
+
+    def _request_rollback(self, state: Any, value: float | None) -> None:
+        first, count = self._series[0], len(self._series)
         width = first.last - first.first + 1  # whole windows, so that the others keep their batches
         start = max(0, first.first - -(-self.skip_batches // width) * width)
         self._requested = [
@@ -231,7 +249,8 @@ class SpikeGuard(Hook):
         ]
         state.trainer.roll_back(
             before=max(0, first.step - 1 - self.margin),
-            reason=f"{WHO}: {what}" + (f", the last of {count} spikes in a row" if count > 1 else ""),
+            reason=f"{WHO}: {self.monitor} {value:.6g} at {state.position}"
+            + (f", the last of {count} spikes in a row" if count > 1 else ""),
             on_missing="continue",
         )
 
@@ -255,18 +274,21 @@ class SpikeGuard(Hook):
 
     # ---- the range -----------------------------------------------------------------------------------------
 
-    def _is_spike(self, value: float, update: Update, state: Any) -> bool:
-        """Return whether a value is a spike, report the first of a series, and add it to the values."""
-        center, limit = self._range()
-        found = not value <= limit  # NaN too
-        if found:
+    def _is_spike(self, value: float) -> bool:
+        return not value <= self._range()[1]  # NaN too
+
+    def _add(self, value: float, update: Update, is_spike: bool, state: Any) -> None:
+        """Add the value of an update to the recent ones. Report a spike, if it is the first of a series."""
+        if is_spike:
             self.spikes += 1
             state.trainer.log("spike/count", self.spikes, reduce="max")
             if not self._series:
-                self._report(value, update, center, limit, state)
+                self._report(value, update, *self._range(), state)
+            self._series.append(update)
+        else:
+            self._series.clear()
         if math.isfinite(value):
             self._recent.append(value)
-        return found
 
     def _range(self) -> tuple[float, float]:
         """Return the median of the recent values, and the limit above which a value is a spike."""
@@ -322,7 +344,7 @@ class SpikeGuard(Hook):
         self._recent = deque(state["recent"], maxlen=self.window)
         self._series = [Update(*each) for each in state["series"]]
         self._unread = [(value, Update(*each)) for value, *each in state["unread"]]
-        self._seen, self._signal = (state["seen"][0], state["seen"][1]), None
+        self._seen, self._decided = (state["seen"][0], state["seen"][1]), None
         self.spikes = max(self.spikes, state["spikes"])
         self.rollbacks = max(self.rollbacks, state["rollbacks"]) + bool(new)
         saved = [(int(epoch), int(first), int(last)) for epoch, first, last in state["left_out"]]
