@@ -124,9 +124,40 @@ def being_replaced(folder: Path) -> list[Path]:
     return [path for path in renamed if not path.with_name(LEFT_OVER.fullmatch(path.name)["name"]).exists()]  # type: ignore[index]
 
 
+def without_abandoned(found: list[FoundCheckpoint]) -> list[FoundCheckpoint]:
+    """Return the checkpoints, the newest first, without those of steps that a rollback has undone.
+
+    The newest checkpoint of a run lists their numbers (`abandoned_saves`).
+    """
+    abandoned: dict[str, list[SaveRange]] = {}
+    for each in found:
+        abandoned.setdefault(each.run, abandoned_saves(each.manifest))
+    return [each for each in found if not is_within(save_number(each.manifest), abandoned[each.run])]
+
+
+SaveRange = tuple[int, int]
+"""The first and the last number of checkpoints that follow each other."""
+
+
+def abandoned_saves(manifest: Mapping[str, Any]) -> list[SaveRange]:
+    """Return the numbers of the checkpoints that rollbacks before this checkpoint have abandoned."""
+    listed = manifest.get("abandoned")
+    pairs = listed if isinstance(listed, list) else []
+    is_pair = [isinstance(each, list) and list(map(type, each)) == [int, int] for each in pairs]
+    return [(each[0], each[1]) for each, is_valid in zip(pairs, is_pair, strict=True) if is_valid]
+
+
+def is_within(number: int, ranges: Iterable[SaveRange]) -> bool:
+    """Return whether the number of a save is in one of the ranges."""
+    return any(first <= number <= last for first, last in ranges)
+
+
 def best_first(found: list[FoundCheckpoint]) -> list[FoundCheckpoint]:
-    """Return the checkpoints with a score, the best first; of several monitors, those of the newest one."""
-    scored = [each for each in found if each.manifest["monitor"]]
+    """Return the checkpoints with a score, the best first; of several monitors, those of the newest one.
+
+    found: in the order of `find_checkpoints`. Those that a rollback has abandoned are left out.
+    """
+    scored = [each for each in without_abandoned(found) if each.manifest["monitor"]]
     if not scored:
         return []
     monitor = scored[0].manifest["monitor"]

@@ -356,6 +356,16 @@ def window_gradients(module: nn.Module, wrapped: nn.Module) -> dict[str, Tensor]
     return found
 
 
+def clear_gradients(module: nn.Module, wrapped: nn.Module) -> None:
+    """Clear all gradients, also those that FSDP stores beside the parameters in an open window."""
+    for parameter in module.parameters():
+        parameter.grad = None
+    for _, parameter in _fsdp_parameters(module, wrapped):
+        parameter.unsharded_accumulated_grad = None
+        if hasattr(parameter, "_unsharded_param"):
+            parameter._unsharded_param.grad = None
+
+
 def put_gradients(module: nn.Module, wrapped: nn.Module, gradients: dict[str, Tensor]) -> None:
     """Set the gradients that `window_gradients` returned."""
     fsdp_parameters = dict(_fsdp_parameters(module, wrapped))

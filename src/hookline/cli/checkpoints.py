@@ -11,7 +11,13 @@ from typing import Any
 
 from hookline.checkpoint import files, remote
 from hookline.checkpoint.averages import scored_hook
-from hookline.checkpoint.catalog import FoundCheckpoint, best_first, find_checkpoints, newest_first
+from hookline.checkpoint.catalog import (
+    FoundCheckpoint,
+    best_first,
+    find_checkpoints,
+    newest_first,
+    without_abandoned,
+)
 from hookline.checkpoint.format import TAG
 from hookline.checkpoint.tensors import DTYPE_NAMES, LONGEST_HEADER
 from hookline.cli.output import FAILED, OK, format_number, format_size, print_result
@@ -278,7 +284,9 @@ def _table_data(found: list[ListedCheckpoint], path: str) -> dict[str, Any]:
         for each in found
         if isinstance(each.place, Path) and each.manifest and not each.problem
     ]
-    mine = [each for each in usable if record and record["id"] == each.run]
+    own = [each for each in usable if record and record["id"] == each.run]
+    mine = without_abandoned(own)
+    abandoned = {each.path for each in own if each not in mine}
     taken = {"auto": mine[:1], "best": best_first(mine)[:1]}
     rows = []
     for checkpoint in found:
@@ -294,6 +302,7 @@ def _table_data(found: list[ListedCheckpoint], path: str) -> dict[str, Any]:
                 "whole": False if checkpoint.problem else None if is_remote else True,
                 "problem": checkpoint.problem or None,
                 "extra": checkpoint.extra,
+                "abandoned": checkpoint.place in abandoned,
                 "resume": [word for word, one in taken.items() if one and one[0].path == checkpoint.place],
             }
         )
@@ -326,6 +335,7 @@ def _table_text(data: dict[str, Any]) -> str:
         else:
             state = "whole" if row["whole"] else "not verified"
             state += ", trainable weights only" if row["base"] else ""
+            state += ", abandoned by a rollback" if row["abandoned"] else ""
             state += f", with {', '.join(row['extra'])}" if row["extra"] else ""
         resume = "".join(f', resume="{word}"' for word in row["resume"])
         name = row["path"].removeprefix(data["path"].rstrip("/")).lstrip("/")

@@ -98,6 +98,16 @@ def _best_in_list(run: ListedRun) -> str:
 # ---- one run -----------------------------------------------------------------------------------------------
 
 
+def _rollbacks_text(rollbacks: list[dict[str, Any]]) -> str:
+    """Return how often a run went back to a checkpoint, and the newest time."""
+    if not rollbacks:
+        return ""
+    newest = rollbacks[-1]
+    reason = f" ({newest['reason']})" if newest.get("reason") else ""
+    steps = f"from step {newest.get('from_step')} to step {newest.get('step')}"
+    return f"{len(rollbacks)}{', the last' if len(rollbacks) > 1 else ','} {steps}{reason}"
+
+
 def _summary_text(data: dict[str, Any]) -> str:
     if len(data["runs"]) > 1:
         return _comparison_text(data)
@@ -122,6 +132,7 @@ def _summary_text(data: dict[str, Any]) -> str:
         ),
         ("error", f"{error.get('type')}: {error.get('message')}" if error else ""),
         ("time", ", ".join([*took, *([f"{many} sessions"] if many > 1 else []), *_span(about)])),
+        ("rollbacks", _rollbacks_text(about["rollbacks"])),
         ("best", _best_text(about["best"])),
         ("checkpoints", _newest_checkpoint_text(about)),
         ("code", _code(git)),

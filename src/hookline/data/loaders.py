@@ -217,6 +217,13 @@ class Loader:
         if self._reader is not None:
             self._reader.close()
 
+    def leave(self, saved: LoaderState) -> None:
+        """Leave an unfinished pass, and end its workers. The loop loads the saved state when it opens the
+        next pass.
+        """
+        self.close()
+        self._fetching = self._before_newest = None
+
     def state_dict(self, epoch: int, position: int) -> LoaderState:
         """Return the state from which another process continues at this batch, as plain data and tensors."""
         if self._restored is not None:

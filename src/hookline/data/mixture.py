@@ -35,6 +35,8 @@ class MixedLoader:
         self, loaders: list[Loader], mixture: Mixture, count_tokens: Callable[[Any], int] = count_tokens
     ) -> None:
         self.loaders = {loader.name: loader for loader in loaders}
+        self._first = frozenset(self.loaders)
+        """The loaders that the mixture was made with."""
         self._all = loaders  # the run's list, so that added loaders are closed with the others
         self.cursor = MixtureCursor(mixture, {loader.name: loader.length for loader in loaders})
         self.picked: Callable[[int, str], None] = lambda index, name: None
@@ -61,6 +63,17 @@ class MixedLoader:
         """Loaders with an open pass in the checkpoint: their batches so far, and the state of a new pass."""
         for doubt in self.cursor.doubts:
             log.warning("Mixture: %s", doubt)
+
+    def leave(self, saved: dict[str, Any]) -> None:
+        """Leave an unfinished epoch for a saved state, and drop the loaders that were added after it."""
+        for loader in self._all:
+            loader.leave(saved)
+        self._streams, self._newest = {}, ("", 0, 0)
+        for name in [each for each in self.loaders if each not in {*self._first, *saved["loaders"]}]:
+            self._all.remove(self.loaders.pop(name))
+            for counts in (self.samples, self.tokens, self.batches_drawn):
+                del counts[name]
+        self.load_state_dict(saved)
 
     @property
     def length(self) -> int:

@@ -108,6 +108,9 @@ class Strategy(StrategyMethods):
     def reopen_window(self) -> None:
         """Prepare for a resume in the middle of an accumulation window."""
 
+    def drop_window(self) -> None:
+        """Drop an open accumulation window, because the run goes back to a state before it."""
+
     def sync_without_batch(self, after_forward: bool) -> None:
         """Take part in the gradient reduction although this rank's step returned no loss or did not run."""
 

@@ -159,6 +159,11 @@ class DDP(MultiRankStrategy):
         if self._wrapped is not None:
             self._wrapped.require_forward_param_sync = False
 
+    def drop_window(self) -> None:
+        """Broadcast buffers in the next forward, which begins a window."""
+        if self._wrapped is not None:
+            self._wrapped.require_forward_param_sync = True
+
     def sync_without_batch(self, after_forward: bool) -> None:
         """Take part in the averaging with gradients of zero."""
         if self._wrapped is None:

@@ -74,7 +74,8 @@ class HookMethods:
 
     def on_before_optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         """Gradients are complete: synchronized and unscaled, not yet clipped. Return SKIP_STEP to skip the update,
-        STEP_DONE if the hook has made it. Facts: optimizer, optimizer_idx. May return SKIP_STEP or STEP_DONE.
+        STEP_DONE if the hook has made it. Facts: optimizer, optimizer_idx, loss, grad_norm. May return SKIP_STEP or
+        STEP_DONE.
         """
 
     def on_gradient_clip(self, *args: Any, **kwargs: Any) -> Any:
@@ -263,7 +264,8 @@ class ModuleMethods:
 
     def on_before_optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         """Gradients are complete: synchronized and unscaled, not yet clipped. Return SKIP_STEP to skip the update,
-        STEP_DONE if the hook has made it. Facts: optimizer, optimizer_idx. May return SKIP_STEP or STEP_DONE.
+        STEP_DONE if the hook has made it. Facts: optimizer, optimizer_idx, loss, grad_norm. May return SKIP_STEP or
+        STEP_DONE.
         """
 
     def on_gradient_clip(self, *args: Any, **kwargs: Any) -> Any:

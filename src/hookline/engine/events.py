@@ -210,10 +210,11 @@ EVENT_ROWS: tuple[Event, ...] = (
           live={"loss": "s.scaled_loss"}),
     Event("on_after_backward", "HM", ("batch", "batch_idx"),
           "Backward has added its gradients; fired for every micro-batch.", inside="batch"),
-    Event("on_before_optimizer_step", "HM", _OPTIMIZER,
+    Event("on_before_optimizer_step", "HM", (*_OPTIMIZER, "loss", "grad_norm"),
           "Gradients are complete: synchronized and unscaled, not yet clipped. Return SKIP_STEP to skip the "
           "update, STEP_DONE if the hook has made it.",
-          inside="update", returns=SIGNAL, signals=("SKIP_STEP", "STEP_DONE")),
+          inside="update", returns=SIGNAL, signals=("SKIP_STEP", "STEP_DONE"),
+          live={"loss": "s.window_loss"}),
     Event("configure_gradient_clipping", "M", ("optimizer", "gradient_clip_val", "gradient_clip_algorithm"),
           "Clip the gradients.", inside="update", action=True),
     Event("on_gradient_clip", "HM", ("grad_norm",),

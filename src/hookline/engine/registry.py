@@ -31,6 +31,7 @@ BUILTIN_HOOKS: dict[str, str] = {
     "webhook": "hookline.hooks.webhook:Webhook",
     "gradient_monitor": "hookline.hooks.gradient_monitor:GradientMonitor",
     "nan_guard": "hookline.hooks.nan_guard:NaNGuard",
+    "spike_guard": "hookline.hooks.spike_guard:SpikeGuard",
     "activation_monitor": "hookline.hooks.activation_monitor:ActivationMonitor",
     "profiler": "hookline.hooks.profiler:Profiler",
     "lr_finder": "hookline.hooks.lr_finder:LRFinder",

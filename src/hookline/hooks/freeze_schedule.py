@@ -58,6 +58,7 @@ class FreezeSchedule(Hook):
         """Frozen parameters by their moments, so that a batch checks each moment once."""
         self._in_eval_mode: dict[Moments, dict[str, nn.Module]] = {}
         """Batch-norm layers in eval mode."""
+        self._is_running = False
         if any(unit == "step" for _, unit in self.moments.values()):
             self.__dict__["on_train_batch_start"] = self._thaw
 
@@ -76,6 +77,16 @@ class FreezeSchedule(Hook):
                     f"FreezeSchedule: {pattern!r} matches no parameter of {type(module).__name__}."
                     f"{closest(pattern, names)} Parameters: {some}."
                 )
+        self._is_running = True
+        self._freeze(state, module)
+
+    def on_checkpoint_load(self, state: Any, module: nn.Module) -> None:
+        """Freeze again after a rollback. A run that resumes freezes in on_fit_start."""
+        if self._is_running:
+            self._release([*self._frozen, *self._in_eval_mode])
+            self._freeze(state, module)
+
+    def _freeze(self, state: Any, module: nn.Module) -> None:
         trained = {
             id(each)
             for optimizer in state.optimizers
@@ -141,6 +152,7 @@ class FreezeSchedule(Hook):
         return tuple(moment for pattern, moment in self.moments.items() if fnmatch.fnmatchcase(name, pattern))
 
     def teardown(self) -> None:
+        self._is_running = False
         self._release([*self._frozen, *self._in_eval_mode])
 
 

@@ -237,6 +237,10 @@ class GradientMonitor(Hook):
                 [name for name, _ in module.named_parameters()],
             )
 
+    def on_checkpoint_load(self, step: int) -> None:
+        self._done = step
+        self._parts.clear()
+
     # ---- measuring: at the event where gradients are complete and unscaled ---------------------------------
 
     def on_before_optimizer_step(self, module: nn.Module, optimizer: Optimizer, optimizer_idx: int) -> None:

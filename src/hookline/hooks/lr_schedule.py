@@ -221,4 +221,4 @@ class LRSchedule(Hook):
         return {"written": self._written}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._written = [list(each) for each in state["written"]]
+        self._at, self._written = -1, [list(each) for each in state["written"]]

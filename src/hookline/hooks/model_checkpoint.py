@@ -7,7 +7,7 @@ import functools
 import itertools
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -36,6 +36,18 @@ class MetricState:
     """Whether a validation that is not the sanity check has ended."""
     looked_at: tuple[int, int] = (-1, -1)
     """Step and completed epochs at the last check."""
+
+
+@dataclass(slots=True)
+class LoadedState:
+    """What remains to be done after a state was loaded."""
+
+    unwritten: dict[str, float] = field(default_factory=dict)
+    """Requested at the state that the run resumes from, and perhaps not written."""
+    abandoned: list[str] = field(default_factory=list)
+    """Kept before a rollback and not at the state that the run went back to."""
+    is_training: bool = False
+    """Whether a state that is loaded now is that of a rollback."""
 
 
 class ModelCheckpoint(Hook):
@@ -109,6 +121,7 @@ class ModelCheckpoint(Hook):
         self.needs_validation = (
             strict and save_on_train_epoch_end is False and self.every_n_epochs > 0 and not save_last
         )
+        self._loaded = LoadedState()
         self._begin()
 
     def _triggers(self, steps: int | None, epochs: int | None, seconds: Any) -> int:
@@ -156,8 +169,7 @@ class ModelCheckpoint(Hook):
         request.
         """
         self._metric = MetricState()
-        self._unwritten: dict[str, float] = {}
-        """Requested at the state that the run resumes from, and perhaps not written."""
+        self._loaded = LoadedState(is_training=self._loaded.is_training)
 
     def setup(self, stage: str, hooks: Any, state: Any) -> None:
         if stage != "fit":
@@ -230,6 +242,9 @@ class ModelCheckpoint(Hook):
             due = bool(self.save_on_train_epoch_end) or (alone and self.save_on_train_epoch_end is None)
         if due and (self._metric.is_waiting or self._epoch_is_due(state)):
             self._check(state, metrics)
+
+    def teardown(self) -> None:
+        self._loaded.is_training = False
 
     def on_train_end(self, state: Any) -> None:
         if self.save_last and self._metric.looked_at != (state.step, state.epochs_seen):
@@ -374,6 +389,7 @@ class ModelCheckpoint(Hook):
         if self.save_last and step == state.step and str(path) == str(self._path_of(state, "last")):
             # the trainer writes the last state to the same path, so no further request is needed
             self.last_model_path, self._metric.looked_at = str(path), (state.step, state.epochs_seen)
+        self._remove_abandoned(state, str(path))
         if str(path) not in self._requested:
             return
         score = self._requested.pop(str(path))
@@ -381,11 +397,21 @@ class ModelCheckpoint(Hook):
         self.best_k_models[str(path)] = score
         for old in self._surplus(self.best_k_models):
             del self.best_k_models[old]
-            here = self._path_of(state, _name_of(old))
-            # remove nothing from an earlier run's folder; the working directory may have changed since then
-            if state.rank == 0 and (old == str(here) or str(here).endswith(f"/{old}")):
-                state.trainer.remove_checkpoint(here)
+            self._remove(state, old)
         self._record_best(self.best_k_models)
+
+    def _remove(self, state: Any, old: str) -> None:
+        here = self._path_of(state, _name_of(old))
+        # remove nothing from an earlier run's folder; the working directory may have changed since then
+        if state.rank == 0 and (old == str(here) or str(here).endswith(f"/{old}")):
+            state.trainer.remove_checkpoint(here)
+
+    def _remove_abandoned(self, state: Any, saved: str) -> None:
+        """Remove the checkpoints of steps that a rollback has undone, once the restored state is durable."""
+        for old in self._loaded.abandoned if self.save_top_k != -1 else ():
+            if old != saved:
+                self._remove(state, old)
+        self._loaded.abandoned = []
 
     def _record_best(self, kept: dict[str, float]) -> None:
         ranked = self._ranked(kept)
@@ -436,7 +462,13 @@ class ModelCheckpoint(Hook):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best_k_models, self._unwritten = (
+        if self._loaded.is_training:  # a rollback
+            kept = [*self.best_k_models]
+            self._begin()
+            self._loaded.abandoned = [
+                path for path in kept if shown(path) not in state.get("best_k_models", {})
+            ]
+        self.best_k_models, self._loaded.unwritten = (
             _scores(state.get(key, {})) for key in ("best_k_models", "owed")
         )
         self.best_model_path, self.best_model_score = state["best_model_path"], state["best_model_score"]
@@ -457,20 +489,24 @@ class ModelCheckpoint(Hook):
         self.best_model_path, self.last_model_path = now(self.best_model_path), now(self.last_model_path)
         kept = {now(path): score for path, score in self.best_k_models.items()}
         self.best_k_models = {path: score for path, score in kept.items() if self.url or Path(path).is_dir()}
-        self._unwritten = {
+        self._loaded.unwritten = {
             path if self.url else str(folder / Path(path).name): score
-            for path, score in ((now(path), score) for path, score in self._unwritten.items())
+            for path, score in ((now(path), score) for path, score in self._loaded.unwritten.items())
             if path not in self.best_k_models
         }
+        if self._loaded.abandoned and not self.url and not Path(self.best_model_path).is_dir():
+            self.best_model_path, self.best_model_score = "", None  # a better one had replaced it
+            self._record_best(self.best_k_models)
         raw = raw_values(state.metrics)
         if self.monitor in raw and raw[self.monitor] == self.current_score:
             self._metric.seen = raw[self.monitor]
 
     def on_train_start(self, state: Any) -> None:
+        self._loaded.is_training = True
         # the process ended between two checkpoints of one state: this is that state
-        for path, score in self._unwritten.items():
+        for path, score in self._loaded.unwritten.items():
             self._save(state, path, score, "interval" if self.monitor is None else "best")
-        self._unwritten = {}
+        self._loaded.unwritten = {}
 
 
 def _name_of(path: str) -> str:

@@ -72,6 +72,10 @@ class Throughput(Hook):
         self._marks.clear()
         self._marks.append(self._mark(state))
 
+    def on_checkpoint_load(self) -> None:
+        """Start the window again after a rollback, because the counts have gone back."""
+        self._marks.clear()
+
     def on_validation_start(self) -> None:
         self._evaluating = time.perf_counter()
 

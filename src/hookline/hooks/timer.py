@@ -60,7 +60,8 @@ class Timer(Hook):
         return {"time_elapsed": {stage: self.time_elapsed(stage) for stage in TIMED_STAGES}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._spent = {stage: float(seconds) for stage, seconds in state["time_elapsed"].items()}
+        if not self._began:  # a rollback during training does not bring time back
+            self._spent = {stage: float(seconds) for stage, seconds in state["time_elapsed"].items()}
 
     # ---- measuring -----------------------------------------------------------------------------------------
 

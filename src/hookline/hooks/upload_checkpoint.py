@@ -262,6 +262,8 @@ class UploadCheckpoint(Hook):
         return {"uploaded": list(self.uploaded)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.uploaded:  # a rollback does not undo uploads
+            return
         # accept plain names only, because the oldest uploads are removed later
         self.uploaded = [
             name for name in state["uploaded"] if isinstance(name, str) and Path(name).name == name

@@ -88,7 +88,8 @@ class Logger:
         """Continue from the checkpoint `path`: records after `position`, the result of `position()`, are
         superseded.
 
-        `position` is None if the checkpoint has none. This run may have logged something already.
+        `position` is None if the checkpoint has none. This run may have logged something already, which stays
+        valid. A later call in the same run is a rollback: then all records after `position` are superseded.
         """
 
     def begin_afresh(self) -> None:

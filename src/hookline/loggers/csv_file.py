@@ -36,11 +36,13 @@ class CSV(Logger):
         self._columns: list[str] = []
         self._last: list[str] = []
         self._found = self._count = 0
-        """Rows of the table at the start of this run, and now."""
+        """Rows of the table at the start of this run, or at its newest rollback, and now."""
+        self._has_begun = False
+        """Whether this run has moved superseded rows when it began."""
 
     def open(self, run_dir: Callable[[], Path]) -> None:
         """Set the path. The first row makes the file."""
-        self._run_dir = run_dir
+        self._run_dir, self._has_begun = run_dir, False
 
     @property
     def path(self) -> Path:
@@ -103,6 +105,9 @@ class CSV(Logger):
         """
         if self._file is None:
             self._look()
+        if self._has_begun:  # a rollback: the rows of this run are superseded too
+            self._found = self._count
+        self._has_begun = True
         before, _ = _read_rows(self.path)
         if position is None or not position["rows"] < self._found <= len(before) - 1:
             return
@@ -112,6 +117,7 @@ class CSV(Logger):
 
     def begin_afresh(self) -> None:
         """Move the rows of earlier runs to another file."""
+        self._has_begun = True
         if self._file is None:
             self._look()
         if self._found:

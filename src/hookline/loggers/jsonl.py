@@ -42,11 +42,13 @@ class JSONLines(Logger):
         self._run_dir: Callable[[], Path] = Path
         self._file: IO[str] | None = None
         self._found = 0
-        """Length of the file at the start of this run."""
+        """Length of the file at the start of this run, or at its newest rollback."""
+        self._has_begun = False
+        """Whether this run has marked what is superseded when it began."""
 
     def open(self, run_dir: Callable[[], Path]) -> None:
         """Set the path. The first record makes the file."""
-        self._run_dir = run_dir
+        self._run_dir, self._has_begun = run_dir, False
 
     @property
     def path(self) -> Path:
@@ -81,16 +83,20 @@ class JSONLines(Logger):
         if self._file is None:
             self._file = self._opened()
         marked: dict[str, Any] = {}
+        if self._has_begun:  # a rollback: what this run has logged is superseded too
+            self._found, marked = self.path.stat().st_size, {"in_run": True}
+        self._has_begun = True
         if (
             position
             and position["bytes"] < self._found
             and _fingerprint(self.path, position["bytes"]) == position["sha256"]
         ):
-            marked = self._from(position["bytes"])
+            marked |= self._from(position["bytes"])
         self.write("resume", step=step, epoch=epoch, checkpoint=str(path), **marked)
 
     def begin_afresh(self) -> None:
         """Mark everything before this run as superseded."""
+        self._has_begun = True
         if self._file is None and self.path.exists():
             self._file = self._opened()
         if self._found:

@@ -143,6 +143,10 @@ class MetricLog:
     """
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything that was logged, as in a new run."""
         self.newest = Metrics()
         """The newest reduced values, which `metrics` shows at epoch, validation and end events."""
         self.pending: dict[str, Any] = {}

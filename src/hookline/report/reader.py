@@ -32,7 +32,7 @@ MOST_NAMES = 5000
 MOST_EVENTS = 2000
 LATEST_SECOND = 1e11
 """Seconds since 1970. A larger value, or NaN, is not a time."""
-LASTING = ("failure", "control", "resume")
+LASTING = ("failure", "control", "resume", "rollback")
 """Records about the job, not about the model: shown even if a resume has superseded the steps around them."""
 BEGINS = ("hyperparams", "resume")
 """The first records of a job. The time before them was not spent in a job."""
@@ -249,7 +249,7 @@ def _take_time(run: RecordedRun, record: dict[str, Any]) -> None:
     time = record.get("time")
     if (type(time) is float or type(time) is int) and abs(time) < LATEST_SECOND:
         run.times.began = time if run.times.began is None else run.times.began
-        begins = record.get("type") in BEGINS
+        begins = record.get("type") in BEGINS and not record.get("in_run")
         if run.times.ended is not None and time > run.times.ended and (run.times.is_beginning or not begins):
             run.times.spent += time - run.times.ended
         run.times.ended, run.times.is_beginning = time, begins
@@ -315,9 +315,12 @@ def _take_params(run: RecordedRun, record: dict[str, Any], step: int | None) -> 
 
 
 def _take_resume(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
-    run.started, run.ending, run.failed, run.resumed_at = run.times.ended, {}, {}, step
     marked = record.get("superseded")
     count = marked.get("records", 0) if isinstance(marked, dict) else 0
+    if record.get("in_run"):  # the job continues; the record of its rollback follows
+        run.superseded += count if isinstance(count, int) else 0
+        return
+    run.started, run.ending, run.failed, run.resumed_at = run.times.ended, {}, {}, step
     if isinstance(marked, dict) and "checkpoint" not in record and run.times.ended is not None:
         # all superseded records are of an earlier run; the others before this one are of this run's set-up
         run.times.began = run.times.ended if run.times.holds_since is None else run.times.holds_since
@@ -393,6 +396,20 @@ def _take_skip(run: RecordedRun, record: dict[str, Any], step: int | None) -> No
     add_event(run, RunEvent("skip", f"{record.get('reason', '')}{batch}", run.times.ended, step))
 
 
+def _take_spike(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
+    value, limit = (
+        f"{each:.6g}" if type(each) is float else each for each in map(record.get, ("value", "limit"))
+    )
+    text = f"{record.get('monitor', '')} {value}, limit {limit}, batch {record.get('batch')}"
+    add_event(run, RunEvent("spike", f"{text} ({record.get('action', '')})", run.times.ended, step))
+
+
+def _take_rollback(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
+    reason = f": {record['reason']}" if record.get("reason") else ""
+    text = f"from step {record.get('from_step')} to {record.get('checkpoint', '')}{reason}"
+    add_event(run, RunEvent("rollback", text, run.times.ended, step))
+
+
 _TAKERS = {
     "text": _take_text,
     "image": _take_image,
@@ -403,6 +420,8 @@ _TAKERS = {
     "control": _take_control,
     "failure": _take_failure,
     "skip": _take_skip,
+    "spike": _take_spike,
+    "rollback": _take_rollback,
     "end": _take_end,
 }
 

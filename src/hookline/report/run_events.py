@@ -25,6 +25,8 @@ NOTABLE = (
     "skip",
     "skipped",
     "step_skipped",
+    "spike",
+    "rollback",
     "stop",
     "stopped",
     "interrupted",

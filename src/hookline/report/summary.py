@@ -15,6 +15,7 @@ from hookline.report.reader import LOG, RecordedRun, read_run
 from hookline.report.run_events import ending_of, format_score, position, time_spent, timestamp
 from hookline.report.runs import disk_usage, last_records, run_status, utc
 from hookline.run.lock import is_running
+from hookline.run.record import recorded_rollbacks
 from hookline.util.errors import OptionError
 from hookline.util.text import flatten, mask
 
@@ -82,6 +83,7 @@ def _summarize_run(run: RecordedRun, name: str, metric: str | None) -> dict[str,
         else utc(end["time"] if end["time"] is not None else run.times.ended),
         "seconds": None if spent is None else round(spent, 3),
         "sessions": sessions if isinstance(sessions, list) else [],
+        "rollbacks": recorded_rollbacks(record),
         "best": None if best is None else best.data(),
         "metrics": [each.data() for each in progress_of(run)],
         "cost": {"hooks": run.costs.rows, "time": _newest_record(run)},

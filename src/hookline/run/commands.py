@@ -23,6 +23,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from hookline.run.save_request import RollbackRequest
 from hookline.util.errors import HooklineError, Signal, closest
 
 F = TypeVar("F", bound=Callable[..., None])
@@ -125,3 +126,7 @@ class Boundary:
 
     def stop_by_clock(self) -> None:
         """Stop the run because `max_time` is over; with one process the loop does it."""
+
+    def request_rollback(self, request: RollbackRequest) -> None:
+        """Go back to a checkpoint at the next boundary. The first request counts."""
+        self.run.resume.request_rollback(request)

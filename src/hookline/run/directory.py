@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 LAST = "last"
 LAST_STATE = "last-state"
 """Names of the final checkpoint. The second is used where another checkpoint has the first name."""
+ROLLBACK = "rollback"
+"""The name of the checkpoint after a rollback, in a run that does not keep `checkpoints/last`."""
 
 
 class RunDirectory:

@@ -134,6 +134,10 @@ class FiniteWatch:
         self._host.copy_(loss.reshape(()), non_blocking=True)
         self._arrived.record()
 
+    def forget(self) -> None:
+        """Forget the losses so far, because the run goes back to a state before them."""
+        self.previous, self.broken, self._host = None, False, None
+
     def _remember(self, loss: Tensor) -> None:
         self.previous = loss
 

@@ -15,7 +15,7 @@ from hookline.engine.plan import Plan
 from hookline.run.commands import CommandQueue
 from hookline.run.optimizer_router import OptimizerRouter
 from hookline.run.rows import MetricRows
-from hookline.run.save_request import Saved, SaveRequest
+from hookline.run.save_request import RollbackRequest, Saved, SaveRequest
 from hookline.run.state import State
 from hookline.util.errors import Signal
 
@@ -56,6 +56,10 @@ class GradientSync(Protocol):
 
     is_clear: bool
     all_or_none: bool
+
+    def renewed(self) -> GradientSync:
+        """Return a new one for the same run."""
+        ...
 
 
 class FailureMonitor(Protocol):
@@ -165,6 +169,12 @@ class Window:
         """Losses that enter the epoch's mean only if the window is finite, with their weight and loader."""
         self.fed: dict[int, float] = {}
         """The total weight of the batches that trained each optimizer, if loaders do not train all."""
+
+    def begin(self, by: str) -> None:
+        """Begin as in a new run. by: the unit of a batch's weight."""
+        self.clear()
+        self.by, self.unit = by, 1 if by == "batches" else 0
+        self.size, self.weight, self.correction = 1, 1, 1.0
 
     def clear(self) -> None:
         """Clear the window for the next batch."""
@@ -301,6 +311,14 @@ class Progress:
         self.epoch_advanced, self.validation_pending = saved["epoch_advanced"], saved["owes_validation"]
         self.plateau_due = bool(saved.get("plateau_due", False))
 
+    def abandon(self) -> None:
+        """Forget what is not in a checkpoint, before another state is restored.
+
+        The revision makes the new state differ from an abandoned one with the same counters.
+        """
+        self.revision += 1
+        self.before_validation, self.schedulers_advanced_at, self.last_skip = {}, -1, ("", -1)
+
 
 @dataclass(slots=True, eq=False)
 class Manual:
@@ -362,19 +380,43 @@ class Resume:
     """The parts of the checkpoint that are not restored yet."""
     finished: str = ""
     """Why a run that is started again has nothing to train."""
+    rollback: RollbackRequest | None = None
+    """The request to go back to a checkpoint that all ranks agree on; the loop reads it after every batch."""
+    target: Any = None
+    """The checkpoint that was found for this request (`Start`)."""
+    rollbacks: int = 0
+    """How often this process has gone back to a checkpoint."""
 
     def take(self, contents: dict[str, Any], path: Path | str | None = None) -> None:
         """Take the contents of a checkpoint, which are restored part by part."""
         self.path, self.contents = path, contents
+
+    def request_rollback(self, request: RollbackRequest) -> None:
+        """Request a rollback on which all ranks agree, unless there is a request already."""
+        self.rollback = self.rollback or request
+
+    def take_target(self) -> None:
+        """Take the contents of the checkpoint to go back to."""
+        self.rollbacks += 1
+        self.take(self.target.contents, self.target.path)
+
+    def end_rollback(self) -> None:
+        """Drop the request, after it was carried out or nothing was found for it."""
+        self.rollback = self.target = None
 
     def keep_needed(self) -> None:
         """Drop the parts that were restored."""
         self.contents = {name: self.contents.get(name) for name in STILL_NEEDED}
 
     @property
+    def is_incomplete(self) -> bool:
+        """Whether a checkpoint is being restored, so that the state of the run is partly that of another."""
+        return self.path is not None and not self.contents.keys() <= set(STILL_NEEDED)
+
+    @property
     def was_refused(self) -> bool:
         """Whether the run failed before its checkpoint was restored."""
-        return self.path is not None and not self.contents.keys() <= set(STILL_NEEDED)
+        return self.is_incomplete and not self.rollbacks
 
 
 @dataclass(slots=True, eq=False)
@@ -402,6 +444,8 @@ class Saves:
     """`Run.stamp` of the newest durable checkpoint, or of the one that the run was resumed from."""
     count: int = 0
     """The number of checkpoints of the run so far, over its resumes."""
+    abandoned: list[tuple[int, int]] = field(default_factory=list)
+    """The first and last numbers of checkpoints that rollbacks have abandoned."""
     is_final: bool = False
     """Whether the checkpoint of a signal is written, which later ones must not replace."""
     last: Any = None

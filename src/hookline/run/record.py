@@ -30,6 +30,8 @@ RECORD_VERSION = 1
 WHOLE: dict[str, type] = {"id": str, "status": str, "step": int, "reason": str, "limits": dict}
 MOST_SESSIONS = 100
 """The number of sessions (starts and resumes) that are kept: the first and the newest ones."""
+MOST_ROLLBACKS = 100
+"""The number of rollbacks that are kept: the first and the newest ones."""
 UPDATE_SECONDS = 1.0
 """The shortest time between two updates during a run; a write takes about 0.3 ms."""
 ENDING_FIELDS = ("status", "reason", "error", "step", "epochs", "ended_at")
@@ -82,6 +84,7 @@ class RunRecord:
             "ended_at": None,
             "starts": _count_starts(self.before) + 1,
             "sessions": [*_ended_sessions(self.before), self.session],
+            "rollbacks": recorded_rollbacks(self.before),
             **_started_with(run),
         }
 
@@ -100,6 +103,14 @@ class RunRecord:
 
     def _describe(self, run: Run) -> None:
         self.data.update(settings=mask(run.identity.settings), data=data_settings(run))
+
+    def add_rollback(self, run: Run, done: dict[str, Any]) -> None:
+        """Add a rollback and write the record at once."""
+        rollbacks: list[Any] = self.data["rollbacks"]
+        rollbacks.append(done)
+        del rollbacks[1 : len(rollbacks) - MOST_ROLLBACKS + 1]
+        self._set_progress(run)
+        self.write()
 
     def end(self, run: Run, was_refused: bool) -> None:
         """Write how the run ended. A run that could not be resumed keeps its earlier ending."""
@@ -181,6 +192,19 @@ def record_checkpoint(run: Run, saved: Path | str) -> None:
             run.identity.record = RunRecord(run, run_dir)
     if run.identity.record is not None and run.state.status == "training":
         run.identity.record.update(run)
+
+
+def record_rollback(run: Run, done: dict[str, Any]) -> None:
+    """Write from which step to which the run went back, and why."""
+    record = run.identity.record
+    if record is not None:
+        record.add_rollback(run, {"at": _now(), **done, "reason": mask_text(done["reason"])})
+
+
+def recorded_rollbacks(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rollbacks of a run, from its record."""
+    known = record.get("rollbacks")
+    return [each for each in known if isinstance(each, dict)] if isinstance(known, list) else []
 
 
 def record_end(run: Run, was_refused: bool = False) -> None:

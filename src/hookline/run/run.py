@@ -114,9 +114,7 @@ class Run:
             bool(self.state.logger),
             self.state.clock(),
         )
-        self.window.by = options.accumulate_by
-        if self.window.by != "batches":
-            self.window.unit = 0
+        self.window.begin(options.accumulate_by)
         others = None if strategy.ranks.alone or self.traits.is_manual else strategy.ranks
         self.watch = FiniteWatch(strategy.device, others)
         if options.count_tokens is not None:

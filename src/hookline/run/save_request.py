@@ -1,4 +1,4 @@
-"""Requests for a checkpoint, and their results."""
+"""Requests for a checkpoint, their results, and requests to go back to a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from hookline.engine.checks import check_choice
+from hookline.engine.checks import Count, check_choice
 from hookline.util.errors import CheckpointError, OptionError, closest
 from hookline.util.urls import check_url, is_url
 
@@ -74,3 +74,40 @@ class Saved:
     """`Run.stamp` at the save."""
     is_automatic: bool = False
     """The same as in the request."""
+
+
+# ---- going back to a checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackRequest:
+    """A request to go back to a checkpoint inside a running fit, at the next boundary of all ranks."""
+
+    to: str | None
+    """The path or URL of a checkpoint, or 'best'; None: the newest checkpoint of the run."""
+    before: int | None
+    """The latest step that the checkpoint may have; None: any."""
+    reason: str
+    on_missing: str
+    """One of `ON_MISSING`: what to do if there is no such checkpoint."""
+
+
+ON_MISSING = ("raise", "continue")
+
+
+def make_rollback_request(
+    to: Path | str | None, before: int | None, reason: str, on_missing: str
+) -> RollbackRequest:
+    """Check the arguments and return the request."""
+    if to is not None and not isinstance(to, str | Path):
+        raise OptionError(f"roll_back(to={to!r}): pass None, 'best' or the path of a checkpoint.")
+    if before is not None:
+        if to is not None:
+            raise OptionError("roll_back(): before= chooses among the checkpoints of the run; leave out to=.")
+        Count(0)("before", before)
+    if not isinstance(reason, str):
+        raise OptionError(f"roll_back(reason={reason!r}): the reason is text, for the log.")
+    check_choice("on_missing", on_missing, ON_MISSING)
+    if isinstance(to, str) and is_url(to):
+        check_url(to, "to")
+    return RollbackRequest(None if to is None else str(to), before, reason, on_missing)

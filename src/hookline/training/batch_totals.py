@@ -106,7 +106,10 @@ class BatchTotals:
         """Start the sum of the window's losses over ranks, if a listener on any rank, or a row, needs it."""
         run, s.current.shared_loss = self.run, None
         wanted = run.plan.wanted_at
-        if LOSS_FACTS & wanted.get("on_step_end", frozenset()) or (
+        if (
+            LOSS_FACTS & wanted.get("on_step_end", frozenset())
+            or "loss" in wanted.get("on_before_optimizer_step", ())
+        ) or (
             self._shares_row()
             and (s.step + 1) % run.traits.log_every == 0
             and (run.traits.logs or "on_train_metrics" in wanted)

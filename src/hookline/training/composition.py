@@ -14,6 +14,7 @@ from hookline.training.update import (
     Update,
     UpdateCheck,
     clipping,
+    early_norm,
     fresh_closure,
     norm_capture,
     routing,
@@ -105,6 +106,10 @@ def _make_update(run: Run) -> Update:
         checks.append(unscaling(run))
     if run.traits.measures_norm:
         checks.append(norm_capture(run))
+    elif run.traits.clips and "grad_norm" in run.plan.wanted_at.get("on_before_optimizer_step", ()):
+        measure, drop = early_norm(run)
+        checks.append(measure)
+        adjustments.append(drop)
     if run.traits.clips:
         adjustments.append(clipping(run))
     if run.traits.recomputes:

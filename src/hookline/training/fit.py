@@ -31,6 +31,7 @@ from hookline.training.pass_events import VALIDATION, SanityCheck
 from hookline.training.preflight import check_before_training
 from hookline.training.restore import restoring
 from hookline.training.resume import START_OVER
+from hookline.training.rollback import find_target, roll_back
 from hookline.training.run_events import end_as, end_training, start_epoch, start_training
 from hookline.training.saving import finish_saving, save_due, state_before_validation
 from hookline.training.schedulers import advance_epoch, advance_on_metric, advance_plateau
@@ -79,6 +80,8 @@ def fit(run: Run) -> None:
             save_due(run)
         while not is_finished(run):
             train_epoch(run)
+            if run.resume.rollback is not None and find_target(run):
+                roll_back(run)
     run.watch.check_now()
     if run.signals.number:
         save_due(run)  # the signal may have arrived between two epochs
@@ -145,6 +148,8 @@ def train_epoch(run: Run) -> None:
         if run.progress.plateau_due:
             advance_plateau(run)
         run.boundary.poll()
+        if run.resume.rollback is not None and find_target(run):
+            break
         if run.saves.requests:
             save_due(run)
         is_at_limit = 0 <= options.max_steps <= s.step or options.max_time is not None
@@ -154,6 +159,8 @@ def train_epoch(run: Run) -> None:
         exhausted = not is_leaving
         check_loader_end(run, loader, exhausted)
     fetcher.close()
+    if run.resume.target is not None:
+        return  # the run goes back to a checkpoint, and this epoch is abandoned
     close_epoch(run, exhausted or run.progress.position == loader.length)
 
 

@@ -210,7 +210,7 @@ def save_after_failure(run: Run) -> list[BaseException]:
 
     Return what was raised meanwhile.
     """
-    if run.watch.broken:
+    if run.watch.broken or run.resume.is_incomplete:
         run.saves.requests.clear()
     if run.failure_monitor is not None:
         if run.saves.requests:

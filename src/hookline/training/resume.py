@@ -16,14 +16,17 @@ from typing import Any
 from hookline.checkpoint.catalog import (
     ALONE,
     FoundCheckpoint,
+    abandoned_saves,
     being_replaced,
     best_first,
     clean_up_below,
     find_checkpoints,
     first_whole,
+    is_within,
     places_below,
     save_number,
     start_of,
+    without_abandoned,
 )
 from hookline.checkpoint.cleanup import clean_up, left_overs
 from hookline.checkpoint.files import read_on_all_ranks
@@ -63,9 +66,13 @@ def choose_start(run: Run, resume: str | os.PathLike[str] | Start | None, direct
         identity.id = identity.id or run.resume.contents.get("run", "") or uuid.uuid4().hex
         _continue_numbering(run, directory.existing())
         chosen = "" if ranks.alone else directory.chosen()
-        return [identity.id, run.resume.finished, chosen, run.saves.count, identity.started_at]
+        saves = run.saves
+        return [identity.id, run.resume.finished, chosen, identity.started_at, saves.count, saves.abandoned]
 
-    identity.id, run.resume.finished, run_dir, run.saves.count, identity.started_at = ranks.decide(identify)
+    identity.id, run.resume.finished, run_dir, identity.started_at, run.saves.count, abandoned = ranks.decide(
+        identify
+    )
+    run.saves.abandoned = [(first, last) for first, last in abandoned]
     if not ranks.alone:
         directory.continue_in(Path(run_dir))
         require_shared(Path(run_dir), ranks)
@@ -74,8 +81,13 @@ def choose_start(run: Run, resume: str | os.PathLike[str] | Start | None, direct
 def _continue_numbering(run: Run, known: Path | None) -> None:
     """Number new checkpoints after the newest of the run, which may be newer than the one to resume from."""
     manifests = [each.manifest for each in find_checkpoints(known)[0]] if known is not None else []
-    own = [save_number(each) for each in manifests if each.get("run") == run.identity.id]
-    run.saves.count = max([save_number(run.resume.contents), *own])
+    own = [each for each in manifests if each.get("run") == run.identity.id]
+    number = save_number(run.resume.contents)
+    run.saves.count = max([number, *map(save_number, own)])
+    # the manifests are in order, so the first one knows all rollbacks
+    run.saves.abandoned = [
+        each for each in abandoned_saves(own[0] if own else {}) if not is_within(number, [each])
+    ]
     now = datetime.now(UTC)
     for manifest in manifests:  # the system clock may have been set back since
         with contextlib.suppress(ValueError, TypeError):
@@ -302,16 +314,16 @@ def _look(asked: Asked, folder: Path, directory: RunDirectory) -> dict[str, Any]
 
 
 def _own(folder: Path) -> tuple[list[FoundCheckpoint], list[FoundCheckpoint], dict[Path, str]]:
-    """Return all checkpoints below a folder, those of the current run of each directory, and damaged ones."""
+    """Return all checkpoints below a folder, those of the current run of each directory, and damaged ones.
+
+    Checkpoints that a rollback has abandoned are only among all.
+    """
     found, broken = find_checkpoints(folder)
     records = {
         each.path: read_record(run_dir) for each in found if (run_dir := run_dir_of(each.path, folder))
     }
-    return (
-        found,
-        [each for each in found if records.get(each.path, {}).get("id", each.run) == each.run],
-        broken,
-    )
+    mine = [each for each in found if records.get(each.path, {}).get("id", each.run) == each.run]
+    return found, without_abandoned(mine), broken
 
 
 def _claim_newest(asked: Asked, folder: Path, directory: RunDirectory) -> None:

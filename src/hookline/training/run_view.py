@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookline.run.module import PlainSteps
+from hookline.run.save_request import make_rollback_request
 from hookline.run.view import View
 from hookline.util.errors import HooklineError
 
@@ -73,6 +74,33 @@ class RunView(View):
     def schedules(self) -> list[Schedule]:
         """The learning-rate schedulers of the run, and when they advance."""
         return self._last.schedules if self._last is not None else []
+
+    def roll_back(
+        self,
+        to: str | Path | None = None,
+        *,
+        before: int | None = None,
+        reason: str = "",
+        on_missing: str = "raise",
+    ) -> None:
+        """Request that the running fit goes back to a checkpoint and continues from there.
+
+        The loop does it at the next batch boundary of all ranks; if several requests are made by then, the
+        first counts. The run is then as in a new process that resumes from that checkpoint.
+        on_checkpoint_load is emitted, but not `setup` and on_train_start.
+
+        to: None: the newest checkpoint of this run; 'best': the best one that a monitor kept; or the path or
+        URL of a checkpoint. before: with None, only checkpoints of this step or an earlier one. reason: text
+        for the log. on_missing: 'raise', or 'continue' the training with a warning if there is no such
+        checkpoint.
+        """
+        from hookline.training.rollback import check_can_roll_back
+
+        if self._run is None or self._run.stage != "fit" or self._run.state.status != "training":
+            raise HooklineError("roll_back() works in a fit that is training: hooks call it.")
+        request = make_rollback_request(to, before, reason, on_missing)
+        check_can_roll_back(self._run)
+        self._run.boundary.request_rollback(request)
 
     def export_folder(
         self, path: str | Path, folder: Path, write: Callable[[Mapping[str, Any], Path], None]

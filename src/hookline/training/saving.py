@@ -89,6 +89,7 @@ def save(run: Run, request: SaveRequest) -> None:
     about = {
         **manifest_facts(s, request, run.identity.id),
         "saves": run.saves.count,
+        **({"abandoned": run.saves.abandoned} if run.saves.abandoned else {}),
         "started_at": run.identity.started_at,
         **({"base": base} if (base := fingerprint(left_out_in(whole.get("module")))) else {}),
         **({"mesh": run.strategy.mesh_text} if run.strategy.mesh_text else {}),

@@ -109,6 +109,21 @@ def norm_capture(run: Run) -> UpdateCheck:
     return measure
 
 
+def early_norm(run: Run) -> tuple[UpdateCheck, Action]:
+    """Make a check that measures the gradient norm for on_before_optimizer_step, and the action that drops it
+    again before the gradients are clipped, because clipping adds the same norm.
+    """
+    s = run.state
+    before: list[Tensor | None] = [None]
+
+    def measure() -> bool:
+        before[0] = s.optimization.norm_tensor
+        s.optimization.add_norm(total_norm([s.optimization.optimizer]))
+        return True
+
+    return measure, lambda: s.optimization.set_norm(before[0])
+
+
 def clipping(run: Run) -> Action:
     """Make the action that clips the gradients and emits on_gradient_clip."""
     plan, s = run.plan, run.state

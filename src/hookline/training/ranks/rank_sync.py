@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, Never
 
@@ -18,7 +19,7 @@ from hookline.engine.listener import Listener
 from hookline.reliability.signals import stop_for_signal
 from hookline.run.commands import Boundary, run_commands
 from hookline.run.run import Run
-from hookline.run.save_request import SaveRequest
+from hookline.run.save_request import RollbackRequest, SaveRequest
 from hookline.util.errors import END_EPOCH, SKIP_BATCH, SKIP_STEP, STEP_DONE, HooklineError, Signal
 
 AFTER_BATCH, ELSEWHERE = 0, 1
@@ -44,6 +45,8 @@ class RankSync(Boundary):
         self._asked: Round | None = None
         self._kept: list[SaveRequest] = []
         """Checkpoints that this rank, but not all ranks, requested."""
+        self._rollback: RollbackRequest | None = None
+        """A rollback that this rank requests."""
         self._shared: Any = None
         """The facts that hooks request, as last exchanged with the other ranks."""
         self._agree_on_wants(self.ranks.gather(self._wants()))
@@ -73,6 +76,10 @@ class RankSync(Boundary):
         """Stop because max_time is over, by the clock that all ranks share."""
         self.stop = True
 
+    def request_rollback(self, request: RollbackRequest) -> None:
+        """Go back to a checkpoint when all ranks agree: now if all request it, else one batch later."""
+        self._rollback = self._rollback or request
+
     def poll(self) -> None:
         """Announce this rank's requests after a batch, and read those of one batch ago, without waiting."""
         run = self.run
@@ -80,16 +87,17 @@ class RankSync(Boundary):
         before, self._asked = self._asked, asked
         if before is not None and self._has_requests(before.read()):
             self._exchange()
-        elif run.saves.requests or run.plan.asked_at is not self._shared:
+        elif run.saves.requests or run.plan.asked_at is not self._shared or self._rollback is not None:
             self._poll_now(asked)
 
     def _poll_now(self, asked: Round) -> None:
-        """Wait for the other ranks, because this one requests a checkpoint or has other hooks.
+        """Wait for the other ranks, because this one requests a checkpoint or a rollback or has other hooks.
 
         If all ranks do, the checkpoint is of this step. Otherwise keep the request for the next exchange.
         """
         run, mine = self.run, self._requests()
-        if (mine or run.plan.asked_at is not self._shared) and -asked.read()[3] > 0:
+        has_more = run.plan.asked_at is not self._shared or self._rollback is not None
+        if (mine or has_more) and -asked.read()[3] > 0:
             self._exchange()
         else:
             self._kept += mine
@@ -110,6 +118,8 @@ class RankSync(Boundary):
         self.polls += 1
         requests = len(self._requests()) if run.saves.requests else 0
         if run.plan.asked_at is not self._shared:
+            requests += 1
+        if self._rollback is not None:
             requests += 1
         is_signalled = run.signals.received > 0 and not run.signals.number
         is_new = (
@@ -150,12 +160,15 @@ class RankSync(Boundary):
             "commands": run.participants.commands.left(),
             "saves": [as_plain(each) for each in (*self._kept, *own_saves)],
             "wants": self._wants(),
+            "rollback": None if self._rollback is None else list(astuple(self._rollback)),
         }
         of_all = self.ranks.gather(mine)
         if self._asked is not None:  # this exchange has answered it
             self._asked.read()
             self._asked = None
-        self._kept = []
+        self._kept, self._rollback = [], None
+        if rollback := next(filter(None, (each["rollback"] for each in of_all)), None):
+            run.resume.request_rollback(RollbackRequest(*rollback))
         self._agree_on_wants([each["wants"] for each in of_all])
         for rank, requests in enumerate(of_all):
             run_commands(run, requests["commands"], rank)

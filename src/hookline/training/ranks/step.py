@@ -111,6 +111,10 @@ class RankGradientSync:
         """Whether the gradients of the step before were cleared in this window."""
         self._answer: Any = None
 
+    def renewed(self) -> RankGradientSync:
+        """Return a new one for the same run, which goes back to an earlier state."""
+        return RankGradientSync(self.run)
+
     def begin_batch(self, last: bool) -> None:
         """Choose whether this batch's backward averages gradients: the last batch of a window does."""
         syncs = last or self.syncs_always
