@@ -77,6 +77,9 @@ CONTROL_CODES = """ACTION is one of
   stop                  end the run after this step, as at its regular end
   attach FILE.py:CLASS  add a hook from a file; attaching it again replaces it
   detach HOOK           remove a hook that was attached
+  validate              validate now, and print the metrics
+  lr VALUE              set the learning rate of all parameter groups, or of --group: 1e-4,
+                        or x0.5 to multiply it; a schedule continues in proportion
 
 All ranks carry out the action at the next step and log it; status answers at once.
 
@@ -329,11 +332,18 @@ def _add_live_commands(command: Any) -> None:
     added = command("watch", "serve a live page about a run, on this machine only", WATCH_CODES)
     added.add_argument("run_dir", metavar="RUN_DIR", help="a run's directory; the run may have ended")
     added.add_argument("--port", type=int, default=0, metavar="N", help="by default any free port")
-    added = command("control", "tell a running job to enable or disable a hook, save or stop", CONTROL_CODES)
+    added = command(
+        "control",
+        "tell a running job to switch a hook, validate, change the learning rate, save or stop",
+        CONTROL_CODES,
+    )
     added.add_argument("run_dir", metavar="RUN_DIR", help="the directory that the job writes into")
     added.add_argument("action", metavar="ACTION", nargs="?", default="status")
     added.add_argument("words", metavar="...", nargs="*", help="the arguments of the action")
     added.add_argument("--name", metavar="NAME", help="the name of an attached hook")
+    added.add_argument(
+        "--group", metavar="N", help="lr: only this parameter group, by its number from 0 or its name"
+    )
     added.add_argument(
         "--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait for the result (60)"
     )
