@@ -84,6 +84,12 @@ CONTROL_CODES = """ACTION is one of
 All ranks carry out the action at the next step and log it; status answers at once.
 
 exit codes: 0 success, 1 no job is running there or it rejected the request, 2 a wrong command"""
+MCP_CODES = """\
+The assistant can read the runs below DIR and nothing else. --control lets it switch hooks, validate, change
+the learning rate, save and stop. --code DIR lets it explain configurations below DIR, and with --control
+attach hooks from files below DIR to a running job: both run this code as you. It needs hookline[mcp].
+
+exit codes: 0 the client closed the connection, 2 a wrong command, or the directory does not exist"""
 TRACE_CODES = (
     "exit codes: 0 success, 1 the hook failed or requests a fact that was not recorded, 2 a wrong "
     "command, or not a trace"
@@ -163,6 +169,10 @@ def _command(given: list[str]) -> int:
         from hookline.cli import live
 
         return live.serve_page(chosen) if chosen.command == "watch" else live.send_command(chosen)
+    if chosen.command == "mcp":
+        from hookline.cli.mcp_server import serve
+
+        return serve(chosen)
     if chosen.command == "new":
         from hookline.cli.scaffold import write_project
 
@@ -223,6 +233,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_list_commands(command)
     _add_result_commands(command)
     _add_live_commands(command)
+    _add_assistant_command(command)
     _add_trace_commands(command)
     about = "describe checkpoints, verify them, export their weights, or import those of other tools"
     checkpoint = command("checkpoint", about, CHECKPOINT_CODES, json=False)
@@ -347,6 +358,16 @@ def _add_live_commands(command: Any) -> None:
     added.add_argument(
         "--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait for the result (60)"
     )
+
+
+def _add_assistant_command(command: Any) -> None:
+    about = "serve runs to an assistant by MCP, on standard input and output"
+    added = command("mcp", about, MCP_CODES, json=False)
+    added.add_argument(
+        "directory", metavar="DIR", nargs="?", help="by default runs/, or this directory if there is none"
+    )
+    added.add_argument("--control", action="store_true", help="also tools that change a running job")
+    added.add_argument("--code", metavar="DIR", help="also tools that run code, from files below DIR only")
 
 
 def _add_trace_commands(command: Any) -> None:
