@@ -608,7 +608,7 @@ def test_answers_are_limited_in_size(world: World) -> None:
     assert (series["steps"][0], series["steps"][-1]) == (0, 4999)
     assert len(world.ask("metric_series", run="long", metric="loss", limit=1000)["steps"]) == 1000
     wide = world.ask("run_summary", run="wide")
-    assert (len(wide["metrics"]), wide["metric_count"]) == (100, 400)
+    assert (len(wide["metrics"]), wide["metric_count"]) == (50, 400)
     assert len(listed(world, limit=2)) == 2 and world.ask("list_runs", limit=2)["count"] > 2
     text = "x" * 400_000
     events = [{"type": "note", "text": f"{text}{number}", "step": number} for number in range(400)]
@@ -641,6 +641,25 @@ def test_every_tool_is_described_and_says_whether_it_changes_anything(world: Wor
     assert changing == {"stop_run", "detach_hook", "set_learning_rate", "attach_probe"}
     used = {each for tool in tools.values() for each in tool.input_schema["properties"]}
     assert used == {*PARAMETERS}
+
+
+def test_the_documentation_names_every_tool_and_what_it_needs(tmp_path: Path) -> None:
+    page = (TESTS.parent / "docs" / "mcp.md").read_text()
+    cells = [
+        line.split("|")[1:3]
+        for line in page.splitlines()
+        if line.startswith("| `") and "_" in line.split("|")[1]
+    ]
+    needs = {name.strip(" `"): need.strip(" `").split() for name, need in cells}
+    assert [*needs] == [*KINDS]
+    folder = ServedFolder(tmp_path)
+    for name, options in needs.items():
+        given: dict[str, Any] = {}
+        assert (name in make_tools(folder)) is (not options)
+        for option in options:
+            assert name not in make_tools(folder, **given)
+            given |= {"control": True} if option == "--control" else {"code": folder}
+        assert name in make_tools(folder, **given)
 
 
 def test_only_what_was_permitted_is_registered(tmp_path: Path) -> None:

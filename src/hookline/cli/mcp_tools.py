@@ -30,10 +30,12 @@ MOST_COMPARED = 10
 MOST_POINTS = 1000
 MOST_EVENTS = 500
 MOST_ROWS = 100
-"""The most metrics, settings, hooks or rows of a trace in an answer."""
+"""The most settings, hooks or rows of a trace in an answer."""
+MOST_METRICS = 50
 MOST_CHECKPOINTS = 20
 LONGEST_TEXT = 1000
 """Characters of a text in an answer."""
+LONGEST_SETTING = 200
 LONGEST_WAIT = 600.0
 STATUS_WAIT = 5.0
 """Seconds for the status of a job, which its own thread answers at once."""
@@ -90,7 +92,7 @@ class ReadTools:
 
     def run_summary(self, run: str) -> dict[str, Any]:
         """Summarize a run: how it ended, its error, times in seconds, metrics with last and best value and
-        trend, cost of hooks, checkpoints, settings. At most 100 metrics and settings.
+        trend, cost of hooks, checkpoints, settings. At most 50 metrics and 100 settings.
         """
         path = self._runs.run(run)
         about = summarize([path])["runs"][0]
@@ -101,12 +103,12 @@ class ReadTools:
         return {
             "run": self._runs.name(path),
             **about,
-            "metrics": metrics[:MOST_ROWS],
+            "metrics": metrics[:MOST_METRICS],
             "metric_count": len(metrics),
             "checkpoints": about["checkpoints"][:MOST_CHECKPOINTS],
             "sessions": about["sessions"][-MOST_CHECKPOINTS:],
             "cost": {**about["cost"], "hooks": about["cost"]["hooks"][:MOST_ROWS]},
-            "settings": settings,
+            "settings": shorten(settings, LONGEST_SETTING),
             "setting_count": len(about["settings"]),
         }
 
@@ -123,7 +125,7 @@ class ReadTools:
             "runs": [
                 {"run": self._runs.name(path), **{key: about[key] for key in kept}} for path, about in rows
             ],
-            "differences": data["differences"][:MOST_ROWS],
+            "differences": shorten(data["differences"][:MOST_ROWS], LONGEST_SETTING),
             "difference_count": len(data["differences"]),
         }
 
@@ -384,13 +386,13 @@ def ask_job(runs: ServedFolder, run: str, command: str, wait: float, **given: An
     return {"run": runs.name(path), "done": not answer.pop("waiting", False), **answer}
 
 
-def shorten(value: Any) -> Any:
+def shorten(value: Any, longest: int = LONGEST_TEXT) -> Any:
     """Return a value with its long texts cut."""
     if isinstance(value, str):
-        return value if len(value) <= LONGEST_TEXT else f"{value[: LONGEST_TEXT - 1]}…"
+        return value if len(value) <= longest else f"{value[: longest - 1]}…"
     if isinstance(value, dict):
-        return {key: shorten(each) for key, each in value.items()}
-    return [shorten(each) for each in value] if isinstance(value, list) else value
+        return {key: shorten(each, longest) for key, each in value.items()}
+    return [shorten(each, longest) for each in value] if isinstance(value, list) else value
 
 
 def _check_count(name: str, given: int, most: int) -> None:
