@@ -37,9 +37,12 @@ def test_a_shell_can_do_it_all(capsys: pytest.CaptureFixture[str]) -> None:
         lambda: said(capsys, "checkpoint"),
         lambda: said(capsys, "status", "--json"),
         lambda: said(capsys, "detach", "mine"),
+        lambda: said(capsys, "lr", "x0.5"),
+        lambda: said(capsys, "lr", "1e-3", "--group", "0", "--json"),
+        lambda: said(capsys, "validate"),
         hooks=[Counts()],
     )
-    status, disable, often, attach, checkpoint, told, detach = answers
+    status, disable, often, attach, checkpoint, told, detach, factor, rate, validate = answers
     assert (
         status[0] == 0
         and re.search(r"training: step [\d,]+, .*(epoch|batch)", status[1])
@@ -49,6 +52,9 @@ def test_a_shell_can_do_it_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert often[1].startswith("every counts 20 steps: done") and attach[1].startswith("attach mine: done")
     assert re.fullmatch(r"checkpoint: step \d+ is saved in /.*/run/checkpoints/step-\d+\n", checkpoint[1])
     assert detach[1].startswith("detach mine: done at step ")
+    assert re.fullmatch(r"lr: from 0.1 to 0.05, from step \d+ on\n", factor[1])
+    assert json.loads(rate[1])["groups"] == [{"group": 0, "name": None, "before": 0.05, "lr": 0.001}]
+    assert validate[0] == 1 and "no validation data: pass val= to fit" in validate[2]
     hooks = {each["name"]: each for each in json.loads(told[1])["hooks"]}
     assert (
         hooks["counts"]["enabled"] is False
@@ -63,9 +69,14 @@ def test_what_is_refused_or_wrong_is_told_apart_by_the_exit_code(capsys: pytest.
         lambda: said(capsys, "enabl", "counts"),
         lambda: said(capsys, "disable"),
         lambda: said(capsys, "stop", "--name", "x"),
+        lambda: said(capsys, "validate", "--group", "1"),
+        lambda: said(capsys, "lr"),
+        lambda: said(capsys, "lr", "x0"),
         hooks=[Counts()],
     )
-    assert [each[0] for each in answers] == [1, 2, 2, 2]
+    assert [each[0] for each in answers] == [1, 2, 2, 2, 2, 2, 1]
+    assert "--group is an option of lr; validate does not take it." in answers[4][2]
+    assert "lr takes VALUE; got nothing." in answers[5][2] and "above 0" in answers[6][2]
     assert "Did you mean 'counts'?" in answers[0][2] and "Did you mean 'enable'?" in answers[1][2]
     assert "disable takes HOOK; got nothing." in answers[2][2]
     assert said(capsys, "status")[0] == 1

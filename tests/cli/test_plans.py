@@ -161,4 +161,9 @@ def test_trace_says_what_is_in_a_file_and_puts_several_together(
     assert "run/trace.json: fit, rank 0 of 1, up to step 8: " in said(capsys, "trace", "run/trace.json")
     out = str(tmp_path / "both.json")
     assert f"wrote {out}: " in said(capsys, "trace", "run/trace.json", "--out", out)
-    assert json.loads(said(capsys, "trace", out, "--json"))[0]["step"] == 8
+    about = json.loads(said(capsys, "trace", out, "--json"))[0]
+    assert about["step"] == 8
+    slowest = [each["total"] for each in about["slowest_events"]]
+    assert slowest == sorted(slowest, reverse=True) and slowest[0] > 0
+    assert sum(each["calls"] for each in about["slowest_calls"]) == about["calls"]
+    assert sum(each["count"] for each in about["slowest_events"]) == about["events"]

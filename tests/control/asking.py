@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +12,9 @@ from typing import Any
 from tiny import Net, batches, quiet
 
 from hookline import Hook, Trainer
+from hookline.control import server
 from hookline.control.client import ask
+from hookline.control.commands import check_request
 from hookline.util.errors import HooklineError
 
 
@@ -80,3 +83,24 @@ class Counts(Hook):
 
     def on_step_end(self, step: int) -> None:
         self.steps.append(step)
+
+
+class AskAt(Hook):
+    """Sends a request at an exact step, through the server's own functions; the loop carries it out after that batch."""
+
+    def __init__(self, at: int, command: str, **given: Any) -> None:
+        self.at, self.request = at, {"command": command, **given}
+        self._queue: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    def on_train_batch_end(self, trainer: Any, step: int, rank: int) -> None:
+        if step < self.at or rank:
+            return
+        self.at, number = 10**9, f"test-{id(self)}"
+        server._answers[number] = self._queue
+        asked = check_request(trainer._run, self.request)
+        trainer._run.participants.commands.send("control", number=number, asked=asked)
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        """The answer; an error if there is none."""
+        return self._queue.get_nowait()

@@ -77,10 +77,19 @@ CONTROL_CODES = """ACTION is one of
   stop                  end the run after this step, as at its regular end
   attach FILE.py:CLASS  add a hook from a file; attaching it again replaces it
   detach HOOK           remove a hook that was attached
+  validate              validate now, and print the metrics
+  lr VALUE              set the learning rate of all parameter groups, or of --group: 1e-4,
+                        or x0.5 to multiply it; a schedule continues in proportion
 
 All ranks carry out the action at the next step and log it; status answers at once.
 
 exit codes: 0 success, 1 no job is running there or it rejected the request, 2 a wrong command"""
+MCP_CODES = """\
+The assistant can read the runs below DIR and nothing else. --control lets it switch hooks, validate, change
+the learning rate, save and stop. --code DIR lets it explain configurations below DIR, and with --control
+attach hooks from files below DIR to a running job: both run this code as you. It needs hookline[mcp].
+
+exit codes: 0 the client closed the connection, 2 a wrong command, or the directory does not exist"""
 TRACE_CODES = (
     "exit codes: 0 success, 1 the hook failed or requests a fact that was not recorded, 2 a wrong "
     "command, or not a trace"
@@ -160,6 +169,10 @@ def _command(given: list[str]) -> int:
         from hookline.cli import live
 
         return live.serve_page(chosen) if chosen.command == "watch" else live.send_command(chosen)
+    if chosen.command == "mcp":
+        from hookline.cli.mcp_server import serve
+
+        return serve(chosen)
     if chosen.command == "new":
         from hookline.cli.scaffold import write_project
 
@@ -220,6 +233,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_list_commands(command)
     _add_result_commands(command)
     _add_live_commands(command)
+    _add_assistant_command(command)
     _add_trace_commands(command)
     about = "describe checkpoints, verify them, export their weights, or import those of other tools"
     checkpoint = command("checkpoint", about, CHECKPOINT_CODES, json=False)
@@ -329,14 +343,31 @@ def _add_live_commands(command: Any) -> None:
     added = command("watch", "serve a live page about a run, on this machine only", WATCH_CODES)
     added.add_argument("run_dir", metavar="RUN_DIR", help="a run's directory; the run may have ended")
     added.add_argument("--port", type=int, default=0, metavar="N", help="by default any free port")
-    added = command("control", "tell a running job to enable or disable a hook, save or stop", CONTROL_CODES)
+    added = command(
+        "control",
+        "tell a running job to switch a hook, validate, change the learning rate, save or stop",
+        CONTROL_CODES,
+    )
     added.add_argument("run_dir", metavar="RUN_DIR", help="the directory that the job writes into")
     added.add_argument("action", metavar="ACTION", nargs="?", default="status")
     added.add_argument("words", metavar="...", nargs="*", help="the arguments of the action")
     added.add_argument("--name", metavar="NAME", help="the name of an attached hook")
     added.add_argument(
+        "--group", metavar="N", help="lr: only this parameter group, by its number from 0 or its name"
+    )
+    added.add_argument(
         "--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait for the result (60)"
     )
+
+
+def _add_assistant_command(command: Any) -> None:
+    about = "serve runs to an assistant by MCP, on standard input and output"
+    added = command("mcp", about, MCP_CODES, json=False)
+    added.add_argument(
+        "directory", metavar="DIR", nargs="?", help="by default runs/, or this directory if there is none"
+    )
+    added.add_argument("--control", action="store_true", help="also tools that change a running job")
+    added.add_argument("--code", metavar="DIR", help="also tools that run code, from files below DIR only")
 
 
 def _add_trace_commands(command: Any) -> None:

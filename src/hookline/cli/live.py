@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.cli.output import OK, print_result
-from hookline.control.client import COMMAND_ARGUMENTS, ask
+from hookline.control.client import COMMAND_ARGUMENTS, OPTIONAL_ARGUMENTS, ask
 from hookline.util.errors import OptionError, closest
 from hookline.util.text import align_columns
 
@@ -48,10 +48,12 @@ def _answer_text(chosen: argparse.Namespace, answer: dict[str, Any]) -> str:
     if chosen.action == "status":
         return _status_text(answer)
     if answer.get("waiting"):
-        missing = {"stop": "the run has not ended", "checkpoint": "it is not on disk"}.get(
-            chosen.action, "it has not been done"
-        )
-        late = f"{missing} within {chosen.wait:g} s, and will be after the next step."
+        missing = {
+            "stop": "the run has not ended",
+            "checkpoint": "it is not on disk",
+            "validate": "the validation is not over",
+        }.get(chosen.action, "it has not been done")
+        late = f"{missing} within {chosen.wait:g} s; the job still carries it out."
         return f"{chosen.action}: requested; {late}"
     if "said" in answer:
         return f"{chosen.action}: {answer['said']}"
@@ -69,17 +71,21 @@ def _request_arguments(chosen: argparse.Namespace) -> dict[str, Any]:
         raise OptionError(
             f"{action!r} is not an action.{closest(action, known)} Actions: {', '.join(known)}."
         )
-    names = [name for name in known[action] if name != "name"]  # which is an option
+    names = [name for name in known[action] if name not in OPTIONAL_ARGUMENTS]
     if "interval" in names:  # `every NAME 200 steps` needs no quotes
         words = [*words[:1], *([" ".join(words[1:])] if words[1:] else [])]
     if len(words) != len(names):
         needed = " ".join(name.upper() for name in names) or "nothing more"
         raise OptionError(f"{action} takes {needed}; got {' '.join(chosen.words) or 'nothing'}.")
-    if chosen.name is not None and action != "attach":
-        raise OptionError(f"--name is the name of an attached hook; {action} does not take it.")
+    for option in OPTIONAL_ARGUMENTS:
+        if getattr(chosen, option) is not None and option not in known[action]:
+            takes = next(each for each, given in known.items() if option in given)
+            raise OptionError(f"--{option} is an option of {takes}; {action} does not take it.")
     given: dict[str, Any] = dict(zip(names, words, strict=True))
     if action == "attach":  # the job may be in another directory
         given |= {"file": os.path.abspath(given["file"]), "name": chosen.name}
+    if action == "lr":
+        given["group"] = chosen.group
     return given
 
 

@@ -17,7 +17,7 @@ from hookline.config.problems import ConfigError, Override, format_value, has_se
 from hookline.engine.cost import format_seconds
 from hookline.engine.explain import Explanation
 from hookline.tracing.reader import merge, of_first_rank, read_trace
-from hookline.tracing.report import beside, compare, count
+from hookline.tracing.report import beside, compare, count, describe_trace
 from hookline.util.text import flatten
 
 MOST_REQUESTS = 20
@@ -117,27 +117,13 @@ def describe_traces(chosen: argparse.Namespace) -> int:
         written = merge(paths, Path(chosen.out))
         text = f"wrote {chosen.out}: {written} records of {len(paths)} traces, for https://ui.perfetto.dev"
         return print_result(chosen, {"out": chosen.out, "records": written}, text)
-    about = [_describe_trace(path) for path in paths]
+    about = [describe_trace(path) for path in paths]
     lines = [
         f"{each['trace']}: {each['stage']}, rank {each['rank']} of {each['world_size']}, up to step "
         f"{each['step']}: {each['events']} events, {each['calls']} calls"
         for each in about
     ]
     return print_result(chosen, about, "\n".join(lines))
-
-
-def _describe_trace(path: Path) -> dict[str, Any]:
-    header = next(read_trace(path))["args"]
-    counts = count(read_trace(path))
-    return {
-        "trace": str(path),
-        "stage": header["stage"],
-        "rank": header["rank"],
-        "world_size": header["world_size"],
-        "step": max(counts.last_step.values(), default=0),
-        "events": sum(counts.events.values()),
-        "calls": sum(each.calls for each in counts.calls.values()),
-    }
 
 
 def replay_run(chosen: argparse.Namespace) -> int:

@@ -123,8 +123,12 @@ COMMAND_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "stop": (),
     "attach": ("file", "name"),
     "detach": ("hook",),
+    "validate": (),
+    "lr": ("value", "group"),
 }
-"""The commands of a job, and the arguments of each; the `name` of an attached hook may be left out."""
+"""The commands of a job, and the arguments of each."""
+OPTIONAL_ARGUMENTS = ("name", "group")
+"""Arguments that may be left out: the name of an attached hook, and the parameter group of a rate."""
 ANSWER_TIMEOUT = 60.0
 """Seconds to wait for an answer, because a step, a validation or a save must end first."""
 LONGEST_ANSWER = 16_000_000

@@ -6,16 +6,18 @@ import hashlib
 import inspect
 import itertools
 import logging
+import math
 import os
 import stat
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hookline.control.learning_rate import RateChange
 from hookline.engine.filters import SECONDS, Filter, FilterSettings, parse_interval
 from hookline.engine.hook import Hook, snake_case
 from hookline.engine.hook_list import Entry, HookList
@@ -223,7 +225,9 @@ class Command:
     do: Callable[[Run, PlainData], PlainData]
     """Runs on the main thread of every rank, at the same step: returns the answer, which is logged too."""
     answered: str = "at once"
-    """When the client gets the answer: 'at once', when a checkpoint is 'saved', or the run has 'ended'."""
+    """When the client gets the answer: 'at once', when a checkpoint is 'saved', a validation is over
+    ('validated'), or the run has 'ended'.
+    """
 
 
 # ---- enable, disable, every --------------------------------------------------------------------------------
@@ -343,6 +347,43 @@ def _detach(run: Run, asked: PlainData) -> PlainData:
     return {"hook": asked["hook"]}
 
 
+# ---- validate, lr ------------------------------------------------------------------------------------------
+
+
+def _check_validation(run: Run, asked: PlainData) -> PlainData:
+    # before the data is loaded it is not known; the command is checked again when it is executed
+    if "val" in run.data.loaders and not run.traits.rules.has_validation(run):
+        if run.options.limit_val_batches == 0:
+            why = "limit_val_batches=0 switches validation off"
+        elif getattr(run.steps, "validation_step", None) is None:
+            why = "the module has no validation_step"
+        else:
+            why = "pass val= to fit, or add val_dataloader to the module or the data module"
+        raise HookError(f"validate: this run has no validation data: {why}.")
+    return {}
+
+
+def _request_validation(run: Run, asked: PlainData) -> PlainData:
+    _check_validation(run, asked)
+    run.progress.validation_requested = True
+    return {}
+
+
+def _check_rate(run: Run, asked: PlainData) -> PlainData:
+    change = RateChange.parse(asked.get("value"), asked.get("group"))
+    if run.state.optimizers:  # before they are made, nothing is known about them
+        change.check(run)
+    return {"value": change.text, "group": asked.get("group")}
+
+
+def _set_rate(run: Run, asked: PlainData) -> PlainData:
+    groups = RateChange.parse(asked["value"], asked["group"]).apply(run)
+    run.progress.revision += 1  # a checkpoint of this step that was saved before does not have it
+    changes = dict.fromkeys(f"{each['before']:.6g} to {each['lr']:.6g}" for each in groups)
+    said = f"from {', '.join(changes)}, from step {run.state.step + 1} on"
+    return {"value": asked["value"], "group": asked["group"], "groups": groups, "said": said}
+
+
 def _tear_down_removed(run: Run) -> None:
     """Call the teardown of hooks that were removed. A failure there is logged and does not end the run."""
     try:
@@ -370,6 +411,8 @@ COMMANDS: dict[str, Command] = {
     "stop": Command(_check_nothing, _stop, answered="ended"),
     "attach": Command(_check_file, _attach),
     "detach": Command(_check_attached, _detach),
+    "validate": Command(_check_validation, _request_validation, answered="validated"),
+    "lr": Command(_check_rate, _set_rate),
 }
 
 
@@ -406,6 +449,20 @@ def saved_answer(done: PlainData, saved: Saved) -> PlainData:
         return {**done, "error": str(saved.error)}
     path = _named_path(saved.path)
     return {**done, "path": path, "saved_step": saved.step, "said": f"step {saved.step} is saved in {path}"}
+
+
+def validated_answer(done: PlainData, metrics: Mapping[str, float] | None) -> PlainData:
+    """Return the answer to `validate`: the metrics of the validation. None: there was no data for it."""
+    if metrics is None:
+        return {**done, "error": "validate: there is no validation data."}
+    values = {name: float(value) for name, value in metrics.items()}
+    shown = ", ".join(f"{name} {value:.6g}" for name, value in values.items()) or "no metrics"
+    return {
+        **done,
+        # JSON has no NaN; the log has text in its place too
+        "metrics": {name: value if math.isfinite(value) else str(value) for name, value in values.items()},
+        "said": f"{shown} at step {done['step']}",
+    }
 
 
 def ended_answer(run: Run, done: PlainData) -> PlainData:

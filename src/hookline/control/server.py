@@ -11,11 +11,20 @@ import queue
 import select
 import socket
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hookline.control.client import SOCKET, is_same_user, listen
-from hookline.control.commands import COMMANDS, check_request, ended_answer, execute, job_status, saved_answer
+from hookline.control.commands import (
+    COMMANDS,
+    check_request,
+    ended_answer,
+    execute,
+    job_status,
+    saved_answer,
+    validated_answer,
+)
 from hookline.run.commands import handles_command
 from hookline.run.run import Run
 from hookline.run.save_request import Saved
@@ -66,7 +75,9 @@ class Control:
         self._waiting: set[str] = set()
         self._open: dict[threading.Thread, socket.socket] = {}
         self._deferred: dict[str, dict[str, Any]] = {}
-        """Commands that were executed and are answered later, after a checkpoint is on disk."""
+        """Commands that were executed and are answered later, after a save, a validation or the end."""
+        self._validated: Mapping[str, float] | None = None
+        """The metrics of the newest validation."""
         self._pid = os.getpid()
 
     def __enter__(self) -> Control:
@@ -121,11 +132,29 @@ class Control:
                 del self._deferred[number]
                 _answer(number, saved_answer(done, saved))
 
+    def report_validated(self, metrics: Mapping[str, float] | None) -> None:
+        """Answer the requests for a validation, and keep its metrics. None: there was no data."""
+        self._validated = metrics
+        for number, done in list(self._deferred.items()):
+            if COMMANDS[done["command"]].answered == "validated":
+                del self._deferred[number]
+                _answer(number, validated_answer(done, metrics))
+
+    def repeat_validated(self) -> bool:
+        """Answer the requests for a validation with the newest metrics; return False if there are none."""
+        if self._validated is None:
+            return False
+        self.report_validated(self._validated)
+        return True
+
     def _last_answer(self, number: str) -> dict[str, Any]:
         """Return the answer at the end of the run: for `stop` where it ended, for others an error."""
         done = self._deferred.pop(number, None)
-        if done is not None and COMMANDS[done["command"]].answered == "ended":
+        answered = COMMANDS[done["command"]].answered if done is not None else ""
+        if done is not None and answered == "ended":
             return ended_answer(self.run, done)
+        if answered == "validated" and self.run.state.status == "error":
+            return {"error": "The run failed before the validation was over."}
         return TOO_LATE
 
     def _remove(self, path: Path) -> None:

@@ -160,6 +160,14 @@ class LRFinder(Hook):
                 rate = self._next() * ratio
                 group["lr"] = group["lr"].new_tensor(rate) if isinstance(group["lr"], Tensor) else rate
 
+    def prepare_lr_change(self, state: Any) -> None:
+        """Refuse `hookline control RUN lr` during the range test, which sets the rate of every step."""
+        if self._snapshot is not None:
+            raise HookError(
+                "lr: LRFinder sets the learning rate of every step of its range test, and restores the rates "
+                "from before it at the end."
+            )
+
     def on_step_skipped(self, trainer: Any) -> None:
         if trainer.strategy.ranks.alone:  # else the ranks check it together after the next update
             self._end_of_update(trainer, made=False)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
+from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hookline.engine.checks import Count, Number, check_choice, checked_parameters, refused
@@ -196,9 +197,18 @@ class LRSchedule(Hook):
             )
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group.setdefault(
-                    "initial_lr", group["lr"]
-                )  # the optimizer's own state keeps it over a resume
+                # the optimizer's own state keeps it over a resume
+                group.setdefault("initial_lr", _copied(group["lr"]))
+
+    def prepare_lr_change(self, state: Any) -> None:
+        """Write the rates of the coming step, before `hookline control RUN lr` changes them."""
+        self.on_train_batch_start(state.step, state.epoch, state.optimizers)
+        self._at = -1  # the next batch computes them again, from the changed rates, as a resumed run does
+        if any(not group["lr"] for optimizer in state.optimizers for group in optimizer.param_groups):
+            raise HookError(
+                f"lr: LRSchedule sets the learning rate of step {state.step} to 0, and continues in "
+                "proportion to a changed rate only from a rate above 0. Change it at another step."
+            )
 
     def on_train_batch_start(self, step: int, epoch: int, optimizers: list[Any]) -> None:
         now = step if self.interval == "step" or callable(self.schedule) else epoch
@@ -210,11 +220,14 @@ class LRSchedule(Hook):
             before = self._written[index] if index < len(self._written) else []
             for place, group in enumerate(optimizer.param_groups):
                 if "initial_lr" not in group:  # a group that was added during the run
-                    group["initial_lr"] = group["lr"]
+                    group["initial_lr"] = _copied(group["lr"])
                 elif place < len(before) and before[place] not in (0.0, group["lr"]):
-                    group["initial_lr"] *= group["lr"] / before[place]
-                group["lr"] = group["initial_lr"] * factor
-            written.append([group["lr"] for group in optimizer.param_groups])
+                    group["initial_lr"] = group["initial_lr"] * (group["lr"] / before[place])
+                if isinstance(group["lr"], Tensor):  # the same tensor, because graphs may have captured it
+                    group["lr"].copy_(group["initial_lr"] * factor)
+                else:
+                    group["lr"] = group["initial_lr"] * factor
+            written.append([_copied(group["lr"]) for group in optimizer.param_groups])
         self._written = written
 
     def state_dict(self) -> dict[str, Any]:
@@ -222,3 +235,7 @@ class LRSchedule(Hook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._at, self._written = -1, [list(each) for each in state["written"]]
+
+
+def _copied(rate: Any) -> Any:
+    return rate.clone() if isinstance(rate, Tensor) else rate

@@ -366,9 +366,11 @@ def _take_end(run: RecordedRun, record: dict[str, Any], step: int | None) -> Non
 def _take_control(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
     asked = [
         str(record[key])
-        for key in ("command", "hook", "interval", "file", "name")
+        for key in ("command", "hook", "interval", "file", "name", "value")
         if record.get(key) is not None
     ]
+    if record.get("group") is not None:
+        asked.append(f"of group {record['group']}")
     failed = f": {record['error']}" if record.get("error") else ""
     add_event(run, RunEvent("control", f"{' '.join(asked)}{failed}", run.times.ended, step))
 

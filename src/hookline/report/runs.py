@@ -96,7 +96,7 @@ def list_runs(folder: Path | str | None = None, now: float | None = None) -> Lis
         kind = "is a file" if where.exists() else "does not exist"
         raise OptionError(f"{where} {kind}; pass a directory that contains runs.{closest(where.name, near)}")
     listing, now = Listing(where), time.time() if now is None else now
-    for path in _find_run_dirs(where, listing.problems):
+    for path in find_run_dirs(where, listing.problems):
         try:
             listing.runs.append(_list_run(path, now))
         except OSError as error:
@@ -105,7 +105,9 @@ def list_runs(folder: Path | str | None = None, now: float | None = None) -> Lis
     return listing
 
 
-def _find_run_dirs(folder: Path, problems: list[str]) -> Iterator[Path]:
+def find_run_dirs(folder: Path, problems: list[str]) -> Iterator[Path]:
+    """Yield the directories of runs in a folder and below it, without following links."""
+
     def record(error: OSError) -> None:
         problems.append(f"{error.filename}: {error.strerror or error}")
 

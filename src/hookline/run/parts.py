@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -92,6 +92,13 @@ class ControlSocket(Protocol):
 
     def report_saved(self, saved: Saved) -> None:
         """Answer the requests for a checkpoint."""
+
+    def report_validated(self, metrics: Mapping[str, float] | None) -> None:
+        """Answer the requests for a validation, and keep its metrics. None: there was no data."""
+
+    def repeat_validated(self) -> bool:
+        """Answer the requests for a validation with the newest metrics; return False if there are none."""
+        ...
 
 
 class Graphs(Protocol):
@@ -262,10 +269,12 @@ class Progress:
     """Whether the schedulers with interval 'epoch' have advanced in this epoch."""
     validated_at: tuple[int, ...] = (-1, -1)
     """Epoch and `batches_seen` at the last validation."""
+    validation_requested: bool = False
+    """Whether a command requests a validation, which the loop runs at the next place for one."""
     validation_pending: bool = False
     """Whether a validation was begun and not completed. It is repeated after a resume."""
     before_validation: dict[str, Any] = field(default_factory=dict)
-    """The state before that validation, which a checkpoint saves instead of the changed one."""
+    """The state before an abandoned validation, which a checkpoint saves instead of the changed one."""
     revision: int = 0
     """The number of events between batches whose listeners may have changed the state."""
     plateau_due: bool = False

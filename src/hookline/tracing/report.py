@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hookline.engine.cost import format_seconds
 from hookline.engine.events import EVENTS, RECEIVERS
 from hookline.engine.explain import Explanation, explain_rows
-from hookline.tracing.reader import TraceRecord
+from hookline.tracing.reader import TraceRecord, read_trace
 
 CATEGORIES = {word.removesuffix("s"): word for word in RECEIVERS.values()}
 """A call's category in a trace -> the receiver as `explain` calls it."""
@@ -43,6 +44,21 @@ class CallCount:
 
 
 @dataclass(slots=True)
+class EventTime:
+    """The time of one event with everything inside it, in microseconds."""
+
+    micros: float = 0.0
+    longest: float = 0.0
+    longest_step: int = 0
+
+    def add(self, micros: float, step: int) -> None:
+        """Add one occurrence."""
+        self.micros += micros
+        if micros > self.longest:
+            self.longest, self.longest_step = micros, step
+
+
+@dataclass(slots=True)
 class TraceCounts:
     """The events and calls of a run, counted from its trace."""
 
@@ -52,6 +68,7 @@ class TraceCounts:
     rows: list[dict[str, Any]] = field(default_factory=list)
     """The plan, as the trace has it."""
     events: dict[str, int] = field(default_factory=dict)
+    times: dict[str, EventTime] = field(default_factory=dict)
     last_step: dict[str, int] = field(default_factory=dict)
     """The last step of every event."""
     calls: dict[CallKey, CallCount] = field(default_factory=dict)
@@ -70,6 +87,7 @@ def count(records: Iterable[TraceRecord]) -> TraceCounts:
         if cat in ("event", "action"):
             counts.events[name] = counts.events.get(name, 0) + 1
             counts.last_step[name] = args.get("step", 0)
+            counts.times.setdefault(name, EventTime()).add(record.get("dur", 0.0), counts.last_step[name])
             if name == "on_exception":
                 counts.failed.append(counts.last_step[name])
             # a nested call ends first but starts later, so sort by the start
@@ -88,6 +106,46 @@ def count(records: Iterable[TraceRecord]) -> TraceCounts:
         elif name == "hookline_plan" and not counts.rows:
             counts.verb, counts.rows, counts.partial = args["verb"], args["rows"], args.get("partial", False)
     return counts
+
+
+def describe_trace(path: Path) -> dict[str, Any]:
+    """Return what a trace contains, and where its time went, for JSON: the slowest events and calls first."""
+    header = next(read_trace(path))["args"]
+    counts = count(read_trace(path))
+    events = sorted(counts.times.items(), key=lambda each: -each[1].micros)
+    calls = sorted(counts.calls.items(), key=lambda each: -each[1].micros)
+    return {
+        "trace": str(path),
+        "stage": header["stage"],
+        "rank": header["rank"],
+        "world_size": header["world_size"],
+        "step": max(counts.last_step.values(), default=0),
+        "events": sum(counts.events.values()),
+        "calls": sum(each.calls for each in counts.calls.values()),
+        "failed_steps": counts.failed,
+        "slowest_events": [
+            {
+                "event": name,
+                "count": counts.events[name],
+                "total": each.micros / 1e6,
+                "longest": each.longest / 1e6,
+                "longest_step": each.longest_step,
+            }
+            for name, each in events
+        ],
+        "slowest_calls": [
+            {
+                "receiver": receiver,
+                "name": name,
+                "event": event,
+                "calls": each.calls,
+                "total": each.micros / 1e6,
+                "first_step": each.first_step,
+                "last_step": each.last_step,
+            }
+            for (receiver, name, event), each in calls
+        ],
+    }
 
 
 def differences_from_plan(planned: list[dict[str, Any]], counts: TraceCounts) -> list[str]:

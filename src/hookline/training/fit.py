@@ -127,7 +127,8 @@ def train_epoch(run: Run) -> None:
     batches = iter(()) if is_leaving else open_loader(run, loader)
     is_validation_due = run.traits.rules.validation_due(run)
     run.step = choose_step(run)
-    if run.progress.validation_pending and not is_leaving and is_finished_after_pending_validation(run):
+    is_waiting = run.progress.validation_pending or run.progress.validation_requested
+    if is_waiting and not is_leaving and is_finished_after_validation(run):
         is_leaving, batches = True, iter(())
     fetcher = Fetcher(run, batches, run.progress.position, s.timer)
     while fetcher.fetch():
@@ -150,6 +151,8 @@ def train_epoch(run: Run) -> None:
         run.boundary.poll()
         if run.resume.rollback is not None and find_target(run):
             break
+        if run.progress.validation_requested:
+            validate_on_request(run)
         if run.saves.requests:
             save_due(run)
         is_at_limit = 0 <= options.max_steps <= s.step or options.max_time is not None
@@ -176,6 +179,8 @@ def close_epoch(run: Run, complete: bool) -> None:
     if not run.signals.number and not is_validated and run.traits.rules.validation_due_at_end(run, complete):
         validate(run)
         run.boundary.sync_point()
+    elif run.progress.validation_requested and not run.signals.number:
+        validate_on_request(run)
     advance_plateau(run)
     if run.signals.number:  # save before the epoch's end is emitted, because a resume emits it again
         save_due(run)
@@ -319,13 +324,16 @@ def validate(run: Run) -> None:
     if run.traits.rules.undoes_abandoned_validations:
         run.progress.before_validation = state_before_validation(run)
     if not run.traits.rules.begin_validation(run):
-        run.progress.validation_pending = False
+        run.progress.validation_pending, run.progress.before_validation = False, {}
         return
     with contextlib.suppress(ValidationAbandoned):
-        evaluate(run, VALIDATION, can_be_cut=True)
+        results = evaluate(run, VALIDATION, can_be_cut=True)
         run.progress.validated_at = (run.state.epoch, run.state.batches_seen)
         run.progress.validation_pending, run.progress.before_validation = False, {}
+        run.progress.validation_requested = False
         run.traits.rules.end_validation(run)
+        if run.participants.control is not None:
+            run.participants.control.report_validated(results)
     if run.progress.validation_pending:
         run.boundary.sync_point()  # one rank has received a signal
     if run.progress.validation_pending:
@@ -333,9 +341,36 @@ def validate(run: Run) -> None:
         run.boundary.sync_point()
 
 
-def is_finished_after_pending_validation(run: Run) -> bool:
-    """Run the validation that was abandoned before a resume; return whether the run is finished then."""
-    validate(run)
+def validate_on_request(run: Run) -> None:
+    """Validate because a command requests it, unless it was just done. The training stays as without it.
+
+    Random streams are restored, and validations that are due follow as planned. If a signal abandons it, the
+    resumed run does not repeat it.
+    """
+    own, control = run.progress, run.participants.control
+    own.validation_requested = False
+    before, now = own.validated_at, (run.state.epoch, run.state.batches_seen)
+    if before == now and control is not None and control.repeat_validated():
+        return
+    try:
+        with isolated_rng():
+            validate(run)
+        if own.validated_at != now and not own.validation_pending and control is not None:
+            control.report_validated(None)
+    finally:
+        own.validated_at, own.validation_pending = before, False
+        own.revision += 1
+    run.boundary.sync_point()  # monitors may have requested a checkpoint or a stop
+
+
+def is_finished_after_validation(run: Run) -> bool:
+    """Run the validation that was abandoned before a resume, or that a command requested before the first
+    batch; return whether the run is finished then.
+    """
+    if run.progress.validation_pending:
+        validate(run)
+    else:
+        validate_on_request(run)
     advance_plateau(run)
     run.boundary.sync_point()
     save_due(run)

@@ -289,7 +289,7 @@ def collect(run: Run) -> dict[str, Any]:
         else None,
         "feeding": run.data.router.state_dict() if run.data.router is not None else {},
     }
-    for name, before in run.progress.before_validation.items() if run.progress.validation_pending else ():
+    for name, before in run.progress.before_validation.items():
         # undo what an abandoned validation has changed
         if name == "module":  # without the buffers that are not saved
             before = {key: each for key, each in before.items() if key in whole[name]}

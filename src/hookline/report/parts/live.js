@@ -47,6 +47,7 @@ function stopButton() {
 
 function jobControls() {
   const save = el("button", { type: "button", onclick: () => command({ command: "checkpoint" }, save) }, "save a checkpoint");
+  const check = el("button", { type: "button", onclick: () => command({ command: "validate" }, check) }, "validate now");
   const file = el("input", { type: "text", placeholder: "/path/to/probe.py:Probe", "aria-label": "Hook to attach, a file and a class", spellcheck: "false", autocomplete: "off" });
   const add = el("button", { type: "submit" }, "attach");
   const attach = async (event) => {
@@ -57,7 +58,7 @@ function jobControls() {
     if (answer.command && file.value === asked) file.value = "";
   };
   const form = el("form", { onsubmit: attach }, file, add);
-  return el("div", { class: "controls" }, save, stopButton(), form);
+  return el("div", { class: "controls" }, save, check, stopButton(), form);
 }
 
 function hookRow(hook) {
