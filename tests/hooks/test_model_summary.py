@@ -238,6 +238,22 @@ def test_repeated_forwards_of_activation_checkpointing_belong_to_the_backward() 
     assert repeated == (plain[0], plain[1] + plain[2][1], plain[2])
 
 
+def test_what_an_optimizer_multiplies_is_not_counted() -> None:
+    class Multiplies(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            torch.ones(30, 30) @ torch.ones(30, 30)
+            return super().step(closure)
+
+    class Own(TwoLayers):
+        def configure_optimizers(self) -> Any:
+            return Multiplies(self.parameters(), lr=0.1)
+
+    hook = ModelSummary(flops=True)
+    quiet(hooks=[hook]).fit(Own(), batches(1, size=5))
+    assert hook.summary is not None
+    assert (hook.summary.flops_forward, hook.summary.flops_backward) == (480, 640)
+
+
 def test_a_skipped_batch_is_not_measured() -> None:
     class Skips(Hook):
         def on_train_batch_start(self, batch_idx: int) -> Signal | None:

@@ -190,6 +190,22 @@ class ModelSummary(Hook):
             show(made)
 
 
+class PassCounter(FlopCounterMode):
+    """Counts FLOPs, and those of backward passes also by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__(display=False)
+        self.backward = 0
+
+    def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
+        before = self.get_total_flops()
+        count: Any = super()._count_flops
+        result = count(func_packet, out, args, kwargs)
+        if self.mod_tracker.is_bw:
+            self.backward += self.get_total_flops() - before
+        return result
+
+
 class FirstBatch(Hook):
     """Measures the first training batch for a `ModelSummary`, then removes itself."""
 
@@ -202,31 +218,31 @@ class FirstBatch(Hook):
         self._handles: list[RemovableHandle] = []
         self._shapes: dict[str, tuple[str, str]] = {}
         self._flops: dict[str, int] = {}
-        self._passes = {"forward": 0, "backward": 0}
+        self._in_updates = 0
 
     def on_train_batch_start(self, module: nn.Module) -> None:
         self._stop()  # a batch before this one was skipped
-        self._shapes, self._flops, self._passes = {}, {}, {"forward": 0, "backward": 0}
+        self._shapes, self._flops, self._in_updates = {}, {}, 0
         for name, layer in named_layers(module, self._owner.depth):
             self._watch(name, layer)
         if self._owner.flops:
-            self._counter = FlopCounterMode(display=False)
+            self._counter = PassCounter()
             self._counter.__enter__()
 
-    def on_before_backward(self) -> None:
-        self._release()  # activation checkpointing runs layers again
-        self._passes["forward"] = self._total() - self._passes["backward"]
+    def on_before_optimizer_step(self) -> None:
+        self._in_updates -= self._total()
 
-    def on_after_backward(self) -> None:
-        self._passes["backward"] = self._total() - self._passes["forward"]
+    def on_after_optimizer_step(self) -> None:
+        self._in_updates += self._total()
 
     def on_train_batch_end(self, trainer: Any, module: nn.Module, batch: Any, logger: Any, rank: int) -> None:
-        counted = self._counter is not None
+        counter, updates = self._counter, max(self._in_updates, 0)  # below 0 if an update was skipped
         self._stop()
         made = summarize(module, self._owner.depth)
         made.rows = [self._measured(row) for row in made.rows]
-        if counted:
-            made.flops_forward, made.flops_backward = self._passes["forward"], self._passes["backward"]
+        if counter is not None:
+            made.flops_forward = counter.get_total_flops() - counter.backward - updates
+            made.flops_backward = counter.backward
             made.batch = describe_batch(batch)
         self._owner._show(made, logger, rank)
         trainer.remove_hook(self)
@@ -252,7 +268,9 @@ class FirstBatch(Hook):
 
         def end(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             self._shapes.setdefault(name, (shapes_in([*args, *kwargs.values()]), shapes_in(output)))
-            self._flops[name] = self._flops.get(name, 0) + self._total() - begun.pop()
+            spent = self._total() - begun.pop()
+            if self._counter is None or not self._counter.mod_tracker.is_bw:  # not repeated for a backward
+                self._flops[name] = self._flops.get(name, 0) + spent
 
         self._handles.append(layer.register_forward_pre_hook(begin))
         self._handles.append(layer.register_forward_hook(end, with_kwargs=True))
@@ -262,9 +280,6 @@ class FirstBatch(Hook):
         counter, self._counter = self._counter, None
         if counter is not None:
             counter.__exit__(None, None, None)
-        self._release()
-
-    def _release(self) -> None:
         while self._handles:
             self._handles.pop().remove()
 
