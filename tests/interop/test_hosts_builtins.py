@@ -25,8 +25,10 @@ from hookline.hooks import (
     HParams,
     JSONLog,
     LRMonitor,
+    MemoryMonitor,
     MixtureSchedule,
     ModelCheckpoint,
+    ModelSummary,
     NaNGuard,
     Profiler,
     ProgressBar,
@@ -74,6 +76,8 @@ def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         Throughput(every=1),
         Timer(),
         DeviceStats(every=1),
+        MemoryMonitor(every=1),
+        ModelSummary(),
         ActivationMonitor(every=1),
         WeightAveraging(decay=0.5),
         HParams({"width": 2}),
@@ -105,6 +109,7 @@ def test_monitors_log_into_the_rows(played: Played) -> None:
     assert {"grad_norm", "lr-SGD", "train/loss"} <= played.columns
     assert any(each.startswith("throughput/") for each in played.columns)
     assert any(each.startswith("cpu/") for each in played.columns)
+    assert "memory/peak_process_gb" in played.columns
 
 
 def test_model_checkpoint_keeps_the_best_and_the_last(played: Played) -> None:
@@ -137,6 +142,7 @@ def test_heartbeat_and_profile_are_in_the_run_s_directory(played: Played) -> Non
 
 def test_console_log_and_timer_speak(played: Played) -> None:
     assert "epoch" in played.printed.lower() and "loss" in played.printed.lower()
+    assert "trainable" in played.printed  # the model summary
 
 
 def test_weight_averaging_has_averaged(played: Played) -> None:

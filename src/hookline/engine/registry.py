@@ -25,6 +25,8 @@ BUILTIN_HOOKS: dict[str, str] = {
     "lr_monitor": "hookline.hooks.lr_monitor:LRMonitor",
     "throughput": "hookline.hooks.throughput:Throughput",
     "device_stats": "hookline.hooks.device_stats:DeviceStats",
+    "memory_monitor": "hookline.hooks.memory_monitor:MemoryMonitor",
+    "model_summary": "hookline.hooks.model_summary:ModelSummary",
     "timer": "hookline.hooks.timer:Timer",
     "heartbeat": "hookline.hooks.heartbeat:Heartbeat",
     "health_check": "hookline.hooks.health_check:HealthCheck",
