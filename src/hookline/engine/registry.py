@@ -29,6 +29,7 @@ BUILTIN_HOOKS: dict[str, str] = {
     "heartbeat": "hookline.hooks.heartbeat:Heartbeat",
     "health_check": "hookline.hooks.health_check:HealthCheck",
     "webhook": "hookline.hooks.webhook:Webhook",
+    "open_telemetry": "hookline.hooks.open_telemetry:OpenTelemetry",
     "gradient_monitor": "hookline.hooks.gradient_monitor:GradientMonitor",
     "nan_guard": "hookline.hooks.nan_guard:NaNGuard",
     "activation_monitor": "hookline.hooks.activation_monitor:ActivationMonitor",
