@@ -68,10 +68,10 @@ class Instruments:
     _known: weakref.WeakKeyDictionary[Any, Instruments] = weakref.WeakKeyDictionary()
 
     def __init__(self, meter: Any) -> None:
-        from opentelemetry.context import Context
         from opentelemetry.metrics import Observation
+        from opentelemetry.trace import INVALID_SPAN, set_span_in_context
 
-        self._no_span = Context()
+        self._no_span = set_span_in_context(INVALID_SPAN)
         """For each value: with a span it may become an exemplar, which is chosen by `random`."""
         self._meter = weakref.ref(meter)
         self._made: dict[str, Any] = {}

@@ -129,6 +129,9 @@ class Connections:
             problem = "no answer in time" if is_late else type(error).__name__
             self.failed(problem, may_try_again=True, is_reachable=False)
             raise requests.RequestException(problem) from None
+        if self.is_over:  # an answer that was cut off may look complete
+            self.failed("no answer in time", may_try_again=True, is_reachable=False)
+            raise requests.RequestException(self.problem)
         if answer.ok and answer.status_code < 300:
             self.problem, self.is_reachable = "", True
             return answer
@@ -240,7 +243,7 @@ class OTLPSender:
                     self.dropped += 1
                 else:
                     self._queue.append(span)
-            if len(self._queue) >= LARGEST_BATCH:
+            if len(self._queue) == LARGEST_BATCH:
                 self._changed.notify_all()
 
     def force_flush(self, timeout_millis: int = 0) -> bool:

@@ -201,7 +201,7 @@ class Telemetry:
             return tracer, metrics.get_meter(SCOPE, __version__) if hook.metrics else None
         if not hook.traces and not hook.metrics:
             return None, None
-        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
@@ -216,7 +216,7 @@ class Telemetry:
             tracing.add_span_processor(SimpleSpanProcessor(self._sender))  # type: ignore[arg-type]
             tracer = tracing.get_tracer(SCOPE, __version__)
         if reader is not None:
-            measuring = MeterProvider([reader], resource, shutdown_on_exit=False)
+            measuring = MeterProvider([reader], resource, AlwaysOffExemplarFilter(), shutdown_on_exit=False)
             meter = measuring.get_meter(SCOPE, __version__)
         return tracer, meter
 

@@ -290,7 +290,7 @@ class RunTimer:
     @property
     def next_due(self) -> float:
         """The step at which a sample or an observer begins or ends next."""
-        return min([self.due, *(each.due for each in self.observers)])
+        return min([self.due, *[each.due for each in self.observers]])
 
     # ---- parts ---------------------------------------------------------------------------------------------
 
