@@ -22,6 +22,8 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.status, self.headers, self.hangs = status, headers or {}, hangs
         self.got: list[tuple[str, str, bytes]] = []
+        self.sent: list[dict[str, str]] = []
+        """The headers of what it got, by names in lower case."""
         self.busy = threading.Event()
         self.release = threading.Event()
 
@@ -39,6 +41,7 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         self.server.busy.set()
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.sent.append({name.lower(): value for name, value in self.headers.items()})
         self.server.got.append((self.command, self.path, body))
         if self.server.hangs:
             self.server.release.wait(120)

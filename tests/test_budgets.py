@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from servers import nobody_at
 from tiny import Net, batches, quiet
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
@@ -20,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 import hookline
 from hookline import Hook
 from hookline.engine.plan import noop
-from hookline.hooks import ProgressBar
+from hookline.hooks import OpenTelemetry, ProgressBar
 from hookline.run.state import detach_all
 from hookline.training.fit import fit
 from hookline.training.step import TrainStep
@@ -205,6 +206,19 @@ def test_every_further_listener_costs_its_own_call_and_no_search() -> None:
     one, two, ten = (per_step(with_hooks(*[Counts(f"c{index}") for index in range(n)])) for n in (1, 2, 10))
     assert ten - two == pytest.approx(8 * (two - one))
     assert two - one == 1  # the method itself
+
+
+def test_a_step_without_a_span_of_opentelemetry_costs_no_call() -> None:
+    """Nor does a listener cost more: the spans of its calls are for sampled steps."""
+    endpoint = nobody_at("")
+
+    def traced(data: list[tuple[Tensor, Tensor]], *hooks: Any) -> None:
+        hook = OpenTelemetry(every=10**6, endpoint=endpoint, timeout=0.1)
+        with_hooks(hook, *hooks, log_every_n_steps=10**6)(data)
+
+    assert per_step(traced) == without_hooks()
+    counted = per_step(with_hooks(Counts())) - without_hooks()
+    assert per_step(lambda data: traced(data, Counts())) - without_hooks() == counted
 
 
 def test_accounting_costs_no_call() -> None:

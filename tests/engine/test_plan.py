@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -565,3 +567,60 @@ def test_an_action_belongs_to_the_module_during_its_run_and_to_nothing_after_it(
     assert during == [module]
     assert not trainer.plan.listeners("training_step")
     assert trainer.plan.training_step is noop
+
+
+class OneEvent:
+    """A tracer of one event, which leaves all others as they are."""
+
+    def __init__(self, event):
+        self.event, self.seen = event, []
+
+    def call(self, listener, call):
+        return self._noting(listener.name, call) if listener.event.name == self.event else call
+
+    def slot(self, event, slot):
+        return self._noting(event.name, slot) if event.name == self.event else slot
+
+    def _noting(self, what, call):
+        def noted(s):
+            self.seen.append(what)
+            return call(s)
+
+        return noted
+
+
+def test_a_tracer_that_leaves_an_event_as_it_is_adds_nothing_to_its_calls():
+    got, frames = [], []
+
+    class Looks(Hook):
+        def on_step_end(self):
+            got.append("step")
+            frames.append(sys._getframe(1).f_code.co_filename)
+
+        def on_train_epoch_end(self):
+            got.append("epoch")
+
+    trainer = quiet(hooks=[Looks()])
+    tracer = OneEvent("on_train_epoch_end")
+    trainer.plan.attach(tracer)
+    assert trainer.plan.is_traced("on_train_epoch_end") and not trainer.plan.is_traced("on_step_end")
+    assert trainer.plan.on_validation_end is noop
+    trainer.fit(Net(), batches(2))
+    assert got == ["step", "step", "epoch"] and tracer.seen == ["on_train_epoch_end", "looks"]
+    assert frames == ["<hookline binding>"] * 2  # the slot calls the listener inline
+    trainer.plan.detach(tracer)
+    assert not trainer.plan.is_traced("on_train_epoch_end")
+
+
+def test_a_slot_can_be_had_with_a_tracer_and_the_plan_does_not_change():
+    got = []
+    trainer = quiet(hooks=[named("hook", got, "on_step_end")])
+    tracer, before = OneEvent("on_step_end"), trainer.plan.on_step_end
+    traced = trainer.plan.traced_slot("on_step_end", tracer)
+    assert trainer.plan.on_step_end is before and trainer.plan.tracers == ()
+    traced(trainer.state)
+    assert (got, tracer.seen) == (["hook"], ["on_step_end", "hook"])
+    before(trainer.state)
+    assert tracer.seen == ["on_step_end", "hook"]
+    assert trainer.plan.traced_slot("on_validation_end", tracer) is noop
+    assert trainer.plan.traced_slot("training_step", tracer) is noop  # no run has set it

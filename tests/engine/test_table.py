@@ -85,3 +85,26 @@ def test_an_unknown_event_is_an_error_with_the_closest_name():
         HookError, match=r"'on_train_bach_end' is not an event .* Did you mean 'on_train_batch_end'"
     ):
         EVENTS.named("on_train_bach_end")
+
+
+def test_pairs_are_the_events_that_begin_and_end_something():
+    """By their names, by `ends` where the names do not say so, and those that users declare."""
+    pairs = {pair.name: (pair.begin.name, *(each.name for each in pair.ends)) for pair in EVENTS.pairs()}
+    assert pairs["train_epoch"] == ("on_train_epoch_start", "on_train_epoch_end")
+    assert pairs["backward"] == ("on_before_backward", "on_after_backward")
+    assert pairs["validation"] == ("on_validation_start", "on_validation_end", "on_validation_abandoned")
+    assert pairs["save_checkpoint"] == ("on_save_checkpoint", "on_checkpoint_save", "on_checkpoint_failed")
+    starts = [event.name for event in EVENT_ROWS if event.name.endswith("_start")]
+    ends = [name.removesuffix("_start") + "_end" for name in starts]
+    assert len(starts) == 14 and all(name in EVENTS for name in ends)
+    assert {begin for begin, *_ in pairs.values()} >= set(starts)
+    for event in EVENT_ROWS:
+        assert not event.ends or event.ends in EVENTS
+    for name in ("on_phase_start", "on_phase_end"):
+        EVENTS.declare(name)
+    try:
+        assert "phase" in {pair.name for pair in EVENTS.pairs()}
+        EVENTS.forget("on_phase_end")
+        assert "phase" not in {pair.name for pair in EVENTS.pairs()}
+    finally:
+        EVENTS.forget("on_phase_start")

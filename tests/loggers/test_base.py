@@ -303,3 +303,32 @@ def test_a_direct_logger_that_holds_up_the_training_is_named_once(
     loggers.log_metrics({}, 1, 0)
     loggers.log_metrics({}, 2, 0)
     assert caplog.text.count("Slow took 0.0 s in log_metrics and holds up the training") == 1
+
+
+def test_a_member_can_join_for_a_part_of_a_run_and_is_called_directly() -> None:
+    class Rows(Logger):
+        tells_rows_apart = True
+
+        def __init__(self) -> None:
+            self.rows: list[tuple[str, int]] = []
+
+        def log_metrics(self, metrics: Any, step: int, epoch: int, over: str = "") -> None:  # type: ignore[override]
+            self.rows.append((over, step))
+
+    for given in (False, [Logger()]):
+        rows = Rows()
+
+        class Joins(Hook):
+            def on_train_metrics(self) -> None:
+                """Make the run write rows, also without a logger."""
+
+            def on_train_start(self, logger: Loggers) -> None:
+                logger.add(rows)  # noqa: B023
+
+            def on_train_end(self, logger: Loggers) -> None:
+                logger.remove(rows)  # noqa: B023
+
+        trainer = quiet(logger=given, hooks=[Joins()], log_every_n_steps=2)
+        trainer.fit(Net(), batches(4), batches(1))
+        assert rows.rows == [("step", 2), ("step", 4), ("evaluation", 4), ("epoch", 4)]
+        assert rows not in trainer.loggers.members and bool(trainer.loggers) is bool(given)

@@ -270,3 +270,41 @@ def test_timings_read_nothing_from_the_device() -> None:
         data = batches(4)
     trainer.fit(Meta().to("meta"), data)
     assert timings_of(trainer).batches == 4
+
+
+class Watches:
+    """Observes the windows that begin at these steps, and those after them if another sample is taken."""
+
+    def __init__(self, trainer: Trainer, *steps: int) -> None:
+        self.state, self.steps = trainer.state, list(steps)
+        self.seen: list[str] = []
+        self.due, self.is_open = float(steps[0]), False
+
+    def begin(self) -> None:
+        assert not self.is_open and not self.state.timer.sampler.is_open
+        self.is_open = True
+        self.seen.append(f"begin {self.state.step}")
+
+    def end(self) -> None:
+        assert self.is_open
+        self.is_open = False
+        self.seen.append(f"end {self.state.step}")
+        self.due = next((step for step in self.steps if step > self.state.step - 1), float("inf"))
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_an_observer_has_windows_of_its_own_and_the_samples_of_the_timer_stay(accumulate: int) -> None:
+    watching: list[Watches] = []
+
+    class Observes(Hook):
+        def on_train_start(self, trainer: Trainer, state: Any) -> None:
+            watching.append(Watches(trainer, 0, 1, 4, 7))
+            state.timer.observers.append(watching[0])
+
+    trainer = quiet(hooks=[Observes()], accumulate_grad_batches=accumulate, max_epochs=2)
+    trainer.fit(Net(), batches(4 * accumulate))
+    # the loader has no batch after the fourth step: the window that begins there is observed in the next epoch
+    seen = "begin 0, end 1, begin 2, end 3, begin 4, end 4, begin 4, end 5, begin 7, end 8"
+    assert ", ".join(watching[0].seen) == seen
+    assert trainer.state.timer.sampler.batches == accumulate  # of the step after the first
+    assert timings_of(trainer).sampled_batches == accumulate

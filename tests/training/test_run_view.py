@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,3 +32,19 @@ def test_the_schedules_say_when_they_advance() -> None:
     assert trainer.schedules == []
     trainer.fit(Scheduled(), batches(2))
     assert [(each.name, each.interval) for each in trainer.schedules] == [("decay", "step")]
+
+
+def test_the_id_of_a_run_is_kept_by_what_continues_it(tmp_path: Path) -> None:
+    trainer = quiet(run_dir=tmp_path)
+    assert trainer.run_id == ""
+    trainer.fit(Net(), batches(1))
+    trainer.save_checkpoint()
+    first = trainer.run_id
+    trainer.test(Net(), batches(1))
+    assert first and trainer.run_id == first
+    again = quiet(run_dir=tmp_path, max_epochs=2)
+    again.fit(Net(), batches(1), resume="auto")
+    assert again.run_id == first
+    other = quiet()
+    other.fit(Net(), batches(1))
+    assert other.run_id not in ("", first)

@@ -153,7 +153,8 @@ EVENT_ROWS: tuple[Event, ...] = (
     Event("configure_optimizers", "M", (), "Return the optimizers and learning-rate schedulers.", action=True,
           returns=VALUE),
     Event("on_checkpoint_load", "HM", ("path",),
-          "The whole checkpoint is restored, including optimizers and the position in the data."),
+          "The whole checkpoint is restored, including optimizers and the position in the data.",
+          ends="on_load_checkpoint"),
     Event("on_fit_start", "HM", (), "Set-up is complete; no batch has been run yet."),
     Event("val_dataloader", "DM", (),
           "Return the validation loader, or several; called when they are first needed.", action=True,
@@ -260,7 +261,7 @@ EVENT_ROWS: tuple[Event, ...] = (
     Event("on_validation_abandoned", "HMS", (),
           "A signal has interrupted the validation, and its end events are not fired: undo what its start "
           "did. The validation runs again after the resume.",
-          inside="validation"),
+          inside="validation", ends="on_validation_start"),
     Event("on_validation_model_train", "M", (),
           "Restore the mode (train or eval) that each submodule had.", inside="validation",
           action=True, stages=_EVALS),
@@ -270,11 +271,11 @@ EVENT_ROWS: tuple[Event, ...] = (
     Event("on_checkpoint_save", "HM", ("path", "step", "reason"),
           "A checkpoint is complete and on disk at `path`; `reason` is 'interval', 'best', 'last', 'signal', "
           "'exception' or 'manual'.",
-          inside="save", live={"step": "s.saved_step"}),
+          inside="save", live={"step": "s.saved_step"}, ends="on_save_checkpoint"),
     Event("on_checkpoint_failed", "HM", ("path", "step", "reason", "exception"),
           "A checkpoint could not be written and the run continues, because it was `checkpoints/last` or "
           "`checkpoint={'on_error': 'warn'}` is set.",
-          inside="save", live={"step": "s.saved_step"}),
+          inside="save", live={"step": "s.saved_step"}, ends="on_save_checkpoint"),
     # ---- endings -------------------------------------------------------------------------------------------
     Event("on_train_epoch_end", "HM", ("epoch", "metrics"),
           "The epoch is over, including its validation. Monitors are called after the module.",

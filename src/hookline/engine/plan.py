@@ -20,15 +20,17 @@ Trace = Callable[[Listener, Caller], Caller]
 
 class Tracer(Protocol):
     """Wraps the calls of a run. It is asked for its wrappers when slots are composed, so that a plan without
-    one has no wrapper.
+    one has no wrapper, and what a tracer returns as it is costs nothing.
     """
 
     def call(self, listener: Listener, call: Caller) -> Caller:
-        """Return the call of one listener with the tracer's wrapper."""
+        """Return the call of one listener with the tracer's wrapper, or as it is."""
         ...
 
     def slot(self, event: Event, slot: Caller) -> Caller:
-        """Return the slot of an event with the tracer's wrapper, also if the event has no listeners."""
+        """Return the slot of an event with the tracer's wrapper, also if the event has no listeners; or as it
+        is.
+        """
         ...
 
 
@@ -132,6 +134,19 @@ class Plan:
             if not event.action or event.name in self._actions:
                 self._compose(event.name)
 
+    def is_traced(self, event: str) -> bool:
+        """Return whether a tracer wraps the slot of this event, or the call of one of its listeners."""
+        slot_is_traced = self._traced_slot(self.table[event], noop) is not noop
+        return slot_is_traced or any(map(self._is_traced, self.listeners(event)))
+
+    def traced_slot(self, event: str, tracer: Tracer) -> Caller:
+        """Return the slot of an event as it would be with this tracer too. The plan does not change."""
+        before, self.tracers = self.tracers, (*self.tracers, tracer)
+        try:
+            return self._composed(self.table[event])
+        finally:
+            self.tracers = before
+
     def clear_run(self) -> None:
         """Remove all listeners but those of hooks, because module, strategy and data module belong to one
         run.
@@ -202,16 +217,19 @@ class Plan:
     def _compose(self, name: str) -> None:
         if name not in self.table:  # an event that was declared and then removed
             return
-        event = self.table[name]
+        setattr(self, name, self._composed(self.table[name]))
+
+    def _composed(self, event: Event) -> Caller:
         if event.action:
-            _, build = self._actions[name]
-            setattr(self, name, self._traced_slot(event, build(self._traced if self.tracers else untraced)))
-            return
-        listeners = self.listeners(name)
+            if event.name not in self._actions:
+                return self._traced_slot(event, noop)
+            _, build = self._actions[event.name]
+            return self._traced_slot(event, build(self._traced if self.tracers else untraced))
+        listeners = self.listeners(event.name)
         if event.either and any(each.receiver == "D" for each in listeners):
             listeners = [each for each in listeners if each.receiver != "M"]
-        slot = self._setup_slot(listeners) if name == "setup" else self._slot(event, listeners)
-        setattr(self, name, self._traced_slot(event, slot))
+        slot = self._setup_slot(listeners) if event.name == "setup" else self._slot(event, listeners)
+        return self._traced_slot(event, slot)
 
     def caller(self, listener: Listener) -> Caller:
         """Return a listener's call with its filters, budget, tracers and error policy."""
@@ -231,6 +249,9 @@ class Plan:
             call = tracer.call(listener, call)
         return call
 
+    def _is_traced(self, listener: Listener) -> bool:
+        return self._traced(listener, noop) is not noop
+
     def _traced_slot(self, event: Event, slot: Caller) -> Caller:
         for tracer in self.tracers:
             slot = tracer.slot(event, slot)
@@ -242,7 +263,7 @@ class Plan:
         if event.isolated:
             pairs = [(self.caller(each), each) for each in listeners]
             return isolated_slot(pairs, self.up if event.name == "teardown" else None)
-        return make_slot(event, listeners, self.caller, self.disable, self.accounting, bool(self.tracers))
+        return make_slot(event, listeners, self.caller, self.disable, self.accounting, self._is_traced)
 
     def _setup_slot(self, listeners: Sequence[Listener]) -> Caller:
         """Return a slot that records each participant in its turn, so that teardown reaches only those whose

@@ -31,6 +31,7 @@ BUILTIN_HOOKS: dict[str, str] = {
     "heartbeat": "hookline.hooks.heartbeat:Heartbeat",
     "health_check": "hookline.hooks.health_check:HealthCheck",
     "webhook": "hookline.hooks.webhook:Webhook",
+    "open_telemetry": "hookline.hooks.open_telemetry:OpenTelemetry",
     "gradient_monitor": "hookline.hooks.gradient_monitor:GradientMonitor",
     "nan_guard": "hookline.hooks.nan_guard:NaNGuard",
     "spike_guard": "hookline.hooks.spike_guard:SpikeGuard",

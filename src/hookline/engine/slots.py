@@ -80,11 +80,11 @@ def make_slot(
     compose: Compose,
     disable: Callable[[Listener], None],
     accounting: bool,
-    is_traced: bool,
+    is_traced: Callable[[Listener], bool],
 ) -> Caller:
     """Compile the slot of an event that calls these listeners in this order.
 
-    compose: makes the caller of each listener that cannot be called inline.
+    compose: makes the caller of each listener that cannot be called inline, such as one that is traced.
     """
     handle_result = _result_handler(event)
     if len(listeners) > MOST_UNROLLED:
@@ -94,7 +94,7 @@ def make_slot(
     for n, listener in enumerate(listeners):
         names[f"l{n}"] = listener
         source = listener.binding.source
-        if source is None or is_traced or not listener.is_plain:
+        if source is None or not listener.is_plain or is_traced(listener):
             names[f"c{n}"] = compose(listener)
             call = f"value = c{n}(s)"
         else:

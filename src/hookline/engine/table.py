@@ -65,6 +65,22 @@ class Event:
     """Whether every listener is called even if another one raises; the failures are collected."""
     nested_validate: bool = False
     """Whether a hook may call `trainer.validate()` here."""
+    ends: str = ""
+    """The event that began what this one ends, if their names do not say so; see `EventTable.pairs`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventPair:
+    """An event that begins something, and the events that end it: `on_test_start` and `on_test_end`."""
+
+    name: str
+    """What lies between them: `test`."""
+    begin: Event
+    ends: tuple[Event, ...]
+
+
+_BEGINNINGS = (("on_{}_start", "on_{}_end"), ("on_before_{}", "on_after_{}"))
+"""The names of two events of which the first begins what the second ends."""
 
 
 EVERY_STAGE = ("fit", "validate", "test", "predict")
@@ -110,6 +126,23 @@ class EventTable:
         others = [event for event in events if event.inside != "batch"]
         first = next((at for at, event in enumerate(others) if event.inside.endswith(" batch")), len(others))
         return [*others[:first], *shared, *others[first:]]
+
+    def pairs(self) -> list[EventPair]:
+        """Return the events that begin and end something, by their names and by `Event.ends`.
+
+        Declared events are included. The end may be missing in a run: a pass that fails does not end.
+        """
+        found: list[EventPair] = []
+        for event in self:
+            name, ends = event.name.removeprefix("on_"), [each for each in self if each.ends == event.name]
+            for begin, end in _BEGINNINGS:
+                prefix, _, suffix = begin.partition("{}")
+                inner = event.name.removeprefix(prefix).removesuffix(suffix)
+                if event.name == begin.format(inner) and end.format(inner) in self:
+                    name, ends = inner, [self[end.format(inner)], *ends]
+            if ends:
+                found.append(EventPair(name, event, tuple(ends)))
+        return found
 
     def find(self, name: str, receiver: str = "H") -> Event | None:
         """Return the event that a method of this receiver listens to, under any spelling; None if there is

@@ -11,7 +11,7 @@ import string
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hookline.engine.checks import Count, Timeout
@@ -25,14 +25,16 @@ class Secret:
 
     __slots__ = ("_read", "problem")
 
-    def __init__(self, given: Any) -> None:
+    def __init__(self, given: Any, option: str = "url") -> None:
         """Read an address, or `env:NAME`. Keep a problem in `problem`: raising here would show the address
         among the variables of this frame.
+
+        option: the name of the option in that text.
         """
         self.problem = ""
-        where = "url (not shown, it is a secret)"
+        where = f"{option} (not shown, it is a secret)"
         if isinstance(given, str) and given.startswith("env:"):
-            where = f"url: the environment variable {given.removeprefix('env:')}"
+            where = f"{option}: the environment variable {given.removeprefix('env:')}"
             given = os.environ.get(given.removeprefix("env:"))
         if given is None:
             self.problem = f"{where} is not set."
@@ -103,7 +105,7 @@ class Outbox:
             waiting.put(None)
 
     def _work(self, waiting: queue.Queue[tuple[str, bytes | None] | None]) -> None:
-        _quiet.here = True
+        silence(LOUD)
         client: Any = None  # reused, because setting up TLS takes longer than a request
         while (message := waiting.get()) is not None:
             try:
@@ -122,8 +124,6 @@ class Outbox:
     def _make_client(self) -> Any:
         import httpx
 
-        for name in LOUD:
-            logging.getLogger(name).addFilter(_not_ours)
         return httpx.Client(timeout=self._timeout, follow_redirects=False)
 
     def _send(self, client: Any, method: str, body: bytes | None) -> str:
@@ -145,6 +145,13 @@ LOUD = (
 )
 """Loggers that log every request with its address."""
 _quiet = threading.local()
+
+
+def silence(loggers: Iterable[str]) -> None:
+    """Drop what these loggers log in this thread: it may name an address, and is reported in our words."""
+    _quiet.here = True
+    for name in loggers:
+        logging.getLogger(name).addFilter(_not_ours)
 
 
 def _not_ours(record: logging.LogRecord) -> bool:

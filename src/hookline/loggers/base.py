@@ -129,6 +129,17 @@ class Loggers(Logger):
     def __repr__(self) -> str:
         return f"<loggers: {', '.join(type(each).__name__ for each in self.members) or 'none'}>"
 
+    def add(self, logger: Logger) -> None:
+        """Add a member for a part of a run, such as a hook that takes rows; it is called directly."""
+        self.members.append(logger)
+        if self._called is not self.members:
+            self._called.append(logger)
+
+    def remove(self, logger: Logger) -> None:
+        """Remove a member that `add` has added."""
+        for members in (self.members, self._called, self._failed):
+            members[:] = [each for each in members if each is not logger]
+
     def _call_all(self, method: str, *given: Any) -> None:
         for logger in self._called:
             self._call(logger, method, *given)

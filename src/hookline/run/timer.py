@@ -191,6 +191,23 @@ def _marking(slot: Caller, label: str, now: Callable[[], Any], add: Callable[[Ma
 
 SAMPLE_EVERY = 50
 """Steps from one sampled step to the next."""
+
+
+class StepObserver(Protocol):
+    """Observes single accumulation windows of a fit, and costs nothing in the others."""
+
+    due: float
+    """The step from which on it observes the next window."""
+    is_open: bool
+    """Whether it observes this window."""
+
+    def begin(self) -> None:
+        """Begin, before the first batch of a window is fetched."""
+
+    def end(self) -> None:
+        """End, before the next window, and set `due`."""
+
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -243,7 +260,9 @@ class RunTimer:
         self.epochs = 0
         """The number of epochs that have opened their loader."""
         self.due = 0
-        """The step at which the next sample begins."""
+        """The step at which the next sample of the timer's own begins or ends."""
+        self.observers: list[StepObserver] = []
+        """Observers of single steps, such as those of a hook."""
         self.warned = False
         """Whether the warning about waiting for the loader was logged."""
         self.batches_before = 0
@@ -267,6 +286,11 @@ class RunTimer:
         self.sampler.abandon()
         if self._hooks_before is not None and self._final is None:
             self._final = self._measure()
+
+    @property
+    def next_due(self) -> float:
+        """The step at which a sample or an observer begins or ends next."""
+        return min([self.due, *[each.due for each in self.observers]])
 
     # ---- parts ---------------------------------------------------------------------------------------------
 

@@ -29,6 +29,11 @@ class View:
     # ---- the run -------------------------------------------------------------------------------------------
 
     @property
+    def run_id(self) -> str:
+        """The id of the run, which a resumed run keeps; empty if it has none."""
+        return ""
+
+    @property
     def should_stop(self) -> bool:
         """Whether the run will stop. Set it to True in a hook to stop at the next batch boundary."""
         return self.state.should_stop

@@ -97,7 +97,8 @@ class CompiledStep:
                 else:
                     plan.act(name, [], lambda trace: noop)
         self.splits = splits
-        clips = self._clips_by_default and not plan.listeners("on_gradient_clip") and not plan.tracers
+        is_observed = bool(plan.listeners("on_gradient_clip")) or plan.is_traced("on_gradient_clip")
+        clips = self._clips_by_default and not is_observed
         for update in self.updates:
             update.clips = clips and not update.refusal
         self._seen = plan.asked_at, plan.tracers

@@ -35,7 +35,7 @@ class Fetcher:
         self._run, self._batches, self._timer = run, iter(batches), timer
         self._first, self._index = first, first - 1
         self._spent: dict[str, int] = {"data": 0} if timer is None else timer.spent
-        self._due: float = math.inf if timer is None else timer.due
+        self._due: float = math.inf if timer is None else timer.next_due
         self._outer = run.state.running
         self._fetching = (FETCHING[0], self._outer)
 
@@ -70,26 +70,42 @@ class Fetcher:
         return True
 
     def close(self) -> None:
-        """End the timer's open sample after the last batch; drop it if its accumulation window is open."""
-        if self._timer is not None and self._timer.sampler.is_open:
+        """End what is open after the last batch; drop the timer's sample if its window is not complete."""
+        if self._timer is not None:
             if self._run.window.batches:
                 self._timer.sampler.abandon()
-            else:
-                take_sample(self._run, self._timer)
+            end_samples(self._run, self._timer)
 
 
 def take_sample(run: Run, timer: RunTimer) -> float:
-    """Begin or end a sample between two accumulation windows. Return the step of the next call."""
-    s, sampler = run.state, timer.sampler
+    """Between two accumulation windows, end what observes the last one, and begin to observe the next one.
+
+    The timer and each observer do so one at a time. Return the step of the next call.
+    """
+    step, sampler = run.state.counts.step, timer.sampler
     if run.window.batches:
-        return s.counts.step
-    if sampler.is_open:
-        timer.due = s.counts.step + SAMPLE_EVERY - 1 if sampler.end() else s.counts.step
-        return timer.due
-    check_waiting(run, timer)
-    sampler.begin(run.traits.is_manual, run.traits.recomputes)
-    timer.due = s.counts.step if sampler.is_open else s.counts.step + SAMPLE_EVERY
-    return timer.due
+        return step
+    if not end_samples(run, timer) and step >= timer.due:
+        check_waiting(run, timer)
+        sampler.begin(run.traits.is_manual, run.traits.recomputes)
+        timer.due = step if sampler.is_open else step + SAMPLE_EVERY
+    for observer in () if sampler.is_open else timer.observers:
+        if step >= observer.due:
+            observer.begin()
+            return step
+    return timer.next_due
+
+
+def end_samples(run: Run, timer: RunTimer) -> bool:
+    """End the sample of the timer and what the observers have begun; return whether there was a sample."""
+    for observer in timer.observers:
+        if observer.is_open:
+            observer.end()
+    if not timer.sampler.is_open:
+        return False
+    step = run.state.counts.step
+    timer.due = step + SAMPLE_EVERY - 1 if timer.sampler.end() else step
+    return True
 
 
 class ValidationAbandoned(Exception):

@@ -25,6 +25,11 @@ class RunView(View):
     _fitted: Run | None
 
     @property
+    def run_id(self) -> str:
+        """The id of this or the last fit, which a resumed fit keeps; empty before the first fit."""
+        return self._fitted.identity.id if self._fitted is not None else ""
+
+    @property
     def loss(self) -> Any:
         """The loss function given to fit for a plain nn.Module; a hook may replace it during a run."""
         return getattr(self._last.steps, "loss", None) if self._last is not None else None

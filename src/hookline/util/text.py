@@ -166,7 +166,7 @@ MOST_ITEMS = 500
 DEEPEST_VALUE = 20
 STRONG = ("passw", "passphrase", "secret", "credential", "apikey", "authorization", "dsn", "cookie")
 """A name with a word that contains one of these belongs to a secret, whatever the value is."""
-WEAK = ("auth", "bearer", "signature", "sig", "pwd", "pat")
+WEAK = ("auth", "bearer", "headers", "signature", "sig", "pwd", "pat")
 """So does a name with one of these words, or a word that ends in key or token, unless the value is a number:
 `key_dim`, `max_tokens`.
 """
