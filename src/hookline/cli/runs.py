@@ -16,6 +16,7 @@ from hookline.cli.output import FAILED, INTERRUPTED, OK
 from hookline.config import Parts, load_config
 from hookline.config.problems import ConfigError, Override, has_secret
 from hookline.engine.hook import Hook
+from hookline.reliability.summary import PRUNED
 from hookline.util.errors import Preempted
 from hookline.util.urls import shown
 
@@ -48,8 +49,9 @@ def run_stage(chosen: argparse.Namespace, overrides: list[str]) -> int:
     except Preempted as ended:
         code = int(ended.code or FAILED)
     except BaseException as error:
-        _add_resume_command(error, chosen, overrides, trainer)
-        raise
+        if trainer.status != "pruned" or type(error).__name__ != PRUNED:
+            _add_resume_command(error, chosen, overrides, trainer)
+            raise
     if not trainer.strategy.ranks.alone and predictions is not None:
         predictions = _gather_predictions(predictions, trainer.strategy.ranks)
     if trainer.strategy.rank == 0:

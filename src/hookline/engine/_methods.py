@@ -143,8 +143,8 @@ class HookMethods:
         """The epoch is over, including its validation. Monitors are called after the module. Facts: epoch, metrics."""
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> Any:
-        """Training ended without an error; `status` is completed, stopped or preempted. Facts: step, tokens_seen,
-        metrics, status.
+        """Training ended without an error; `status` is completed, stopped, pruned or preempted. Facts: step,
+        tokens_seen, metrics, status.
         """
 
     def on_test_start(self, *args: Any, **kwargs: Any) -> Any:
@@ -332,8 +332,8 @@ class ModuleMethods:
         """The epoch is over, including its validation. Monitors are called after the module. Facts: epoch, metrics."""
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> Any:
-        """Training ended without an error; `status` is completed, stopped or preempted. Facts: step, tokens_seen,
-        metrics, status.
+        """Training ended without an error; `status` is completed, stopped, pruned or preempted. Facts: step,
+        tokens_seen, metrics, status.
         """
 
     def on_test_start(self, *args: Any, **kwargs: Any) -> Any:
@@ -454,8 +454,8 @@ class StrategyMethods:
         """
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> Any:
-        """Training ended without an error; `status` is completed, stopped or preempted. Facts: step, tokens_seen,
-        metrics, status.
+        """Training ended without an error; `status` is completed, stopped, pruned or preempted. Facts: step,
+        tokens_seen, metrics, status.
         """
 
     def on_test_start(self, *args: Any, **kwargs: Any) -> Any:

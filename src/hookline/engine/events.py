@@ -102,7 +102,8 @@ FACT_ROWS: tuple[Fact, ...] = (
     _known("timings",
            "seconds that this fit has spent so far on training, data, validation, saving and hooks"),
     _known("status",
-           "'training' (or 'running'), then 'completed', 'stopped', 'preempted', 'interrupted' or 'error'"),
+           "'training' (or 'running'), then 'completed', 'stopped', 'pruned', 'preempted', 'interrupted' or "
+           "'error'"),
     # facts of some events only
     Fact("batch", "the batch as the loader returned it; on the device after the transfer",
          spellings=("data_batch",)),
@@ -279,7 +280,7 @@ EVENT_ROWS: tuple[Event, ...] = (
           "The epoch is over, including its validation. Monitors are called after the module.",
           inside="epoch", spellings=("on_epoch_end",), nested_validate=True),
     Event("on_train_end", "HMS", ("step", "tokens_seen", "metrics", "status"),
-          "Training ended without an error; `status` is completed, stopped or preempted.", inside="end",
+          "Training ended without an error; `status` is completed, stopped, pruned or preempted.", inside="end",
           spellings=("on_training_end",)),
     # ---- test ----------------------------------------------------------------------------------------------
     Event("on_test_model_eval", "M", (), "Put the module into eval mode.",

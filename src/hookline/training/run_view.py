@@ -11,6 +11,8 @@ from hookline.run.view import View
 from hookline.util.errors import HooklineError
 
 if TYPE_CHECKING:
+    from hookline.distributed.base import Strategy
+    from hookline.distributed.comm import Ranks
     from hookline.run.optimizers import Schedule
     from hookline.run.run import Run
     from hookline.run.timings import Timings
@@ -19,9 +21,15 @@ if TYPE_CHECKING:
 class RunView(View):
     """Facts of a run as attributes of the trainer, and the way to stop it."""
 
+    strategy: Strategy
     _run: Run | None
     _last: Run | None
     _fitted: Run | None
+
+    @property
+    def ranks(self) -> Ranks:
+        """The communication between the ranks of the run."""
+        return self.strategy.ranks
 
     @property
     def loss(self) -> Any:

@@ -141,6 +141,7 @@ class Trainer(RunView):
                 lifecycle.controlled(run),
             ):
                 self._finish(run, lifecycle.fit)
+        run.state.ending.raise_requested()
         return self.metrics
 
     def validate(
