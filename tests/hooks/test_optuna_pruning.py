@@ -245,8 +245,14 @@ def test_a_stop_can_be_pruned_or_raise_without_optuna() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: OptunaPruning("a trial"), "trial='a trial' must be the trial that Optuna passes.*configuration"),
-        (lambda: OptunaPruning(new_trial(), mode="max"), "mode='max', but the study has direction='minimize'"),
+        (
+            lambda: OptunaPruning("a trial"),
+            "trial='a trial' must be the trial that Optuna passes.*configuration",
+        ),
+        (
+            lambda: OptunaPruning(new_trial(), mode="max"),
+            "mode='max', but the study has direction='minimize'",
+        ),
         (lambda: OptunaPruning(new_trial(), mode="mni"), "mode='mni'"),
         (lambda: OptunaPruning(new_trial(), "vall/loss"), "Did you mean 'val/loss'"),
         (

@@ -110,10 +110,12 @@ class HookMethods:
         """The pass over the validation data begins."""
 
     def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A validation batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name."""
+        """A validation batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
 
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """A validation batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics."""
+        """A validation batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics,
+        sample_indices.
+        """
 
     def on_validation_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
         """The pass over the validation data is complete. Facts: metrics."""
@@ -154,10 +156,12 @@ class HookMethods:
         """The pass over the test data begins."""
 
     def on_test_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A test batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name."""
+        """A test batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
 
     def on_test_batch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """A test batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics."""
+        """A test batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics,
+        sample_indices.
+        """
 
     def on_test_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
         """The pass over the test data is complete. Facts: metrics."""
@@ -172,10 +176,12 @@ class HookMethods:
         """The pass over the prediction data begins."""
 
     def on_predict_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A prediction batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name."""
+        """A prediction batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
 
     def on_predict_batch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """The predictions for a batch are complete. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name."""
+        """The predictions for a batch are complete. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name,
+        sample_indices.
+        """
 
     def on_predict_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
         """The pass over the prediction data is complete; `outputs` has all predictions. Facts: outputs."""
@@ -299,10 +305,12 @@ class ModuleMethods:
         """The pass over the validation data begins."""
 
     def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A validation batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name."""
+        """A validation batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
 
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """A validation batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics."""
+        """A validation batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics,
+        sample_indices.
+        """
 
     def on_validation_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
         """The pass over the validation data is complete. Facts: metrics."""
@@ -343,10 +351,12 @@ class ModuleMethods:
         """The pass over the test data begins."""
 
     def on_test_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A test batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name."""
+        """A test batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
 
     def on_test_batch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """A test batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics."""
+        """A test batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics,
+        sample_indices.
+        """
 
     def on_test_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
         """The pass over the test data is complete. Facts: metrics."""
@@ -361,10 +371,12 @@ class ModuleMethods:
         """The pass over the prediction data begins."""
 
     def on_predict_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A prediction batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name."""
+        """A prediction batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
 
     def on_predict_batch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """The predictions for a batch are complete. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name."""
+        """The predictions for a batch are complete. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name,
+        sample_indices.
+        """
 
     def on_predict_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
         """The pass over the prediction data is complete; `outputs` has all predictions. Facts: outputs."""
@@ -437,10 +449,12 @@ class StrategyMethods:
         """The pass over the validation data begins."""
 
     def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A validation batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name."""
+        """A validation batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
 
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """A validation batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics."""
+        """A validation batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics,
+        sample_indices.
+        """
 
     def on_validation_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
         """The pass over the validation data is complete. Facts: metrics."""
@@ -465,10 +479,12 @@ class StrategyMethods:
         """The pass over the test data begins."""
 
     def on_test_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A test batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name."""
+        """A test batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
 
     def on_test_batch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """A test batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics."""
+        """A test batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics,
+        sample_indices.
+        """
 
     def on_test_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
         """The pass over the test data is complete. Facts: metrics."""

@@ -189,10 +189,7 @@ def _real_trial(given: Any) -> Any:
         callable(getattr(trial, each, None)) for each in ("report", "should_prune")
     ):
         raise refused(
-            f"{WHO}: trial",
-            given,
-            "the trial that Optuna passes to the objective",
-            f" {IN_PYTHON}",
+            f"{WHO}: trial", given, "the trial that Optuna passes to the objective", f" {IN_PYTHON}"
         )
     return trial
 

@@ -134,9 +134,7 @@ class Ending:
     stop_error: BaseException | None = None
     """The exception that `fit` raises once a run has ended with `stop_status`."""
 
-    def request_stop(
-        self, reason: str, status: str = "stopped", raises: BaseException | None = None
-    ) -> None:
+    def request_stop(self, reason: str, status: str = "stopped", raises: BaseException | None = None) -> None:
         """Request a stop at the next batch boundary. The first request is kept."""
         if not self.should_stop:
             self.stop_status, self.stop_error = status, raises
@@ -192,6 +190,8 @@ class CurrentBatch:
     dataloader_name: str = ""
     several_loaders: bool = False
     """Whether this pass over data has more than one loader."""
+    indices_of: Callable[[int], list[int] | None] | None = None
+    """Returns the indices of the samples of a batch, by its number; None if another loop fetches them."""
     returned: Any = None
     """The value that the step returned."""
     live_loss: Any = None
@@ -224,6 +224,7 @@ class BatchFacts:
     dataloader_idx: int = fact("current.dataloader_idx")
     dataloader_name: str = fact("current.dataloader_name")
     several_loaders: bool = fact("current.several_loaders")
+    indices_of: Callable[[int], list[int] | None] | None = fact("current.indices_of")
     returned: Any = fact("current.returned")
     live_loss: Any = fact("current.live_loss")
     scaled_loss: Any = fact("current.scaled_loss")

@@ -92,7 +92,7 @@ class HostedRankSync:
         """Gather the requests of all ranks, and act on them in the same way on each."""
         line, s = self.line, self.line.state
         mine, line.save_requests, self._own_requests = [*self._own_requests, *line.save_requests], [], []
-        stop = [s.stop_reason or "a stop was requested", s.ending.stop_status] if s.should_stop else None
+        stop = [s.stop_reason or "a stop was requested", s.stop_status] if s.should_stop else None
         requests = self.ranks.gather({"stop": stop, "saves": [as_plain(each) for each in mine]})
         if self._pending is not None:  # its result is known by now
             self._pending.read()

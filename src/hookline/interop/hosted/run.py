@@ -35,7 +35,13 @@ from hookline.run.rows import MetricRows
 from hookline.run.state import State
 from hookline.run.view import View
 from hookline.training import run_events
-from hookline.training.participants import LateHooks, attach_failures, raise_first, tear_down_all, teardown_removed
+from hookline.training.participants import (
+    LateHooks,
+    attach_failures,
+    raise_first,
+    tear_down_all,
+    teardown_removed,
+)
 from hookline.training.pass_events import VALIDATION, Names
 from hookline.util.errors import HooklineError, OptionError, Signal
 

@@ -145,7 +145,7 @@ class RankSync(Boundary):
         for request in own_saves:
             run.saves.requests.remove(request)
         mine = {
-            "stop": [s.stop_reason or "a stop was requested", s.ending.stop_status] if s.should_stop else None,
+            "stop": [s.stop_reason or "a stop was requested", s.stop_status] if s.should_stop else None,
             "signal": run.signals.received,
             "commands": run.participants.commands.left(),
             "saves": [as_plain(each) for each in (*self._kept, *own_saves)],
