@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hookline.run.context import StepContext
     from hookline.run.module import DataModule, Module
     from hookline.run.parameter_groups import parameter_groups
+    from hookline.run.predictions import read_predictions
     from hookline.run.state import State
     from hookline.training.trainer import Trainer
     from hookline.util.errors import (
@@ -105,6 +106,7 @@ __all__ = [
     "on",
     "once",
     "parameter_groups",
+    "read_predictions",
     "seed_everything",
     "when",
 ]
@@ -150,6 +152,7 @@ _load, __dir__ = registry.lazy_names(
         "StepContext": "run.context",
         "Metrics": "metrics.metric_log",
         "parameter_groups": "run.parameter_groups",
+        "read_predictions": "run.predictions",
         "State": "run.state",
         "Strategy": "distributed.base",
         "DDP": "distributed.ddp",

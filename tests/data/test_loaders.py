@@ -12,7 +12,7 @@ import torch
 from tiny import Net, batches, quiet
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from hookline import OptionError
+from hookline import Hook, OptionError
 from hookline.data.loaders import apply_limit, make_loaders
 
 
@@ -185,3 +185,36 @@ def test_a_used_up_generator_is_an_error_that_says_why() -> None:
         OptionError, match="yielded no batch in epoch 1; a generator can be iterated over only once"
     ):
         quiet(max_epochs=2).fit(Net(), (each for each in batches(2)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_hook_that_asks_for_them_gets_the_indices_of_each_batch(workers: int) -> None:
+    class Looks(Hook):
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        def on_validation_batch_end(self, batch: Any, sample_indices: Any) -> None:
+            self.seen.append((sample_indices, batch[0][:, 0].tolist()))
+
+        on_test_batch_end = on_validation_batch_end
+
+    data = TensorDataset(torch.arange(7.0).unsqueeze(1).expand(7, 4), torch.zeros(7, 2))
+    looks, source = Looks(), DataLoader(data, 3, shuffle=True, num_workers=workers)
+    quiet(hooks=[looks]).fit(Net(), batches(1), source)
+    assert len(looks.seen) == 3 and all(indices == values for indices, values in looks.seen)
+    assert sorted(each for indices, _ in looks.seen for each in indices) == [*range(7)]
+    looks.seen = []
+    quiet(hooks=[looks]).test(Net(), DataLoader(data, 3))
+    quiet(hooks=[looks]).test(Net(), batches(2))
+    assert [indices for indices, _ in looks.seen] == [[0, 1, 2], [3, 4, 5], [6], None, None]
+
+
+def test_indices_that_no_hook_asks_for_are_not_kept_and_those_of_past_batches_are_forgotten() -> None:
+    source = DataLoader(TensorDataset(torch.zeros(100, 4)), 2)
+    (loader,) = make_loaders(source, 1.0, "val")
+    for _ in loader.open(0):
+        assert loader.sample_indices(0) is None
+    loader.keeps_indices = True
+    for number, _ in enumerate(loader.open(0)):
+        assert loader.sample_indices(number) == [2 * number, 2 * number + 1]
+        assert len(loader.reader.order.kept) == 1  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ from hookline.cli.output import FAILED, INTERRUPTED, OK
 from hookline.config import Parts, load_config
 from hookline.config.problems import ConfigError, Override, has_secret
 from hookline.engine.hook import Hook
+from hookline.reliability.summary import PRUNED
 from hookline.util.errors import Preempted
 from hookline.util.urls import shown
 
@@ -48,8 +49,14 @@ def run_stage(chosen: argparse.Namespace, overrides: list[str]) -> int:
     except Preempted as ended:
         code = int(ended.code or FAILED)
     except BaseException as error:
-        _add_resume_command(error, chosen, overrides, trainer)
-        raise
+        if trainer.status != "pruned" or type(error).__name__ != PRUNED:
+            _add_resume_command(error, chosen, overrides, trainer)
+            raise
+    written = [
+        getattr(each, "folder", None) for each in trainer.hooks if getattr(each, "writes_predictions", False)
+    ]
+    if predictions is not None and any(written):
+        predictions, saved.predictions = None, written[0]
     if not trainer.strategy.ranks.alone and predictions is not None:
         predictions = _gather_predictions(predictions, trainer.strategy.ranks)
     if trainer.strategy.rank == 0:
@@ -94,6 +101,8 @@ class SavedPath(Hook):
     name = "cli_saved_path"
     tier = "builtin"
     path: Path | None = None
+    predictions: Path | None = None
+    """The folder that a hook has written the predictions to."""
 
     def on_checkpoint_save(self, path: Path) -> None:
         """Remember the path."""
@@ -119,7 +128,9 @@ def _print_result(
     }
     if predictions is not None:
         result["predictions"] = str(_write_predictions(predictions, trainer.run_dir / "predictions.jsonl"))
-    if trainer.loggers or saved.path is not None or predictions is not None:
+    elif saved.predictions is not None:
+        result["predictions"] = str(saved.predictions)
+    if trainer.loggers or saved.path is not None or "predictions" in result:
         result["run_dir"] = str(trainer.run_dir)
     if chosen.json:
         from hookline.loggers.jsonl import jsonable

@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -61,6 +62,8 @@ class Loader:
     """The epoch that samplers with `set_epoch` get, if it is not that of the order: an evaluation has one
     order.
     """
+    keeps_indices: bool = field(default=False, init=False)
+    """Whether `sample_indices` is called in the next pass."""
     shard_plan: ShardPlan = field(init=False, repr=False)
     _whole: int | None = field(init=False, repr=False)
     """Batches of this rank in a whole pass."""
@@ -135,6 +138,7 @@ class Loader:
         in_pass = saved if saved is not None and saved["in_pass"] and reader.kind == "state" else None
         self._is_resized = in_pass is not None and self.has_other_batches(in_pass)
         self._begin(position, saved)
+        reader.keep_indices(self.keeps_indices)
         natural = rank_batches(self.source, self.shard_plan, self.sharding.trains)
         limit = None if self.length == natural or self._whole == natural else self.length
         batches = reader.open(
@@ -209,6 +213,20 @@ class Loader:
             yield from self.open(epoch, 0, EVALUATION)
         finally:
             put_back(self.reader.generators, before)
+
+    def sample_indices(self, batch: int) -> list[int] | None:
+        """Return the indices of a batch's samples in the dataset; None if they are not known.
+
+        If the sampler does not return whole numbers, they are positions in its order.
+        """
+        drawn = self.reader.indices_of(batch)
+        if not isinstance(drawn, list | tuple):  # not known, or one index for a whole batch
+            return None
+        if all(isinstance(each, Integral) and int(each) >= 0 for each in drawn):
+            return [int(each) for each in drawn]
+        plan = self.shard_plan
+        first = batch * plan.per_turn + plan.rank
+        return [first + each * plan.world_size for each in range(len(drawn))] if plan.of_samples else None
 
     def close(self) -> None:
         """End the prefetching thread and the workers."""

@@ -58,6 +58,8 @@ class IndexOrder:
         self.check = None if self.stateful is None else StateCheck(self.stateful, trains)
         self.may_be_spent = False
         """Whether the sampler has loaded a state that may be that of a finished pass."""
+        self.kept: dict[int, Any] | None = None
+        """The indices of the newest batches by the batch's number; None: they are not kept."""
         self.begin(0, 0, 0, None)
 
     def begin(self, key: int, position: int, passed_over: int, limit: int | None) -> None:
@@ -105,9 +107,18 @@ class IndexOrder:
             if is_first and self.check is not None:
                 self.check.after_first()
             is_first = False
+            if self.kept is not None:
+                self.kept[position] = index
             self.drawn = position = position + 1
             self._save_state(position)
             yield Keyed(key_of(self.key, position, *([rank] if rank else [])), index) if self.ahead else index
+
+    def indices_of(self, batch: int) -> Any:
+        """Return the kept indices of a batch, or None. Forget those of the batches before it."""
+        kept = self.kept or {}
+        for number in [each for each in kept if each < batch]:
+            del kept[number]
+        return kept.get(batch)
 
     def _start(self, stream: OwnStream) -> Iterator[Any]:
         with stream:

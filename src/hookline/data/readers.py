@@ -74,6 +74,13 @@ class Reader:
         """Mark a result of `state` that does not determine the position in the current pass."""
         return saved
 
+    def keep_indices(self, keeps: bool) -> None:
+        """Keep the indices of the next pass for `indices_of`, if the reader knows them."""
+
+    def indices_of(self, batch: int) -> Any:
+        """Return what the sampler returned for a batch of this pass; None if it is not known."""
+        return None
+
     def any_batch(self, key: int) -> Any:
         """Return the first batch of another pass, for a rank without a batch in its pass."""
         return next(self.open(key, 0, 0, None, None), END)
@@ -167,6 +174,15 @@ class IndexReader(Reader):
     def close(self) -> None:
         """End the workers."""
         self.copy.close()
+
+    def keep_indices(self, keeps: bool) -> None:
+        """Keep the indices, unless a user's __iter__ or the workers may return the batches otherwise."""
+        in_order = self.loader.num_workers == 0 or self.loader.in_order
+        self.order.kept = {} if keeps and self.caps and in_order else None
+
+    def indices_of(self, batch: int) -> Any:
+        """Return the indices of a batch."""
+        return self.order.indices_of(batch)
 
     def _restore(self, saved: LoaderState, by_reading: bool) -> None:
         put_back(self.current, saved["current"])

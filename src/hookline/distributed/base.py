@@ -117,6 +117,13 @@ class Strategy(StrategyMethods):
     def begin_evaluation(self, module: nn.Module) -> None:
         """Prepare an evaluation, so that every rank evaluates the same model."""
 
+    def evaluate(self, call: functools.partial[Any]) -> Any:
+        """Run a function that computes with the module outside of its steps, without gradients.
+
+        If `forward_communicates`, all ranks call it.
+        """
+        return call()
+
     def barrier(self) -> None:
         """Wait for all ranks."""
 

@@ -248,17 +248,18 @@ class FSDP(MultiRankStrategy):
 
     def validation_step(self, call: Callable[[], Any]) -> Any:
         """Run the step through the root and reshard, because no backward follows that would do it."""
-        return self._evaluate(call)
+        return self.evaluate(call)
 
     def test_step(self, call: Callable[[], Any]) -> Any:
         """Run the step as `validation_step` does."""
-        return self._evaluate(call)
+        return self.evaluate(call)
 
     def predict_step(self, call: Callable[[], Any]) -> Any:
         """Run the step as `validation_step` does."""
-        return self._evaluate(call)
+        return self.evaluate(call)
 
-    def _evaluate(self, call: Callable[[], Any]) -> Any:
+    def evaluate(self, call: Callable[[], Any]) -> Any:
+        """Run a function through the root and reshard, because no backward follows that would do it."""
         try:
             return self._step_module(call) if self._steps_through else call()
         finally:

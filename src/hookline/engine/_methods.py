@@ -111,10 +111,12 @@ class HookMethods:
         """The pass over the validation data begins."""
 
     def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A validation batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name."""
+        """A validation batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
 
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """A validation batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics."""
+        """A validation batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics,
+        sample_indices.
+        """
 
     def on_validation_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
         """The pass over the validation data is complete. Facts: metrics."""
@@ -144,8 +146,8 @@ class HookMethods:
         """The epoch is over, including its validation. Monitors are called after the module. Facts: epoch, metrics."""
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> Any:
-        """Training ended without an error; `status` is completed, stopped or preempted. Facts: step, tokens_seen,
-        metrics, status.
+        """Training ended without an error; `status` is completed, stopped, pruned or preempted. Facts: step,
+        tokens_seen, metrics, status.
         """
 
     def on_test_start(self, *args: Any, **kwargs: Any) -> Any:
@@ -155,10 +157,12 @@ class HookMethods:
         """The pass over the test data begins."""
 
     def on_test_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A test batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name."""
+        """A test batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
 
     def on_test_batch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """A test batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics."""
+        """A test batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics,
+        sample_indices.
+        """
 
     def on_test_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
         """The pass over the test data is complete. Facts: metrics."""
@@ -173,10 +177,12 @@ class HookMethods:
         """The pass over the prediction data begins."""
 
     def on_predict_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A prediction batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name."""
+        """A prediction batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
 
     def on_predict_batch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """The predictions for a batch are complete. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name."""
+        """The predictions for a batch are complete. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name,
+        sample_indices.
+        """
 
     def on_predict_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
         """The pass over the prediction data is complete; `outputs` has all predictions. Facts: outputs."""
@@ -301,10 +307,12 @@ class ModuleMethods:
         """The pass over the validation data begins."""
 
     def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A validation batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name."""
+        """A validation batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
 
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """A validation batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics."""
+        """A validation batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics,
+        sample_indices.
+        """
 
     def on_validation_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
         """The pass over the validation data is complete. Facts: metrics."""
@@ -334,8 +342,8 @@ class ModuleMethods:
         """The epoch is over, including its validation. Monitors are called after the module. Facts: epoch, metrics."""
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> Any:
-        """Training ended without an error; `status` is completed, stopped or preempted. Facts: step, tokens_seen,
-        metrics, status.
+        """Training ended without an error; `status` is completed, stopped, pruned or preempted. Facts: step,
+        tokens_seen, metrics, status.
         """
 
     def on_test_start(self, *args: Any, **kwargs: Any) -> Any:
@@ -345,10 +353,12 @@ class ModuleMethods:
         """The pass over the test data begins."""
 
     def on_test_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A test batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name."""
+        """A test batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
 
     def on_test_batch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """A test batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics."""
+        """A test batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics,
+        sample_indices.
+        """
 
     def on_test_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
         """The pass over the test data is complete. Facts: metrics."""
@@ -363,10 +373,12 @@ class ModuleMethods:
         """The pass over the prediction data begins."""
 
     def on_predict_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A prediction batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name."""
+        """A prediction batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
 
     def on_predict_batch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """The predictions for a batch are complete. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name."""
+        """The predictions for a batch are complete. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name,
+        sample_indices.
+        """
 
     def on_predict_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
         """The pass over the prediction data is complete; `outputs` has all predictions. Facts: outputs."""
@@ -439,10 +451,12 @@ class StrategyMethods:
         """The pass over the validation data begins."""
 
     def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A validation batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name."""
+        """A validation batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
 
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """A validation batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics."""
+        """A validation batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics,
+        sample_indices.
+        """
 
     def on_validation_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
         """The pass over the validation data is complete. Facts: metrics."""
@@ -456,8 +470,8 @@ class StrategyMethods:
         """
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> Any:
-        """Training ended without an error; `status` is completed, stopped or preempted. Facts: step, tokens_seen,
-        metrics, status.
+        """Training ended without an error; `status` is completed, stopped, pruned or preempted. Facts: step,
+        tokens_seen, metrics, status.
         """
 
     def on_test_start(self, *args: Any, **kwargs: Any) -> Any:
@@ -467,10 +481,12 @@ class StrategyMethods:
         """The pass over the test data begins."""
 
     def on_test_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A test batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name."""
+        """A test batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
 
     def on_test_batch_end(self, *args: Any, **kwargs: Any) -> Any:
-        """A test batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics."""
+        """A test batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics,
+        sample_indices.
+        """
 
     def on_test_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
         """The pass over the test data is complete. Facts: metrics."""

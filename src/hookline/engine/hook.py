@@ -73,6 +73,9 @@ class Hook(HookMethods):
     weights of the model.
     """
 
+    writes_predictions: bool = False
+    """Whether the hook writes the predictions, so that `trainer.predict` returns them only on request."""
+
     def __init__(self, name: str | None = None) -> None:
         if name is not None:
             self.name = name

@@ -49,6 +49,9 @@ BUILTIN_HOOKS: dict[str, str] = {
     "freeze_schedule": "hookline.hooks.freeze_schedule:FreezeSchedule",
     "lr_schedule": "hookline.hooks.lr_schedule:LRSchedule",
     "loss_schedule": "hookline.hooks.loss_schedule:LossSchedule",
+    "prediction_writer": "hookline.hooks.prediction_writer:PredictionWriter",
+    "generate_samples": "hookline.hooks.generate_samples:GenerateSamples",
+    "optuna_pruning": "hookline.hooks.optuna_pruning:OptunaPruning",
 }
 
 

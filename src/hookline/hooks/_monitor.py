@@ -1,4 +1,4 @@
-"""Find the metric that a hook monitors, compare its values, and name checkpoints by metrics."""
+"""Find the metric that a hook monitors, compare its values, decide when to check it, and name checkpoints."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from hookline.engine.checks import LONGEST_FILE_NAME, Number, OneOf, check_bool, refused
+from hookline.engine.hook import Hook
 from hookline.util.errors import OptionError, closest
 
 log = logging.getLogger("hookline")
@@ -126,6 +127,55 @@ def no_validation_in(state: Any, validated: bool) -> bool:
     return (
         complete and not validated and state.epochs_seen % state.trainer.options.check_val_every_n_epoch == 0
     )
+
+
+class MetricCheck(Hook):
+    """Base of hooks that check a metric after every validation, or at the end of training epochs."""
+
+    tier = "monitor"
+
+    def __init__(
+        self, watch: Monitored, check_on_train_epoch_end: bool | None = None, name: str | None = None
+    ) -> None:
+        """Take the metric. check_on_train_epoch_end: True: at epoch ends; False: after validations; None:
+        after validations if there are any, but at epoch ends for a metric of training.
+        """
+        super().__init__(name)
+        self.watch = watch
+        self.check_on_train_epoch_end = check_on_train_epoch_end
+        self.needs_metrics = (watch.monitor,) if watch.strict else ()
+        self.needs_validation = watch.strict and check_on_train_epoch_end is False
+        self._validated = False
+
+    def _check(self, state: Any, metrics: Any) -> None:
+        """Check the metric now."""
+        raise NotImplementedError
+
+    def on_validation_end(self, state: Any, metrics: Any) -> None:
+        if state.stage != "fit":
+            return
+        self._validated = True
+        if state.sanity_checking:
+            if not self.check_on_train_epoch_end:
+                self.watch.look_ahead(metrics)
+        elif not self._at_epoch_end(state):
+            self._check(state, metrics)
+
+    def on_train_epoch_end(self, state: Any, metrics: Any) -> None:
+        if self._at_epoch_end(state):
+            self._check(state, metrics)
+        elif no_validation_in(state, self._validated):
+            if self.check_on_train_epoch_end is None:
+                self._check(state, metrics)
+            elif self.watch.strict:
+                raise OptionError(
+                    f"{self.watch.who} checks after validations, but this run has none: pass a validation "
+                    "loader, or check_on_train_epoch_end=True."
+                )
+
+    def _at_epoch_end(self, state: Any) -> bool:
+        chosen = self.check_on_train_epoch_end
+        return bool(state.log.is_of_training(self.watch.monitor) if chosen is None else chosen)
 
 
 # ---- names of checkpoints ----------------------------------------------------------------------------------

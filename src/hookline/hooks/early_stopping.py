@@ -7,22 +7,18 @@ import math
 from typing import Annotated, Any
 
 from hookline.engine.checks import Count, Number, checked_parameters
-from hookline.engine.hook import Hook
-from hookline.hooks._monitor import Mode, Monitored, no_validation_in
-from hookline.util.errors import OptionError
+from hookline.hooks._monitor import MetricCheck, Mode, Monitored
 
 log = logging.getLogger("hookline")
 
 
-class EarlyStopping(Hook):
+class EarlyStopping(MetricCheck):
     """Requests a stop after `patience` checks in a row without improvement.
 
     It checks after every validation, or at the end of every training epoch with
     `check_on_train_epoch_end=True`. Patience counts checks, so it also works in runs that are measured in
     steps. The run stops at the next batch boundary, after `min_epochs`.
     """
-
-    tier = "monitor"
 
     @checked_parameters
     def __init__(
@@ -50,12 +46,9 @@ class EarlyStopping(Hook):
         divergence_threshold: stop as soon as it is worse than this. check_finite: stop when it is NaN or
         infinite.
         """
-        super().__init__(name)
-        self.watch = Monitored("EarlyStopping", monitor, mode, min_delta, strict)
+        watch = Monitored("EarlyStopping", monitor, mode, min_delta, strict)
+        super().__init__(watch, check_on_train_epoch_end, name)
         self.patience, self.verbose, self.check_finite = patience, verbose, check_finite
-        self.check_on_train_epoch_end = check_on_train_epoch_end
-        self.needs_metrics = (monitor,) if strict else ()
-        self.needs_validation = strict and check_on_train_epoch_end is False
         self.stopping_threshold, self.divergence_threshold = stopping_threshold, divergence_threshold
         self._begin()
 
@@ -70,32 +63,6 @@ class EarlyStopping(Hook):
     def setup(self, stage: str) -> None:
         if stage == "fit":  # a second fit is a new run; a resumed one gets its state right after this
             self._begin()
-
-    def on_validation_end(self, state: Any, metrics: Any) -> None:
-        if state.stage != "fit":
-            return
-        self._validated = True
-        if state.sanity_checking:
-            if not self.check_on_train_epoch_end:
-                self.watch.look_ahead(metrics)
-        elif not self._at_epoch_end(state):
-            self._check(state, metrics)
-
-    def on_train_epoch_end(self, state: Any, metrics: Any) -> None:
-        if self._at_epoch_end(state):
-            self._check(state, metrics)
-        elif no_validation_in(state, self._validated):
-            if self.check_on_train_epoch_end is None:
-                self._check(state, metrics)
-            elif self.watch.strict:
-                raise OptionError(
-                    "EarlyStopping checks after validations, but this run has none: pass a validation "
-                    "loader, or check_on_train_epoch_end=True."
-                )
-
-    def _at_epoch_end(self, state: Any) -> bool:
-        chosen = self.check_on_train_epoch_end
-        return bool(state.log.is_of_training(self.watch.monitor) if chosen is None else chosen)
 
     def on_train_end(self) -> None:
         if not self.checks:

@@ -17,7 +17,6 @@ from hookline.interop.hosted.checkpoints import load_hosted
 from hookline.interop.hosted.host import RAW_LOOP, Host
 from hookline.interop.hosted.run import HostedRun
 from hookline.run.optimizers import bare
-from hookline.training.participants import raise_first
 from hookline.util.errors import END_EPOCH, HooklineError, LossError, StopTraining
 
 log = logging.getLogger("hookline")
@@ -92,7 +91,7 @@ class Line(HostedRun):
         except BaseException as failure:
             self.fail(failure)
             raise
-        raise_first(self.tear_down())
+        self.close()
         return True
 
     # ---- epochs, batches, validation -----------------------------------------------------------------------

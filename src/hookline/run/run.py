@@ -65,7 +65,7 @@ def ending(run: Run) -> str:
     """Return the status of a run that ended without an error."""
     if run.signals.number:
         return "interrupted" if run.signals.number == signal.SIGINT else "preempted"
-    return "stopped" if run.boundary.is_stopping else "completed"
+    return run.state.ending.stop_status if run.boundary.is_stopping else "completed"
 
 
 @dataclass(slots=True, eq=False)  # slots, because the batch body reads them all the time

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.engine.checks import check_choice
 from hookline.metrics.metric_log import MetricLog, Metrics
 from hookline.run.context import OnceFloat, StepContext
 from hookline.run.optimizers import total_norm
@@ -274,6 +275,11 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
         return None if self.fetch_ns is None else self.fetch_ns / 1e9
 
     @property
+    def sample_indices(self) -> list[int] | None:
+        """The indices of the batch's samples in the dataset."""
+        return None if self.indices_of is None else self.indices_of(self.batch_idx)
+
+    @property
     def timings(self) -> Timings | None:
         """The time spent in each part of this fit so far; None outside of a fit."""
         measured: Timings | None = None if self.timer is None else self.timer.timings()
@@ -319,9 +325,10 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
 
     # ---- what listeners may do -----------------------------------------------------------------------------
 
-    def request_stop(self, reason: str) -> None:
-        """End the run at the next batch boundary."""
-        self.ending.request_stop(reason)
+    def request_stop(self, reason: str, status: str = "stopped", raises: BaseException | None = None) -> None:
+        """End the run at the next batch boundary, as `trainer.stop` does."""
+        check_choice("status", status, ("stopped", "pruned"))
+        self.ending.request_stop(reason, status, raises)
 
     def replace(self, name: str, value: Any) -> None:
         """Replace an attribute by the value that a listener returned."""

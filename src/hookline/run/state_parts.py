@@ -129,19 +129,36 @@ class Ending:
     stop_reason: str = ""
     status: str = "created"
     exception: BaseException | None = None
+    stop_status: str = "stopped"
+    """The status of a run that ends because of the request to stop: 'stopped' or 'pruned'."""
+    stop_error: BaseException | None = None
+    """The exception that `fit` raises once a run has ended with `stop_status`."""
 
-    def request_stop(self, reason: str) -> None:
-        """Request a stop at the next batch boundary. The first reason is kept."""
+    def request_stop(self, reason: str, status: str = "stopped", raises: BaseException | None = None) -> None:
+        """Request a stop at the next batch boundary. The first request is kept."""
+        if not self.should_stop:
+            self.stop_status, self.stop_error = status, raises
         self.should_stop = True
         self.stop_reason = self.stop_reason or reason
 
-    def set_stop(self, reason: str) -> None:
-        """Set the stop and the reason that all ranks agreed on."""
-        self.should_stop, self.stop_reason = True, reason
+    def set_stop(self, reason: str, status: str) -> None:
+        """Set the stop, the reason and the status that all ranks agreed on."""
+        if status != self.stop_status:
+            self.stop_error = None
+        self.should_stop, self.stop_reason, self.stop_status = True, reason, status
 
     def withdraw_stop(self) -> None:
         """Withdraw a request to stop."""
-        self.should_stop, self.stop_reason = False, ""
+        self.should_stop, self.stop_reason, self.stop_status, self.stop_error = False, "", "stopped", None
+
+    def raise_requested(self) -> None:
+        """Raise the exception of the request to stop, if the run has ended by it."""
+        error, self.stop_error = self.stop_error, None
+        if error is not None and self.status == self.stop_status:
+            try:
+                raise error
+            finally:
+                del error  # avoids a reference cycle: its traceback holds this frame
 
     def restore(self, status: str, reason: str) -> None:
         """Set status and reason of a run that had already ended."""
@@ -157,6 +174,8 @@ class EndingFacts:
     stop_reason: str = fact("ending.stop_reason")
     status: str = fact("ending.status")
     exception: BaseException | None = fact("ending.exception")
+    stop_status: str = fact("ending.stop_status")
+    stop_error: BaseException | None = fact("ending.stop_error")
 
 
 @dataclass(slots=True, eq=False)
@@ -171,6 +190,8 @@ class CurrentBatch:
     dataloader_name: str = ""
     several_loaders: bool = False
     """Whether this pass over data has more than one loader."""
+    indices_of: Callable[[int], list[int] | None] | None = None
+    """Returns the indices of the samples of a batch, by its number; None if another loop fetches them."""
     returned: Any = None
     """The value that the step returned."""
     live_loss: Any = None
@@ -203,6 +224,7 @@ class BatchFacts:
     dataloader_idx: int = fact("current.dataloader_idx")
     dataloader_name: str = fact("current.dataloader_name")
     several_loaders: bool = fact("current.several_loaders")
+    indices_of: Callable[[int], list[int] | None] | None = fact("current.indices_of")
     returned: Any = fact("current.returned")
     live_loss: Any = fact("current.live_loss")
     scaled_loss: Any = fact("current.scaled_loss")

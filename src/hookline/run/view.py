@@ -45,9 +45,19 @@ class View:
         else:
             self.state.ending.withdraw_stop()
 
-    def stop(self, reason: str = "trainer.stop() was called") -> None:
-        """End the run at the next batch boundary."""
-        self.state.request_stop(reason)
+    def stop(
+        self,
+        reason: str = "trainer.stop() was called",
+        status: str = "stopped",
+        raises: BaseException | None = None,
+    ) -> None:
+        """End the run at the next batch boundary. If a stop was requested before, that one is kept.
+
+        status: 'stopped', or 'pruned' if a search for hyperparameters ends the run. raises: an exception that
+        `fit` raises once the run has ended in this way and everything is saved. It is not a failure: the run
+        keeps its status.
+        """
+        self.state.request_stop(reason, status, raises)
 
     @property
     def metrics(self) -> Metrics:
@@ -78,7 +88,7 @@ class View:
 
     @property
     def status(self) -> str:
-        """'training', 'completed', 'stopped', 'preempted', 'interrupted' or 'error'."""
+        """'training', 'completed', 'stopped', 'pruned', 'preempted', 'interrupted' or 'error'."""
         return self.state.status
 
     # ---- logging -------------------------------------------------------------------------------------------

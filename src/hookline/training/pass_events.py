@@ -267,6 +267,7 @@ class PausedBatch:
         "dataloader_name",
         "several_loaders",
         "fetch_ns",
+        "indices_of",
         "last_loss",
         "modes",
         "returned",

@@ -12,12 +12,12 @@ from hookline.training.pass_events import PREDICTION, PassEvents, PausedBatch
 from hookline.util.errors import StopTraining
 
 
-def predict(run: Run, keep: bool = True) -> list[Any]:
+def predict(run: Run, keep: bool | None = None) -> list[Any]:
     """Predict in one pass over every loader; return a list of predictions, or one list per loader.
 
-    Each rank returns the predictions of its own batches.
+    Each rank returns the predictions of its own batches. keep: None: unless a hook writes them.
     """
-    loaders = run.data.loaders["predict"]
+    loaders, keeps = run.data.loaders["predict"], not has_writer(run) if keep is None else keep
     s, events = run.state, PassEvents(run, PREDICTION, several=len(loaders) > 1)
     events.collect([[] for _ in loaders])
     with (
@@ -31,7 +31,7 @@ def predict(run: Run, keep: bool = True) -> list[Any]:
             fetcher = data.open(loader)
             while fetcher.fetch():
                 events.open_batch()
-                data.take(loader, lambda: predict_batch(run, events, keep), PREDICTION.step)
+                data.take(loader, lambda: predict_batch(run, events, keeps), PREDICTION.step)
                 if data.is_over():
                     break
             if data.is_stopped:
@@ -39,6 +39,14 @@ def predict(run: Run, keep: bool = True) -> list[Any]:
         events.end_data({})
         events.end({})
     return s.predictions[0] if len(s.predictions) == 1 else s.predictions
+
+
+def has_writer(run: Run) -> bool:
+    """Return whether a hook writes the predictions."""
+    return any(
+        entry.enabled and getattr(entry.hook, "writes_predictions", False)
+        for entry in run.state.hooks.entries()
+    )
 
 
 def predict_batch(run: Run, events: PassEvents, keep: bool) -> None:

@@ -115,7 +115,7 @@ def require_shared(run_dir: Path, ranks: Ranks) -> None:
 
 
 def _why_finished(run: Run, record: dict[str, Any]) -> str:
-    if record.get("status") not in ("completed", "stopped") or record["limits"] != limits(run):
+    if record.get("status") not in ("completed", "stopped", "pruned") or record["limits"] != limits(run):
         return ""
     why = f" ({printable(record['reason'])})" if record["reason"] else ""
     missing = unsaved_end(record, run.resume.contents.get("counters", {}))

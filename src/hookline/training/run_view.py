@@ -12,6 +12,8 @@ from hookline.run.view import View
 from hookline.util.errors import HooklineError
 
 if TYPE_CHECKING:
+    from hookline.distributed.base import Strategy
+    from hookline.distributed.comm import Ranks
     from hookline.run.optimizers import Schedule
     from hookline.run.run import Run
     from hookline.run.timings import Timings
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 class RunView(View):
     """Facts of a run as attributes of the trainer, and the way to stop it."""
 
+    strategy: Strategy
     _run: Run | None
     _last: Run | None
     _fitted: Run | None
@@ -28,6 +31,11 @@ class RunView(View):
     def run_id(self) -> str:
         """The id of this or the last fit, which a resumed fit keeps; empty before the first fit."""
         return self._fitted.identity.id if self._fitted is not None else ""
+
+    @property
+    def ranks(self) -> Ranks:
+        """The communication between the ranks of the run."""
+        return self.strategy.ranks
 
     @property
     def loss(self) -> Any:

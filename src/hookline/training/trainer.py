@@ -141,6 +141,7 @@ class Trainer(RunView):
                 lifecycle.controlled(run),
             ):
                 self._finish(run, lifecycle.fit)
+        run.state.ending.raise_requested()
         return self.metrics
 
     def validate(
@@ -198,11 +199,14 @@ class Trainer(RunView):
         loaders: Any = None,
         *,
         datamodule: DataLike | None = None,
-        return_predictions: bool = True,
+        return_predictions: bool | None = None,
         checkpoint: str | Path | None = None,
         **unknown: Never,
     ) -> list[Any]:
-        """Return what `predict_step` returns: a list, or one per loader. checkpoint: as in `validate`."""
+        """Return what `predict_step` returns: a list, or one per loader. checkpoint: as in `validate`.
+
+        return_predictions: None: unless a hook writes them (`PredictionWriter`). False keeps none in memory.
+        """
         from hookline.training.predict import predict
 
         refuse_unknown(Trainer.predict, unknown)

@@ -92,7 +92,7 @@ class HostedRankSync:
         """Gather the requests of all ranks, and act on them in the same way on each."""
         line, s = self.line, self.line.state
         mine, line.save_requests, self._own_requests = [*self._own_requests, *line.save_requests], [], []
-        stop = (s.stop_reason or "a stop was requested") if s.should_stop else None
+        stop = [s.stop_reason or "a stop was requested", s.stop_status] if s.should_stop else None
         requests = self.ranks.gather({"stop": stop, "saves": [as_plain(each) for each in mine]})
         if self._pending is not None:  # its result is known by now
             self._pending.read()
@@ -103,14 +103,14 @@ class HostedRankSync:
             rank: request["stop"] for rank, request in enumerate(requests) if request["stop"] is not None
         }
         if reasons and not self.stop:
-            first = next(iter(reasons.values()))
+            first, status = next(iter(reasons.values()))
             who = (
                 ""
                 if len(reasons) == len(requests)
                 else f" (requested by rank {', '.join(map(str, reasons))})"
             )
             self.stop = True
-            s.ending.set_stop(f"{first}{who}")
+            s.ending.set_stop(f"{first}{who}", status)
 
     # ---- signals of hooks ----------------------------------------------------------------------------------
 

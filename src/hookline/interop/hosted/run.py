@@ -35,7 +35,13 @@ from hookline.run.rows import MetricRows
 from hookline.run.state import State
 from hookline.run.view import View
 from hookline.training import run_events
-from hookline.training.participants import LateHooks, attach_failures, tear_down_all, teardown_removed
+from hookline.training.participants import (
+    LateHooks,
+    attach_failures,
+    raise_first,
+    tear_down_all,
+    teardown_removed,
+)
 from hookline.training.pass_events import VALIDATION, Names
 from hookline.util.errors import HooklineError, OptionError, Signal
 
@@ -259,7 +265,8 @@ class HostedRun(HostView):
     def end_training(self) -> None:
         """End a training that did not fail, and emit on_train_end."""
         self.end_epoch()
-        run_events.end_as(self, "stopped" if self.state.ending.should_stop else "completed")
+        ending = self.state.ending
+        run_events.end_as(self, ending.stop_status if ending.should_stop else "completed")
         run_events.end_training(self)
         self.rows.write_pending()
         self.sync_point()
@@ -302,6 +309,11 @@ class HostedRun(HostView):
         run_events.release(self)
         self.is_running = False
         return failures
+
+    def close(self) -> None:
+        """Tear the hooks down after a run that did not fail, and raise what a request to stop asked for."""
+        raise_first(self.tear_down())
+        self.state.ending.raise_requested()
 
     # ---- epochs and batches --------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from hookline.interop.hosted.host import LIGHTNING_HOST
 from hookline.interop.hosted.run import HostedRun
 from hookline.loggers import Logger
 from hookline.run.optimizers import bare
-from hookline.training.participants import raise_first
 from hookline.training.pass_events import PREDICTION, TEST, VALIDATION, PassEvents, SanityCheck
 from hookline.training.run_events import end_as
 from hookline.util.errors import END_EPOCH, HookError
@@ -140,7 +139,7 @@ class CallbackInLightning:
         if self.line.status == "running":  # a validation, a test or a prediction by itself
             end_as(self.line, "completed")
         if self.line.is_running:
-            raise_first(self.line.tear_down())
+            self.line.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Emit on_exception and tear the hooks down, because Lightning does not after a failure."""

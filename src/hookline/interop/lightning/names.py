@@ -113,7 +113,7 @@ def epoch_of(state: Any) -> int:
     run = getattr(state.trainer, "_run", None)
     if run is not None and run.state is state and run.step is None and state.epochs_seen > state.epoch:
         return int(state.epochs_seen)  # resumed between two epochs, and the next one has not started
-    is_over = state.stage != "fit" or state.status in ("completed", "stopped", "preempted")
+    is_over = state.stage != "fit" or state.status in ("completed", "stopped", "pruned", "preempted")
     return int(state.epoch + (is_over and state.batches_seen > 0))
 
 

@@ -341,6 +341,7 @@ class Trainer(TrainerSettings):
             yield
             status = "success"
         finally:
+            status = "success" if self._own.status == "pruned" else status
             for logger in self.lightning_loggers:
                 logger.finalize(status)
 

@@ -23,7 +23,6 @@ from hookline.metrics.metric_log import Metrics
 from hookline.run.optimizers import total_norm
 from hookline.run.rows import edit_row
 from hookline.run.save_request import Saved
-from hookline.training.participants import raise_first
 from hookline.training.run_events import report_saved
 from hookline.util.errors import HookError
 
@@ -162,7 +161,7 @@ class CallbackInTransformers:
         if line.loggers and (last := line.state.log.pending):  # transformers does not log again
             line.loggers.log_row(Metrics(last).read(), line.state.step, line.state.epoch, "step")
         self._release()
-        raise_first(line.tear_down())
+        line.close()
 
     def _release(self) -> None:
         self._forward_observer.release()

@@ -155,7 +155,7 @@ class RankSync(Boundary):
         for request in own_saves:
             run.saves.requests.remove(request)
         mine = {
-            "stop": s.stop_reason or "a stop was requested" if s.should_stop else None,
+            "stop": [s.stop_reason or "a stop was requested", s.stop_status] if s.should_stop else None,
             "signal": run.signals.received,
             "commands": run.participants.commands.left(),
             "saves": [as_plain(each) for each in (*self._kept, *own_saves)],
@@ -182,15 +182,15 @@ class RankSync(Boundary):
             stop_for_signal(run, number)
             self.stop = True
 
-    def _agree_to_stop(self, reasons: list[str | None]) -> None:
-        """Stop all ranks if one rank requests it."""
+    def _agree_to_stop(self, requests: list[list[str] | None]) -> None:
+        """Stop all ranks if one rank requests it, as the first of them requests it."""
         s = self.run.state
-        asking = [rank for rank, reason in enumerate(reasons) if reason is not None]
+        asking = {rank: each for rank, each in enumerate(requests) if each is not None}
         if asking and not self.stop:
-            reason = reasons[asking[0]]
-            if len(asking) < len(reasons):
+            reason, status = next(iter(asking.values()))
+            if len(asking) < len(requests):
                 reason = f"{reason} (asked for by rank {', '.join(map(str, asking))})"
-            s.ending.set_stop(str(reason))
+            s.ending.set_stop(reason, status)
         elif asking:
             s.request_stop("")
         self.stop = s.should_stop  # a command may have requested it too, on every rank
