@@ -45,6 +45,10 @@ BUILTIN_HOOKS: dict[str, str] = {
     "freeze_schedule": "hookline.hooks.freeze_schedule:FreezeSchedule",
     "lr_schedule": "hookline.hooks.lr_schedule:LRSchedule",
     "loss_schedule": "hookline.hooks.loss_schedule:LossSchedule",
+    "accumulation_schedule": "hookline.hooks.accumulation_schedule:AccumulationSchedule",
+    "parameter_schedule": "hookline.hooks.parameter_schedule:ParameterSchedule",
+    "batch_size_finder": "hookline.hooks.batch_size_finder:BatchSizeFinder",
+    "garbage_collection": "hookline.hooks.garbage_collection:GarbageCollection",
 }
 
 

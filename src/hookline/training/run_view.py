@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hookline.engine.checks import AtLeast
 from hookline.run.module import PlainSteps
+from hookline.run.options import Options
 from hookline.run.view import View
 from hookline.util.errors import HooklineError
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 class RunView(View):
     """Facts of a run as attributes of the trainer, and the way to stop it."""
 
+    options: Options
     _run: Run | None
     _last: Run | None
     _fitted: Run | None
@@ -36,6 +39,29 @@ class RunView(View):
                 "its own: replace it in on_before_backward."
             )
         self._last.steps.loss = loss
+
+    @property
+    def accumulate_grad_batches(self) -> int:
+        """The batches that make one update. Set in a run, a new value holds from the next window on."""
+        return self.options.accumulate_grad_batches if self._run is None else self._run.traits.accumulate
+
+    @accumulate_grad_batches.setter
+    def accumulate_grad_batches(self, batches: int) -> None:
+        self.check_accumulation(batches)
+        if self._run is None:
+            self.options.accumulate_grad_batches = batches
+            return
+        from hookline.training.composition import set_accumulation
+
+        set_accumulation(self._run, batches)
+
+    def check_accumulation(self, batches: int) -> None:
+        """Raise if `accumulate_grad_batches` cannot be set to this number, in this run if there is one."""
+        AtLeast(1)("accumulate_grad_batches", batches)
+        if self._run is not None:
+            from hookline.training.composition import check_accumulation
+
+            check_accumulation(self._run, batches)
 
     def num_batches(self, kind: str = "train") -> dict[str, int | None]:
         """Return the batches per pass of each loader of a kind ('train', 'val', 'test', 'predict') by name.
