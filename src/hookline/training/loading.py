@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from hookline.data.batch import move
+from hookline.data.batch_size import with_batch_size
 from hookline.data.loaders import Loader
 from hookline.data.sharding import RankSharding
 from hookline.engine.listener import overrides
@@ -58,6 +59,8 @@ def load(run: Run, kind: str) -> list[Loader]:
         given = ask(run.state)
         if kind == "val" and isinstance(given, list | tuple) and not given:
             given = None  # val_dataloader returned an empty list: there is no validation data
+    if kind == "train" and run.data.batch_size is not None:
+        given = with_batch_size(given, run.data.batch_size)
     sharding = sharding_of(run, kind)
     rules = run.traits.rules
     loaders: list[Loader] = rules.make_loaders(run, given, limit, kind, sharding)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hookline.run.optimizers import Schedule
     from hookline.run.run import Run
     from hookline.run.timings import Timings
+    from hookline.training.trial import BatchSizes
 
 
 class RunView(View):
@@ -62,6 +63,33 @@ class RunView(View):
             from hookline.training.composition import check_accumulation
 
             check_accumulation(self._run, batches)
+
+    # ---- trials, for hooks that search a setting -----------------------------------------------------------
+
+    def fit_aside(
+        self, hook: Any, options: Mapping[str, Any], module: Any, train: Any = None, **arguments: Any
+    ) -> None:
+        """Run a short fit with a trainer like this one and this hook only, also in `setup` of a run.
+
+        options: replace those of this trainer. The random streams are restored; the hook restores the rest.
+        """
+        from hookline.training.trial import fit_aside
+
+        fit_aside(self, hook, options, module, train, **arguments)
+
+    @property
+    def is_resuming(self) -> bool:
+        """Whether the run continues from a checkpoint, from `setup` on."""
+        return self._run is not None and self._run.resume.path is not None
+
+    @property
+    def batch_sizes(self) -> BatchSizes:
+        """The batch size of the training loader of the run: find out, try and set it."""
+        if self._run is None:
+            raise HooklineError("trainer.batch_sizes works during a run: hooks use it.")
+        from hookline.training.trial import BatchSizes
+
+        return BatchSizes(self._run)
 
     def num_batches(self, kind: str = "train") -> dict[str, int | None]:
         """Return the batches per pass of each loader of a kind ('train', 'val', 'test', 'predict') by name.
