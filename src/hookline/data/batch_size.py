@@ -11,11 +11,6 @@ from hookline.data.sources import keeps_its_ways
 from hookline.util.errors import OptionError
 
 
-def batch_size_of(source: Any) -> int | None:
-    """Return the batch size of a loader that can have another one; None for other loaders."""
-    return None if why_fixed(source) else int(source.batch_size)
-
-
 def why_fixed(source: Any) -> str:
     """Return why a loader cannot have another batch size, as the rest of a sentence; empty if it can."""
     if not isinstance(source, DataLoader):
