@@ -52,6 +52,10 @@ BUILTIN_HOOKS: dict[str, str] = {
     "prediction_writer": "hookline.hooks.prediction_writer:PredictionWriter",
     "generate_samples": "hookline.hooks.generate_samples:GenerateSamples",
     "optuna_pruning": "hookline.hooks.optuna_pruning:OptunaPruning",
+    "accumulation_schedule": "hookline.hooks.accumulation_schedule:AccumulationSchedule",
+    "parameter_schedule": "hookline.hooks.parameter_schedule:ParameterSchedule",
+    "batch_size_finder": "hookline.hooks.batch_size_finder:BatchSizeFinder",
+    "garbage_collection": "hookline.hooks.garbage_collection:GarbageCollection",
 }
 
 

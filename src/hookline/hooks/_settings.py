@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
 from hookline.engine.checks import refused
-from hookline.engine.filters import parse_interval
+from hookline.engine.filters import UNITS, parse_interval
 from hookline.util.errors import HookError, OptionError, closest
 from hookline.util.text import list_some
 
@@ -70,3 +70,25 @@ def parse_moment(given: Any, what: str, units: Collection[str] = ("step", "epoch
             f"(units: {', '.join(f'{each}s' for each in units)})."
         )
     return int(number), unit
+
+
+Moments = list[tuple[str, int, Any]]
+"""Moments in the order written: the count of the state ("step", "epochs_seen"), its number, and the value."""
+
+
+def read_moments(given: Mapping[int | str, Any], what: str) -> Moments:
+    """Return the moments of a mapping and their values."""
+    made: Moments = []
+    for moment, value in given.items():
+        number, unit = parse_moment(moment, what)
+        made.append((UNITS[unit], number, value))
+    return made
+
+
+def current_value(moments: Moments, counts: Any) -> Any:
+    """Return the last value in order whose moment has come, or None. counts: the state of the run."""
+    found = None
+    for count, number, value in moments:
+        if getattr(counts, count) >= number:
+            found = value
+    return found

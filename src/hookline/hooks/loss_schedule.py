@@ -8,9 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from hookline.engine.checks import Number, checked_parameters, refused
-from hookline.engine.filters import UNITS
 from hookline.engine.hook import Hook
-from hookline.hooks._settings import facts_asked, parse_moment
+from hookline.hooks._settings import Moments, current_value, facts_asked, read_moments
 from hookline.util.errors import HookError, LossError, OptionError, closest, described
 
 TERM_FACTS: dict[str, Callable[[Any], Any]] = {
@@ -84,8 +83,9 @@ class LossSchedule(Hook):
         }
         self._weight = _Weight(weight, "weight")
         moments = replace if isinstance(replace, Mapping) else {} if replace is None else {0: replace}
-        self._replace = _in_order(
-            {key: _FactFunction(each, f"replace[{key!r}]") for key, each in moments.items()}, "replace"
+        self._replace = read_moments(
+            {key: _FactFunction(each, f"replace[{key!r}]") for key, each in moments.items()},
+            "LossSchedule: replace",
         )
 
     def on_fit_start(self, module: Any) -> None:
@@ -100,7 +100,7 @@ class LossSchedule(Hook):
 
     def on_before_backward(self, state: Any) -> Tensor | None:
         given = loss = state.live_loss
-        function = _current(self._replace, state)
+        function = current_value(self._replace, state)
         if function is not None:
             loss = function.loss(state)
         weight = self._weight.at(state)
@@ -155,13 +155,13 @@ class _Weight:
     def __init__(self, given: Any, what: str) -> None:
         self.number: float | None = None
         self.function: _FactFunction | None = None
-        self.moments: list[tuple[str, int, Any]] = []
+        self.moments: Moments = []
         if callable(given):
             self.function = _FactFunction(given, what)
         elif isinstance(given, Mapping):
             for value in given.values():
                 Number()(f"LossSchedule: {what}", value)
-            self.moments = _in_order(given, what)
+            self.moments = read_moments(given, f"LossSchedule: {what}")
         else:
             Number()(f"LossSchedule: {what}", given)
             self.number = float(given)
@@ -178,23 +178,5 @@ class _Weight:
                 raise LossError(
                     f"LossSchedule: {what} must return a number; it returned {described(came)}."
                 ) from None
-        value = _current(self.moments, state)
+        value = current_value(self.moments, state)
         return 0.0 if value is None else float(value)
-
-
-def _in_order(given: Mapping[int | str, Any], what: str) -> list[tuple[str, int, Any]]:
-    """Return (count, number, value) of each moment, in the order written."""
-    made: list[tuple[str, int, Any]] = []
-    for moment, value in given.items():
-        number, unit = parse_moment(moment, f"LossSchedule: {what}")
-        made.append((UNITS[unit], number, value))
-    return made
-
-
-def _current(moments: list[tuple[str, int, Any]], state: Any) -> Any:
-    """Return the last value in order whose moment has come."""
-    found = None
-    for count, number, value in moments:
-        if getattr(state, count) >= number:
-            found = value
-    return found

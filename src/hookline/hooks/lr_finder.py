@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookline.data.seeding import isolated_rng, rng_state, set_rng_state
+from hookline.data.seeding import rng_state, set_rng_state
 from hookline.engine.checks import Above, Count, Number, checked_parameters
 from hookline.engine.hook import Hook
 from hookline.hooks._figures import lr_curve, need_matplotlib, save_figure
+from hookline.hooks._snapshot import Snapshot
 from hookline.util.errors import HookError, OptionError
 
 log = logging.getLogger("hookline")
@@ -70,7 +69,7 @@ class LRFinder(Hook):
         self.losses: list[float] = []
         """One pair for each update with a finite loss."""
         self.suggestion: float | None = None
-        self._snapshot: _Snapshot | None = None
+        self._snapshot: Snapshot | None = None
         self._streams: dict[str, Any] = {}
         self._window: list[float] = []
         self._ratios: list[list[float]] = []
@@ -83,31 +82,8 @@ class LRFinder(Hook):
         Takes the arguments of `trainer.fit`. It does not change the given trainer, and changes only the
         device of the module.
         """
-        changes = {
-            "max_steps": self.steps,
-            "max_epochs": -1,
-            "min_epochs": 0,
-            "max_time": None,
-            "limit_val_batches": 0,
-            "num_sanity_val_steps": 0,
-            "fast_dev_run": False,
-            "run_dir": trainer.run_dir,
-            "enable_progress_bar": False,
-            "val_check_interval": 1.0,
-            "check_val_every_n_epoch": 1,
-            "checkpoint": False,
-        }
-        modes = [(each, each.training) for each in module.modules()]
-        with isolated_rng():
-            short = type(trainer)(
-                **{**asdict(trainer.options), **changes},
-                strategy=trainer.strategy,
-                logger=False,
-                hooks=[self],
-            )
-            short.fit(module, train, **arguments)
-        for layer, mode in modes:
-            layer.training = mode
+        options = {"max_steps": self.steps, "run_dir": trainer.run_dir}
+        trainer.fit_aside(self, options, module, train, **arguments)
         return self.suggestion
 
     # ---- the test ------------------------------------------------------------------------------------------
@@ -142,7 +118,7 @@ class LRFinder(Hook):
         self._smoothed = self._best = self._start = math.nan
         if not optimizers:
             raise HookError("LRFinder has no optimizer whose learning rate it could change.")
-        self._snapshot = _Snapshot(module, optimizers, schedulers)
+        self._snapshot = Snapshot(module, optimizers, schedulers)
         base = _rate(optimizers[0].param_groups[0]) or 1.0
         self._ratios = [[(_rate(group) or base) / base for group in each.param_groups] for each in optimizers]
 
@@ -255,26 +231,6 @@ class LRFinder(Hook):
             return None
         slopes = np.gradient(smooth, np.log(self.lrs))[: lowest + 1]
         return min(self.lrs[int(np.argmin(slopes))], self.lrs[lowest] / 10)
-
-
-class _Snapshot:
-    """A copy of weights, buffers, optimizers and schedulers that `restore` restores."""
-
-    def __init__(self, module: nn.Module, optimizers: list[Any], schedulers: list[Any]) -> None:
-        self.tensors = [(each, each.detach().clone()) for each in (*module.parameters(), *module.buffers())]
-        self.objects = [(each, copy.deepcopy(each.state_dict())) for each in (*optimizers, *schedulers)]
-        self.grads = [
-            (each, None if each.grad is None else each.grad.clone()) for each in module.parameters()
-        ]
-
-    def restore(self) -> None:
-        with torch.no_grad():
-            for tensor, before in self.tensors:
-                tensor.copy_(before)
-        for stateful, state in self.objects:
-            stateful.load_state_dict(state)
-        for parameter, grad in self.grads:
-            parameter.grad = grad
 
 
 def _rate(group: dict[str, Any]) -> float:

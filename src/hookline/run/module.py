@@ -334,6 +334,10 @@ class PlainSteps(Actions):
         self._forward: Callable[[Any], Any] | None = None
         """Calls the model with a batch that is a mapping; chosen at the first one."""
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `fit` that these steps were made from."""
+        return {"loss": self.loss, "step": self._step, "optimizer": self._optimizer}
+
     def again(self, optimizer: Any) -> PlainSteps:
         """Return the same steps for another run, with another optimizer if one is given."""
         return PlainSteps(

@@ -33,12 +33,24 @@ class OptimizerRouter:
             self._spared[name] = list(
                 {key: p for each in own for key, p in each.items() if key not in trained}.values()
             )
+        pairs = ((low, high) for high in self._all for low in range(high))
+        self._shared = next((pair for pair in pairs if own[pair[0]].keys() & own[pair[1]].keys()), None)
+        """Two optimizers that train the same parameters, if there are any."""
         self._aside: list[Tensor | None] = []
         self._unproven = {
             name: [(number, list(own[number].values())) for number in numbers]
             for name, numbers in fed.items()
         }
         """The parameters that each loader trains, until its first batch is checked."""
+
+    def check_accumulation(self, batches: int) -> None:
+        """Refuse windows of several batches if optimizers share parameters."""
+        if self._shared is not None and batches > 1:
+            raise OptionError(
+                f"Mixture: optimizers {self._shared[0]} and {self._shared[1]} train the same parameters, so "
+                "gradients that are accumulated for one would reach the other. Leave "
+                "accumulate_grad_batches at 1, or give each optimizer its own parameters."
+            )
 
     def set_aside_gradients(self, loader: str) -> None:
         """Set aside, before backward, the gradients that this batch must not change."""
@@ -96,12 +108,6 @@ def make_router(
                 f"Mixture: the loader {name!r} should train optimizer {wrong[0]}, which does not exist. "
                 f"Optimizers: {known}."
             )
-    own = [{id(p) for group in each.param_groups for p in group["params"]} for each in optimizers]
-    shared = [(a, b) for a in range(len(own)) for b in range(a) if own[a] & own[b]]
-    if shared and accumulate > 1:
-        raise OptionError(
-            f"Mixture: optimizers {shared[0][1]} and {shared[0][0]} train the same parameters, so gradients "
-            "that are accumulated for one would reach the other. Leave accumulate_grad_batches at 1, or "
-            "give each optimizer its own parameters."
-        )
-    return OptimizerRouter(fed, optimizers)
+    router = OptimizerRouter(fed, optimizers)
+    router.check_accumulation(accumulate)
+    return router

@@ -214,6 +214,8 @@ class RunData:
     totals: Any = None
     """Counts over all ranks (`BatchTotals`) or in a weighted window (`WeightedBatches`), or None."""
     count_tokens: Callable[[Any], int] = elements_of_ids
+    batch_size: int | None = None
+    """The batch size of the training loader; None: its own."""
 
     def readings(self) -> dict[str, str]:
         """Return a description of how each loader is read, by its kind and name."""

@@ -114,8 +114,7 @@ class AccumulatedStep(TrainStep):
 
     def publish_losses(self) -> None:
         """Set the losses of the window, of which listeners read the mean."""
-        accumulates = self.run.traits.accumulate > 1
-        self.state.current.window_losses = self.window.losses if accumulates else None
+        self.state.current.window_losses = self.window.losses if self.window.size > 1 else None
 
     def count_losses(self) -> float:
         """Return the total weight of the batches of the window that had a loss."""

@@ -19,7 +19,7 @@ from hookline.run.run import Run
 from hookline.training.batch_events import set_loss
 from hookline.training.inference import in_inference_mode
 from hookline.training.pass_events import restore_modes
-from hookline.training.update import Closure
+from hookline.training.update import NEEDS_ONE_BATCH, Closure
 from hookline.util.errors import OptionError
 
 STEP_ACTIONS = ("training_step", "validation_step", "test_step", "predict_step")
@@ -55,10 +55,7 @@ def install_closure(run: Run) -> None:
     recompute = any(needs_closure(each) for each in run.state.optimizers)
     may_accumulate = run.traits.rules.accumulates_with_closures
     if recompute and run.options.accumulate_grad_batches > 1 and not may_accumulate:
-        raise OptionError(
-            "An optimizer that recomputes the loss (LBFGS) cannot be combined with accumulate_grad_batches "
-            "> 1."
-        )
+        raise OptionError(NEEDS_ONE_BATCH)
     if recompute and run.strategy.precision.scaler is not None:
         raise OptionError(
             "An optimizer that recomputes the loss (LBFGS) cannot be combined with precision='16-mixed'."

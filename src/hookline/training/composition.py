@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from hookline.run.commands import handles_command
 from hookline.run.run import Run
 from hookline.training.accumulation import AccumulatedStep, CheckedCountedStep, CheckedStep, CountedStep
 from hookline.training.backward import Backward, Factor
 from hookline.training.manual import ManualStep
 from hookline.training.step import TrainStep
 from hookline.training.update import (
+    NEEDS_ONE_BATCH,
     Action,
     Update,
     UpdateCheck,
@@ -20,6 +22,7 @@ from hookline.training.update import (
     routing,
     unscaling,
 )
+from hookline.util.errors import OptionError
 
 
 def choose_step(run: Run) -> TrainStep:
@@ -35,10 +38,37 @@ def choose_step(run: Run) -> TrainStep:
 def set_accumulation(run: Run, batches: int) -> None:
     """Change how many batches make one update, from the next window on."""
     run.traits.accumulate = batches
-    if batches == 1:  # a window of one batch needs no size and keeps no losses
+    if run.step is not None and run.strategy.ranks.alone:  # the step of a rank has no other class
+        # between two batches, because listeners of this event may still read the loss of the window
+        run.participants.commands.send("choose step")
+
+
+@handles_command("choose step")
+def choose_again(run: Run, sender: int) -> None:
+    """Choose the step again, unless a window is open: that one ends with the step that it began with."""
+    if run.step is None or run.window.batches:
+        return
+    if run.traits.accumulate == 1:  # a window of one batch needs no size and keeps no losses
         run.window.size, run.state.current.window_losses = 1, None
-    if run.step is not None and not run.window.batches:
-        run.step = choose_step(run)
+    run.step = choose_step(run)
+
+
+def check_accumulation(run: Run, batches: int) -> None:
+    """Refuse a number of batches per update that this run cannot have."""
+    if batches == 1:
+        return
+    if run.traits.is_manual:
+        raise OptionError("Manual optimization accumulates by itself: leave accumulate_grad_batches at 1.")
+    if run.traits.recomputes and not run.traits.rules.accumulates_with_closures:
+        raise OptionError(NEEDS_ONE_BATCH)
+    if run.data.router is not None:
+        run.data.router.check_accumulation(batches)
+    compiled = run.options.compile
+    if run.traits.compiled is not None and isinstance(compiled, dict) and compiled.get("fullgraph"):
+        raise OptionError(
+            "compile: fullgraph=True makes one graph of forward and backward, and gradient accumulation "
+            "divides the loss between them: leave accumulate_grad_batches at 1, or leave out fullgraph."
+        )
 
 
 def _choose_class(run: Run) -> type[TrainStep]:

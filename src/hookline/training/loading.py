@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from hookline.data.batch import move
+from hookline.data.batch_size import with_batch_size
 from hookline.data.loaders import Loader
 from hookline.data.sharding import RankSharding
 from hookline.engine.listener import overrides
@@ -58,6 +59,8 @@ def load(run: Run, kind: str) -> list[Loader]:
         given = ask(run.state)
         if kind == "val" and isinstance(given, list | tuple) and not given:
             given = None  # val_dataloader returned an empty list: there is no validation data
+    if kind == "train" and run.data.batch_size is not None:
+        given = with_batch_size(given, run.data.batch_size)
     sharding = sharding_of(run, kind)
     rules = run.traits.rules
     loaders: list[Loader] = rules.make_loaders(run, given, limit, kind, sharding)
@@ -171,8 +174,17 @@ def estimated_steps(run: Run) -> float:
     # of a mixture the first length, which does not change in a resumed run
     length = loader.first_length if run.data.is_mixture else loader.length
     if options.max_epochs >= 0 and length is not None:
-        steps = math.ceil(length / options.accumulate_grad_batches) * options.max_epochs
+        steps = _updates_of(run, length, options.max_epochs)
     return min(steps, options.max_steps) if options.max_steps >= 0 else steps
+
+
+def _updates_of(run: Run, length: int, epochs: int) -> int:
+    """Return the updates in so many epochs of `length` batches; a hook may have a schedule for them."""
+    own, most = run.options.accumulate_grad_batches, run.options.max_steps
+    for entry in run.state.hooks.entries():
+        if entry.enabled and hasattr(entry.hook, "count_updates"):
+            return int(entry.hook.count_updates(length, epochs, own, most if most >= 0 else math.inf))
+    return math.ceil(length / own) * epochs
 
 
 def _check_loaders(run: Run, kind: str, loaders: list[Loader]) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hookline.engine.checks import AtLeast
 from hookline.run.module import PlainSteps
+from hookline.run.options import Options
 from hookline.run.save_request import make_rollback_request
 from hookline.run.view import View
 from hookline.util.errors import HooklineError
@@ -17,11 +19,13 @@ if TYPE_CHECKING:
     from hookline.run.optimizers import Schedule
     from hookline.run.run import Run
     from hookline.run.timings import Timings
+    from hookline.training.trial import BatchSizes
 
 
 class RunView(View):
     """Facts of a run as attributes of the trainer, and the way to stop it."""
 
+    options: Options
     strategy: Strategy
     _run: Run | None
     _last: Run | None
@@ -50,6 +54,56 @@ class RunView(View):
                 "its own: replace it in on_before_backward."
             )
         self._last.steps.loss = loss
+
+    @property
+    def accumulate_grad_batches(self) -> int:
+        """The batches that make one update. Set in a run, a new value holds from the next window on."""
+        return self.options.accumulate_grad_batches if self._run is None else self._run.traits.accumulate
+
+    @accumulate_grad_batches.setter
+    def accumulate_grad_batches(self, batches: int) -> None:
+        self.check_accumulation(batches)
+        if self._run is None:
+            self.options.accumulate_grad_batches = batches
+            return
+        from hookline.training.composition import set_accumulation
+
+        set_accumulation(self._run, batches)
+
+    def check_accumulation(self, batches: int) -> None:
+        """Raise if `accumulate_grad_batches` cannot be set to this number, in this run if there is one."""
+        AtLeast(1)("accumulate_grad_batches", batches)
+        if self._run is not None:
+            from hookline.training.composition import check_accumulation
+
+            check_accumulation(self._run, batches)
+
+    # ---- trials, for hooks that search a setting -----------------------------------------------------------
+
+    def fit_aside(
+        self, hook: Any, options: Mapping[str, Any], module: Any, train: Any = None, **arguments: Any
+    ) -> None:
+        """Run a short fit with a trainer like this one and this hook only, also in `setup` of a run.
+
+        options: replace those of this trainer. The random streams are restored; the hook restores the rest.
+        """
+        from hookline.training.trial import fit_aside
+
+        fit_aside(self, hook, options, module, train, **arguments)
+
+    @property
+    def is_resuming(self) -> bool:
+        """Whether the run continues from a checkpoint, from `setup` on."""
+        return self._run is not None and self._run.resume.path is not None
+
+    @property
+    def batch_sizes(self) -> BatchSizes:
+        """The batch size of the training loader of the run: find out, try and set it."""
+        if self._run is None:
+            raise HooklineError("trainer.batch_sizes works during a run: hooks use it.")
+        from hookline.training.trial import BatchSizes
+
+        return BatchSizes(self._run)
 
     def num_batches(self, kind: str = "train") -> dict[str, int | None]:
         """Return the batches per pass of each loader of a kind ('train', 'val', 'test', 'predict') by name.

@@ -20,6 +20,9 @@ from hookline.util.errors import SKIP_STEP, STEP_DONE, LossError, Signal
 
 UpdateCheck = Callable[[], bool]
 Action = Callable[[], Any]
+NEEDS_ONE_BATCH = (
+    "An optimizer that recomputes the loss (LBFGS) cannot be combined with accumulate_grad_batches > 1."
+)
 
 
 class Update(UpdateEvents):
