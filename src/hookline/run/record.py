@@ -88,18 +88,18 @@ class RunRecord:
     def update(self, run: Run) -> None:
         """Write the progress, unless the last update was less than `UPDATE_SECONDS` ago."""
         if time.monotonic() - self._written >= UPDATE_SECONDS:
-            if "settings" not in self.data:  # the directory was created after training had started
-                self._describe(run)
+            is_new = "settings" not in self.data  # the directory was created after training had started
             self._set_progress(run)
-            self.write()
+            if is_new:
+                self.describe(run)
+            else:
+                self.write()
 
     def describe(self, run: Run) -> None:
-        """Write the settings of the optimizers and the loaders, after they are made."""
-        self._describe(run)
-        self.write()
-
-    def _describe(self, run: Run) -> None:
+        """Write the settings of the optimizers and the loaders, after they are made, and log the file."""
         self.data.update(settings=mask(run.identity.settings), data=data_settings(run))
+        self.write()
+        run.state.logger.log_config(self.path, run.identity.id)
 
     def end(self, run: Run, was_refused: bool) -> None:
         """Write how the run ended. A run that could not be resumed keeps its earlier ending."""
