@@ -22,7 +22,7 @@ from hookline.engine.checks import check_path, refused
 from hookline.util.errors import HooklineError, OptionError
 
 if TYPE_CHECKING:
-    from hookline.loggers.artifacts import RunArtifacts
+    from hookline.loggers.run_artifacts import RunArtifacts
 
 log = logging.getLogger("hookline")
 
@@ -234,7 +234,7 @@ class Loggers(Logger):
     def open(self, run_dir: Callable[[], Path]) -> None:
         self._failed, self._artifacts = [], None
         if takers := [each for each in self._called if each.artifacts]:
-            from hookline.loggers.artifacts import RunArtifacts
+            from hookline.loggers.run_artifacts import RunArtifacts
 
             self._artifacts = RunArtifacts(takers, self._call, run_dir)
         self._call_all("open", run_dir)
@@ -274,6 +274,10 @@ class Loggers(Logger):
         if self.members and not Path(path).exists():
             raise BadValue(f"log_artifact({str(path)!r}, {name!r}): there is no such file or directory.")
         self._call_all("log_artifact", Path(path), name, kind, metadata, aliases)
+
+    def has_logged(self, checkpoint: str, run_dir: Path) -> bool:
+        answers = [self._call(each, "has_logged", checkpoint, run_dir) for each in self._called]
+        return bool(answers) and all(answers)
 
     def position(self) -> dict[str, Any]:
         """Return the positions of the members by name, and of the artifacts of the run."""

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hookline.loggers.artifacts import DEFAULT_ARTIFACTS, ArtifactLogger, safe_name
+from hookline.loggers.artifacts import DEFAULT_ARTIFACTS, ArtifactLogger
 from hookline.loggers.base import file_name, finite_values, flat_params, histogram
 from hookline.loggers.jsonl import image_png
+from hookline.loggers.run_artifacts import safe_name
 from hookline.util.text import encodable
 
 LONGEST_NAME, LONGEST_VALUE, LARGEST_BATCH = 250, 6000, 100

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hookline.engine.checks import check_choice, refused
-from hookline.loggers.artifacts import DEFAULT_ARTIFACTS, ArtifactLogger, safe_name
+from hookline.loggers.artifacts import DEFAULT_ARTIFACTS, ArtifactLogger
 from hookline.loggers.base import flat_params, flat_pixels, histogram_row
+from hookline.loggers.run_artifacts import safe_name
 from hookline.util.errors import HooklineError
 from hookline.util.text import encodable, map_texts
 

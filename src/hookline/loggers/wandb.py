@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from hookline.engine.checks import check_choice, refused
-from hookline.loggers.artifacts import DEFAULT_ARTIFACTS, ArtifactLogger, safe_name
+from hookline.loggers.artifacts import DEFAULT_ARTIFACTS, ArtifactLogger
 from hookline.loggers.base import flat_pixels, histogram_row
 from hookline.loggers.jsonl import jsonable
+from hookline.loggers.run_artifacts import safe_name
 from hookline.util.text import encodable, map_texts
 
 STEP_METRIC = "trainer/global_step"

@@ -165,9 +165,13 @@ def begin_record(run: Run) -> None:
 
 def update_record(run: Run) -> None:
     """Write the progress at the end of an epoch; loggers may have created the directory only now."""
+    known = run.identity.record
     begin_record(run)
-    if run.identity.record is not None:
-        run.identity.record.update(run)
+    record = run.identity.record
+    if record is not None and known is None:
+        record.describe(run)
+    elif record is not None:
+        record.update(run)
 
 
 def record_checkpoint(run: Run, saved: Path | str) -> None:
