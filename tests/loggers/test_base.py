@@ -28,6 +28,8 @@ CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("resume", (None, 1, 0, "checkpoint")),
     ("log_event", ("skip", {"reason": "hook"})),
     ("begin_afresh", ()),
+    ("log_artifact", (Path(__file__), "a", "table", {"rows": 1}, ("newest",))),
+    ("has_logged", ("id", Path())),
 ]
 
 

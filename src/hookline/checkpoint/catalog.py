@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 from hookline.checkpoint.cleanup import LEFT_OVER
 from hookline.checkpoint.files import clean_up, read, read_manifest
 from hookline.distributed.comm import Ranks
+from hookline.run.record import RECORD
 from hookline.util.errors import CheckpointError
+from hookline.util.snapshot import TRACKER_FOLDERS
 from hookline.util.urls import MANIFEST, is_checkpoint_file
 
 ALONE = Ranks()
@@ -97,12 +99,13 @@ def places_below(folder: Path) -> list[Path]:
 def _walk_folders(folder: Path) -> Iterator[tuple[Path, bool]]:
     """Yield the folder and those below it, and whether each is a checkpoint, or the remains of one.
 
-    A directory that is being written or removed is hidden, and is skipped.
+    A directory that is being written or removed is hidden, and is skipped; so are the copies of trackers.
     """
     for parent, names, files in os.walk(folder):
         is_checkpoint = _is_checkpoint(files)
+        copies = TRACKER_FOLDERS if RECORD in files else ()
         # folders that users have put into a checkpoint are not searched
-        names[:] = [] if is_checkpoint else [name for name in names if not name.startswith(".")]
+        names[:] = [name for name in names if not (is_checkpoint or name.startswith(".") or name in copies)]
         yield Path(parent), is_checkpoint
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import logging
 import os
 import shutil
@@ -16,11 +15,11 @@ from typing import Annotated, Any
 from hookline.engine.checks import Count, Several, Timeout, checked_parameters, refused
 from hookline.engine.hook import Hook
 from hookline.util.errors import HookError, OptionError
+from hookline.util.snapshot import UPLOADS, remove_if_empty, take_snapshot
 from hookline.util.text import printable, redact
 from hookline.util.urls import (
     MANIFEST,
     check_url,
-    is_checkpoint_file,
     is_url,
     open_url,
     put_folder,
@@ -147,10 +146,10 @@ class UploadCheckpoint(Hook):
             self._has_warned = True
             return
         self._serial += 1
-        self._snapshots = Path(trainer.run_dir) / ".uploads"
+        self._snapshots = Path(trainer.run_dir) / UPLOADS
         snapshot = self._snapshots / f"{self._serial}-{os.getpid()}-{path.name}"
         try:
-            left_out = _take_snapshot(path, snapshot)
+            left_out = take_snapshot(path, snapshot)
         except OSError as error:
             self._give_up(path.name, error)
             return
@@ -200,8 +199,7 @@ class UploadCheckpoint(Hook):
             self.failed += [self._uploading, *left]
         self._thread = None
         if self._snapshots is not None:
-            with contextlib.suppress(OSError):
-                self._snapshots.rmdir()
+            remove_if_empty(self._snapshots)
         if self.failed:
             log.warning("UploadCheckpoint: not uploaded in this run: %s.", ", ".join(self.failed))
 
@@ -268,40 +266,3 @@ class UploadCheckpoint(Hook):
         self.uploaded = [
             name for name in state["uploaded"] if isinstance(name, str) and Path(name).name == name
         ]
-
-
-def _take_snapshot(source: Path, target: Path) -> list[str]:
-    """Link or copy the files, so that removing or replacing the checkpoint does not disturb the upload.
-
-    Files of a checkpoint never change, so a link is enough; other files are copied. Return the paths that
-    cannot be copied.
-    """
-    shutil.rmtree(target, ignore_errors=True)
-    left_out = []
-    for parent, folders, files in os.walk(source):
-        inside = Path(parent).relative_to(source)
-        (target / inside).mkdir(parents=True)
-        left_out += [str(inside / name) for name in folders if (source / inside / name).is_symlink()]
-        for name in files:
-            file, is_own = source / inside / name, inside == Path() and is_checkpoint_file(name)
-            if is_own:
-                _link_or_copy(file, target / name)
-            elif file.is_symlink() or not file.is_file() or not _is_copied(file, target / inside / name):
-                left_out.append(str(inside / name))
-    return sorted(left_out)
-
-
-def _is_copied(source: Path, target: Path) -> bool:
-    try:
-        shutil.copy2(source, target)
-    except OSError:
-        target.unlink(missing_ok=True)  # incomplete
-        return False
-    return True
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)

@@ -12,6 +12,8 @@ from hookline.engine.registry import lazy_names
 if TYPE_CHECKING:
     from hookline.loggers.base import BadValue, Logger, Loggers
     from hookline.loggers.build import make_loggers
+    from hookline.loggers.clearml import ClearML
+    from hookline.loggers.comet import Comet
     from hookline.loggers.console import Console
     from hookline.loggers.csv_file import CSV
     from hookline.loggers.jsonl import JSONLines
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CSV",
     "BadValue",
+    "ClearML",
+    "Comet",
     "Console",
     "JSONLines",
     "Logger",
@@ -44,6 +48,8 @@ __getattr__, __dir__ = lazy_names(
         "BadValue": "base",
         "Logger": "base",
         "Loggers": "base",
+        "ClearML": "clearml",
+        "Comet": "comet",
         "Console": "console",
         "CSV": "csv_file",
         "JSONLines": "jsonl",

@@ -11,15 +11,18 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from hookline.engine.checks import check_path, refused
 from hookline.util.errors import HooklineError, OptionError
+
+if TYPE_CHECKING:
+    from hookline.loggers.run_artifacts import RunArtifacts
 
 log = logging.getLogger("hookline")
 
@@ -41,6 +44,10 @@ class Logger:
     """
     tells_rows_apart = False
     """Whether `log_metrics` takes a fourth argument, the scope: 'step', 'epoch' or 'evaluation'.
+    """
+    artifacts: Sequence[str] = ()
+    """What the run passes to `log_artifact`: 'config', 'best_checkpoint', 'last_checkpoint' or 'checkpoints'.
+    Trackers also take 'figures'.
     """
 
     @property
@@ -80,6 +87,27 @@ class Logger:
     def add_figure(self, tag: str, figure: Any, global_step: int | None = None) -> None:
         """Log a matplotlib figure."""
 
+    def log_artifact(
+        self,
+        path: Path | str,
+        name: str,
+        kind: str = "file",
+        metadata: Mapping[str, Any] | None = None,
+        aliases: Sequence[str] = (),
+    ) -> None:
+        """Log a file or a directory, which stays as it is until this call returns.
+
+        kind: 'config' and 'checkpoint' for those of the run, and any word for others.
+        """
+
+    def has_logged(self, checkpoint: str, run_dir: Path) -> bool:
+        """Return whether an earlier process has logged the checkpoint of this id (`metadata["checkpoint"]`).
+
+        If it has not, because it was killed, a run that resumes logs the checkpoint. It is called before
+        the first record.
+        """
+        return True
+
     def position(self) -> Any:
         """Return the position in the log as plain data for a checkpoint, or None."""
         return None
@@ -103,8 +131,10 @@ SLOW_CALL = 1.0
 """Seconds after which a call of a direct logger is reported as slow."""
 
 
-RUN_METHODS = ("open", "position", "resume", "begin_afresh", "close")
+RUN_METHODS = ("open", "position", "resume", "begin_afresh", "has_logged", "close")
 """Methods that the run itself calls, without values of the user."""
+ARTIFACTS_POSITION = "artifacts of the run"
+"""The key of `RunArtifacts.position()` among the positions of the loggers."""
 
 
 class Loggers(Logger):
@@ -122,6 +152,8 @@ class Loggers(Logger):
         self._slow: set[str] = set()
         self.calling: dict[int, tuple[Logger, str]] = {}
         """The member and the method that each thread is calling, for the watchdog."""
+        self._artifacts: RunArtifacts | None = None
+        """Set during a run in which a member takes artifacts."""
 
     def __bool__(self) -> bool:
         return bool(self.members)
@@ -196,11 +228,27 @@ class Loggers(Logger):
             scope = (over,) if logger.tells_rows_apart else ()
             self._call(logger, "log_metrics", metrics, step, epoch, *scope)
 
+    def log_config(self, path: Path, run: str) -> None:
+        """Log the record of a run, with its configuration, to members that take it. run: the run's id."""
+        if self._artifacts is not None:
+            self._artifacts.log_config(path, run)
+
+    def log_checkpoint(self, path: Path | str, reason: str, step: int) -> None:
+        """Log a durable checkpoint of the run to members that take it."""
+        if self._artifacts is not None:
+            self._artifacts.log_checkpoint(path, reason, step)
+
     def log_event(self, kind: str, data: Mapping[str, Any]) -> None:
+        if kind == "end" and self._artifacts is not None:
+            self._artifacts.status = str(data.get("status"))
         self._call_all("log_event", kind, data)
 
     def open(self, run_dir: Callable[[], Path]) -> None:
-        self._failed = []
+        self._failed, self._artifacts = [], None
+        if takers := [each for each in self._called if each.artifacts]:
+            from hookline.loggers.run_artifacts import RunArtifacts
+
+            self._artifacts = RunArtifacts(takers, self._call, run_dir)
         self._call_all("open", run_dir)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
@@ -226,19 +274,42 @@ class Loggers(Logger):
     def add_figure(self, tag: str, figure: Any, global_step: int | None = None) -> None:
         self._call_all("add_figure", tag, figure, global_step)
 
+    def log_artifact(
+        self,
+        path: Path | str,
+        name: str,
+        kind: str = "file",
+        metadata: Mapping[str, Any] | None = None,
+        aliases: Sequence[str] = (),
+    ) -> None:
+        """Log a file or a directory of your own to every member, whatever artifacts it takes from the run."""
+        if self.members and not Path(path).exists():
+            raise BadValue(f"log_artifact({str(path)!r}, {name!r}): there is no such file or directory.")
+        self._call_all("log_artifact", Path(path), name, kind, metadata, aliases)
+
+    def has_logged(self, checkpoint: str, run_dir: Path) -> bool:
+        answers = [self._call(each, "has_logged", checkpoint, run_dir) for each in self._called]
+        return bool(answers) and all(answers)
+
     def position(self) -> dict[str, Any]:
-        """Return the positions of the members by name."""
+        """Return the positions of the members by name, and of the artifacts of the run."""
         positions = {name: self._call(each, "position") for name, each in self._by_name()}
+        positions[ARTIFACTS_POSITION] = None if self._artifacts is None else self._artifacts.position()
         return {name: position for name, position in positions.items() if position is not None}
 
     def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
         for name, logger in self._by_name():
             self._call(logger, "resume", (position or {}).get(name), step, epoch, path)
+        if self._artifacts is not None:
+            self._artifacts.resume((position or {}).get(ARTIFACTS_POSITION), path)
 
     def begin_afresh(self) -> None:
         self._call_all("begin_afresh")
 
     def close(self) -> None:
+        if self._artifacts is not None:
+            self._artifacts.finish()
+        self._artifacts = None
         for logger in self._failed:  # a failed member may still hold a file or a connection
             with contextlib.suppress(Exception):
                 logger.close()
@@ -300,7 +371,11 @@ class ClientLogger(Logger):
         self._write({tag: number(tag, scalar_value)}, self._step(global_step))
 
     def add_figure(self, tag: str, figure: Any, global_step: int | None = None) -> None:
-        self.add_image(tag, figure_pixels(tag, figure), global_step)
+        self.add_drawn_figure(tag, figure_png(tag, figure), global_step)
+
+    def add_drawn_figure(self, tag: str, png: bytes, global_step: int | None = None) -> None:
+        """Log a figure that was drawn as the bytes of a PNG file."""
+        self.add_image(tag, png_pixels(png), global_step)
 
     def close(self) -> None:
         self._run_dir = None
@@ -404,11 +479,11 @@ def figure_png(tag: str, figure: Any) -> bytes:
     return file.getvalue()
 
 
-def figure_pixels(tag: str, figure: Any) -> np.ndarray[Any, Any]:
-    """Return a figure as an image of shape (4, height, width)."""
+def png_pixels(png: bytes) -> np.ndarray[Any, Any]:
+    """Return a drawn figure as an image of shape (4, height, width)."""
     from PIL import Image  # comes with matplotlib
 
-    return np.array(Image.open(io.BytesIO(figure_png(tag, figure))).convert("RGBA")).transpose(2, 0, 1)
+    return np.array(Image.open(io.BytesIO(png)).convert("RGBA")).transpose(2, 0, 1)
 
 
 def flat_params(params: Mapping[str, Any]) -> dict[str, bool | int | float | str]:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hookline.engine.checks import refused
+from hookline.engine.checks import Several, refused
 from hookline.engine.foreign import adopt_logger
 from hookline.loggers.base import Logger, Loggers
 from hookline.util.errors import OptionError
@@ -32,8 +32,8 @@ def make_loggers(given: Any, default: Callable[[], Logger]) -> Loggers:
                 "logger",
                 logger,
                 "True, False, a Logger, or a list of them",
-                " hookline.loggers has CSV, Console, JSONLines, MLflow, TensorBoard, Trackio and WandB; "
-                "Lightning's loggers can be passed as they are.",
+                " hookline.loggers has ClearML, Comet, CSV, Console, JSONLines, MLflow, TensorBoard, Trackio "
+                "and WandB; Lightning's loggers can be passed as they are.",
             )
         _check_methods(logger)
     from hookline.loggers.queued import Queued
@@ -57,6 +57,10 @@ def _check_methods(logger: Logger) -> None:
         raise OptionError(
             f"{logger.label}.log_metrics{inspect.signature(logger.log_metrics)} is called with {names}."
         ) from None
+    if logger.artifacts:
+        from hookline.loggers.run_artifacts import ARTIFACTS
+
+        Several(ARTIFACTS)(f"{logger.label}: artifacts", logger.artifacts)
     known = [name for name in vars(Logger) if name.startswith(("log_", "add_"))]
     own = {name for cls in type(logger).__mro__ if not issubclass(Logger, cls) for name in vars(cls)}
     for name in sorted(own - set(known)):

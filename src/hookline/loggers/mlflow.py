@@ -6,18 +6,20 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hookline.loggers.base import ClientLogger, file_name, finite_values, flat_params, histogram
+from hookline.loggers.artifacts import DEFAULT_ARTIFACTS, ArtifactLogger
+from hookline.loggers.base import file_name, finite_values, flat_params, histogram
 from hookline.loggers.jsonl import image_png
+from hookline.loggers.run_artifacts import safe_name
 from hookline.util.text import encodable
 
 LONGEST_NAME, LONGEST_VALUE, LARGEST_BATCH = 250, 6000, 100
 
 
-class MLflow(ClientLogger):
+class MLflow(ArtifactLogger):
     """Logs to an MLflow run of the experiment `experiment`.
 
     `tracking_uri`: a server or a store; without it `MLFLOW_TRACKING_URI`, or else a database in `mlflow` of
@@ -25,11 +27,17 @@ class MLflow(ClientLogger):
     continue. `client` is an `MlflowClient`, to be used with `logger.run_id`; MLflow's own "active run" is
     neither used nor changed.
 
-    MLflow allows few characters in names: the others become `_`. Text, images and histograms are artifacts.
+    MLflow allows few characters in names: the others become `_`. Text, images, figures and histograms are
+    artifacts, each in its own file.
+
+    `artifacts`: what else becomes an artifact, of 'config' (`config/run.json`), 'best_checkpoint',
+    'last_checkpoint' and 'checkpoints' (all of them). A checkpoint has the same path as in the run's
+    directory. The tags `checkpoint.best`, `checkpoint.latest` and `checkpoint.last` name the newest ones.
     """
 
     package = "mlflow"
     extra = "mlflow"
+    collects_figures = False
 
     def __init__(
         self,
@@ -38,9 +46,10 @@ class MLflow(ClientLogger):
         tracking_uri: str | None = None,
         run_id: str | None = None,
         tags: Mapping[str, str] | None = None,
+        artifacts: Sequence[str] = DEFAULT_ARTIFACTS,
         queued: bool = True,
     ) -> None:
-        super().__init__(queued)
+        super().__init__(artifacts, queued)
         self.experiment, self.run_name, self.tracking_uri = experiment, run_name, tracking_uri
         self.tags = dict(tags or {})
         self.run_id = run_id
@@ -135,3 +144,19 @@ class MLflow(ClientLogger):
             path = Path(folder) / name
             path.write_bytes(data)
             self.client.log_artifact(self.run_id, str(path), "images")
+
+    def _upload(self, path: Path, name: str, kind: str, metadata: dict[str, Any], aliases: list[str]) -> bool:
+        """Log an artifact. MLflow's artifacts have no aliases and metadata: they become tags and a file."""
+        client = self.client
+        where = re.sub(r"[^\w.=@+/-]+", "_", metadata.get("path", "checkpoint"), flags=re.ASCII)
+        where = where if kind == "checkpoint" else safe_name(name)
+        if path.is_dir():
+            client.log_artifacts(self.run_id, str(path), where)
+        else:
+            client.log_artifact(self.run_id, str(path), where)
+        if kind == "checkpoint":
+            client.log_dict(self.run_id, metadata, f"{where}.json")
+            for alias in aliases:
+                if not alias.startswith("step-"):
+                    client.set_tag(self.run_id, self._name(f"checkpoint.{alias}"), where)
+        return True

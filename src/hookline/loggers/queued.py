@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,21 @@ import numpy as np
 import torch
 
 from hookline.engine.checks import Count, Timeout
-from hookline.loggers.base import BadValue, Logger, check_image, figure_pixels, number, numbers, pixels
+from hookline.loggers.base import (
+    BadValue,
+    ClientLogger,
+    Logger,
+    check_image,
+    figure_png,
+    number,
+    numbers,
+    pixels,
+    png_pixels,
+)
 from hookline.loggers.jsonl import jsonable
 from hookline.util.errors import OptionError
+from hookline.util.snapshot import UPLOADS, remove_if_empty, remove_snapshot, take_snapshot
+from hookline.util.text import list_some, printable
 
 log = logging.getLogger("hookline")
 
@@ -31,6 +45,12 @@ QUEUE_TIMEOUT = 1.0
 """Seconds that a run waits for a logger, over all slow calls."""
 QUICK = 0.01
 """Seconds up to which a call does not count as slow."""
+UPLOAD_TIMEOUT = 600.0
+"""Seconds that the end of a run waits for a logger to which it has passed checkpoints."""
+MOST_WAITING = 5
+"""Checkpoints that wait for their upload. One more replaces the oldest, so that they do not fill the disk."""
+UPLOAD_PATIENCE = 100
+"""The factor of the size of the queue while an artifact is uploaded, which may take minutes."""
 
 
 class Queued(Logger):
@@ -53,7 +73,7 @@ class Queued(Logger):
         Count(1)("size", size)
         Timeout(0.001)("timeout", timeout)
         self.logger, self.size, self.timeout, self.waits = logger, size, timeout, waits
-        self.tells_rows_apart = logger.tells_rows_apart
+        self.tells_rows_apart, self.artifacts = logger.tells_rows_apart, logger.artifacts
         self.dropped = 0
         """Records of this run that were dropped because the queue was full."""
         self.off = False
@@ -67,6 +87,11 @@ class Queued(Logger):
         self._patience = QUEUE_TIMEOUT
         self._bad_value: BadValue | None = None
         self._changed = threading.Condition()
+        self._here: Callable[[], Path] | None = None
+        """Makes the directory of the run, in which snapshots of artifacts are held."""
+        self._uploads: Path | None = None
+        self._serial = 0
+        self._has_checkpoints = False
 
     @property
     def label(self) -> str:
@@ -82,6 +107,7 @@ class Queued(Logger):
         if self._thread is not None and not self._abandoned:
             self.close()
         self.dropped, self._patience = 0, QUEUE_TIMEOUT
+        self._here, self._uploads, self._has_checkpoints = run_dir, None, False
         if self._abandoned and self._thread is not None and not self._thread.is_alive():
             self._abandoned, self._thread = False, None
         self.off = self._abandoned
@@ -104,7 +130,8 @@ class Queued(Logger):
     def _enqueue(self, method: str, given: tuple[Any, ...], always: bool) -> None:
         weight = _byte_count(given)
         with self._changed:
-            full = len(self._records) >= self.size or (self._bytes and self._bytes + weight > QUEUE_BYTES)
+            size = self.size * (UPLOAD_PATIENCE if self._busy == "log_artifact" else 1)
+            full = len(self._records) >= size or (self._bytes and self._bytes + weight > QUEUE_BYTES)
             if not full or always:
                 self._records.append((method, given))
                 self._bytes += weight
@@ -179,8 +206,73 @@ class Queued(Logger):
         """
         if self.waits:
             self._put("add_figure", tag, figure, global_step)
+        elif isinstance(self.logger, ClientLogger) and not self.off:
+            self._put("add_drawn_figure", tag, figure_png(tag, figure), global_step)
         elif not self.off:
-            self._put("add_image", tag, figure_pixels(tag, figure), global_step)
+            self._put("add_image", tag, png_pixels(figure_png(tag, figure)), global_step)
+
+    def log_artifact(
+        self,
+        path: Path | str,
+        name: str,
+        kind: str = "file",
+        metadata: Mapping[str, Any] | None = None,
+        aliases: Sequence[str] = (),
+    ) -> None:
+        """Hold a snapshot until the logger has it, because checkpoints are removed and files change."""
+        if self.off or type(self.logger).log_artifact is Logger.log_artifact or self._here is None:
+            return
+        try:
+            held = self._hold(Path(path))
+        except OSError as error:
+            log.warning("%s does not get %s: %s", self.label, printable(path), error)
+            return
+        self._has_checkpoints |= kind == "checkpoint"
+        self._put("log_artifact", held, name, kind, dict(metadata or {}), tuple(aliases), always=True)
+        if kind == "checkpoint":
+            self._drop_oldest_checkpoint()
+
+    def _hold(self, path: Path) -> Path:
+        """Return a snapshot of a file or directory, under its own name."""
+        assert self._here is not None
+        if self._uploads is None:
+            self._uploads = self._here().resolve() / UPLOADS
+            for left in self._uploads.glob(f"{self.label}-*"):  # of a process that was killed
+                if not left.name.startswith(f"{self.label}-{os.getpid()}-"):
+                    shutil.rmtree(left, ignore_errors=True)
+        self._serial += 1
+        held = self._uploads / f"{self.label}-{os.getpid()}-{id(self)}-{self._serial}" / path.name
+        left_out = take_snapshot(path, held)
+        if left_out:
+            log.warning(
+                "%s gets %s without %s: only plain files and folders can be copied.",
+                self.label,
+                printable(path),
+                list_some(map(printable, left_out)),
+            )
+        return held
+
+    def _drop_oldest_checkpoint(self) -> None:
+        """Give up the oldest waiting checkpoint if too many wait."""
+        with self._changed:
+            waiting = [
+                each for each in self._records if each[0] == "log_artifact" and each[1][2] == "checkpoint"
+            ]
+            if len(waiting) <= MOST_WAITING:
+                return
+            self._records.remove(waiting[0])
+            self._bytes -= _byte_count(waiting[0][1])
+        held = waiting[0][1][0]
+        log.warning(
+            "%s does not get the checkpoint %s: %d newer ones wait for their upload.",
+            self.label,
+            printable(held.name),
+            MOST_WAITING,
+        )
+        remove_snapshot(held.parent)
+
+    def has_logged(self, checkpoint: str, run_dir: Path) -> bool:
+        return self.logger.has_logged(checkpoint, run_dir)
 
     @property
     def client(self) -> Any:
@@ -227,12 +319,15 @@ class Queued(Logger):
         with self._changed:
             self._records.append(("close", ()))
             self._changed.notify_all()
-        thread.join(self.timeout)
-        self._join_or_abandon(thread)
+        timeout = max(self.timeout, UPLOAD_TIMEOUT if self._has_checkpoints else 0.0)
+        thread.join(timeout)
+        self._join_or_abandon(thread, timeout)
+        if self._uploads is not None:
+            remove_if_empty(self._uploads)
         if self.dropped:
             log.warning("%s could not keep up: %s records were dropped", self.label, self.dropped)
 
-    def _join_or_abandon(self, thread: threading.Thread) -> None:
+    def _join_or_abandon(self, thread: threading.Thread, timeout: float) -> None:
         """Forget a thread that has ended, or abandon one that hangs."""
         if not thread.is_alive():
             self._thread = None
@@ -242,8 +337,10 @@ class Queued(Logger):
                 method not in NO_RECORDS for method in (self._busy, *(method for method, _ in self._records))
             )
             self.off = self._abandoned = True
-            self._records = deque([("close", ())])  # for when the call returns
-        log.warning("%s did not finish within %s s: %s records are given up", self.label, self.timeout, lost)
+            given_up, self._records = self._records, deque([("close", ())])  # for when the call returns
+        for call in given_up:
+            _release(*call)
+        log.warning("%s did not finish within %s s: %s records are given up", self.label, timeout, lost)
 
     # ---- in its own thread ---------------------------------------------------------------------------------
 
@@ -261,6 +358,7 @@ class Queued(Logger):
                     self.logger.close()
             elif not self.off:
                 self._hand_over(method, given)
+            _release(method, given)
             if method in ASKED:
                 given[1].set()
             if method == "close":
@@ -299,7 +397,13 @@ def _byte_count(given: Any) -> int:
         return given.nbytes
     if isinstance(given, list | tuple | Mapping):
         return sum(map(_byte_count, given.values() if isinstance(given, Mapping) else given))
-    return len(given) if isinstance(given, str) else 0
+    return len(given) if isinstance(given, str | bytes) else 0
+
+
+def _release(method: str, given: tuple[Any, ...]) -> None:
+    """Remove the snapshot of an artifact that was handed over or given up."""
+    if method == "log_artifact":
+        remove_snapshot(given[0].parent)
 
 
 def copy_values(value: Any) -> Any:

@@ -5,25 +5,31 @@ from __future__ import annotations
 import contextvars
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from hookline.engine.checks import check_choice, refused
-from hookline.loggers.base import ClientLogger, flat_params, flat_pixels, histogram_row
+from hookline.loggers.artifacts import DEFAULT_ARTIFACTS, ArtifactLogger
+from hookline.loggers.base import flat_params, flat_pixels, histogram_row
+from hookline.loggers.run_artifacts import safe_name
 from hookline.util.errors import HooklineError
-from hookline.util.text import encodable
+from hookline.util.text import encodable, map_texts
 
 TRACKIO_RESUME = ("allow", "must", "never")
 RESERVED = ("project", "run", "timestamp", "step", "time", "metrics")
 
 
-class Trackio(ClientLogger):
+class Trackio(ArtifactLogger):
     """Logs to a run of the Trackio project `project`, kept in `trackio` of the run's directory.
 
     See it with `TRACKIO_DIR=RUN/trackio trackio show`. If the environment names a `TRACKIO_DIR`, it is kept
     there instead. `name`, `group` and `resume` are those of `trackio.init`; `client` is the Trackio run.
     Trackio has one directory per process, so two loggers cannot write into different directories at once.
+
+    `artifacts`: what becomes an artifact, of 'config', 'figures', 'best_checkpoint', 'last_checkpoint' and
+    'checkpoints' (all of them). Their names are `config-ID`, `figures-ID` and `checkpoint-ID`, with the id of
+    Hookline's run. Trackio stores equal files once.
     """
 
     package = "trackio"
@@ -36,9 +42,10 @@ class Trackio(ClientLogger):
         name: str | None = None,
         group: str | None = None,
         resume: str = "allow",
+        artifacts: Sequence[str] = DEFAULT_ARTIFACTS,
         queued: bool = True,
     ) -> None:
-        super().__init__(queued)
+        super().__init__(artifacts, queued)
         if not isinstance(project, str) or not project:
             raise refused("project", project, "the name of a project")
         check_choice("resume", resume, TRACKIO_RESUME)
@@ -104,6 +111,22 @@ class Trackio(ClientLogger):
         import trackio
 
         self._write({tag: trackio.Image(flat_pixels(tag, img_tensor))}, self._step(global_step))
+
+    def _upload(self, path: Path, name: str, kind: str, metadata: dict[str, Any], aliases: list[str]) -> bool:
+        import trackio
+
+        run = self.client
+        artifact = trackio.Artifact(
+            self._collection(name, kind, run.id),
+            "model" if kind == "checkpoint" else safe_name(kind),
+            metadata=map_texts(metadata, encodable),
+        )
+        if path.is_dir():
+            artifact.add_dir(path)
+        else:
+            artifact.add_file(path)
+        run.log_artifact(artifact, aliases=[safe_name(each) for each in aliases if each != "latest"])
+        return True
 
 
 def _key(tag: str) -> str:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from hookline.engine.checks import check_choice, refused
-from hookline.loggers.base import ClientLogger, flat_pixels, histogram_row
+from hookline.loggers.artifacts import DEFAULT_ARTIFACTS, ArtifactLogger
+from hookline.loggers.base import flat_pixels, histogram_row
 from hookline.loggers.jsonl import jsonable
+from hookline.loggers.run_artifacts import safe_name
 from hookline.util.text import encodable, map_texts
 
 STEP_METRIC = "trainer/global_step"
@@ -18,7 +20,7 @@ WANDB_MODES = ("online", "offline", "disabled")
 WANDB_RESUME = ("allow", "must", "never", "auto")
 
 
-class WandB(ClientLogger):
+class WandB(ArtifactLogger):
     """Logs to a W&B run, whose files are in `wandb` of the run's directory.
 
     `mode`: 'online', 'offline' (nothing leaves the machine until `wandb sync`), 'disabled', or None for
@@ -27,6 +29,10 @@ class WandB(ClientLogger):
     `wandb.init` itself, that run is used and left open.
 
     Charts are drawn over `trainer/global_step`: W&B's own step cannot go back, so it would drop late records.
+
+    `artifacts`: what becomes an artifact, of 'config', 'figures', 'best_checkpoint', 'last_checkpoint' and
+    'checkpoints' (all of them). Their names are `config-ID`, `figures-ID` and `checkpoint-ID`, with the id of
+    Hookline's run. Offline, their files are kept in `wandb/artifacts` for `wandb sync`.
     """
 
     package = "wandb"
@@ -43,9 +49,10 @@ class WandB(ClientLogger):
         entity: str | None = None,
         notes: str | None = None,
         settings: Mapping[str, Any] | None = None,
+        artifacts: Sequence[str] = DEFAULT_ARTIFACTS,
         queued: bool = True,
     ) -> None:
-        super().__init__(queued)
+        super().__init__(artifacts, queued)
         if mode is not None:
             check_choice("mode", mode, WANDB_MODES)
         if resume is not None and not isinstance(resume, bool):
@@ -64,6 +71,8 @@ class WandB(ClientLogger):
         }
         self._settings = dict(settings or {})
         self._ours = True
+        self._sending: list[Any] = []
+        """Artifacts that W&B may not have sent yet."""
 
     def _connect(self, run_dir: Path) -> Any:
         import wandb
@@ -78,7 +87,42 @@ class WandB(ClientLogger):
 
     def _disconnect(self) -> None:
         if self._ours:
+            self._sending = []
             self._client.finish()
+        else:
+            self._wait_for_uploads()
+
+    def _wait_for_uploads(self) -> None:
+        """Wait until W&B has sent all artifacts, and release their files."""
+        while self._sending:
+            self._sending.pop(0).wait()
+        self._release()
+
+    def _upload(self, path: Path, name: str, kind: str, metadata: dict[str, Any], aliases: list[str]) -> bool:
+        """Log an artifact. W&B reads its files later, so they are held instead of copied by W&B."""
+        import wandb
+
+        run = self.client
+        if run.disabled:
+            return True
+        if kind == "checkpoint":
+            self._wait_for_uploads()  # so that the files of at most one are held for W&B
+        held = self._hold(path, self._folder() / "wandb" / "artifacts")
+        artifact = wandb.Artifact(
+            self._collection(name, kind, run.id),
+            "model" if kind == "checkpoint" else safe_name(kind),
+            metadata=map_texts(metadata, encodable),
+        )
+        for file in sorted(held.rglob("*")) if held.is_dir() else [held]:  # `add_dir` prints
+            if file.is_file():
+                inside = str(file.relative_to(held)) if held.is_dir() else file.name
+                artifact.add_file(str(file), inside, skip_cache=True, policy="immutable")
+        logged = run.log_artifact(artifact, aliases=[safe_name(each) for each in aliases])
+        if run.offline:
+            self._held = []  # `wandb sync` reads the files
+            return True
+        self._sending.append(logged)
+        return False
 
     def _write(self, metrics: Mapping[str, Any], step: int) -> None:
         self.client.log(

@@ -18,6 +18,7 @@ from hookline.report.run_events import SILENT, ending_of, position, timestamp, v
 from hookline.run.lock import is_running
 from hookline.run.record import RECORD, read_record
 from hookline.util.errors import OptionError, closest, folders_beside
+from hookline.util.snapshot import TRACKER_FOLDERS
 from hookline.util.urls import MANIFEST
 
 LOG_BYTES = 4_000_000
@@ -26,7 +27,7 @@ TAIL_BYTES = 256_000
 MOST_FOLDERS = 200_000
 MOST_FILES_COUNTED = 100_000
 """Files of one run that are counted for its size."""
-INNER_FOLDERS = ("checkpoints", "media", "logs")
+INNER_FOLDERS = ("checkpoints", "media", "logs", *TRACKER_FOLDERS)
 """Folders of a run that do not contain other runs."""
 
 

@@ -32,6 +32,8 @@ GIT_SECONDS = 2.0
 RECORDED_PACKAGES = {
     "accelerate": "accelerate",
     "bitsandbytes": "bitsandbytes",
+    "clearml": "clearml",
+    "comet_ml": "comet_ml",
     "datasets": "datasets",
     "deepspeed": "deepspeed",
     "einops": "einops",

@@ -91,18 +91,18 @@ class RunRecord:
     def update(self, run: Run) -> None:
         """Write the progress, unless the last update was less than `UPDATE_SECONDS` ago."""
         if time.monotonic() - self._written >= UPDATE_SECONDS:
-            if "settings" not in self.data:  # the directory was created after training had started
-                self._describe(run)
+            is_new = "settings" not in self.data  # the directory was created after training had started
             self._set_progress(run)
-            self.write()
+            if is_new:
+                self.describe(run)
+            else:
+                self.write()
 
     def describe(self, run: Run) -> None:
-        """Write the settings of the optimizers and the loaders, after they are made."""
-        self._describe(run)
-        self.write()
-
-    def _describe(self, run: Run) -> None:
+        """Write the settings of the optimizers and the loaders, after they are made, and log the file."""
         self.data.update(settings=mask(run.identity.settings), data=data_settings(run))
+        self.write()
+        run.state.logger.log_config(self.path, run.identity.id)
 
     def add_rollback(self, run: Run, done: dict[str, Any]) -> None:
         """Add a rollback and write the record at once."""
@@ -176,9 +176,13 @@ def begin_record(run: Run) -> None:
 
 def update_record(run: Run) -> None:
     """Write the progress at the end of an epoch; loggers may have created the directory only now."""
+    known = run.identity.record
     begin_record(run)
-    if run.identity.record is not None:
-        run.identity.record.update(run)
+    record = run.identity.record
+    if record is not None and known is None:
+        record.describe(run)
+    elif record is not None:
+        record.update(run)
 
 
 def record_checkpoint(run: Run, saved: Path | str) -> None:

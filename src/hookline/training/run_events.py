@@ -130,6 +130,7 @@ def report_saved(run: EmittingRun, saved: Saved, on_error: str) -> None:
     s = run.state
     s.subject.path, s.subject.reason, s.subject.saved_step = saved.path, saved.reason, saved.step
     if saved.error is None:
+        s.logger.log_checkpoint(saved.path, saved.reason, saved.step)  # before listeners remove older ones
         run.plan.on_checkpoint_save(s)
     elif on_error == "raise" and not saved.is_automatic:
         raise saved.error
