@@ -17,6 +17,9 @@ from hookline.engine.listener import Listener
 from hookline.engine.plan import noop
 from hookline.util.errors import ObserverError, Signal
 
+UNDECLARED = frozenset(f"aten::{name}_batch_norm" for name in ("native", "cudnn", "miopen"))
+"""Operators that write to the running statistics in training mode, and do not say so in their schema."""
+
 
 class InPlaceWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types some of it
     """Collects the memory that in-place operators write to, also through `.data` and `detach()`, whose
@@ -39,6 +42,10 @@ class InPlaceWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
             for number, argument in enumerate(schema.arguments):
                 if argument.alias_info is not None and argument.alias_info.is_write:
                     self._add(args[number] if number < len(args) else kwargs.get(argument.name))
+        elif schema is not None and schema.name in UNDECLARED:
+            named = {**dict(zip((each.name for each in schema.arguments), args, strict=False)), **kwargs}
+            if named.get("training"):
+                self._add([named.get("running_mean"), named.get("running_var")])
         return func(*args, **kwargs)
 
     def _add(self, value: Any) -> None:
