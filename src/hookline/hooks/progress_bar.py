@@ -165,6 +165,7 @@ class Screen(Protocol):
 
 def choose_screen() -> Screen:
     """Return the screen that suits stderr."""
+    load_rich()
     from rich.console import Console
 
     console = Console(stderr=True)
