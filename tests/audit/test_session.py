@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from control.asking import Steps, asked
+from ranks.torchrun import torchrun
 from tiny import Net, batches, quiet
 
 from hookline import Hook
@@ -102,3 +104,45 @@ def test_a_second_run_starts_with_an_empty_table() -> None:
 def test_a_run_without_changes_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     quiet(audit=True, enable_progress_bar=True, max_epochs=1).fit(Net(), batches(2))
     assert "Audit: no hook has changed anything." in capsys.readouterr().err
+
+
+RANKS = """
+import json
+import torch
+from tiny import Net, batches, quiet
+from hookline import FSDP, Hook
+
+class OnRankOne(Hook):
+    ranks = [1]
+    def on_step_end(self, step):
+        if step == 3:
+            torch.rand(1)
+
+class OnAll(Hook):
+    def on_step_end(self, module, step):
+        if step == 2:
+            with torch.no_grad():
+                module.layer.weight.mul_(0.5)
+
+class Reads(Hook):
+    observes = True
+    def on_step_end(self, module, loss, grad_norm): ...
+
+for strategy in ("ddp", FSDP()):
+    trainer = quiet(hooks=[OnRankOne(), OnAll(), Reads()], audit=True, strategy=strategy, max_epochs=1)
+    trainer.fit(Net(), batches(8))
+    if trainer.strategy.rank == 0:
+        print("SAID", json.dumps([[row.hook, row.kind, row.first_step, row.rank, row.names] for row in trainer.hooks.changes()]))
+"""
+
+
+def test_the_table_has_the_changes_of_all_ranks(tmp_path: Path) -> None:
+    done = torchrun(RANKS, tmp_path)
+    assert done.code == 0, done.output
+    assert [json.loads(line) for line in done.lines("SAID")] == [
+        [
+            ["on_all", "parameters", 2, 0, ["layer.weight"]],
+            ["on_all", "parameters", 2, 1, ["layer.weight"]],
+            ["on_rank_one", "random streams", 3, 1, ["torch"]],
+        ]
+    ] * 2

@@ -48,6 +48,7 @@ class ChangeTable:
     def __init__(self, rank: int = 0) -> None:
         self._rank = rank
         self._rows: dict[tuple[str, str, str], HookChange] = {}
+        self._elsewhere: list[HookChange] = []
 
     def add(self, hook: str, event: str, step: int, changes: Iterable[tuple[str, str]]) -> None:
         """Record what one call has changed: pairs of a kind and a name."""
@@ -62,8 +63,12 @@ class ChangeTable:
             row.names += [each for each in names if each not in row.names][: MOST_NAMES - len(row.names)]
 
     def rows(self) -> list[HookChange]:
-        """Return the rows in the order of their first change."""
-        return list(self._rows.values())
+        """Return the rows in the order of their first change, those of other ranks last."""
+        return [*self._rows.values(), *self._elsewhere]
+
+    def include(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Add the rows of other ranks, as `HookChange.data` returns them."""
+        self._elsewhere += [HookChange(**row) for row in rows if row["rank"] != self._rank]
 
 
 def change_text(changes: Sequence[tuple[str, str]]) -> str:
@@ -82,11 +87,22 @@ def change_table(rows: Sequence[HookChange]) -> str:
         return "Audit: no hook has changed anything."
     cells = [("hook", "event", "changed", "what", "calls", "first step")]
     cells += [
-        (row.hook, row.event, row.kind, list_some(row.names, most=3), str(row.count), str(row.first_step))
+        (
+            _with_rank(row),
+            row.event,
+            row.kind,
+            list_some(row.names, most=3),
+            str(row.count),
+            str(row.first_step),
+        )
         for row in rows
     ]
     lines = align_columns(cells, left=4)
     return "\n".join(["Audit: what hooks have changed:", *(f"  {line}" for line in lines)])
+
+
+def _with_rank(row: HookChange) -> str:
+    return f"{row.hook}, rank {row.rank}" if row.rank else row.hook
 
 
 def observer(target: T) -> T:
