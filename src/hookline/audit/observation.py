@@ -215,7 +215,7 @@ def unique_modules(root: nn.Module | None) -> list[nn.Module]:
         module = waiting.pop()
         if module is not None and id(module) not in found:
             found[id(module)] = module
-            waiting.extend(module._modules.values())
+            waiting.extend(reversed(module._modules.values()))
     return list(found.values())
 
 
