@@ -427,6 +427,12 @@ def bench_distributed(arguments: list[str]) -> None:
     run(PYTHON, "benchmarks/distributed.py", *arguments)
 
 
+def bench_audit(arguments: list[str]) -> None:
+    """Count the calls of an audit that is off, and time what one that is on adds to a GPT's step."""
+    prepare()
+    run(PYTHON, "benchmarks/audit.py", *arguments)
+
+
 def faults(arguments: list[str]) -> None:
     """Kill, damage and interrupt real trainings, and check that none is lost or goes on wrongly."""
     prepare()
@@ -448,6 +454,7 @@ EVERYTHING = (
     bench_checkpoint,
     bench_loaders,
     bench_distributed,
+    bench_audit,
     faults,
 )
 COMMANDS = {each.__name__.replace("_", "-"): each for each in EVERYTHING}

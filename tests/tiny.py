@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hookline import Hook, Module, Trainer
-from hookline.run.options import OLD_NAMES, OLD_SAVING
+from hookline.run.option_tables import OLD_NAMES, OLD_SAVING
 
 
 class Net(Module):

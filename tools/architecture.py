@@ -14,7 +14,7 @@ LEVELS = (
     ("cli", "watch", "testing"),
     ("report", "interop"),
     ("hooks", "config", "training"),
-    ("control", "tracing", "reliability"),
+    ("control", "tracing", "audit", "reliability"),
     ("checkpoint",),
     ("run",),
     ("loggers", "metrics", "distributed", "data"),

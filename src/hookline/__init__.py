@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hookline.distributed.base import SingleDevice, Strategy
     from hookline.distributed.ddp import DDP
     from hookline.distributed.fsdp import FSDP
+    from hookline.engine.changes import observer
     from hookline.engine.events import EVENTS, declare_event
     from hookline.engine.explain import explain
     from hookline.engine.filters import after, before, every, once, when
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         HooklineError,
         LossError,
         NonFiniteLoss,
+        ObserverError,
         OptionError,
         PeerError,
         Preempted,
@@ -81,6 +83,7 @@ __all__ = [
     "Mixture",
     "Module",
     "NonFiniteLoss",
+    "ObserverError",
     "OptionError",
     "PeerError",
     "Preempted",
@@ -103,6 +106,7 @@ __all__ = [
     "load_module",
     "load_weights",
     "no_event",
+    "observer",
     "on",
     "once",
     "parameter_groups",
@@ -126,6 +130,7 @@ _load, __dir__ = registry.lazy_names(
         "DataModule": "run.module",
         "Hook": "engine.hook",
         "on": "engine.hook",
+        "observer": "engine.changes",
         "every": "engine.filters",
         "once": "engine.filters",
         "after": "engine.filters",
@@ -148,6 +153,7 @@ _load, __dir__ = registry.lazy_names(
         "OptionError": "util.errors",
         "LossError": "util.errors",
         "NonFiniteLoss": "util.errors",
+        "ObserverError": "util.errors",
         "CheckpointError": "util.errors",
         "StepContext": "run.context",
         "Metrics": "metrics.metric_log",

@@ -10,7 +10,7 @@ from config.configured import BASIC, config_of, trainer_of
 
 from hookline.config import ConfigError, schema
 from hookline.config.load import SECTIONS
-from hookline.run.options import Evaluation, Hangs
+from hookline.run.option_tables import Evaluation, Hangs
 
 
 def test_sections_can_be_overridden_as_a_whole(project: Path) -> None:

@@ -13,15 +13,8 @@ from hookline.config.files import ConfigSource, name_members
 from hookline.config.permissions import Permissions
 from hookline.config.problems import ConfigError, Override, key_below, nearest, plain_values
 from hookline.engine.foreign import is_data_class, is_logger_class
-from hookline.run.options import (
-    OLD_NAMES,
-    Evaluation,
-    InFile,
-    Options,
-    TrainerParts,
-    read_arguments,
-    with_new_names,
-)
+from hookline.run.option_tables import OLD_NAMES, Evaluation, with_new_names
+from hookline.run.options import InFile, Options, TrainerParts, read_arguments
 from hookline.util.errors import OptionError
 
 

@@ -322,6 +322,7 @@ def _attach(run: Run, asked: PlainData) -> PlainData:
         put_back()
     _raise_first(problems)
     assert handle is not None
+    run.trainer.auditing.watch(handle.entry)
     return {
         "hook": handle.name,
         "file": asked["file"],

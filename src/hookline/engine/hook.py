@@ -51,6 +51,11 @@ class Hook(HookMethods):
     """'all', 'zero' or a set of the ranks on which the hook is called."""
     on_error: str = "raise"
     """'raise', 'warn' (log and continue) or 'disable' (log once, switch the hook off, continue)."""
+    observes: bool | None = None
+    """True: the hook promises to change nothing. The audit (`Trainer(audit=True)`) checks it: a change is an
+    error, to which `on_error` applies. A hook that is attached to a running job promises it unless this is
+    False.
+    """
     budget: str | None = None
     """The most that it may cost: '1%' of the training time, or '5 ms' per call on average; None: no limit."""
     over_budget: str = "warn"

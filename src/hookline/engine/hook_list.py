@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
+from hookline.engine.changes import ChangeTable, HookChange
 from hookline.engine.cost import Cost, Stopwatch, budget_of
 from hookline.engine.events import SIGNAL, Event, EventTable
 from hookline.engine.filters import FilterSettings
@@ -160,6 +161,8 @@ class HookList:
         """Switches off a hook that exceeds its budget; in distributed training, on all ranks at the same
         boundary.
         """
+        self.recorded_changes: ChangeTable | None = None
+        """What the hooks of the current or last run have changed, if the run is audited."""
         plan.disable = self._give_up
 
     def __repr__(self) -> str:
@@ -211,6 +214,14 @@ class HookList:
             if each.account.calls
         ]
         return sorted(rows, key=lambda row: -row.seconds)
+
+    def changes(self) -> list[HookChange]:
+        """Return what each hook has changed in this run so far, by event and kind, in the order of the first
+        changes.
+        """
+        if self.recorded_changes is None:
+            raise HookError("hooks.changes() needs an audited run: pass Trainer(audit=True).")
+        return self.recorded_changes.rows()
 
     def __iter__(self) -> Iterator[Any]:
         return iter([entry.given for entry in self._entries.values()])

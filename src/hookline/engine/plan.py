@@ -128,6 +128,10 @@ class Plan:
         """Remove a tracer, and with it its wrappers."""
         self._retrace(tuple(each for each in self.tracers if each is not tracer))
 
+    def compose_again(self, listeners: Iterable[Listener]) -> None:
+        """Compose the slots of these listeners again, because a tracer wraps them differently now."""
+        self._drop(*{each.event.name for each in listeners})
+
     def _retrace(self, tracers: tuple[Tracer, ...]) -> None:
         self.tracers = tracers
         for event in self.table:

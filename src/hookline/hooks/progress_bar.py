@@ -17,6 +17,7 @@ from rich.cells import cell_len
 from hookline.engine.checks import Number, checked_parameters
 from hookline.engine.hook import Hook
 from hookline.metrics.metric_log import Metrics
+from hookline.util.terminal import load_rich
 
 # ---- layout of a line --------------------------------------------------------------------------------------
 
@@ -165,6 +166,7 @@ class Screen(Protocol):
 
 def choose_screen() -> Screen:
     """Return the screen that suits stderr."""
+    load_rich()
     from rich.console import Console
 
     console = Console(stderr=True)

@@ -9,6 +9,7 @@ from typing import IO, Any
 
 from hookline.engine.checks import refused
 from hookline.loggers.base import Logger, check_image, finite_values, flat_params, number
+from hookline.util.terminal import load_rich
 from hookline.util.text import encodable
 
 
@@ -38,6 +39,7 @@ class Console(Logger):
             stream.write(text.encode(encoding, "replace").decode(encoding))
             stream.flush()
             return
+        load_rich()
         from rich.console import Console as Screen
         from rich.text import Text
 

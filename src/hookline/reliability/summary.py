@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hookline.engine.changes import change_table
 from hookline.engine.cost import cost_table
 from hookline.engine.slots import failure_source
 from hookline.reliability.loader_advice import check_waiting
@@ -98,6 +99,9 @@ def log_ending(run: Run) -> None:
                 "rows": [row.data() for row in run.participants.costs],
             },
         )
+    if s.hooks.recorded_changes is not None:
+        rows = [row.data() for row in s.hooks.changes()]
+        s.logger.log_event("changes", {"step": s.step, "rows": rows})
     if s.timings is not None and s.timings.batches:
         s.logger.log_event("timings", {"step": s.step, **s.timings.record()})
     ended = {
@@ -201,6 +205,8 @@ def show_costs(run: Run) -> None:
             file=sys.stderr,
             flush=True,
         )
+    if s.hooks.recorded_changes is not None:
+        print(change_table(s.hooks.changes()), file=sys.stderr, flush=True)
     if s.timings is not None and s.timings.batches:
         print(f"Time: {s.timings}", file=sys.stderr, flush=True)
 

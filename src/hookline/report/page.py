@@ -163,6 +163,9 @@ def page_data(runs: list[RecordedRun]) -> dict[str, Any]:
         "config": _config(runs, notes),
         "versions": _versions(runs),
         "cost": [_cost(number, run) for number, run in enumerate(runs) if run.costs.rows],
+        "changes": [
+            _changes(number, run) for number, run in enumerate(runs) if run.costs.changes is not None
+        ],
         "timings": [_timing_parts(number, run) for number, run in enumerate(runs) if run.costs.timings],
         "texts": _texts(runs, notes),
         "pictures": pictures,
@@ -268,6 +271,22 @@ def _below(path: Path, parent: Path) -> str:
 def _cost(number: int, run: RecordedRun) -> dict[str, Any]:
     """Return the cost of the job that ended last; `since` is the step at which it resumed, if it did."""
     return {"run": number, "since": run.costs.rows_since, "rows": [_cost_row(row) for row in run.costs.rows]}
+
+
+def _changes(number: int, run: RecordedRun) -> dict[str, Any]:
+    """Return what the hooks of the job that ended last have changed."""
+    return {"run": number, "rows": [_change_row(row) for row in run.costs.changes or ()]}
+
+
+def _change_row(row: dict[str, Any]) -> dict[str, Any]:
+    names = row.get("names")
+    texts = {key: str(row.get(key, "")) for key in ("hook", "event", "kind")}
+    numbers = {key: row[key] for key in ("count", "first_step", "rank") if isinstance(row.get(key), int)}
+    return {
+        **texts,
+        **numbers,
+        "names": _list_names([str(each) for each in names or ()]) if isinstance(names, list) else "",
+    }
 
 
 def _timing_parts(number: int, run: RecordedRun) -> dict[str, Any]:

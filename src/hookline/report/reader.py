@@ -87,6 +87,8 @@ class Costs:
     """The rows of its hooks."""
     rows_since: int | None = None
     """The step at which that job resumed, if it did."""
+    changes: list[dict[str, Any]] | None = None
+    """What its hooks have changed; None if it was not audited."""
     timings: dict[str, float] = field(default_factory=dict)
     """Seconds in each part of the job; empty if the log does not have them."""
     timings_since: int | None = None
@@ -341,6 +343,12 @@ def _take_cost(run: RecordedRun, record: dict[str, Any], step: int | None) -> No
         run.costs.rows, run.costs.rows_since = [row for row in rows if isinstance(row, dict)], run.resumed_at
 
 
+def _take_changes(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
+    rows = record.get("rows")
+    if isinstance(rows, list):
+        run.costs.changes = [row for row in rows if isinstance(row, dict)]
+
+
 def _take_timings(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
     numbers: dict[str, Any] = {name: record.get(name) for name in ("total", *TIMED_PARTS, *SAMPLED)}
     found = {
@@ -418,6 +426,7 @@ _TAKERS = {
     "hyperparams": _take_params,
     "resume": _take_resume,
     "cost": _take_cost,
+    "changes": _take_changes,
     "timings": _take_timings,
     "control": _take_control,
     "failure": _take_failure,

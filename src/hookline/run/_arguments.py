@@ -149,8 +149,9 @@ class TrainerPartsArguments(TypedDict, total=False):
     or '16-true'."""
     config: Any
     """Settings of your own. Hooks receive them as the fact `config`."""
-    accounting: bool
-    """Count the calls of every hook and measure their time."""
+    audit: bool | dict[str, Any]
+    """True: report what each hook changed: weights, gradients, modes, the batch, random streams and more. Or a dictionary of
+    `changes` (False; this report) and `costs` (True; count the calls of every hook and measure their time)."""
 
 
 class OptionArguments(

@@ -9,7 +9,6 @@ import ast
 import datetime
 import inspect
 import itertools
-import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -23,19 +22,26 @@ from hookline.engine.checks import (
     Function,
     OnDisk,
     Portion,
-    Rule,
     Table,
-    apply_rule,
-    check_choice,
     check_fields,
     check_layers,
     check_seed,
     refused,
-    rule_of,
 )
 from hookline.engine.events import EVENTS
 from hookline.engine.foreign import is_hook_class
 from hookline.engine.hook import Hook
+from hookline.run.option_tables import (
+    Audit,
+    Evaluation,
+    Hangs,
+    Saving,
+    parse_audit,
+    parse_checkpoint,
+    parse_table,
+    table_rules,
+    with_new_names,
+)
 from hookline.util.errors import OptionError, closest
 
 if TYPE_CHECKING:
@@ -44,16 +50,6 @@ if TYPE_CHECKING:
     from hookline.distributed.base import Strategy
     from hookline.engine.foreign import LoggerLike
     from hookline.loggers.base import Logger
-
-OLD_NAMES = {
-    "save": ("checkpoint", "write"),
-    "on_save_error": ("checkpoint", "on_error"),
-    "hang_action": ("hang_after", "action"),
-    "val_aggregation": ("evaluation", "aggregation"),
-}
-"""Options that are keys of another option now. They are still accepted."""
-OLD_SAVING = {name for name, (option, _) in OLD_NAMES.items() if option == "checkpoint"}
-"""Those of `checkpoint`."""
 
 COMPILE = (
     "True, False, 'step' (the whole training step) or a dictionary of arguments for torch.compile, with "
@@ -70,118 +66,6 @@ class InFile:
 
 Time = Annotated[str | float | datetime.timedelta, Duration()]
 BatchLimit = Annotated[int | float, Portion()]
-
-
-# ---- options that are tables -------------------------------------------------------------------------------
-
-
-def _aggregates(name: str, value: Any) -> Any:
-    if not callable(value) and not re.fullmatch("primary:.+", str(value), re.DOTALL):
-        check_choice(name, value, ("micro", "macro", "primary", "primary:NAME"))
-    return value
-
-
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """How a run saves: what `Trainer(checkpoint=...)` means."""
-
-    last: bool = True
-    """Keep `checkpoints/last` without being asked by a hook."""
-    every: Annotated[float, Duration(" Pass last=False to write no checkpoint.")] = 300.0
-    """Seconds between two writes of it while the run trains."""
-    write: Literal["sync", "async"] = "sync"
-    """'sync', or 'async': in the background, training waits only for a copy of the tensors."""
-    on_error: Literal["raise", "warn"] = "raise"
-    """A checkpoint that a hook or a signal asked for cannot be written: 'raise' ends the run, 'warn'
-    continues without it.
-    """
-    weights: Literal["all", "trainable"] = "all"
-    """'all', or 'trainable': leave out the frozen weights, which the model has when it is built again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hangs:
-    """What the watchdog does: what `Trainer(hang_after=...)` means."""
-
-    after: Annotated[float, Duration()] | None = 600.0
-    """Seconds after which a call counts as a hang. None: no watchdog."""
-    action: Literal["warn", "abort"] = "warn"
-    """'warn' reports the hang, 'abort' also ends the run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """How validation, test and prediction run: what `Trainer(evaluation=...)` means."""
-
-    inference_mode: bool = False
-    """Run the steps under torch.inference_mode instead of torch.no_grad."""
-    aggregation: Annotated[
-        str | Callable[[dict[str, dict[str, float]]], Mapping[str, float]], _aggregates
-    ] = "micro"
-    """How the results of several loaders are combined."""
-
-
-TABLES: dict[str, type] = {"checkpoint": Saving, "hang_after": Hangs, "evaluation": Evaluation}
-"""The options that may be tables, and what declares their keys."""
-
-
-def table_rules(option: str) -> dict[str, Rule]:
-    """Return the keys of a table, and their checks."""
-    return {each.name: rule for each in fields(TABLES[option]) if (rule := rule_of(each.type)) is not None}
-
-
-def parse_table(option: str, given: Mapping[Any, Any]) -> Any:
-    """Return the settings that a table asks for; what it does not name has its default."""
-    rules = table_rules(option)
-    for key, value in given.items():
-        if key not in rules:
-            raise OptionError(
-                f"{option} has no setting {key!r}.{closest(str(key), rules)} Settings: {', '.join(rules)}.",
-                option=str(key),
-                value=value,
-                allowed=tuple(rules),
-            )
-    return TABLES[option](**{key: rules[key](f"{option}: {key}", value) for key, value in given.items()})
-
-
-def parse_checkpoint(given: Any, name: str = "checkpoint") -> Saving:
-    """Return the settings that `checkpoint=` asks for."""
-    if isinstance(given, bool):
-        return Saving(last=given)
-    if isinstance(given, str):
-        write: Any = check_choice(name, given, ("sync", "async"), "True, False or a table are allowed, too.")
-        return Saving(write=write)
-    if not isinstance(given, Mapping):
-        keys = ", ".join(table_rules(name))
-        raise refused(name, given, f"True, False, 'sync', 'async' or a table of {keys}")
-    return parse_table(name, given)  # type: ignore[no-any-return]
-
-
-def with_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return these options with older names as keys of the options that they belong to now. Errors use the
-    name that was given.
-    """
-    result = {name: value for name, value in given.items() if name not in OLD_NAMES}
-    moved: dict[str, dict[str, Any]] = {}
-    for name, value in given.items():
-        if name in OLD_NAMES:
-            option, key = OLD_NAMES[name]
-            moved.setdefault(option, {})[key] = apply_rule(name, table_rules(option)[key], value)
-    for option, settings in moved.items():
-        old = [name for name in given if name in OLD_NAMES and OLD_NAMES[name][0] == option]
-        if option == "hang_after" and option in given and not isinstance(given[option], Mapping):
-            settings = {"after": apply_rule(option, table_rules(option)["after"], given[option]), **settings}
-        elif option in given:
-            new = given[option]
-            settings = {**new, **settings} if isinstance(new, Mapping) else settings
-            raise OptionError(
-                f"{option} and {' and '.join(old)} cannot be combined: {old[0]} is an older name for a part "
-                f"of it. Pass {option}={settings}.",
-                option=old[0],
-                value=given[old[0]],
-            )
-        result[option] = settings
-    return result
 
 
 # ---- checks of single options ------------------------------------------------------------------------------
@@ -204,6 +88,11 @@ def _evaluates(name: str, value: Any) -> Any:
         raise refused(name, value, f"a table of {', '.join(table_rules(name))}")
     parse_table(name, value)
     return dict(value)
+
+
+def _audits(name: str, value: Any) -> Any:
+    parse_audit(value, name)
+    return value
 
 
 def _recomputes(name: str, value: Any) -> Any:
@@ -543,11 +432,19 @@ class TrainerParts:
     """
     config: Any = None
     """Settings of your own. Hooks receive them as the fact `config`."""
-    accounting: Annotated[bool, InFile(bool)] = True
-    """Count the calls of every hook and measure their time."""
+    audit: Annotated[bool | dict[str, Any], InFile(bool | dict[str, Any]), _audits] = False
+    """True: report what each hook changed: weights, gradients, modes, the batch, random streams and more. Or
+    a dictionary of `changes` (False; this report) and `costs` (True; count the calls of every hook and
+    measure their time).
+    """
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def auditing(self) -> Audit:
+        """`audit` as settings."""
+        return parse_audit(self.audit)
 
 
 PART_NAMES = tuple(each.name for each in fields(TrainerParts))

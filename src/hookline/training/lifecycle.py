@@ -202,7 +202,17 @@ def finish_fit(run: Run) -> None:
     run.boundary.sync_point()
     save_due(run)
     finish_saving(run)
+    if not run.strategy.ranks.alone and run.state.hooks.recorded_changes is not None:
+        share_changes(run)
     record_end(run)
+
+
+def share_changes(run: Run) -> None:
+    """Add what the hooks of other ranks have changed to the table of the audit."""
+    table = run.state.hooks.recorded_changes
+    assert table is not None
+    for rows in run.strategy.ranks.gather([row.data() for row in table.rows()]):
+        table.include(rows)
 
 
 def save_after_failure(run: Run) -> list[BaseException]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack
 import torch
 from torch import nn
 
+from hookline.audit.session import Auditing
 from hookline.data.seeding import Creation, isolated_rng, report_unseeded, seed_everything
 from hookline.distributed.build import make_strategy, refuse_second_choice
 from hookline.engine.events import EVENTS
@@ -64,7 +65,7 @@ class Trainer(RunView):
         refuse_second_choice(self.strategy, self.options.activation_checkpointing)
         is_quiet = self.options.fast_dev_run or self.strategy.rank != 0  # only rank zero logs
         self.loggers: Loggers = make_loggers(False if is_quiet else parts.logger, JSONLines)
-        self.plan = Plan(EVENTS, accounting=parts.accounting)
+        self.plan = Plan(EVENTS, accounting=parts.auditing.costs)
         self.hooks = HookList(self.plan, EVENTS, self.strategy.rank)
         for hook in itertools.chain(parts.hooks, parts.callbacks):
             self.hooks.add(hook)
@@ -78,6 +79,7 @@ class Trainer(RunView):
         self._fitted: Run | None = None
         self._directory = RunDirectory(self.options)
         self.tracing = Tracing(self.plan, self.options.trace)
+        self.auditing = Auditing(self.plan, self.hooks, parts.auditing.changes)
         self.shows_model = True
         """Whether the last line of a fit shows where its model is. A program that shows it sets False."""
         self._created: Creation | None = Creation()
@@ -354,7 +356,8 @@ class Trainer(RunView):
             watchdog = lifecycle.Watchdog(
                 run, self.options.hangs.after, abort=self.options.hangs.action == "abort"
             )
-            with lifecycle.monitoring_ranks(run), watchdog, lifecycle.Recorded(run, self.tracing):
+            recorded = lifecycle.Recorded(run, self.tracing)
+            with lifecycle.monitoring_ranks(run), watchdog, recorded, self.auditing.during(run):
                 return lifecycle.run_lifecycle(run, body)
         finally:
             self._run = None

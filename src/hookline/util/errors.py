@@ -39,6 +39,10 @@ class OptionError(HooklineError, ValueError):
         """
 
 
+class ObserverError(HooklineError):
+    """A hook that declares that it only observes has changed something. Its error policy applies."""
+
+
 class LossError(HooklineError):
     """A training step returned a value that cannot be used as a loss."""
 

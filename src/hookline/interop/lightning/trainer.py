@@ -53,7 +53,8 @@ from hookline.interop.lightning.tuning import CheckpointConnector, Snapshot, is_
 from hookline.loggers.build import make_loggers
 from hookline.loggers.jsonl import JSONLines
 from hookline.run.module import Module
-from hookline.run.options import ARGUMENT_NAMES, OLD_NAMES, OLD_SAVING
+from hookline.run.option_tables import OLD_NAMES, OLD_SAVING
+from hookline.run.options import ARGUMENT_NAMES
 from hookline.util.errors import Preempted, closest
 
 T = TypeVar("T")

@@ -34,7 +34,7 @@ from hookline.interop.model_training_framework.settings import (
 )
 from hookline.metrics.metric_log import Metrics
 from hookline.run.module import Module, PlainSteps
-from hookline.run.options import OLD_SAVING
+from hookline.run.option_tables import OLD_SAVING
 from hookline.run.record import read_record
 from hookline.training.trainer import Trainer
 from hookline.util.errors import CheckpointError, OptionError

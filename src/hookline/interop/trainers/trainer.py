@@ -26,7 +26,8 @@ from hookline.interop.trainers.hooks import (
 )
 from hookline.metrics.metric_log import Metrics
 from hookline.run.module import Module
-from hookline.run.options import ARGUMENT_NAMES, OLD_NAMES, OLD_SAVING, refuse_unknown_options
+from hookline.run.option_tables import OLD_NAMES, OLD_SAVING
+from hookline.run.options import ARGUMENT_NAMES, refuse_unknown_options
 from hookline.run.state import State
 from hookline.training.trainer import Trainer
 from hookline.util.errors import OptionError

@@ -101,6 +101,14 @@ function costTable(data, cost) {
     rows.map((each) => known(`${each.hook} ${each.event}`, [[[each.hook, el("div", { class: "soft small" }, each.event)], ""], [seconds(each.total), "number"], [percent(each.share), "number"], [number(each.calls), "number"], [seconds(each.mean), "number"], [seconds(each.worst), "number"]])), true);
 }
 
+function changeTable(data, audit) {
+  const caption = `What hooks changed${data.runs.length > 1 ? ` in ${data.runs[audit.run].name}` : ""}; the first change first`;
+  if (!audit.rows.length) return el("p", { class: "soft small" }, `${data.runs.length > 1 ? `${data.runs[audit.run].name}: ` : ""}No hook changed anything.`);
+  return table(caption, ["hook, event", "changed", ["calls", "number"], ["first step", "number"]],
+    audit.rows.map((each) => known(`${each.rank} ${each.hook} ${each.event} ${each.kind}`, [[[each.rank ? `${each.hook}, rank ${each.rank}` : each.hook, el("div", { class: "soft small" }, each.event)], ""],
+      [[each.kind, el("div", { class: "soft small" }, each.names)], "text"], [number(each.count), "number"], [number(each.first_step), "number"]])), true);
+}
+
 // ---- where the time went: one bar a run, and its parts in numbers
 
 const TIME_COLOURS = { forward: 0, backward: 6, optimizer: 3, training: 7, "other training": 7, "waiting for data": 1, validation: 2, saving: 5, hooks: 4 };
