@@ -153,17 +153,21 @@ def _other_rank(run: Run) -> Any:
 
 
 class Recorded:
-    """A `with` around a run: traces it, then shows the table of costs, and a summary if the run failed."""
+    """A `with` around a run: traces and audits it, then shows the table of costs, and a summary if the run
+    failed.
+    """
 
-    def __init__(self, run: Run, tracing: Any) -> None:
+    def __init__(self, run: Run, *recorders: Any) -> None:
         self._run = run
-        self._tracing = tracing.during(run)
+        self._recorders = [each.during(run) for each in recorders]
 
     def __enter__(self) -> None:
-        self._tracing.__enter__()
+        for each in self._recorders:
+            each.__enter__()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._tracing.__exit__(kind, error, trace)
+        for each in reversed(self._recorders):
+            each.__exit__(kind, error, trace)
         show_costs(self._run)
         if error is None:
             show_unfinished(self._run)

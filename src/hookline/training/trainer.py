@@ -353,11 +353,10 @@ class Trainer(RunView):
         if run.stage == "fit":
             self._fitted = run
         try:
-            watchdog = lifecycle.Watchdog(
-                run, self.options.hangs.after, abort=self.options.hangs.action == "abort"
-            )
-            recorded = lifecycle.Recorded(run, self.tracing)
-            with lifecycle.monitoring_ranks(run), watchdog, recorded, self.auditing.during(run):
+            hangs = self.options.hangs
+            watchdog = lifecycle.Watchdog(run, hangs.after, abort=hangs.action == "abort")
+            recorded = lifecycle.Recorded(run, self.tracing, self.auditing)
+            with lifecycle.monitoring_ranks(run), watchdog, recorded:
                 return lifecycle.run_lifecycle(run, body)
         finally:
             self._run = None
