@@ -123,7 +123,7 @@ def test_the_next_update_has_the_rate_that_was_asked_for_and_a_resume_has_it_too
     whole = Scheduled(make)
     used = trained(whole, *hooks(), *ask(), **options)
     assert used[AT] == pytest.approx([0.02, 0.02], rel=1e-9)
-    assert used[AT + 1 :] != [[0.02, 0.02]] * (STEPS - AT - 1), "the schedule goes on"
+    assert used[AT + 1 :] != [[0.02, 0.02]] * (STEPS - AT - 1), "the schedule continues"
     half, resumed = Scheduled(make), Scheduled(make)
     options["run_dir"] = "parts"
     # changed at the last step, whose state is saved before and after it
