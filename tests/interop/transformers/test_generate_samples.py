@@ -29,7 +29,9 @@ def fit(model: nn.Module, *hooks: Any, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [gpt2, causal])
-def test_a_language_model_writes_at_each_validation_and_trains_as_without_it(make: Any, tmp_path: Path) -> None:
+def test_a_language_model_writes_at_each_validation_and_trains_as_without_it(
+    make: Any, tmp_path: Path
+) -> None:
     plain, model, words = make(), make(), tokenizer()
     fit(plain)
     before = copy.deepcopy(model.generation_config.to_dict())
