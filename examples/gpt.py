@@ -80,12 +80,13 @@ class GPT(Module):
         }
 
     @torch.no_grad()
-    def write(self, text: Tensor, length: int, temperature: float = 0.8) -> Tensor:
-        """Continue a text of shape (1, n)."""
+    def generate(self, prompt: str, length: int, temperature: float = 0.8) -> str:
+        """Continue a text. The hook `generate_samples` calls it at every validation."""
+        text = torch.tensor([[ALPHABET.index(each) for each in prompt]], device=self.device)
         for _ in range(length):
             logits = self(text[:, -CONTEXT:])[:, -1] / temperature
             text = torch.cat([text, torch.multinomial(logits.softmax(-1), 1)], dim=1)
-        return text
+        return "".join(ALPHABET[code] for code in text[0])
 
 
 class Text(DataModule):
@@ -143,8 +144,7 @@ class Report(Hook):
             print(f"step {step:4}   validation loss {metrics['val/loss']:.3f}")
 
     def on_train_end(self, trainer: Trainer, module: GPT, metrics: Metrics) -> None:
-        prompt = torch.tensor([[ALPHABET.index(each) for each in "The "]], device=module.device)
-        sample = "".join(ALPHABET[code] for code in module.eval().write(prompt, 400)[0])
+        sample = module.eval().generate("The ", 400)
         entropy = -sum(n / len(TEXT) * math.log(n / len(TEXT)) for n in Counter(TEXT).values())
         print("\n--- what it writes now ---", sample, "---", sep="\n")
         if "val/loss" in metrics:  # a run that is cut short may end before its first validation

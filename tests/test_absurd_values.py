@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+from optuna.trial import FixedTrial
 from tiny import Net, batches
 
 from hookline import Hook, HooklineError, OptionError, Trainer, loggers
@@ -49,11 +50,14 @@ NEEDED: dict[str, dict[str, Any]] = {
     "webhook": {"url": "https://localhost:1/x"},
     "upload_checkpoint": {"url": "memory://absurd"},
     "mixture_schedule": {"phases": {0: {"train": 1}}},
+    "generate_samples": {"prompts": ["x"], "generate": lambda module, prompt: prompt},
+    "optuna_pruning": {"trial": FixedTrial({})},
 }
 
 LATER = {
     ("early_stopping", "monitor"),
     ("model_checkpoint", "monitor"),
+    ("optuna_pruning", "monitor"),
     ("loss_schedule", "replace"),
     ("loss_schedule", "weight"),
 }

@@ -47,6 +47,11 @@ class Fails(Hook):
 class Stops(Hook):
     def on_step_end(self, trainer): trainer.stop("enough")
 
+class TrialPruned(Exception): ...
+
+class Prunes(Hook):
+    def on_step_end(self, trainer): trainer.stop("not promising", status="pruned", raises=TrialPruned())
+
 class Ends(Hook):
     def on_step_end(self): os.kill(os.getpid(), signal.SIGTERM)
 

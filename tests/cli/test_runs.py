@@ -408,3 +408,11 @@ def test_validate_test_and_predict_use_the_weights_of_a_checkpoint(
     )
     lines = [json.loads(line) for line in Path("predicted/predictions.jsonl").read_text().splitlines()]
     assert [len(each) for each in lines] == [2, 2, 2, 2]
+
+
+def test_a_pruned_run_is_not_a_failure(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prunes = ["--hooks.prunes.class_path", "cli_parts.Prunes", "--trainer.run_dir", "pruned"]
+    assert "fit pruned (not promising) at step 1" in said(capsys, "fit", str(project / "run.toml"), *prunes)
+    assert [each.split()[:2] for each in said(capsys, "runs", "pruned").splitlines()[1:]] == [
+        ["pruned", "pruned"]
+    ]
