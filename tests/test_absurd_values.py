@@ -49,6 +49,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "webhook": {"url": "https://localhost:1/x"},
     "upload_checkpoint": {"url": "memory://absurd"},
     "mixture_schedule": {"phases": {0: {"train": 1}}},
+    "accumulation_schedule": {"schedule": {0: 2}},
+    "parameter_schedule": {"target": "optimizer.weight_decay", "end": 0.0},
 }
 
 LATER = {

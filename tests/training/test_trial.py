@@ -52,7 +52,9 @@ class Logs(Net):
         return super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize("arguments", [{"train": batches(3)}, {"datamodule": Data()}], ids=["loader", "module"])
+@pytest.mark.parametrize(
+    "arguments", [{"train": batches(3)}, {"datamodule": Data()}], ids=["loader", "module"]
+)
 def test_a_fit_inside_the_set_up_of_a_run_has_one_hook_and_leaves_the_run_alone(arguments: Any) -> None:
     probe, net = Probe(), Logs()
     trainer = quiet(hooks=[Outer(probe)], seed=1, max_epochs=2)
