@@ -52,6 +52,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "mixture_schedule": {"phases": {0: {"train": 1}}},
     "generate_samples": {"prompts": ["x"], "generate": lambda module, prompt: prompt},
     "optuna_pruning": {"trial": FixedTrial({})},
+    "accumulation_schedule": {"schedule": {0: 2}},
+    "parameter_schedule": {"target": "optimizer.weight_decay", "end": 0.0},
 }
 
 LATER = {

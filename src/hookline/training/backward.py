@@ -58,6 +58,11 @@ class Backward(BackwardEvents):
             self.after()
         return value
 
+    def release(self) -> None:
+        """Free the graph of a backward pass that failed."""
+        self.state.current.scaled_loss = None
+        super().release()
+
 
 def loss_of(run: Run, returned: Any) -> Tensor | None:
     """Return the loss that a training step returned; log the other numbers of a dictionary."""

@@ -186,6 +186,10 @@ class BackwardEvents:
         """Emit on_after_backward."""
         self.plan.on_after_backward(self.state)
 
+    def release(self) -> None:
+        """Free the loss of a backward pass that failed."""
+        self.state.current.live_loss = None
+
 
 class UpdateEvents:
     """The events around the step of one optimizer, `state.optimizer`."""

@@ -26,7 +26,9 @@ from hookline.training.backward import loss_of
 from hookline.training.batch_events import set_outputs, take_batch, transfer
 from hookline.training.composition import choose_step
 from hookline.training.loading import sharding_of
-from hookline.training.ranks.data_pass import empty_copy
+from hookline.training.ranks.data_pass import separate_log
+from hookline.training.step import TrainStep
+from hookline.training.update import run_training_step
 from hookline.util.errors import HooklineError, OptionError
 from hookline.util.memory import is_out_of_memory
 
@@ -136,20 +138,18 @@ class BatchSizes:
         run, s = self.run, self.run.state
         (loader,) = make_loaders(self._resized(size), 1.0, "train", sharding_of(run, "train"))
         loader.agree()
-        run.step = choose_step(run)
-        log, s.log = s.log, empty_copy(s.log)
-        s.log.mode = "train"
+        run.step = step = choose_step(run)
         worst = number = 0
         try:
-            with _reading(loader) as source:
+            with separate_log(s), _reading(loader) as source:
+                s.log.mode = "train"
                 while worst == FITS and number < batches:
                     run.strategy.sync_gradients(False)
                     run.strategy.reopen_window()  # without a broadcast of buffers
-                    worst = run.strategy.ranks.largest([_try_batch(run, source, number)]).read()[0]
+                    worst = run.strategy.ranks.largest([_try_batch(run, step, source, number)]).read()[0]
                     number += worst == FITS
         finally:
-            s.log = log
-            _release(run)
+            _release(run, step)
         return worst == FITS or (worst == ENDED and number > 0)
 
     def _owner(self) -> Any:
@@ -200,13 +200,13 @@ def _communicates(run: Run) -> str:
     return "the first batch with static_graph=True does" if is_static else ""
 
 
-def _try_batch(run: Run, source: Iterator[Any], number: int) -> int:
+def _try_batch(run: Run, step: TrainStep, source: Iterator[Any], number: int) -> int:
     """Train on the next batch; return how that went."""
     try:
         batch = next(source, END)
         if batch is END:
             return ENDED
-        _train_on(run, batch, number)
+        _train_on(run, step, batch, number)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -214,26 +214,24 @@ def _try_batch(run: Run, source: Iterator[Any], number: int) -> int:
     return FITS
 
 
-def _train_on(run: Run, batch: Any, number: int) -> None:
+def _train_on(run: Run, step: TrainStep, batch: Any, number: int) -> None:
     """Do with a batch what uses memory in training: move it, forward, backward, update."""
-    plan, s = run.plan, run.state
-    if s.cache:
-        s.cache.clear()
+    s = run.state
+    s.cache.clear()
     take_batch(s, batch, number)
     s.log.weight = batch_size(batch)
-    transfer(plan, s, run.traits.transfers)
-    set_outputs(s, plan.training_step(s))
+    transfer(run.plan, s, run.traits.transfers)
+    run_training_step(run)
     if not run.traits.is_manual:
         loss = loss_of(run, s.current.returned)
         if loss is None:
             return
-        for s.optimization.optimizer_idx, s.optimization.optimizer in enumerate(s.setup.optimizers):
-            plan.optimizer_zero_grad(s)
-        assert run.step is not None
-        run.step.backward(loss)
+        step.update.clear_gradients()
+        step.backward(loss)
         del loss
-        for s.optimization.optimizer_idx, s.optimization.optimizer in enumerate(s.setup.optimizers):
-            plan.optimizer_step(s)
+        for index, optimizer in enumerate(s.setup.optimizers):
+            step.update.focus(index, optimizer)
+            step.update.step()
     set_outputs(s, None)
 
 
@@ -253,10 +251,11 @@ def _reading(loader: Loader) -> Iterator[Iterator[Any]]:
             dataset.load_state_dict(state)
 
 
-def _release(run: Run) -> None:
+def _release(run: Run, step: TrainStep) -> None:
     """Free the memory of a trial: its tensors, what cycles hold, and what the allocator has cached."""
-    current = run.state.current
-    current.batch = current.returned = current.scaled_loss = current.live_loss = None
+    step.backward.release()
+    take_batch(run.state, None, 0)
+    set_outputs(run.state, None)
     run.state.cache.clear()
     for parameter in run.module.parameters():
         parameter.grad = None

@@ -185,7 +185,7 @@ def rescale(optimizers: list[Optimizer], factor: float) -> None:
 
 
 def run_training_step(run: Run) -> None:
-    """Run the training step in an optimizer's closure; its result is `state.returned`."""
+    """Run the training step in an optimizer's closure or a trial; its result is `state.returned`."""
     set_outputs(run.state, run.plan.training_step(run.state))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from hookline.engine.binding import Caller
 from hookline.engine.plan import Plan
 from hookline.metrics.metric_log import MetricLog
 from hookline.run.run import Run
+from hookline.run.state import State
 from hookline.training.batch_events import transfer
 from hookline.training.data_pass import DataPass
 
@@ -26,16 +28,25 @@ def empty_copy(log: MetricLog) -> MetricLog:
     return made
 
 
+@contextlib.contextmanager
+def separate_log(s: State) -> Iterator[None]:
+    """Let the steps inside the context log into a copy, which is discarded."""
+    log, s.log = s.log, empty_copy(s.log)
+    try:
+        yield
+    finally:
+        s.log = log
+
+
 def run_padding(run: Run, step: Caller) -> None:
     """Run a step on a padding batch, so that the collectives of a forward pass match; discard the result."""
     plan, s = run.plan, run.state
     transfer(plan, s, run.traits.transfers)  # its events may change the batch to what the step expects
-    log, backup = s.log, PaddingBackup(run.module, s.log)
-    s.log = empty_copy(log)
+    backup = PaddingBackup(run.module, s.log)
     try:
-        step(s)
+        with separate_log(s):
+            step(s)
     finally:
-        s.log = log
         backup.restore()
 
 
