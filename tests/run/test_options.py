@@ -110,6 +110,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"compile": "false"}, "compile='false'.*True.*False"),
     ({"compile": {"block": "Block"}}, "compile has no option 'block'. Did you mean 'blocks'"),
     ({"compile": {"blocks": []}}, r"compile: blocks=\[\] must be True or at least one choice of layers"),
+    ({"audit": "false"}, "audit='false' must be True, False or a table of changes, costs"),
+    ({"audit": {"cost": True}}, "audit has no setting 'cost'. Did you mean 'costs'"),
     ({"accounting": "false"}, "accounting='false'.*True.*False"),
     # directories
     ({"default_root_dir": None}, "default_root_dir=None"),
@@ -148,7 +150,7 @@ def test_a_device_that_is_not_there_is_refused_at_once() -> None:
         Trainer(device="cuda")
 
 
-@pytest.mark.parametrize("name", ["events", "accounting"])
+@pytest.mark.parametrize("name", ["events", "audit"])
 def test_a_refusal_lists_what_the_trainer_takes_and_nothing_else(name: str) -> None:
     with pytest.raises(OptionError) as caught:
         Trainer(no_such_option=1)  # type: ignore[call-arg]
@@ -260,7 +262,7 @@ def test_every_option_is_checked_and_every_argument_documented() -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [*OPTION_NAMES, "hooks", "callbacks", "logger", "strategy", "device", "precision", "accounting"]
+    "option", [*OPTION_NAMES, "hooks", "callbacks", "logger", "strategy", "device", "precision", "audit"]
 )
 def test_an_error_carries_the_option_the_value_and_what_is_allowed(option: str) -> None:
     wrong = object()

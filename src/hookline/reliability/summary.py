@@ -157,9 +157,9 @@ class Recorded:
     failed.
     """
 
-    def __init__(self, run: Run, *recorders: Any) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
-        self._recorders = [each.during(run) for each in recorders]
+        self._recorders = [each.during(run) for each in (run.trainer.tracing, run.trainer.auditing)]
 
     def __enter__(self) -> None:
         for each in self._recorders:

@@ -121,15 +121,8 @@ def train_epoch(run: Run) -> None:
 
     s.log.mode = "train"
     exhausted = False
-    is_leaving = run.boundary.is_stopping and is_finished(run)  # requested at the start of the epoch
-    if is_leaving and before is not None:
-        run.resume.contents["rng"] = before  # a resume repeats this epoch with the same random numbers
-    batches = iter(()) if is_leaving else open_loader(run, loader)
+    is_leaving, batches = open_epoch(run, loader, before)
     is_validation_due = run.traits.rules.validation_due(run)
-    run.step = choose_step(run)
-    is_waiting = run.progress.validation_pending or run.progress.validation_requested
-    if is_waiting and not is_leaving and is_finished_after_validation(run):
-        is_leaving, batches = True, iter(())
     fetcher = Fetcher(run, batches, run.progress.position, s.timer)
     while fetcher.fetch():
         if run.saves.first_batches is not None:
@@ -165,6 +158,19 @@ def train_epoch(run: Run) -> None:
     if run.resume.target is not None:
         return  # the run goes back to a checkpoint, and this epoch is abandoned
     close_epoch(run, exhausted or run.progress.position == loader.length)
+
+
+def open_epoch(run: Run, loader: Loader, before: Any) -> tuple[bool, Iterator[Any]]:
+    """Return whether the run ends before the first batch of the epoch, and the batches."""
+    is_leaving = run.boundary.is_stopping and is_finished(run)  # requested at the start of the epoch
+    if is_leaving and before is not None:
+        run.resume.contents["rng"] = before  # a resume repeats this epoch with the same random numbers
+    batches = iter(()) if is_leaving else open_loader(run, loader)
+    run.step = choose_step(run)
+    is_waiting = run.progress.validation_pending or run.progress.validation_requested
+    if is_waiting and not is_leaving and is_finished_after_validation(run):
+        return True, iter(())
+    return is_leaving, batches
 
 
 def close_epoch(run: Run, complete: bool) -> None:

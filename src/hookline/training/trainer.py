@@ -355,8 +355,7 @@ class Trainer(RunView):
         try:
             hangs = self.options.hangs
             watchdog = lifecycle.Watchdog(run, hangs.after, abort=hangs.action == "abort")
-            recorded = lifecycle.Recorded(run, self.tracing, self.auditing)
-            with lifecycle.monitoring_ranks(run), watchdog, recorded:
+            with lifecycle.monitoring_ranks(run), watchdog, lifecycle.Recorded(run):
                 return lifecycle.run_lifecycle(run, body)
         finally:
             self._run = None
