@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hookline import Hook, Module
 from hookline.hooks import DeviceStats, MemoryMonitor, _memory, memory_monitor
 from hookline.hooks.memory_monitor import out_of_memory
+from hookline.util.errors import HooklineError
 
 
 class Full(nn.Module):
@@ -189,6 +190,10 @@ def test_other_errors_leave_no_file(tmp_path: Path) -> None:
     assert not any("Out of memory" in each for each in error.__notes__)
 
 
+class Quotes(HooklineError, RuntimeError):
+    """An error of Hookline about another rank."""
+
+
 @pytest.mark.parametrize(
     ("error", "is_one"),
     [
@@ -199,6 +204,7 @@ def test_other_errors_leave_no_file(tmp_path: Path) -> None:
         (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ValueError("out of memory"), False),
+        (Quotes("Rank 1 has failed: OutOfMemoryError: CUDA out of memory."), False),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -223,6 +229,24 @@ def test_the_error_of_the_run_survives_whatever_fails_here(
     assert isinstance(error, torch.OutOfMemoryError) and hook.snapshot is None
     assert "the snapshot is missing: MemoryError: nor here" in caplog.text
     assert any(each.startswith("Out of memory in the fit") for each in error.__notes__)
+
+
+def test_torchs_own_snapshot_is_json_that_can_be_pickled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no CUDA device to test on: the functions of its backend return what they return there."""
+    segments = {"segments": [{"device": 0, "address": 2**40, "blocks": [{"size": 512, "state": "inactive"}]}]}
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda device: segments)
+    monkeypatch.setattr(torch.cuda.memory, "memory_summary", lambda device: f"| memory of {device} |")
+    real = memory_monitor._of_backend
+    monkeypatch.setattr(
+        memory_monitor, "_of_backend", lambda device, function: real(torch.device("cuda", 0), function)
+    )
+    _, hook, found = run_out(tmp_path, Model("forward"))
+    assert hook.snapshot is not None and found["memory_summary"] == "| memory of cuda:0 |"
+    file = hook.snapshot.with_name("out-of-memory-step-2-rank-0-allocator.json")
+    assert json.loads(file.read_text()) == segments
+    assert real(torch.device("cpu"), "_snapshot") is None
 
 
 # ---- peaks -------------------------------------------------------------------------------------------------
@@ -372,5 +396,5 @@ def test_on_two_ranks_the_one_that_ran_out_writes_the_file(tmp_path: Path) -> No
         1,
         1,
         "forward",
-        [""],
+        ["the module itself"],
     )

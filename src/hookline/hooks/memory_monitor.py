@@ -20,6 +20,7 @@ from hookline.hooks._failed_module import FailedPlace, find_failed_place, live_t
 from hookline.hooks._memory import GB, allocator_counters, peak_process_memory, take_peaks
 from hookline.hooks._statistics import tensors_in
 from hookline.hooks.nan_guard import describe_batch
+from hookline.util.errors import HooklineError
 from hookline.util.text import list_some, mask_text
 
 MB = 1e6
@@ -27,6 +28,7 @@ MESSAGES = ("out of memory", "DefaultCPUAllocator: ", "_ALLOC_FAILED")
 """Texts of a RuntimeError of the CPU's allocator, of MPS, of a driver, and of cuDNN and cuBLAS."""
 PHASE_EVENTS = ("on_train_batch_start", "on_before_backward", "on_after_backward")
 FOLDER = "memory"
+ITSELF = "the module itself"
 VERSION = 1
 log = logging.getLogger("hookline")
 
@@ -142,7 +144,7 @@ class MemoryMonitor(Hook):
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"out-of-memory-step-{state.step}-rank-{state.rank}.json"
         device = torch.device(state.device)
-        source = failure_source(error)
+        source, names = failure_source(error), [name or ITSELF for name in place.modules]
         sections: dict[str, Callable[[], Any]] = {
             "batch": lambda: describe_batch(state.batch),
             "allocator": lambda: allocator_counters(device),
@@ -163,8 +165,8 @@ class MemoryMonitor(Hook):
             "rank": state.rank,
             "device": str(device),
             "phase": place.phase,
-            "module": place.modules[0] if len(place.modules) == 1 else None,
-            "possible_modules": place.modules,
+            "module": names[0] if len(names) == 1 else None,
+            "possible_modules": names,
             "where": place.where,
             "hook": None if source is None else source.name,
         }
@@ -177,9 +179,7 @@ class MemoryMonitor(Hook):
         with _no_matter_what("the allocator's snapshot"):
             if (blocks := _of_backend(device, "_snapshot")) is not None:
                 with path.with_name(f"{path.stem}-allocator.json").open("w", encoding="utf-8") as file:
-                    json.dump(
-                        blocks, file, default=str
-                    )  # piece by piece; `pickle.dump` of it is torch's format
+                    json.dump(blocks, file, default=str)  # torch's format, but not as a pickle
         return path
 
 
@@ -188,7 +188,8 @@ def out_of_memory(error: BaseException | None) -> BaseException | None:
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             return error
-        if isinstance(error, RuntimeError) and any(text in str(error) for text in MESSAGES):
+        is_ours = isinstance(error, HooklineError)  # it may quote the error of another rank
+        if isinstance(error, RuntimeError) and not is_ours and any(text in str(error) for text in MESSAGES):
             return error
         error = error.__cause__
     return None
@@ -209,7 +210,7 @@ def _no_matter_what(what: str) -> Iterator[None]:
 def _note(place: FailedPlace, error: BaseException, module: nn.Module, trainer: Any, state: Any) -> str:
     """Return where the memory ran out, the batch, and what helps."""
     known = dict(module.named_modules())
-    names = [f"{name or 'the module'} ({type(known.get(name, module)).__name__})" for name in place.modules]
+    names = [f"{name or ITSELF} ({type(known.get(name, module)).__name__})" for name in place.modules]
     source = failure_source(error)
     within = f" of {list_some(names, 3).replace(', ', ' or ')}" if names else ""
     who = (
@@ -313,7 +314,7 @@ def _free_and_total(device: torch.device) -> list[int] | None:
 
 
 def _of_backend(device: torch.device, function: str) -> Any:
-    """Return what `torch.cuda.memory.FUNCTION()` or that of another backend returns; None if it has none."""
+    """Return `torch.cuda.memory.FUNCTION(device)`, or that of another backend; None if it has none."""
     backend: Any = None if device.type == "cpu" else getattr(torch, device.type, None)
     read = getattr(getattr(backend, "memory", None), function, None)
-    return None if read is None else read()
+    return None if read is None else read(device)
