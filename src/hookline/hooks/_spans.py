@@ -148,9 +148,8 @@ class RunSpans:
             self.sample.end()
             while self._overlapping:
                 self._end(self._overlapping.pop())
-            self.root.set_attributes(
-                {"hookline.status": s.status, "hookline.step": s.step, "hookline.resumed": s.resumed}
-            )
+            counts = {"hookline.epoch": s.epoch, "hookline.step": s.step}
+            self.root.set_attributes({**counts, "hookline.status": s.status, "hookline.resumed": s.resumed})
             while self._stack:
                 self._pop(self._stack[-1])
         self._stack.clear()
