@@ -51,6 +51,7 @@ def test_a_run_is_found_by_the_client() -> None:
     assert history(client, logger.run_id, "lr") == [(1, 0.25), (2, 0.25), (3, 0.25)]
     assert run.data.metrics["val/loss"] == pytest.approx(trainer.metrics["val/loss"])
     assert run.data.params["options/max_epochs"] == "1" and run.data.tags["team"] == "x"
+    assert run.data.tags["hookline.status"] == "completed"
     assert all(path.is_relative_to("mine/mlflow") for path in files(Path()))
 
 

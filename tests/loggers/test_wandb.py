@@ -88,6 +88,7 @@ class Written:
         (self.file,) = folder.rglob("*.wandb")
         self.rows: list[dict[str, Any]] = []
         self.config: dict[str, Any] = {}
+        self.summary: dict[str, Any] = {}
         self.exit_code: int | None = None
         for message in finished(self.file):
             record = wandb_internal_pb2.Record.FromString(message)
@@ -99,6 +100,8 @@ class Written:
                 self._configure(record.config)
             elif kind == "exit":
                 self.exit_code = record.exit.exit_code
+            elif kind == "summary":
+                self.summary.update(together(record.summary.update))
             elif kind == "history":
                 self.rows.append(together(record.history.item))
 
@@ -126,7 +129,7 @@ def test_a_run_is_found_in_the_offline_file() -> None:
     assert written.series("lr") == [(1, 0.25), (2, 0.25), (3, 0.25)]
     assert written.series("val/loss") == [(3, pytest.approx(trainer.metrics["val/loss"]))]
     assert written.config["options"]["max_epochs"] == 1 and written.config["module"] == "Net"
-    assert written.exit_code == 0
+    assert written.exit_code == 0 and written.summary["hookline.status"] == "completed"
     assert all(path.is_relative_to("mine/wandb") for path in files(Path()) if not path.is_relative_to("home"))
 
 

@@ -121,6 +121,11 @@ class MLflow(ArtifactLogger):
         for start in range(0, len(changed), LARGEST_BATCH):
             client.log_batch(self.run_id, tags=changed[start : start + LARGEST_BATCH])
 
+    def log_event(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Log how the run ended as a tag, because MLflow's own status has no word for a pruned run."""
+        if kind == "end":
+            self.client.set_tag(self.run_id, "hookline.status", data["status"])
+
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
         shown, others = finite_values(tag, values)
         counts, edges = histogram(shown, 30)

@@ -132,6 +132,11 @@ class WandB(ArtifactLogger):
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         self.client.config.update(map_texts(jsonable(params), encodable), allow_val_change=True)
 
+    def log_event(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Log how the run ended in the summary, because W&B's own state has no word for a pruned run."""
+        if kind == "end":
+            self.client.summary["hookline.status"] = data["status"]
+
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
         import wandb
 
