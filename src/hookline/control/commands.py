@@ -379,7 +379,7 @@ def _check_rate(run: Run, asked: PlainData) -> PlainData:
 
 def _set_rate(run: Run, asked: PlainData) -> PlainData:
     groups = RateChange.parse(asked["value"], asked["group"]).apply(run)
-    run.progress.revision += 1  # a checkpoint of this step that was saved before does not have it
+    run.progress.mark_changed()  # a checkpoint of this step that was saved before does not have it
     changes = dict.fromkeys(f"{each['before']:.6g} to {each['lr']:.6g}" for each in groups)
     said = f"from {', '.join(changes)}, from step {run.state.step + 1} on"
     return {"value": asked["value"], "group": asked["group"], "groups": groups, "said": said}

@@ -322,12 +322,16 @@ class Progress:
         self.epoch_advanced, self.validation_pending = saved["epoch_advanced"], saved["owes_validation"]
         self.plateau_due = bool(saved.get("plateau_due", False))
 
+    def mark_changed(self) -> None:
+        """Record a change that the counters do not show: a checkpoint with the same counters is outdated."""
+        self.revision += 1
+
     def abandon(self) -> None:
         """Forget what is not in a checkpoint, before another state is restored.
 
         The revision makes the new state differ from an abandoned one with the same counters.
         """
-        self.revision += 1
+        self.mark_changed()
         self.before_validation, self.schedulers_advanced_at, self.last_skip = {}, -1, ("", -1)
 
 

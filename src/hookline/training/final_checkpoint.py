@@ -199,7 +199,7 @@ def recording_changes(run: Run) -> Iterator[None]:
     before = sum_of_bits(run) if own_code else {}
     yield
     if own_code and (before is None or sum_of_bits(run) != before):
-        run.progress.revision += 1
+        run.progress.mark_changed()
 
 
 def sum_of_bits(run: Run) -> dict[str, int] | None:

@@ -365,7 +365,7 @@ def validate_on_request(run: Run) -> None:
             control.report_validated(None)
     finally:
         own.validated_at, own.validation_pending = before, False
-        own.revision += 1
+        own.mark_changed()
     run.boundary.sync_point()  # monitors may have requested a checkpoint or a stop
 
 

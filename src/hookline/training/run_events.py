@@ -108,7 +108,7 @@ def end_epoch(run: EmittingRun, results: dict[str, Any], is_complete: bool) -> d
     with rescued_row(s, results, "epoch"):
         run.plan.on_train_epoch_end(s)
     s.nested_validate = False
-    run.progress.revision += 1
+    run.progress.mark_changed()
     pending, s.log.pending = s.log.pending, {}
     return pending
 
