@@ -137,7 +137,7 @@ def test_a_hooks_parameter_is_refused_before_the_first_step(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "argument", ["hooks", "callbacks", "logger", "strategy", "device", "precision", "accounting"]
+    "argument", ["hooks", "callbacks", "logger", "strategy", "device", "precision", "accounting", "audit"]
 )
 def test_the_other_arguments_of_the_trainer_too(argument: str) -> None:
     wrong = {

@@ -18,6 +18,7 @@ class ConsoleLog(Hook):
     """
 
     tier = "builtin"
+    observes = True
     ranks = "zero"
     on_error = "warn"
 

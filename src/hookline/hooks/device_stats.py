@@ -34,6 +34,7 @@ class DeviceStats(Hook):
     """
 
     tier = "builtin"
+    observes = True
     on_error = "disable"
 
     @checked_parameters

@@ -32,6 +32,7 @@ class ExportPretrained(Hook):
     """
 
     tier = "monitor"
+    observes = True
     order = 250  # after ModelCheckpoint, which decides what is the best
     ranks = "zero"
 

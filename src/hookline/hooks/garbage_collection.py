@@ -30,6 +30,7 @@ class GarbageCollection(Hook):
     """
 
     tier = "builtin"
+    observes = True
 
     @checked_parameters
     def __init__(

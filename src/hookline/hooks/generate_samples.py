@@ -40,6 +40,7 @@ class GenerateSamples(Hook):
     """
 
     tier = "builtin"
+    observes = True
     on_error = "warn"
 
     @checked_parameters

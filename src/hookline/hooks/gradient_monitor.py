@@ -164,6 +164,7 @@ class GradientMonitor(Hook):
     """
 
     tier = "builtin"
+    observes = True
 
     @checked_parameters
     def __init__(

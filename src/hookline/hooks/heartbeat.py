@@ -28,6 +28,7 @@ class Heartbeat(Hook):
     """
 
     tier = "builtin"
+    observes = True
     ranks = "zero"
     on_error = "warn"
 

@@ -30,6 +30,7 @@ class HParams(Hook):
     """
 
     tier = "builtin"
+    observes = True
     name = "hparams"
 
     def __init__(

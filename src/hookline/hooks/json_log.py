@@ -21,6 +21,7 @@ class JSONLog(Hook):
     """
 
     tier = "builtin"
+    observes = True
     ranks = "zero"
     on_error = "warn"
 

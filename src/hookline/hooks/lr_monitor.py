@@ -19,6 +19,7 @@ class LRMonitor(Hook):
     """
 
     tier = "builtin"
+    observes = True
     on_error = "warn"
 
     @checked_parameters

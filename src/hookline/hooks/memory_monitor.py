@@ -43,6 +43,7 @@ class MemoryMonitor(Hook):
     """
 
     tier = "builtin"
+    observes = True
     on_error = "warn"
 
     @checked_parameters

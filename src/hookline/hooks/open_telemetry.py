@@ -33,6 +33,7 @@ class OpenTelemetry(Hook):
     """
 
     tier = "builtin"
+    observes = True
     order = 1000
     """After all others, so that rows have their final values."""
     on_error = "warn"

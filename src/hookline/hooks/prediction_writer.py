@@ -31,6 +31,7 @@ class PredictionWriter(Hook):
     """
 
     tier = "builtin"
+    observes = True
     writes_predictions = True
 
     @checked_parameters

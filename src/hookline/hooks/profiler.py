@@ -36,6 +36,7 @@ class Profiler(Hook):
     """
 
     tier = "builtin"
+    observes = True
     on_error = "disable"
     ranks = "zero"
 

@@ -280,6 +280,7 @@ class ProgressBar(Hook):
     """
 
     tier = "builtin"
+    observes = True
     ranks = "zero"
     on_error = "disable"
     only_one = "progress bar"

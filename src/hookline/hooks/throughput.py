@@ -32,6 +32,7 @@ class Throughput(Hook):
     """
 
     tier = "builtin"
+    observes = True
     on_error = "warn"
 
     @checked_parameters

@@ -43,6 +43,7 @@ class UploadCheckpoint(Hook):
     """
 
     tier = "builtin"
+    observes = True
     ranks = "zero"
 
     @checked_parameters

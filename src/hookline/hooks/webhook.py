@@ -54,6 +54,7 @@ class Webhook(Hook):
     """
 
     tier = "builtin"
+    observes = True
     ranks = "zero"
     on_error = "warn"
 

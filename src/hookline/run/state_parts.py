@@ -212,9 +212,8 @@ class CurrentBatch:
     modes: list[Any] = field(default_factory=list)
     """Every submodule's train or eval flag before an evaluation."""
 
-    def forget(self) -> None:
-        """Forget the losses of the batch and of its window."""
-        self.last_loss = self.returned = None
+    def forget_window(self) -> None:
+        """Forget the losses of the last window."""
         self.window_losses = self.window_weights = self.shared_loss = None
 
 

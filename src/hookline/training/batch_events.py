@@ -49,7 +49,8 @@ def set_outputs(s: State, outputs: Any) -> None:
 
 def forget_batch(s: State) -> None:
     """Forget the newest batch and its update, as in a new run."""
-    s.current.forget()
+    s.current.last_loss = s.current.returned = None
+    s.current.forget_window()
     s.optimization.set_norm(None)
     s.optimization.used_lr = None
     s.cache.clear()

@@ -49,7 +49,8 @@ def choose_again(run: Run, sender: int) -> None:
     if run.step is None or run.window.batches:
         return
     if run.traits.accumulate == 1:  # a window of one batch needs no size and keeps no losses
-        run.window.size, run.state.current.window_losses = 1, None
+        run.window.size = 1
+        run.state.current.forget_window()
     run.step = choose_step(run)
 
 
