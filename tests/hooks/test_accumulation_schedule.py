@@ -11,7 +11,7 @@ from test_budgets import is_ours, per_step, with_hooks, without_hooks
 from tiny import Net, batches, quiet
 from torch import Tensor
 
-from hookline import Hook, Mixture, OptionError
+from hookline import Hook, HookError, Line, Mixture, OptionError
 from hookline.hooks import AccumulationSchedule, LRSchedule
 from hookline.training.accumulation import AccumulatedStep
 from hookline.training.step import TrainStep
@@ -265,3 +265,8 @@ def test_moments_of_epochs_cost_a_step_nothing_and_those_of_steps_one_comparison
     assert per_step(with_hooks(AccumulationSchedule({"5 epochs": 2})), is_ours) == without_hooks(is_ours)
     by_steps = per_step(lambda data: with_hooks(AccumulationSchedule({10**6: 2}))(data))
     assert by_steps <= per_step(lambda data: with_hooks(Looks())(data))
+
+
+def test_a_loop_that_accumulates_itself_refuses_it() -> None:
+    with pytest.raises(HookError, match="which a loop with hookline.Line does not offer to hooks"):
+        Line(Net(), None, hooks=[AccumulationSchedule({0: 2})])

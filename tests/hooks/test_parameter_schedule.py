@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from dialects.looped import net_and_sgd, train
 from test_budgets import is_ours, per_step, with_hooks, without_hooks
 from tiny import Net, batches, quiet
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hookline import Hook, HookError, OptionError
+from hookline import Hook, HookError, Line, OptionError
 from hookline.hooks import LRSchedule, ParameterSchedule
 from hookline.util.errors import HooklineError
 
@@ -404,3 +405,16 @@ def test_the_error_of_a_target_that_is_missing_names_the_hook() -> None:
         HookError, match="ParameterSchedule: target='module.temprature'.*Did you mean 'temperature'"
     ):
         seen("module.temprature", {0: 1.0}, decay)
+
+
+def test_a_loop_that_is_written_by_hand_has_the_same_values() -> None:
+    values: list[float] = []
+
+    class Looks(Hook):
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            values.append(optimizer.param_groups[0]["weight_decay"])
+
+    net, sgd = net_and_sgd()
+    hooks = [ParameterSchedule("optimizer.weight_decay", "linear", start=1.0, end=0.0, total=8), Looks()]
+    train(Line(net, sgd, hooks=hooks), net, sgd, batches(4), epochs=2)
+    assert values == pytest.approx([1 - n / 8 for n in range(8)])

@@ -137,7 +137,8 @@ class ParameterSchedule(Hook):
         for place, target in enumerate(self._targets):
             for value in self._curve.examples(self._start[place] if self._start else None):
                 target.check(value, WHO)
-            if isinstance(self._curve, _Shape) and type(target.held()) is int:
+            is_own = not isinstance(target.owner, dict)  # torch writes some hyper-parameters as 0
+            if isinstance(self._curve, _Shape) and is_own and type(target.held()) is int:
                 raise HookError(
                     f"{WHO}: {target.label} is the whole number {target.held()}, and the schedule "
                     f"{self.schedule!r} gives fractions: write {target.held()}.0, or pass a function."

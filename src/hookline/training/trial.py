@@ -62,7 +62,7 @@ def fit_aside(
     with isolated_rng(), tempfile.TemporaryDirectory() as directory:
         own = {**asdict(trainer.options), **SHORT, "run_dir": directory, **options}
         short = type(trainer)(**own, strategy=trainer.strategy, logger=False, hooks=[hook])
-        short.rules, short.shows_model = trainer.rules, False
+        short.shows_model = False
         try:
             short.fit(module, train, **arguments)
         finally:
