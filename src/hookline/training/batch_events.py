@@ -50,7 +50,7 @@ def set_outputs(s: State, outputs: Any) -> None:
 def forget_batch(s: State) -> None:
     """Forget the newest batch and its update, as in a new run."""
     s.current.last_loss = s.current.returned = None
-    s.current.window_losses = s.current.window_weights = s.current.shared_loss = None
+    s.current.window_weights = s.current.shared_loss = None
     s.optimization.set_norm(None)
     s.optimization.used_lr = None
     s.cache.clear()

@@ -41,6 +41,13 @@ def set_accumulation(run: Run, batches: int) -> None:
         run.step = choose_step(run)
 
 
+def restart_accumulation(run: Run) -> None:
+    """Begin with the number of batches per update that the options say, and without an open window."""
+    run.traits.accumulate = run.options.accumulate_grad_batches
+    run.window.begin(run.options.accumulate_by)
+    run.state.current.window_losses = None
+
+
 def _choose_class(run: Run) -> type[TrainStep]:
     if not run.strategy.ranks.alone:
         from hookline.training.ranks.step import CheckedRankStep, RankManualStep, RankStep
