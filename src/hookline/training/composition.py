@@ -72,6 +72,13 @@ def check_accumulation(run: Run, batches: int) -> None:
         )
 
 
+def restart_accumulation(run: Run) -> None:
+    """Begin with the number of batches per update that the options say, and without an open window."""
+    run.traits.accumulate = run.options.accumulate_grad_batches
+    run.window.begin(run.options.accumulate_by)
+    run.state.current.window_losses = None
+
+
 def _choose_class(run: Run) -> type[TrainStep]:
     if not run.strategy.ranks.alone:
         from hookline.training.ranks.step import CheckedRankStep, RankManualStep, RankStep

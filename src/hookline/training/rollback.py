@@ -35,6 +35,7 @@ from hookline.run.run import Run, phase
 from hookline.run.save_request import RollbackRequest, SaveRequest
 from hookline.run.timer import timed
 from hookline.training.batch_events import forget_batch
+from hookline.training.composition import restart_accumulation
 from hookline.training.ranks.data_pass import metric_objects
 from hookline.training.restore import restore_module, restore_progress
 from hookline.training.resume import Start, find_checkpoint
@@ -201,12 +202,11 @@ def _clear_state(run: Run, saved: dict[str, Any]) -> None:
     ]
     run.data.train.leave(saved["loader"])
     run.saves.first_batches = None
-    run.window.begin(run.options.accumulate_by)
+    restart_accumulation(run)
     clear_gradients(run.module, s.wrapped_model)
     run.strategy.drop_window()
     if run.gradient_sync is not None:
         run.gradient_sync = run.gradient_sync.renewed()
-    run.traits.accumulate = run.options.accumulate_grad_batches
     run.manual.unscaled.clear()
     run.manual.stepped.clear()
     run.progress.abandon()
