@@ -13,6 +13,7 @@ import torch
 
 from hookline import Trainer
 from hookline.config import ConfigError, HooksConfig, load_config
+from hookline.config.classes import _parser
 from hookline.config.permissions import Permissions
 
 MINE = """
@@ -327,6 +328,20 @@ def test_a_person_who_writes_python_may_do_that(project: Path, monkeypatch: pyte
     given = {"anything": {"class_path": "torch.nn.ReLU"}}
     (made,) = HooksConfig(hook_classes=["mine.Takes"], hook_configs={"mine.Takes": given}).build()
     assert type(made.anything).__name__ == "ReLU"
+
+
+def test_a_parser_that_served_a_program_refuses_the_same_from_a_file_and_the_other_way_round(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(project))
+    for given in ({"class_path": "torch.nn.ReLU"}, {"class_path": "mine.Act"}):
+        for _ in range(2):
+            settings = {"mine.Takes": {"anything": given}}
+            (made,) = HooksConfig(hook_classes=["mine.Takes"], hook_configs=settings).build()
+            assert isinstance(made.anything, torch.nn.ReLU)
+            before = _parser.cache_info().hits
+            assert "type" in refused(project, hook("anything", given))
+            assert _parser.cache_info().hits > before
 
 
 def test_the_right_kind_of_class_is_made_where_the_type_says_so(project: Path) -> None:

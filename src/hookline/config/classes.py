@@ -147,18 +147,14 @@ def parameters(cls: type) -> list[str]:
     return _parser(cls, frozenset())[1]
 
 
+# One parser serves every load of the process: to make that of the trainer's options takes 20 ms. What may be
+# imported is decided when a parser is used (`Permissions.enforced`), not when it is made.
 @functools.lru_cache(maxsize=128)
 def _parser(cls: type, skip: frozenset[str | int]) -> tuple[Any, list[str]]:
-    """Return a parser of a class's parameters and their names.
-
-    One parser serves every load of the process: to make that of the trainer's options takes 20 ms. What may
-    be imported is decided when a parser is used (`Permissions.enforced`), not when it is made.
-    """
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(exit_on_error=False)
-    names = parser.add_class_arguments(cls, fail_untyped=False, skip={*skip} or None)
-    return parser, names
+    return parser, parser.add_class_arguments(cls, fail_untyped=False, skip={*skip} or None)
 
 
 def check_arguments(
