@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from loggers.everything import ODD_TAGS, files, tell_everything
+from loggers.folder_tracker import Scored, keeps
 from tiny import Net, batches, quiet
 
-from hookline import OptionError
+from hookline import OptionError, load_weights
+from hookline.checkpoint.catalog import find_checkpoints
+from hookline.checkpoint.files import read
 from hookline.loggers import MLflow, Queued, base
+from hookline.report.runs import list_runs
 
 pytest.importorskip("mlflow")
 pytest.importorskip("sqlalchemy")
@@ -28,6 +33,22 @@ pytestmark = pytest.mark.filterwarnings(
 def local(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with MLflow's tables, which take seconds to make."""
+    from mlflow import MlflowClient
+
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
+    return path
+
+
+def prepare(database: Path, *run_dirs: Path | str) -> None:
+    for run_dir in run_dirs:
+        (Path(run_dir) / "mlflow").mkdir(parents=True)
+        shutil.copy(database, Path(run_dir) / "mlflow" / "mlflow.db")
 
 
 def reader(run_dir: Path) -> Any:
@@ -55,7 +76,10 @@ def test_a_run_is_found_by_the_client() -> None:
     assert all(path.is_relative_to("mine/mlflow") for path in files(Path()))
 
 
-def test_every_kind_of_record_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_kind_of_record_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, database: Path
+) -> None:
+    prepare(database, tmp_path)
     logger = MLflow()
     tell_everything(Queued(logger, timeout=100), tmp_path)
     assert "switched off" not in caplog.text
@@ -86,7 +110,45 @@ def test_every_kind_of_record_is_taken(tmp_path: Path, caplog: pytest.LogCapture
     )
 
 
-def test_the_same_directory_continues_with_the_same_run_and_another_begins_its_own(tmp_path: Path) -> None:
+def test_checkpoints_are_artifacts_that_can_be_downloaded_loaded_and_resumed(
+    tmp_path: Path, database: Path
+) -> None:
+    prepare(database, "mine")
+    logger = MLflow(artifacts=("config", "best_checkpoint", "last_checkpoint"))
+    trainer = quiet(logger=logger, run_dir="mine", max_epochs=3, hooks=[keeps()], checkpoint={"last": True})
+    trainer.fit(Scored(2.0, 1.0, 3.0), batches(2))
+    client = reader(Path("mine"))
+    assert sorted(each.path for each in client.list_artifacts(logger.run_id)) == ["checkpoints", "config"]
+    assert sorted(each.path for each in client.list_artifacts(logger.run_id, "checkpoints")) == [
+        "checkpoints/e0",
+        "checkpoints/e0.json",
+        "checkpoints/e1",
+        "checkpoints/e1.json",
+        "checkpoints/last",
+        "checkpoints/last.json",
+    ]
+    tags = client.get_run(logger.run_id).data.tags
+    assert (tags["checkpoint.best"], tags["checkpoint.latest"]) == ("checkpoints/e1", "checkpoints/last")
+    assert tags["checkpoint.last"] == "checkpoints/last"
+    best = Path(client.download_artifacts(logger.run_id, tags["checkpoint.best"], str(tmp_path)))
+    assert read(best)["counters"]["step"] == 4
+    load_weights(Net(), best)
+    facts = json.loads(Path(client.download_artifacts(logger.run_id, "checkpoints/e1.json")).read_text())
+    assert (facts["score"], facts["step"], facts["aliases"]) == (1.0, 4, ["latest", "step-4", "best"])
+    config = json.loads(Path(client.download_artifacts(logger.run_id, "config/run.json")).read_text())
+    assert config["id"] == facts["run"]
+    # the copies in the run's directory are not taken for its checkpoints
+    assert [each.path.name for each in find_checkpoints(Path("mine"))[0]] == ["last", "e1"]
+    assert [each.path for each in list_runs(Path()).runs] == [Path("mine")]
+    resumed = quiet(run_dir="other", max_epochs=4)
+    resumed.fit(Scored(2.0, 1.0, 3.0, 4.0), batches(2), resume=best)
+    assert resumed.state.step == 8
+
+
+def test_the_same_directory_continues_with_the_same_run_and_another_begins_its_own(
+    tmp_path: Path, database: Path
+) -> None:
+    prepare(database, tmp_path / "a", tmp_path / "b")
     logger, ids = MLflow(), []
     for folder, lr in (("a", 0.1), ("a", 0.2), ("b", 0.1)):
         (tmp_path / folder).mkdir(exist_ok=True)
@@ -103,7 +165,10 @@ def test_the_same_directory_continues_with_the_same_run_and_another_begins_its_o
     assert len(history(reader(tmp_path / "a"), ids[0], "loss")) == 2
 
 
-def test_a_store_can_be_chosen_and_a_run_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_can_be_chosen_and_a_run_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: Path
+) -> None:
+    shutil.copy(database, tmp_path / "all.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/all.db")
     first = MLflow(queued=False)
     quiet(logger=first, log_every_n_steps=1).fit(Net(), batches(1))
@@ -116,7 +181,9 @@ def test_a_store_can_be_chosen_and_a_run_continued(tmp_path: Path, monkeypatch: 
     assert len(client.search_runs([client.get_experiment_by_name("hookline").experiment_id])) == 1
 
 
-def test_the_client_can_be_used_with_the_run_id() -> None:
+def test_the_client_can_be_used_with_the_run_id(database: Path) -> None:
+    prepare(database, "mine")
+
     class Tags(Net):
         def on_train_start(self) -> None:
             self.logger.client.set_tag(logger.run_id, "mine", "yes")

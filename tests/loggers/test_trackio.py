@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from loggers.everything import ODD_TAGS, files, tell_everything
+from loggers.everything import ODD_TAGS, figure, files, tell_everything
+from loggers.folder_tracker import Scored, keeps
 from tiny import Net, batches, quiet
 
-from hookline import OptionError
+from hookline import Hook, OptionError, load_weights
+from hookline.checkpoint.files import read
 from hookline.loggers import Loggers, Queued, Trackio, base
 
 pytest.importorskip("trackio")
@@ -67,6 +70,46 @@ def test_every_kind_of_record_is_taken(tmp_path: Path, caplog: pytest.LogCapture
     assert [value["_type"] for _, value in series(rows, "image")] == ["trackio.image"] * 4
     assert len(list(tmp_path.rglob("*.png"))) == 6
     assert all(path.is_relative_to(tmp_path / "trackio") for path in files(tmp_path))
+
+
+def test_checkpoints_are_versions_of_one_artifact_that_can_be_downloaded_and_loaded(tmp_path: Path) -> None:
+    import trackio
+    from trackio.sqlite_storage import SQLiteStorage
+
+    class Draws(Hook):
+        def on_train_end(self, experiment: Any) -> None:
+            experiment.add_figure("curve", figure(), 1)
+
+    def fit(epochs: int, resume: Any = None) -> None:
+        logger = Trackio(name="mine", artifacts=("config", "figures", "checkpoints"))
+        trainer = quiet(logger=logger, run_dir="mine", max_epochs=epochs, hooks=[keeps(), Draws()])
+        trainer.fit(Scored(2.0, 1.0, 3.0, 0.5), batches(2), resume=resume)
+
+    fit(2)
+    fit(4, resume="auto")
+    run = json.loads(Path("mine/run.json").read_text())["id"]
+    kept = {
+        each["name"]: [sorted(version["aliases"]) for version in reversed(each["versions"])]
+        for each in SQLiteStorage.list_artifacts("hookline")
+    }
+    assert kept == {
+        f"config-{run}": [[], ["latest"]],
+        f"checkpoint-{run}": [["step-2"], ["step-4"], ["best", "latest", "step-8"]],
+        f"figures-{run}": [["latest"]],  # the same figure again
+    }
+    own = trackio.init("hookline", embed=False, auto_log_cpu=False, auto_log_gpu=False)
+    try:
+        best = own.use_artifact(f"checkpoint-{run}:step-4", type="model")
+        assert (best.metadata["score"], best.metadata["epoch"], best.metadata["run"]) == (1.0, 1, run)
+        folder = best.download(tmp_path / "best")
+        config = Path(own.use_artifact(f"config-{run}:v0").download(tmp_path / "config"))
+        assert json.loads((config / "run.json").read_text())["id"] == run
+    finally:
+        trackio.finish()
+        trackio.context_vars.current_run.set(None)
+    assert not Path("mine/checkpoints/e1").exists() and read(Path(folder))["counters"]["step"] == 4
+    load_weights(Net(), folder)
+    assert {path.parts[0] for path in files(Path())} == {"mine", "best"}
 
 
 def test_every_run_has_a_place_of_its_own_though_trackio_knows_only_one(tmp_path: Path) -> None:

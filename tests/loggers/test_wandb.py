@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import struct
 import time
 from collections.abc import Iterator
@@ -12,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from loggers.everything import ODD_TAGS, files, tell_everything
+from loggers.everything import ODD_TAGS, figure, files, tell_everything
+from loggers.folder_tracker import Scored, keeps
 from tiny import Net, batches, quiet
 
-from hookline import OptionError
+from hookline import Hook, OptionError, load_weights
+from hookline.checkpoint.files import read
 from hookline.loggers import Queued, WandB, base
 
 pytest.importorskip("wandb")
@@ -80,12 +83,13 @@ def finished(path: Path) -> list[bytes]:
 
 
 class Written:
-    """One offline run, read back."""
+    """One offline run, read back: the newest in a folder."""
 
     def __init__(self, folder: Path) -> None:
         from wandb.proto import wandb_internal_pb2
 
-        (self.file,) = folder.rglob("*.wandb")
+        self.file = max(folder.rglob("*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+        self.artifacts: list[Any] = []
         self.rows: list[dict[str, Any]] = []
         self.config: dict[str, Any] = {}
         self.summary: dict[str, Any] = {}
@@ -102,6 +106,8 @@ class Written:
                 self.exit_code = record.exit.exit_code
             elif kind == "summary":
                 self.summary.update(together(record.summary.update))
+            elif kind == "artifact":
+                self.artifacts.append(record.artifact)
             elif kind == "history":
                 self.rows.append(together(record.history.item))
 
@@ -160,6 +166,52 @@ def test_every_kind_of_record_is_taken(tmp_path: Path, caplog: pytest.LogCapture
         for path in files(tmp_path)
         if not path.is_relative_to(tmp_path / "home")
     )
+
+
+def test_checkpoints_are_versions_of_one_artifact_that_can_be_loaded_and_resumed(tmp_path: Path) -> None:
+    def fit(epochs: int, resume: Any = None) -> list[Any]:
+        tracker = offline(artifacts=("config", "figures", "checkpoints"))
+        trainer = quiet(logger=tracker, run_dir="mine", max_epochs=epochs, hooks=[keeps(), Draws()])
+        trainer.fit(Scored(2.0, 1.0, 3.0, 0.5), batches(2), resume=resume)
+        return Written(Path("mine/wandb")).artifacts
+
+    class Draws(Hook):
+        def on_train_end(self, experiment: Any) -> None:
+            experiment.add_figure("curve", figure(), 1)
+
+    first = fit(2)
+    run = json.loads(Path("mine/run.json").read_text())["id"]
+    assert [(each.name, each.type, sorted(each.aliases)) for each in first] == [
+        (f"config-{run}", "config", ["latest"]),
+        (f"checkpoint-{run}", "model", ["best", "latest", "step-2"]),
+        (f"checkpoint-{run}", "model", ["best", "latest", "step-4"]),
+        (f"figures-{run}", "figures", ["latest"]),
+    ]
+    facts = json.loads(first[1].metadata)
+    assert (facts["score"], facts["epoch"], facts["path"]) == (2.0, 0, "checkpoints/e0")
+    # what `wandb sync` sends is here, though the rotation has removed the checkpoint
+    copy = tmp_path / "downloaded"
+    copy.mkdir()
+    for entry in first[1].manifest.contents:
+        shutil.copy(entry.local_path, copy / entry.path)
+        assert Path(entry.local_path).is_relative_to(Path("mine/wandb/artifacts").resolve())
+    assert not Path("mine/checkpoints/e0").exists() and read(copy)["counters"]["step"] == 2
+    load_weights(Net(), copy)
+    assert (entry_of(first[0]).read_bytes() and entry_of(first[3]).read_bytes()).startswith(b"\x89PNG")
+    second = fit(4, resume="auto")
+    assert [(each.name, sorted(each.aliases)) for each in second[:2]] == [
+        (f"config-{run}", ["latest"]),
+        (f"checkpoint-{run}", ["best", "latest", "step-8"]),
+    ]
+    assert not Path("mine/.uploads").exists()
+    trainer = quiet(run_dir="other", max_epochs=2)
+    trainer.fit(Scored(2.0, 1.0), batches(2), resume=copy)
+    assert trainer.state.step == 4
+
+
+def entry_of(artifact: Any) -> Path:
+    (entry,) = artifact.manifest.contents
+    return Path(entry.local_path)
 
 
 def test_an_image_keeps_its_pixels(tmp_path: Path) -> None:
@@ -226,6 +278,7 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.Monke
         ({"resume": "alow"}, "Did you mean 'allow'"),
         ({"tags": "one"}, "tags='one' must be a list"),
         ({"tags": [1]}, "tags="),
+        ({"artifacts": ["configuration"]}, "artifacts='configuration', allowed"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:

@@ -7,14 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from loggers.folder_tracker import FolderTracker, tracked
 from ranks import start_cases
 from ranks.worlds import RANK, Deep, distance, fit, in_float32, mine, pairs, quiet, report
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hookline import DDP, FSDP, SKIP_STEP, Hook, Trainer
+from hookline.checkpoint.files import read
 from hookline.distributed.comm import Round
-from hookline.hooks import LRFinder, NaNGuard
+from hookline.hooks import LRFinder, ModelCheckpoint, NaNGuard
 
 DATA = pairs(8)
 STRATEGIES: dict[str, Callable[..., Any]] = {"ddp": DDP, "fsdp": FSDP}
@@ -187,6 +189,28 @@ def spied() -> list[Any]:
     return hook.kept
 
 
+def logged(make: Callable[..., Any], save: str) -> list[Any]:
+    """The checkpoints that the tracker of rank zero got: their names, files and steps."""
+    run_dir = f"logged-{make.__name__}-{save}"
+    tracker = FolderTracker(f"{run_dir}-tracked", artifacts=("config", "checkpoints"))
+    saver = ModelCheckpoint(every_n_train_steps=4, save_top_k=1, filename="{step}")
+    fit(
+        make(),
+        mine(DATA),
+        hooks=[saver],
+        logger=tracker,
+        run_dir=run_dir,
+        checkpoint={"write": save, "last": False},
+    )
+    if RANK:
+        return []  # while rank zero may still be closing its logger
+    got = [(path, facts["file"]) for path, facts in tracked("checkpoint", f"{run_dir}-tracked")]
+    return [
+        [name, sorted(each.name for each in path.iterdir()), read(path)["counters"]["step"]]
+        for path, name in got
+    ]
+
+
 def main() -> None:
     importlib.import_module("ranks.patient")
     report("timeouts", start_cases.timeouts)
@@ -197,6 +221,7 @@ def main() -> None:
         report(f"{name}: on zero", lambda m=make: ended(*[AsksOnZero()][RANK:], strategy=m()))
         report(f"{name}: skips", lambda m=make: ended(Adds(Skips()), strategy=m()))
         report(f"{name}: range test", lambda m=make: range_test(m))
+    report("logged", lambda: [logged(DDP, "sync"), logged(FSDP, "async")])
     report("guard", lambda: ended(NaNGuard(check=("gradients", "parameters")), strategy=FSDP()))
     report("reads", lambda: ended(Reads(), strategy=FSDP()))
     report("manual", lambda: ended(AsksOnZero(), strategy=FSDP(), make=Manual))

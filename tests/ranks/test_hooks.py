@@ -109,3 +109,9 @@ def test_a_validation_that_one_rank_asks_for_alone_is_an_error_that_names_the_ot
     zero, one = found["validate on one"]
     assert zero["error"] == "HooklineError" and "on rank 0, but not on rank 1" in zero["text"]
     assert "Rank 0 has failed: HooklineError: validate()" in one["text"] + one["notes"]
+
+
+def test_a_tracker_gets_the_checkpoint_of_all_ranks_from_rank_zero(found: Found) -> None:
+    for case in found["logged"][0]:
+        assert [(name, step) for name, _, step in case] == [("step=4", 4), ("step=8", 8)]
+        assert all({"manifest.json", "rank-1.safetensors"} <= set(files) for _, files, _ in case)

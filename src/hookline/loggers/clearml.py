@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import math
 import os
+import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +25,15 @@ from hookline.util.text import encodable
 CLEARML_MODES = ("online", "offline")
 SECTION = "Hookline"
 """The section of the hyper-parameters."""
+PATCHED = (
+    "argparse:ArgumentParser",
+    "click.core:Command",
+    "click.core:Context",
+    "jsonargparse:ArgumentParser",
+    "jsonargparse._typehints",
+    "fire.core",
+)
+"""Classes and modules in which `import clearml` replaces functions, to log the arguments of the program."""
 
 
 class ClearML(ArtifactLogger):
@@ -80,7 +91,8 @@ class ClearML(ArtifactLogger):
         self._serial = 0
 
     def _connect(self, run_dir: Path) -> Any:
-        from clearml import Task
+        with _without_patches():
+            from clearml import Task
 
         task = Task.current_task()
         self._ours = task is None
@@ -195,6 +207,34 @@ def _title(tag: str) -> tuple[str, str]:
     parts = [each for each in encodable(tag).replace("\0", "\\0").split("/") if each.strip()]
     first, *others = ["_" if each in (".", "..") else each for each in parts] or ["unnamed"]
     return first, "/".join(others) or first
+
+
+@contextlib.contextmanager
+def _without_patches() -> Iterator[None]:
+    """Import ClearML and restore the functions that it replaces in other packages."""
+    if "clearml" in sys.modules:  # the program has imported it as it wants it
+        yield
+        return
+    before = [(target, dict(vars(target))) for target in map(_find, PATCHED) if target is not None]
+    try:
+        yield
+    finally:
+        for target, known in before:
+            for name, value in dict(vars(target)).items():
+                if name not in known:
+                    delattr(target, name)
+                elif known[name] is not value:
+                    setattr(target, name, known[name])
+
+
+def _find(name: str) -> Any:
+    """Return a module or a class, or None if its package is not installed. ClearML imports it too."""
+    module, _, inside = name.partition(":")
+    try:
+        found = importlib.import_module(module)
+        return getattr(found, inside) if inside else found
+    except (ImportError, AttributeError):
+        return None
 
 
 @contextlib.contextmanager

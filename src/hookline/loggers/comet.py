@@ -31,7 +31,6 @@ NOTHING_ELSE = {
     "auto_param_logging": False,
     "auto_metric_logging": False,
     "auto_output_logging": False,
-    "auto_log_co2": False,
     "parse_args": False,
     "log_env_details": False,
     "log_git_metadata": False,
@@ -89,9 +88,9 @@ class Comet(ArtifactLogger):
         with _without_patches():
             import comet_ml
 
-        running = comet_ml.get_running_experiment()
-        self._ours = running is None
-        if running is None:
+        running = comet_ml.get_running_experiment()  # also one that has ended
+        self._ours = running is None or not running.alive
+        if self._ours:
             running = self._start(comet_ml, run_dir.resolve() / "comet")
             if self.name is not None:
                 running.set_name(encodable(self.name))
@@ -112,7 +111,7 @@ class Comet(ArtifactLogger):
         }
         if self.mode == "online":
             kind = comet_ml.Experiment if self._given_key is None else comet_ml.ExistingExperiment
-            return kind(**given)
+            return kind(auto_log_co2=False, **given)
         folder.mkdir(exist_ok=True)
         kind = comet_ml.OfflineExperiment if self._given_key is None else comet_ml.ExistingOfflineExperiment
         return _in_folder(kind, folder)(**given)

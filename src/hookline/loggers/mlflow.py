@@ -160,7 +160,7 @@ class MLflow(ArtifactLogger):
         else:
             client.log_artifact(self.run_id, str(path), where)
         if kind == "checkpoint":
-            client.log_dict(self.run_id, metadata, f"{where}.json")
+            client.log_dict(self.run_id, {**metadata, "aliases": aliases}, f"{where}.json")
             for alias in aliases:
                 if not alias.startswith("step-"):
                     client.set_tag(self.run_id, self._name(f"checkpoint.{alias}"), where)
