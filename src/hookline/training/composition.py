@@ -76,7 +76,7 @@ def restart_accumulation(run: Run) -> None:
     """Begin with the number of batches per update that the options say, and without an open window."""
     run.traits.accumulate = run.options.accumulate_grad_batches
     run.window.begin(run.options.accumulate_by)
-    run.state.current.window_losses = None
+    run.state.current.forget_window()
 
 
 def _choose_class(run: Run) -> type[TrainStep]:
