@@ -68,6 +68,8 @@ class Written:
 
 
 def test_a_run_is_found_in_the_session_with_its_artifacts(tmp_path: Path) -> None:
+    from PIL import Image
+
     class Draws(Hook):
         def on_train_end(self, experiment: Any) -> None:
             experiment.add_figure("curve", figure(), 1)
@@ -88,7 +90,9 @@ def test_a_run_is_found_in_the_session_with_its_artifacts(tmp_path: Path) -> Non
     run = json.loads(Path("mine/run.json").read_text())["id"]
     assert json.loads(written.artifact("config"))["id"] == run
     figures = zipfile.ZipFile(io.BytesIO(written.artifact("figures")))
-    assert figures.read(figures.namelist()[0]) == written.media(".png")[0][1]
+    ((title, shown),) = written.media(".png")
+    drawn = Image.open(io.BytesIO(figures.read(figures.namelist()[0]))).convert("RGBA")
+    assert title == "curve" and (np.asarray(drawn) == np.asarray(Image.open(io.BytesIO(shown)))).all()
     facts = dict(written.artifacts["e1-step-4"]["display_data"])
     assert (facts["score"], facts["run"], facts["step"]) == ("1.0", run, "4")
     assert json.loads(facts["aliases"]) == ["latest", "step-4", "best"]

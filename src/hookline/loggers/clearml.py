@@ -94,7 +94,7 @@ class ClearML(ArtifactLogger):
         with _without_patches():
             from clearml import Task
 
-        task = Task.current_task()
+        task: Any = Task.current_task()
         self._ours = task is None
         if task is None:
             task = self._start(Task, run_dir)
@@ -104,6 +104,7 @@ class ClearML(ArtifactLogger):
         return task
 
     def _start(self, kind: Any, run_dir: Path) -> Any:
+        task: Any
         name = encodable(self.name or run_dir.resolve().name)
         if self.mode == "offline":
             with _environment("CLEARML_OFFLINE_MODE", "TRAINS_OFFLINE_MODE", "CLEARML_CACHE_DIR"):
@@ -256,7 +257,7 @@ def _without_print() -> Iterator[None]:
     """Keep ClearML from printing where its session is: its own module gets another `print`."""
     import clearml.task
 
-    module = vars(clearml.task)
+    module: dict[str, Any] = clearml.task.__dict__
     module["print"] = lambda *given, **named: None
     try:
         yield

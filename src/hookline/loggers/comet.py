@@ -88,16 +88,16 @@ class Comet(ArtifactLogger):
         with _without_patches():
             import comet_ml
 
-        running = comet_ml.get_running_experiment()  # also one that has ended
-        self._ours = running is None or not running.alive
-        if self._ours:
-            running = self._start(comet_ml, run_dir.resolve() / "comet")
+        experiment = comet_ml.get_running_experiment()
+        self._ours = experiment is None or not experiment.alive  # it also returns one that has ended
+        if experiment is None or self._ours:
+            experiment = self._start(comet_ml, run_dir.resolve() / "comet")
             if self.name is not None:
-                running.set_name(encodable(self.name))
+                experiment.set_name(encodable(self.name))
             if self.tags:
-                running.add_tags([encodable(each) for each in self.tags])
-        self.key = running.get_key()
-        return running
+                experiment.add_tags([encodable(each) for each in self.tags])
+        self.key = experiment.get_key()
+        return experiment
 
     def _start(self, comet_ml: Any, folder: Path) -> Any:
         """Start an experiment. Online, it continues in `folder` if Comet cannot be reached."""
