@@ -124,6 +124,7 @@ def train_epoch(run: Run) -> None:
     is_leaving, batches = open_epoch(run, loader, before)
     is_validation_due = run.traits.rules.validation_due(run)
     fetcher = Fetcher(run, batches, run.progress.position, s.timer)
+    assert run.step is not None
     while fetcher.fetch():
         if run.saves.first_batches is not None:
             run.saves.first_batches.fetched()
