@@ -553,28 +553,29 @@ def test_every_module_has_a_mirrored_test_file() -> None:
 
 # ---- figures of the whole --------------------------------------------------------------------------------------
 
-MOST_FILES, MOST_ONE_IMPORTER = 314, 12
+MOST_FILES, MOST_ONE_IMPORTER = 354, 12
 """Modules, and short modules with a single importer. They go down; only a new capability adds a module."""
 MOST_STATEMENTS = {
-    "": 88,
-    "checkpoint": 3510,
-    "cli": 1301,
-    "config": 1582,
-    "control": 570,
-    "data": 3031,
-    "distributed": 1377,
-    "engine": 3054,
-    "hooks": 3396,
-    "interop": 9843,
-    "loggers": 1244,
-    "metrics": 384,
-    "reliability": 793,
-    "report": 1568,
-    "run": 3618,
+    "": 90,
+    "audit": 406,
+    "checkpoint": 3538,
+    "cli": 1691,
+    "config": 1583,
+    "control": 781,
+    "data": 3114,
+    "distributed": 1387,
+    "engine": 3174,
+    "hooks": 6732,
+    "interop": 9860,
+    "loggers": 2011,
+    "metrics": 387,
+    "reliability": 801,
+    "report": 1598,
+    "run": 4141,
     "testing": 198,
-    "tracing": 848,
-    "training": 5618,
-    "util": 508,
+    "tracing": 868,
+    "training": 6161,
+    "util": 589,
     "watch": 305,
 }
 """Statements of each package, which no formatter changes. They go down; only a new capability adds to its package."""
