@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import math
 import os
@@ -25,15 +24,6 @@ from hookline.util.text import encodable
 CLEARML_MODES = ("online", "offline")
 SECTION = "Hookline"
 """The section of the hyper-parameters."""
-PATCHED = (
-    "argparse:ArgumentParser",
-    "click.core:Command",
-    "click.core:Context",
-    "jsonargparse:ArgumentParser",
-    "jsonargparse._typehints",
-    "fire.core",
-)
-"""Classes and modules in which `import clearml` replaces functions, to log the arguments of the program."""
 
 
 class ClearML(ArtifactLogger):
@@ -216,7 +206,7 @@ def _without_patches() -> Iterator[None]:
     if "clearml" in sys.modules:  # the program has imported it as it wants it
         yield
         return
-    before = [(target, dict(vars(target))) for target in map(_find, PATCHED) if target is not None]
+    before = [(target, dict(vars(target))) for target in _patched_by_clearml()]
     try:
         yield
     finally:
@@ -228,14 +218,24 @@ def _without_patches() -> Iterator[None]:
                     setattr(target, name, known[name])
 
 
-def _find(name: str) -> Any:
-    """Return a module or a class, or None if its package is not installed. ClearML imports it too."""
-    module, _, inside = name.partition(":")
-    try:
-        found = importlib.import_module(module)
-        return getattr(found, inside) if inside else found
-    except (ImportError, AttributeError):
-        return None
+def _patched_by_clearml() -> list[Any]:
+    """Return the classes and modules in which `import clearml` replaces functions, to log the arguments of the
+    program.
+    """
+    import argparse
+
+    import jsonargparse._typehints
+
+    found: list[Any] = [argparse.ArgumentParser, jsonargparse.ArgumentParser, jsonargparse._typehints]
+    with contextlib.suppress(ImportError):
+        import click.core
+
+        found += [click.core.Command, click.core.Context]
+    with contextlib.suppress(ImportError):
+        import fire.core  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+        found.append(fire.core)
+    return found
 
 
 @contextlib.contextmanager
