@@ -219,7 +219,7 @@ def _without_patches() -> Iterator[None]:
 
 
 def _patched_by_clearml() -> list[Any]:
-    """Return the classes and modules in which `import clearml` replaces functions, to log the arguments of the
+    """Return the classes and modules in which `import clearml` replaces functions, to log arguments of the
     program.
     """
     import argparse
