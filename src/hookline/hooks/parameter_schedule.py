@@ -19,6 +19,8 @@ from hookline.run.optimizers import bare
 from hookline.util.errors import HookError, OptionError, closest
 
 WHO = "ParameterSchedule"
+LARGEST = 1e18
+"""The largest value that a named schedule leads to; updates with more overflow in float32."""
 
 
 class ParameterSchedule(Hook):
@@ -42,8 +44,8 @@ class ParameterSchedule(Hook):
         self,
         target: str,
         schedule: str | Callable[..., Any] | Mapping[int | str, Any] = "linear",
-        start: Annotated[float, Number()] | None = None,
-        end: Annotated[float, Number()] | None = None,
+        start: Annotated[float, Number(-LARGEST, LARGEST)] | None = None,
+        end: Annotated[float, Number(-LARGEST, LARGEST)] | None = None,
         total: Annotated[int, Count(1)] | None = None,
         every: Literal["step", "epoch"] = "step",
         between: Literal["hold", "linear"] = "hold",
