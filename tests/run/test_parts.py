@@ -9,6 +9,7 @@ from tiny import Net, batches, quiet
 
 from hookline import Hook
 from hookline.run.parts import STILL_NEEDED, Progress, Resume, Window
+from hookline.run.save_request import RollbackRequest
 
 
 def test_a_cleared_window_is_a_new_one_but_for_what_is_known_of_its_size() -> None:
@@ -59,3 +60,20 @@ def test_how_each_loader_is_read_is_told_by_kind_and_name(val: object, names: se
 
     quiet(hooks=[Asks()]).fit(Net(), batches(2), val)
     assert set(readings) == names and all(readings.values())
+
+
+def test_a_state_after_a_rollback_differs_from_an_abandoned_one_with_the_same_counters() -> None:
+    progress = Progress(revision=2, before_validation={"hooks": {}}, schedulers_advanced_at=7)
+    progress.abandon()
+    assert (progress.revision, progress.before_validation, progress.schedulers_advanced_at) == (3, {}, -1)
+
+
+def test_a_request_to_go_back_stays_the_first_one_until_it_is_carried_out() -> None:
+    first, second = (RollbackRequest(None, None, each, "raise") for each in ("first", "second"))
+    resume = Resume()
+    resume.request_rollback(first)
+    resume.request_rollback(second)
+    assert resume.rollback is first
+    resume.end_rollback()
+    resume.request_rollback(second)
+    assert resume.rollback is second

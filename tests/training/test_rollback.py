@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -140,9 +141,11 @@ CASES: dict[str, tuple[int, int, dict[str, Any], Callable[[], list[Any]]]] = {
     "over epochs": (4, 15, {"val_check_interval": 2}, averaged),
     "to an epoch's end": (6, 8, {}, averaged),
     "open windows": (4, 11, {"accumulate_grad_batches": 3}, averaged),
+    "from an open window": (3, 8, {"accumulate_grad_batches": 3}, averaged),
     "weighted windows": (4, 11, {"accumulate_grad_batches": 3, "accumulate_by": "samples"}, averaged),
     "in the background": (3, 8, {"checkpoint": "async"}, averaged),
     "hooks": (4, 15, {}, scheduled),
+    "hooks, one step": (4, 5, {}, scheduled),
     "schedulers": (3, 9, {"make": Scheduled}, averaged),
     "nonfinite skip": (3, 9, {"nonfinite": "skip", "gradient_clip_val": 0.5}, averaged),
     "trainable weights": (3, 9, {"make": Frozen, "checkpoint": {"weights": "trainable"}}, averaged),
@@ -176,10 +179,62 @@ def test_every_part_of_that_comparison_is_sensitive() -> None:
     assert [each for each in here if here[each] == there[each]] == ["counters", "random", "scale"]
 
 
+def test_nothing_of_the_abandoned_steps_is_left(tmp_path: Path) -> None:
+    """Gradients, metrics and metric objects are those of a new process."""
+
+    class Sum:
+        """A metric by its methods, as torchmetrics has them."""
+
+        def __init__(self) -> None:
+            self.total = 0.0
+
+        def update(self, value: float) -> None:
+            self.total += value
+
+        def compute(self) -> float:
+            return self.total
+
+        def reset(self) -> None:
+            self.total = 0.0
+
+    class Logs(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sum = Sum()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if batch_idx >= 4 and not self.trainer.state.resumed:
+                self.log("late", 1.0)
+                self.log("late mean", 1.0, on_step=False, on_epoch=True)
+            self.sum.update(1.0)
+            self.log("sum", self.sum)
+            return super().training_step(batch, batch_idx)
+
+    left: list[Any] = []
+
+    class Looks(Hook):
+        def on_before_zero_grad(self, module: Any, resumed: bool) -> None:
+            if resumed and not left:
+                left.append([each.grad for each in module.parameters()])
+
+        def on_checkpoint_load(self, state: Any) -> None:
+            left.clear()
+            assert state.loss is None
+
+        def on_train_epoch_end(self, metrics: Any) -> None:
+            left.append(dict(metrics.items()))
+
+    trainer = quiet(run_dir=tmp_path, hooks=[saves(3), GoBack(6), Looks()], log_every_n_steps=1)
+    trainer.fit(Logs(), batches(8))
+    assert left[0] == [None, None]
+    assert left[1].keys() == {"train/loss", "sum"}
+    assert left[1]["sum"] == 5.0  # of the batches after the checkpoint, as in a run that resumes
+
+
 # ---- which checkpoint -----------------------------------------------------------------------------------------------
 
 
-def saves(keep: int = -1, every: int = 2, **options: Any) -> ModelCheckpoint:
+def saves(every: int = 2, keep: int = -1, **options: Any) -> ModelCheckpoint:
     return ModelCheckpoint(every_n_train_steps=every, save_top_k=keep, filename="{step}", **options)
 
 
@@ -533,6 +588,12 @@ def test_rates_after_a_rollback_are_those_of_the_steps_since(tmp_path: Path) -> 
 
     fit(tmp_path, saves(every=6), GoBack(15, before=6), Throughput(every=1, window=20), Looks())
     assert len(rates) == 25 and min(rates) > 0
+
+
+def test_a_timer_counts_the_time_that_has_passed_once(tmp_path: Path) -> None:
+    timer, began = Timer(), time.monotonic()
+    fit(tmp_path, saves(), GoBack(7), timer)
+    assert 0 < timer.time_elapsed("train") <= time.monotonic() - began
 
 
 def test_it_says_what_it_did(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
