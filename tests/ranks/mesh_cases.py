@@ -86,15 +86,6 @@ class Parallel(Module):
         return F.mse_loss(self(batch[0]), batch[1])
 
     def configure_optimizers(self) -> Any:
-        # not Adam, whose updates are the same if all gradients are twice as large, and whose dozen operations
-        # torch plans again for the shapes of every mesh
-        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-
-
-class Adaptive(Parallel):
-    """Its optimizer has two moments of each weight and counts its steps."""
-
-    def configure_optimizers(self) -> Any:
         return torch.optim.AdamW(self.parameters(), lr=0.01)
 
 
@@ -403,7 +394,7 @@ def run_at(
     trainer, restored, module = (
         quiet(make(), max_epochs=2, seed=5, run_dir=run_dir, **options),
         Restored(),
-        Adaptive(),
+        Parallel(),
     )
     trainer.hooks.add(SaveOnce(save) if save is not None else restored)
     trainer.fit(module, DataLoader(Numbered(), GLOBAL_BATCH // size, shuffle=True), resume=resume)
