@@ -15,9 +15,20 @@ from hookline.config.problems import describe_type
 from hookline.config.sections import TrainerSection
 from hookline.distributed import DDP, FSDP, Accelerated
 from hookline.engine.registry import BUILTIN_HOOKS, hook_class
-from hookline.loggers import CSV, Console, JSONLines, MLflow, Queued, TensorBoard, Trackio, WandB
+from hookline.loggers import (
+    CSV,
+    ClearML,
+    Comet,
+    Console,
+    JSONLines,
+    MLflow,
+    Queued,
+    TensorBoard,
+    Trackio,
+    WandB,
+)
 
-LOGGERS = (CSV, Console, JSONLines, MLflow, Queued, TensorBoard, Trackio, WandB)
+LOGGERS = (CSV, ClearML, Comet, Console, JSONLines, MLflow, Queued, TensorBoard, Trackio, WandB)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +54,25 @@ def test_text_that_looks_like_a_number_stays_text_where_text_is_wanted(project: 
     text = BASIC.replace("loggers = false", 'loggers = {mine = {class_path = "parts_here.Lines"}}')
     trainer, _ = trainer_of(project, text, "--loggers.mine.prefix", "007")
     assert trainer.loggers.members[0].prefix == "007"
+
+
+def test_trackers_are_found_by_name_with_their_artifacts(project: Path) -> None:
+    text = BASIC.replace(
+        "loggers = false",
+        "\n".join(
+            f'loggers.{name} = {{class_path = "{name}", artifacts = ["config", "best_checkpoint"]}}'
+            for name in ("WandB", "MLflow", "Trackio", "Comet", "ClearML")
+        ),
+    )
+    trainer, _ = trainer_of(
+        project, text, "--loggers.Comet.mode", "offline", "--loggers.MLflow.artifacts", "[]"
+    )
+    members = {each.label: each for each in trainer.loggers.members}
+    assert list(members) == ["WandB", "MLflow", "Trackio", "Comet", "ClearML"]
+    assert members["WandB"].artifacts == ("config", "best_checkpoint") and members["MLflow"].artifacts == ()
+    assert isinstance(members["Comet"], Queued) and members["Comet"].logger.mode == "offline"
+    with pytest.raises(OptionError, match="artifacts='checkpoint', allowed: .* Did you mean 'checkpoints'"):
+        trainer_of(project, text.replace("best_checkpoint", "checkpoint"))
 
 
 def test_a_class_path_inside_the_arguments_is_made_too(project: Path) -> None:

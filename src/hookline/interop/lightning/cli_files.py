@@ -63,6 +63,10 @@ LOGGERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
         {"experiment_name": "experiment", "run_name": "run_name", "tracking_uri": "tracking_uri"}
         | {name: name for name in ("run_id", "tags")},
     ),
+    "CometLogger": (
+        "Comet",
+        {"experiment_key": "key"} | {name: name for name in ("project", "workspace", "name")},
+    ),
 }
 """Lightning's loggers, Hookline's, and the arguments of both. A logger writes into the run's directory."""
 BARS = ("TQDMProgressBar", "RichProgressBar", "ProgressBar")
