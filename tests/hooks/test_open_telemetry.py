@@ -34,7 +34,7 @@ from tiny import Net, batches, quiet
 from torch.utils.data import DataLoader, TensorDataset
 
 import hookline
-from hookline import Hook, HooklineError, OptionError, Recorder, Trainer, declare_event
+from hookline import Hook, OptionError, Recorder, Trainer, declare_event
 from hookline.config import load_config
 from hookline.engine.events import EVENTS
 from hookline.hooks import LRMonitor, OpenTelemetry
@@ -369,15 +369,21 @@ def test_traces_and_metrics_can_be_switched_off(
 
 
 def test_a_hundred_steps_with_spans_never_read_from_the_device(collector: Server) -> None:
-    """On the meta device every host read raises. The run logs no row here: a row is read, as for a logger."""
-    trainer = quiet(
-        device="meta", max_steps=100, max_epochs=-1, log_every_n_steps=1000, hooks=[exporter(collector)]
-    )
-    trainer.plan.on_train_metrics = lambda s: None
-    with pytest.raises((NotImplementedError, RuntimeError, HooklineError)):
-        trainer.fit(Net(), batches(101), batches(1))  # the row of the validation is read
-    assert trainer.global_step == 100
-    assert names(spans_of(collector))["step"] > 90
+    """On the meta device every host read raises. Metrics read the rows that the run logs, as a logger does."""
+
+    def train(**options: Any) -> Trainer:
+        hook = exporter(collector, **options)
+        trainer = quiet(device="meta", max_steps=100, max_epochs=-1, log_every_n_steps=1000, hooks=[hook])
+        trainer.fit(Net(), batches(25), batches(2))
+        return trainer
+
+    assert train(metrics=False).global_step == 100
+    spans = spans_of(collector)
+    assert names(spans)["step"] > 90 and names(spans)["validation"] == 4
+    collector.got.clear()
+    with pytest.raises(NotImplementedError, match="meta"):
+        train()
+    assert names(spans_of(collector))["step"] == 24  # all of the epoch at whose end is the first row
 
 
 def test_random_numbers_and_weights_are_those_of_a_run_without_the_hook(collector: Server) -> None:
@@ -627,7 +633,7 @@ def test_the_programs_own_providers_are_used(
             with tracer.start_as_current_span("mine"):
                 return super().validation_step(batch, batch_idx)
 
-    trainer = quiet(hooks=[OpenTelemetry(1, provider="global")])
+    trainer = quiet(hooks=[OpenTelemetry(1, provider="global")], log_every_n_steps=1)
     for run in (1, 2):
         random.seed(0)
         with tracer.start_as_current_span("job") as job:
@@ -653,6 +659,17 @@ def test_the_programs_own_providers_are_used(
         losses = values["hookline.metric.val.loss"]
         assert (len(losses), losses[-1]) == (run, trainer.metrics["val/loss"])
     assert caplog.records == [] and ours() == []
+
+
+def test_without_providers_or_with_the_sdk_switched_off_a_run_trains(
+    collector: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    for hook in (OpenTelemetry(1, provider="global"), exporter(collector)):
+        trainer = quiet(hooks=[hook], max_epochs=2)
+        trainer.fit(Net(), batches(3), batches(1))
+        assert trainer.status == "completed" and ours() == []
+    assert bodies(collector, TRACES) == [] and caplog.records == []
 
 
 def test_another_loop_has_spans_of_its_steps(collector: Server) -> None:
@@ -743,7 +760,7 @@ def test_headers_and_address_are_nowhere_to_be_seen(
     else:
         with kinds()[name]() as server:
             seen = everything(server.url(f"/{SECRET}"), tmp_path)
-            assert server.got and all(each["x-key"] == SECRET for each in server.sent)
+            assert server.got and all(each["x-team"] == SECRET for each in server.sent)
             seen += [repr(body) for _, _, body in server.got]
     captured = capfd.readouterr()
     seen += [captured.out, captured.err]
@@ -767,7 +784,7 @@ class_path = "open_telemetry"
 every = 1
 endpoint = "{url}"
 timeout = 0.3
-headers = {{ x-key = "{secret}" }}
+headers = {{ x-team = "{secret}" }}
 """
 
 

@@ -110,3 +110,22 @@ def test_a_declared_event_of_every_step_is_traced_as_often_as_steps(monkeypatch:
     (epoch,) = hook.named("train_epoch")
     assert [each.attributes["hookline.step"] for each in epoch.events if each.name == "on_mark"] == [1, 2, 3]
     assert slots == {"on_part_start", "on_part_end", "on_mark"}  # nothing is left in the other steps
+
+
+def test_between_two_samples_the_plan_has_its_own_slots() -> None:
+    kept: dict[int, bool] = {}
+
+    class Looks(Hook):
+        def on_step_end(self, trainer: Any, step: int) -> None:
+            plan = trainer.plan  # the run's own timer marks neither of the two
+            kept[step] = plan.on_before_batch_transfer is noop and plan.training_step is plain[0]
+
+    class Keeps(Net):
+        def on_train_start(self) -> None:
+            plain.append(self.trainer.plan.training_step)
+
+    plain: list[Any] = []
+    hook = Traces(every=4)
+    quiet(hooks=[Looks(), hook]).fit(Keeps(), batches(9))
+    assert [step for step, is_plain in kept.items() if not is_plain] == [1, 4, 8]
+    assert [each.attributes["hookline.step"] for each in hook.named("step")] == [1, 4, 8]

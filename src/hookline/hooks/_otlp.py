@@ -108,8 +108,10 @@ class Connections:
                 connection.sock.shutdown(socket.SHUT_RDWR)
 
     def post(self, send: Callable[[], Any]) -> Any:
-        """Send a request and record the outcome. Raise an error after which the exporter does not try again:
-        it would wait in between, and the thread has other things to do.
+        """Send a request and record the outcome.
+
+        Raise an error after which the exporter does not try again, because it would wait in between: the
+        thread keeps the spans and tries again with the next export.
         """
         import requests
 
