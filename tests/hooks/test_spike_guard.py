@@ -251,7 +251,7 @@ def test_the_run_goes_back_and_leaves_the_batches_of_the_spike_out(
 def test_a_checkpoint_without_a_state_of_the_guard_is_gone_back_to_once(tmp_path: Path) -> None:
     """A run that was begun without the guard, and is resumed with it."""
     fit(tmp_path, planted(30), saves(), Stops(10))
-    watch = guard("rollback", patience=1)
+    watch = guard("rollback", patience=1, threshold=100)
     trainer = fit(tmp_path, planted(30), saves(1000), watch, resume="auto", max_time=1e6)
     assert (watch.rollbacks, watch.left_out, trainer.global_step) == (1, [(0, 30, 30)], 47)
 
