@@ -19,7 +19,9 @@ class HookMethods:
         """
 
     def on_checkpoint_load(self, *args: Any, **kwargs: Any) -> Any:
-        """The whole checkpoint is restored, including optimizers and the position in the data. Facts: path."""
+        """The whole checkpoint is restored, including optimizers and the position in the data: when a run resumes, and
+        after `trainer.roll_back`. Facts: path.
+        """
 
     def on_fit_start(self, *args: Any, **kwargs: Any) -> Any:
         """Set-up is complete; no batch has been run yet."""
@@ -215,7 +217,9 @@ class ModuleMethods:
         """A checkpoint is about to be restored into the module; its contents may be edited first. Facts: checkpoint."""
 
     def on_checkpoint_load(self, *args: Any, **kwargs: Any) -> Any:
-        """The whole checkpoint is restored, including optimizers and the position in the data. Facts: path."""
+        """The whole checkpoint is restored, including optimizers and the position in the data: when a run resumes, and
+        after `trainer.roll_back`. Facts: path.
+        """
 
     def on_fit_start(self, *args: Any, **kwargs: Any) -> Any:
         """Set-up is complete; no batch has been run yet."""

@@ -158,8 +158,8 @@ EVENT_ROWS: tuple[Event, ...] = (
     Event("configure_optimizers", "M", (), "Return the optimizers and learning-rate schedulers.", action=True,
           returns=VALUE),
     Event("on_checkpoint_load", "HM", ("path",),
-          "The whole checkpoint is restored, including optimizers and the position in the data.",
-          ends="on_load_checkpoint"),
+          "The whole checkpoint is restored, including optimizers and the position in the data: when a run "
+          "resumes, and after `trainer.roll_back`.", ends="on_load_checkpoint"),
     Event("on_fit_start", "HM", (), "Set-up is complete; no batch has been run yet."),
     Event("val_dataloader", "DM", (),
           "Return the validation loader, or several; called when they are first needed.", action=True,

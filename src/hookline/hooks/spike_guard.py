@@ -45,8 +45,9 @@ class SpikeGuard(Hook):
     spikes are among these values, so a spike does not hide the next one. A value that is not finite is a
     spike. The loss is the mean over the accumulation window and over all ranks, so all ranks decide alike.
 
-    'report' reads the device when a row of metrics is due. 'skip' and 'rollback' must decide before the
-    update, and read it once per update.
+    'report' reads losses from the device when a row of metrics is due. 'skip' and 'rollback' must decide
+    before the update, and read once per update; so does monitor='grad_norm'. The metric `spike/count` is
+    logged with every spike.
     """
 
     tier = "builtin"
@@ -97,18 +98,23 @@ class SpikeGuard(Hook):
         """How many spikes were found, and how often the run went back because of them."""
         self.left_out: list[Batches] = []
         """The batches that are left out after a rollback."""
-        self._recent: deque[float] = deque(maxlen=self.window)
-        self._series: list[Update] = []
-        """The newest updates, as far as all of them are spikes."""
-        self._unread: list[tuple[Any, Update]] = []
-        """Values that wait to be read, for 'report'."""
-        self._seen: tuple[int, int] = (-1, 0)
-        """The epoch of the newest update, and the number of the batch after it."""
         self._decided: tuple[int, int] | None = None
         """The epoch and the last batch of the update for which `_signal` was decided."""
         self._signal: Signal | None = None
         self._requested: list[Batches] = []
         """The batches to leave out once the requested rollback is carried out."""
+        self._is_loaded = False
+        """Whether a checkpoint that is being restored has a state of this hook."""
+        self._begin_values()
+
+    def _begin_values(self) -> None:
+        self._recent: deque[float] = deque(maxlen=self.window)
+        self._series: list[Update] = []
+        """The first updates of the present series of spikes, up to `patience`; empty without one."""
+        self._unread: list[tuple[Any, Update]] = []
+        """Values that wait to be read, for 'report'."""
+        self._seen: tuple[int, int, bool] = (-1, 0, False)
+        """The epoch of the newest update, the batch after it, and whether its value is among the recent."""
 
     def setup(self, stage: str, state: Any, hooks: Any) -> None:
         if stage != "fit":
@@ -200,7 +206,7 @@ class SpikeGuard(Hook):
         if is_local and not self._is_alone:
             (value,) = self._over_ranks([value])
         update = Update(state.step + 1, state.epoch, self._first_batch(state), state.batch_idx)
-        self._forget_repeated(update, value)
+        self._forget_repeated(update)
         is_spike = value is not None and self._is_spike(value)
         goes_back = self.action == "rollback" and is_spike and self._goes_back(value)
         if goes_back and self.rollbacks >= self.max_rollbacks:  # before anything changes: a resume repeats it
@@ -210,7 +216,8 @@ class SpikeGuard(Hook):
                 "learning rate, look at the batches in `left_out`, or pass a larger margin or "
                 "max_rollbacks, and resume."
             )
-        self._decided, self._seen = (state.epoch, state.batch_idx), (state.epoch, state.batch_idx + 1)
+        is_added = value is not None and math.isfinite(value)
+        self._decided, self._seen = (update.epoch, update.last), (update.epoch, update.last + 1, is_added)
         self._requested = []
         if value is not None:
             self._add(value, update, is_spike, state)
@@ -221,16 +228,17 @@ class SpikeGuard(Hook):
 
     def _first_batch(self, state: Any) -> int:
         """Return the first batch of the update's window: the one after the last update."""
-        epoch, first = self._seen
+        epoch, first, _ = self._seen
         if epoch == state.epoch:
             return min(first, int(state.batch_idx))
         return 0 if epoch >= 0 else int(state.batch_idx)
 
-    def _forget_repeated(self, update: Update, value: float | None) -> None:
-        """Forget an update that was judged before the run failed in it, because a resume repeats it."""
-        if self._seen != (update.epoch, update.last + 1):
+    def _forget_repeated(self, update: Update) -> None:
+        """Forget an update that was checked before the run failed in it, because a resume repeats it."""
+        epoch, after, is_added = self._seen
+        if (epoch, after) != (update.epoch, update.last + 1):
             return
-        if self._recent and self._recent[-1] == value:
+        if is_added and self._recent:
             self._recent.pop()
         if self._series and (self._series[-1].epoch, self._series[-1].last) == (update.epoch, update.last):
             self._series.pop()
@@ -256,6 +264,12 @@ class SpikeGuard(Hook):
 
     def on_checkpoint_load(self, state: Any) -> None:
         """Leave out batches that are still ahead, after a rollback and in a run that resumes after one."""
+        if not self._is_loaded:
+            self._begin_values()  # those of the abandoned steps are not the range of the restored ones
+        self._is_loaded, self._decided = False, None
+        if self._requested:
+            self.left_out, self._requested = sorted({*self.left_out, *self._requested}), []
+            self.rollbacks += 1
         ahead = any(epoch >= state.epochs_seen for epoch, _, _ in self.left_out)
         if self.action == "rollback" and ahead and self._leaving_out is None:
             self._leaving_out = state.trainer.add_hook(LeaveOut(self))
@@ -284,7 +298,8 @@ class SpikeGuard(Hook):
             state.trainer.log("spike/count", self.spikes, reduce="max")
             if not self._series:
                 self._report(value, update, *self._range(), state)
-            self._series.append(update)
+            if len(self._series) < self.patience:
+                self._series.append(update)
         else:
             self._series.clear()
         if math.isfinite(value):
@@ -339,16 +354,16 @@ class SpikeGuard(Hook):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state. What a rollback has taught is kept: it is newer than the checkpoint."""
-        new, self._requested = self._requested, []
+        """Load a state. Counts and left-out batches of this process are kept: they are newer."""
         self._recent = deque(state["recent"], maxlen=self.window)
         self._series = [Update(*each) for each in state["series"]]
         self._unread = [(value, Update(*each)) for value, *each in state["unread"]]
-        self._seen, self._decided = (state["seen"][0], state["seen"][1]), None
+        epoch, after, is_added = state["seen"]
+        self._seen, self._is_loaded = (epoch, after, bool(is_added)), True
         self.spikes = max(self.spikes, state["spikes"])
-        self.rollbacks = max(self.rollbacks, state["rollbacks"]) + bool(new)
+        self.rollbacks = max(self.rollbacks, state["rollbacks"])
         saved = [(int(epoch), int(first), int(last)) for epoch, first, last in state["left_out"]]
-        self.left_out = sorted({*self.left_out, *saved, *new})
+        self.left_out = sorted({*self.left_out, *saved})
 
 
 class LeaveOut(Hook):
