@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import math
 import os
+import pkgutil
 import sys
 import tempfile
 import zipfile
@@ -230,10 +230,8 @@ def _without_patches() -> Iterator[None]:
 
 def _find(name: str) -> Any:
     """Return a module or a class, or None if its package is not installed. ClearML imports it too."""
-    module, _, inside = name.partition(":")
     try:
-        found = importlib.import_module(module)
-        return getattr(found, inside) if inside else found
+        return pkgutil.resolve_name(name)
     except (ImportError, AttributeError):
         return None
 
