@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sys
@@ -191,6 +192,34 @@ def test_an_upload_that_fails_does_not_end_the_run(is_queued: bool, caplog: pyte
     told = [each.message for each in caplog.records if each.name == "hookline"]
     assert told == ["Fails failed in log_artifact and is switched off for this run"]
     assert not Path("mine/.uploads").exists()
+
+
+@pytest.mark.parametrize("is_broken", [True, False])
+def test_files_for_a_client_that_sends_later_are_held_until_it_is_closed(
+    is_broken: bool, tmp_path: Path
+) -> None:
+    class Later(FolderTracker):
+        def _upload(self, path: Path, *given: Any) -> bool:
+            held.append(self._hold(path, tmp_path / "held"))
+            return False
+
+        def _disconnect(self) -> None:
+            assert held[0].read_text() == "weights"
+            if is_broken:
+                raise OSError("the line is dead")
+
+    held: list[Path] = []
+    file = tmp_path / "model.ckpt"
+    file.write_text("weights")
+    tracker = Later(artifacts=("checkpoints",))
+    tracker.open(lambda: tmp_path)
+    tracker.client  # noqa: B018
+    tracker.log_artifact(file, "checkpoint", "checkpoint", {"checkpoint": "its id"})
+    assert not tracker.has_logged("its id", tmp_path)
+    with contextlib.suppress(OSError):
+        tracker.close()
+    assert not (tmp_path / "held").exists()
+    assert tracker.has_logged("its id", tmp_path) is not is_broken
 
 
 def test_files_of_your_own_are_logged_as_they_were(tmp_path: Path) -> None:

@@ -86,10 +86,12 @@ class ArtifactLogger(ClientLogger):
             if run_dir is not None and self._figures:
                 self._log_figures(run_dir)
         finally:
-            super().close()
+            try:
+                super().close()
+            finally:
+                self._release()
         if run_dir is not None:
             _record(run_dir, self.label, self._later)
-            self._release()
 
     def _log_figures(self, run_dir: Path) -> None:
         with tempfile.TemporaryDirectory(dir=run_dir, prefix=".figures-") as folder:
