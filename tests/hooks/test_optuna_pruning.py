@@ -17,6 +17,8 @@ from tiny import Net, batches, quiet
 
 from hookline import Hook, Line, OptionError, Trainer
 from hookline.hooks import EarlyStopping, OptunaPruning
+from hookline.report.reader import read_run
+from hookline.report.run_events import all_events, level, status_in_words
 from hookline.report.runs import list_runs
 from hookline.report.summary import summarize
 
@@ -70,8 +72,8 @@ def test_a_study_ends_its_worst_trials_early_and_records_them_as_pruned() -> Non
         return trainer.metrics["val/loss"]
 
     study = optuna.create_study(pruner=optuna.pruners.MedianPruner(n_startup_trials=2, n_warmup_steps=1))
-    for level in (2, 3, 7, 8, 1):
-        study.enqueue_trial({"level": level})
+    for wanted in (2, 3, 7, 8, 1):
+        study.enqueue_trial({"level": wanted})
     study.optimize(objective, n_trials=5)
     states = [each.state for each in study.trials]
     done, pruned = TrialState.COMPLETE, TrialState.PRUNED
@@ -117,6 +119,9 @@ def test_a_pruned_run_ends_like_a_stopped_one_and_says_so_everywhere(tmp_path: P
     assert [each.status for each in list_runs(tmp_path).runs] == ["pruned"]
     (about,) = summarize([run_dir])["runs"]
     assert (about["status"], about["error"]) == ("pruned", None) and "not promising" in about["reason"]
+    run = read_run(run_dir)
+    assert status_in_words(run, 0.0) == ("pruned", "warn")
+    assert [(each.kind, level(each.kind)) for each in all_events(run)][-1] == ("pruned", "warn")
     last = json.loads((run_dir / "log.jsonl").read_text().splitlines()[-1])
     assert (last["type"], last["status"]) == ("end", "pruned")
 

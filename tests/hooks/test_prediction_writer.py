@@ -134,7 +134,8 @@ def test_two_runs_are_never_mixed(tmp_path: Path) -> None:
         predict(Nested(), loader(), hook, run_dir=str(tmp_path))
         assert hook.folder is not None and hook.folder.name == expected
     (tmp_path / "mine").mkdir()  # an empty folder is fine
-    predict(Nested(), loader(), other, run_dir=str(tmp_path))
+    predict(Nested(), loader(), other)
+    assert not Path("runs").exists()  # the folder is elsewhere, so there is no run's directory
     with pytest.raises(OptionError, match=r"dirpath='.*mine' is not an empty folder.*not mixed"):
         quiet(hooks=[other]).predict(Nested(), loader())
     (tmp_path / "file").write_text("")

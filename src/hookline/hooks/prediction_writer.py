@@ -70,7 +70,7 @@ class PredictionWriter(Hook):
 
     def on_predict_start(self, state: Any) -> None:
         ranks = state.trainer.ranks
-        folder = Path(ranks.decide(lambda: str(self._make_folder(state.trainer.run_dir))))
+        folder = Path(ranks.decide(lambda: str(self._make_folder(state.trainer))))
         _wait_until_visible(folder, ranks.rank)
         self.folder = folder
         if ranks.is_reader:  # the other ranks of a tensor-parallel group have the same predictions
@@ -83,11 +83,13 @@ class PredictionWriter(Hook):
                 math.inf if self.shard_batches is None else self.shard_batches,
             )
 
-    def _make_folder(self, run_dir: Path) -> Path:
+    def _make_folder(self, trainer: Any) -> Path:
         """Make the folder, so that no other run writes into it."""
-        wanted = run_dir / (self.dirpath or FOLDER)
+        is_absolute = self.dirpath is not None and self.dirpath.is_absolute()
+        base = Path() if is_absolute else Path(trainer.run_dir)  # reading run_dir makes it
+        wanted = base / (self.dirpath or FOLDER)
         further = itertools.count(2) if self.dirpath is None else ()
-        candidates = itertools.chain([wanted], (run_dir / f"{FOLDER}-{number}" for number in further))
+        candidates = itertools.chain([wanted], (base / f"{FOLDER}-{number}" for number in further))
         try:
             for folder in candidates:
                 folder.parent.mkdir(parents=True, exist_ok=True)
