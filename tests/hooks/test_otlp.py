@@ -25,7 +25,7 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name.lower(), raising=False)
 
 
-def sender(url: str, timeout: float = 5.0, size: int = 4096, interval: float = 600.0) -> OTLPSender:
+def sender(url: str, timeout: float = 60.0, size: int = 4096, interval: float = 600.0) -> OTLPSender:
     return OTLPSender(Secret(url), SecretHeaders({"x-key": "k"}), timeout, size, interval)
 
 

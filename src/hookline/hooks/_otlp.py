@@ -127,7 +127,7 @@ class Connections:
                     raise
                 answer = send()
         except Exception as error:
-            is_late = isinstance(error, requests.Timeout)
+            is_late = self.is_over or isinstance(error, requests.Timeout)
             problem = "no answer in time" if is_late else type(error).__name__
             self.failed(problem, may_try_again=True, is_reachable=False)
             raise requests.RequestException(problem) from None
@@ -243,10 +243,10 @@ class OTLPSender:
                 self.spans += 1
                 if len(self._queue) >= self._size or self._is_closing:
                     self.dropped += 1
-                else:
-                    self._queue.append(span)
-            if len(self._queue) == LARGEST_BATCH:
-                self._changed.notify_all()
+                    continue
+                self._queue.append(span)
+                if len(self._queue) == LARGEST_BATCH:
+                    self._changed.notify_all()
 
     def force_flush(self, timeout_millis: int = 0) -> bool:
         """Return True: the thread sends what is queued."""
