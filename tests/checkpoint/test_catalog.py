@@ -16,11 +16,13 @@ from tiny import Net, batches, quiet
 from hookline import Hook, load_weights
 from hookline.checkpoint import manifest
 from hookline.checkpoint.catalog import (
+    abandoned_saves,
     best_first,
     clean_up_below,
     find_checkpoints,
     first_whole,
     newest_first,
+    without_abandoned,
 )
 from hookline.checkpoint.files import write
 from hookline.checkpoint.writer import machine_id
@@ -234,3 +236,31 @@ def test_what_a_kill_in_the_very_first_save_of_a_folder_left_is_removed_there_to
     inside.mkdir(parents=True)
     clean_up_below(tmp_path)
     assert not left.exists() and inside.exists()  # what lies in a checkpoint is others'
+
+
+def test_what_a_rollback_has_abandoned_is_known_by_the_newest_of_its_run(tmp_path: Path) -> None:
+    def numbered(name: str, number: int, run: str = "one", **about: Any) -> None:
+        monitor = {"name": "val/loss", "mode": "min", "score": 1.0 / number}
+        save(tmp_path / name, number, run=run, saves=number, monitor=monitor, started_at="2026", **about)
+
+    for number in range(1, 5):
+        numbered(f"step-{number}", number)
+    found = find_checkpoints(tmp_path)[0]
+    assert without_abandoned(found) == found
+    numbered("last", 5, abandoned=[[3, 4]])
+    numbered("other", 4, run="two")
+    found = find_checkpoints(tmp_path)[0]
+    assert {each.path.name for each in without_abandoned(found)} == {"last", "step-2", "step-1", "other"}
+    assert [each.path.name for each in best_first([each for each in found if each.run == "one"])] == [
+        "last",
+        "step-2",
+        "step-1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("listed", "known"),
+    [(None, []), ("3", []), ([[1, 2], [3], "ab", [1.0, 2], [True, 2], [4, 5]], [(1, 2), (4, 5)]), ({}, [])],
+)
+def test_a_list_of_abandoned_ones_that_is_not_one_is_ignored(listed: Any, known: list[Any]) -> None:
+    assert abandoned_saves({"abandoned": listed}) == known

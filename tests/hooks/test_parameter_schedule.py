@@ -11,7 +11,7 @@ import pytest
 import torch
 from dialects.looped import net_and_sgd, train
 from test_budgets import is_ours, per_step, with_hooks, without_hooks
-from tiny import Net, batches, quiet
+from tiny import Net, batches, quiet, shown
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -306,7 +306,7 @@ class OneCycle(Cycles):
         (Cold, [ParameterSchedule("module.temperature", lambda step: 1 / step if step else math.inf)], "gives inf"),
         (Cold, [ParameterSchedule("module.k", "linear", end=5.0)], "the whole number 1, and the schedule 'linear'"),
     ],
-    ids=str,
+    ids=shown,
 )  # fmt: skip
 def test_what_cannot_be_scheduled_is_refused_before_the_first_step(net: Any, hooks: Any, text: str) -> None:
     trainer = quiet(hooks=hooks)
@@ -333,7 +333,7 @@ def test_a_scheduler_beside_another_hyper_parameter_is_fine() -> None:
         (("module.t", {0: None}), "must be a number, True, False or text"),
         (("module.t", lambda steps: 1.0), "has the parameter 'steps'. Did you mean 'step'"),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_wrong_arguments_are_refused(arguments: Any, text: str) -> None:
     with pytest.raises(HooklineError, match=text):
@@ -354,7 +354,7 @@ def test_wrong_arguments_are_refused(arguments: Any, text: str) -> None:
         ("linear", {"end": 0.0, "log": ""}, "the name of a metric"),
         ("linear", {"end": 0.0, "groups": []}, "groups"),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_options_that_do_not_belong_to_a_schedule_are_refused(schedule: Any, options: Any, text: str) -> None:
     with pytest.raises(OptionError, match=text):
