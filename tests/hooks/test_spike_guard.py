@@ -475,6 +475,45 @@ def test_in_a_loop_of_your_own_it_reports_and_skips_and_refuses_to_go_back() -> 
         pass
 
 
+def test_under_the_rules_of_another_trainer_it_refuses_to_go_back(tmp_path: Path) -> None:
+    from hookline.interop.lightning import LightningModule
+    from hookline.interop.lightning import Trainer as LightningTrainer
+
+    class Lit(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return F.mse_loss(self.layer(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.02)
+
+    def lightning(*hooks: Any) -> None:
+        quietly: dict[str, Any] = {
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "logger": False,
+        }
+        LightningTrainer(max_epochs=1, callbacks=list(hooks), default_root_dir=tmp_path, **quietly).fit(
+            Lit(), planted(30)
+        )
+
+    watch = guard("skip")
+    lightning(watch)
+    assert watch.spikes == 1
+    with pytest.raises(OptionError, match="action='rollback' works in a fit of hookline.Trainer"):
+        lightning(guard("rollback"))
+
+    class Asks(Hook):
+        def on_train_batch_end(self, state: Any) -> None:
+            state.trainer.roll_back()
+
+    with pytest.raises(HooklineError, match=r"not with the rules of another trainer \(LightningRules\)"):
+        lightning(Asks())
+
+
 def test_a_run_that_saves_nothing_is_refused_before_it_trains(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="needs checkpoints to go back to, and this run saves none"):
         fit(tmp_path, planted(), guard("rollback"), checkpoint=False)

@@ -131,7 +131,7 @@ class SpikeGuard(Hook):
             )
         if self.action != "rollback":
             return
-        if not hasattr(trainer, "roll_back"):
+        if not hasattr(trainer, "roll_back") or getattr(trainer, "rules", None) is not None:
             raise OptionError(
                 f"{WHO}: action='rollback' works in a fit of hookline.Trainer; in another trainer or loop "
                 "use action='skip'.",

@@ -147,7 +147,12 @@ def _refuse_changed_base(run: Run, found: Start) -> None:
 
 
 def check_can_roll_back(run: Run) -> None:
-    """Raise if the training data cannot be read again from an earlier position."""
+    """Raise if the loop has the rules of another package, or the training data cannot be read again."""
+    if run.trainer.rules is not None:
+        raise HooklineError(
+            f"roll_back() works with hookline.Trainer, not with the rules of another trainer "
+            f"({type(run.trainer.rules).__name__})."
+        )
     for loader in run.data.loaders.get("train", ()):
         if loader.reader.kind == "stream" and isinstance(loader.source, Iterator):
             raise HooklineError(
