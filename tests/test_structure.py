@@ -565,7 +565,7 @@ MOST_STATEMENTS = {
     "data": 3114,
     "distributed": 1387,
     "engine": 3174,
-    "hooks": 6750,
+    "hooks": 6738,
     "interop": 9860,
     "loggers": 2014,
     "metrics": 387,
@@ -575,7 +575,7 @@ MOST_STATEMENTS = {
     "testing": 198,
     "tracing": 868,
     "training": 6163,
-    "util": 589,
+    "util": 594,
     "watch": 305,
 }
 """Statements of each package, which no formatter changes. They go down; only a new capability adds to its package."""

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from hookline import Hook, Module
 from hookline.hooks import DeviceStats, MemoryMonitor, _memory, memory_monitor
-from hookline.hooks.memory_monitor import out_of_memory
 from hookline.util.errors import HooklineError
+from hookline.util.memory import out_of_memory
 
 
 class Full(nn.Module):

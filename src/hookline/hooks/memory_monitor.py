@@ -20,12 +20,10 @@ from hookline.hooks._failed_module import FailedPlace, find_failed_place, live_t
 from hookline.hooks._memory import GB, allocator_counters, peak_process_memory, take_peaks
 from hookline.hooks._statistics import tensors_in
 from hookline.hooks.nan_guard import describe_batch
-from hookline.util.errors import HooklineError
+from hookline.util.memory import out_of_memory
 from hookline.util.text import list_some, mask_text
 
 MB = 1e6
-MESSAGES = ("out of memory", "DefaultCPUAllocator: ", "_ALLOC_FAILED")
-"""Texts of a RuntimeError of the CPU's allocator, of MPS, of a driver, and of cuDNN and cuBLAS."""
 PHASE_EVENTS = ("on_train_batch_start", "on_before_backward", "on_after_backward")
 FOLDER = "memory"
 ITSELF = "the module itself"
@@ -182,18 +180,6 @@ class MemoryMonitor(Hook):
                 with path.with_name(f"{path.stem}-allocator.json").open("w", encoding="utf-8") as file:
                     json.dump(blocks, file, default=str)  # torch's format, but not as a pickle
         return path
-
-
-def out_of_memory(error: BaseException | None) -> BaseException | None:
-    """Return the out-of-memory error that an exception is or was caused by, or None."""
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError | MemoryError):
-            return error
-        is_ours = isinstance(error, HooklineError)  # it may quote the error of another rank
-        if isinstance(error, RuntimeError) and not is_ours and any(text in str(error) for text in MESSAGES):
-            return error
-        error = error.__cause__
-    return None
 
 
 @contextlib.contextmanager

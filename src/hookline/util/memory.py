@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hookline.util.errors import HooklineError
+
 TEXTS = (
     "out of memory",  # CUDA, HIP, XPU, MPS and NPU; cudaErrorMemoryAllocation
     "defaultcpuallocator: can't allocate memory",
@@ -15,10 +17,10 @@ TEXTS = (
 """Parts of the messages, in lower case."""
 
 
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error means that the memory of a device or of the machine is exhausted.
+def out_of_memory(error: BaseException | None) -> BaseException | None:
+    """Return the error that says that the memory of a device or of the machine is exhausted, or None.
 
-    It looks at the class, the message, and the errors that caused this one or are grouped in it.
+    It looks at the class and the message of an error, of its causes, and of errors that are grouped in it.
     """
     seen: set[int] = set()
     waiting = [error]
@@ -30,9 +32,16 @@ def is_out_of_memory(error: BaseException | None) -> bool:
         if isinstance(each, MemoryError) or any(
             cls.__name__ == "OutOfMemoryError" for cls in type(each).__mro__
         ):
-            return True
-        # a worker process of a DataLoader sends its error as a RuntimeError with the text of the first one
-        if isinstance(each, RuntimeError) and any(text in str(each).lower() for text in TEXTS):
-            return True
+            return each
+        # a worker process of a DataLoader sends its error as a RuntimeError with the text of the first one;
+        # an error of Hookline may quote that of another rank
+        is_candidate = isinstance(each, RuntimeError) and not isinstance(each, HooklineError)
+        if is_candidate and any(text in str(each).lower() for text in TEXTS):
+            return each
         waiting += [each.__cause__, *getattr(each, "exceptions", ())]
-    return False
+    return None
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether an error means that memory is exhausted."""
+    return out_of_memory(error) is not None
