@@ -237,13 +237,13 @@ def test_a_resumed_run_supersedes_the_samples_after_its_checkpoint(tmp_path: Pat
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"prompts": []}, "prompts='\\[\\]' must be a list of texts"),
+        ({"prompts": []}, "prompts=\\[\\] must be a list of texts"),
         ({"prompts": [""]}, "must be a list of texts"),
         ({"prompts": [3]}, "must be a list of texts"),
         ({"prompts": "a", "generate": 3}, "generate=3 must be a function"),
         ({"prompts": "a", "generate": print, "tokenizer": print}, "leave out tokenizer= and model="),
         ({"prompts": "a", "options": ["length"]}, "must be a dictionary of arguments"),
-        ({"prompts": "a", "tokenizer": 3}, "tokenizer='3' must be an object that can be called"),
+        ({"prompts": "a", "tokenizer": 3}, "tokenizer=3 must be an object that can be called"),
         ({"prompts": "a", "seed": -1}, "seed=-1"),
         ({"prompts": "a", "tag": ""}, "tag=''"),
     ],

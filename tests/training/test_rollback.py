@@ -290,7 +290,9 @@ def test_a_run_without_checkpoints_goes_back_to_the_one_that_it_was_resumed_from
 def test_without_a_checkpoint_it_raises_or_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(CheckpointError, match=r"cannot go back \(bad luck, step 1\): there is no checkpoint"):
+    with pytest.raises(
+        CheckpointError, match=r"cannot go back at step 1 \(bad luck\): there is no checkpoint"
+    ):
         fit(tmp_path / "raises", saves(), GoBack(1, reason="bad luck"))
     trainer = fit(tmp_path / "continues", saves(), GoBack(3, before=1, on_missing="continue"))
     assert trainer.status == "completed" and trainer.global_step == 16

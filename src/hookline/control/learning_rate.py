@@ -132,7 +132,7 @@ class RateChange:
         if not found:
             hint = closest(self.group, names) if isinstance(self.group, str) else ""
             named = f", or by name: {', '.join(dict.fromkeys(names))}" if names else ""
-            known = f"0 to {len(groups) - 1}{named}"
+            known = (f"0 to {len(groups) - 1}" if len(groups) > 1 else "only 0") + named
             raise HookError(f"lr: there is no parameter group {self.group!r}.{hint} Groups: {known}.")
         return found
 

@@ -17,9 +17,9 @@ WHO = "AccumulationSchedule"
 class AccumulationSchedule(Hook):
     """Changes gradient accumulation at moments of the run: `{'0 epochs': 8, '4 epochs': 4, '1000 steps': 1}`.
 
-    A number of batches holds from the first accumulation window after its moment. Before the first moment
-    the trainer's `accumulate_grad_batches` holds. Step and epoch decide, so a resumed run is right, also
-    inside a window. `trainer.estimated_stepping_batches`, and with it a learning-rate schedule, counts with
+    A number of batches applies from the first accumulation window after its moment. Before the first moment
+    the trainer's `accumulate_grad_batches` applies. Step and epoch decide, so a resumed run is right, also
+    inside a window. `trainer.estimated_stepping_batches`, and with it a learning-rate schedule, includes
     the schedule.
     """
 
@@ -30,7 +30,7 @@ class AccumulationSchedule(Hook):
         """Map moments to numbers of batches per update.
 
         schedule: moments (a step, or text such as '500 steps' or '2 epochs') and the number of batches per
-        update from there on. Of the moments that have come, the last one as written counts.
+        update from there on. If several moments have passed, the one that is last in the mapping applies.
         """
         super().__init__(name)
         if not isinstance(schedule, Mapping) or not schedule:

@@ -324,10 +324,11 @@ def _as_prompts(given: Any, is_any: bool) -> list[Any]:
         prompts = list(given) if isinstance(given, list | tuple) else []
     kinds = (str, Tensor, Mapping)
     if not prompts or not all(is_any or (isinstance(each, kinds) and len(each)) for each in prompts):
-        raise refused(
-            f"{WHO}: prompts",
-            described(given),
-            "a list of texts, tensors or dictionaries of arguments of generate, or a tensor of rows",
+        raise OptionError(
+            f"{WHO}: prompts={described(given)} must be a list of texts, tensors or dictionaries of "
+            "arguments of generate, or a tensor of rows. It must not be empty.",
+            option="prompts",
+            value=described(given),
         )
     return prompts
 
@@ -342,8 +343,11 @@ def _as_options(given: Any) -> dict[str, Any]:
 
 def _check_tokenizer(given: Any) -> None:
     if inspect.isclass(given) or not callable(given) or not callable(getattr(given, "decode", None)):
-        raise refused(
-            f"{WHO}: tokenizer", described(given), "an object that can be called and has the method decode"
+        raise OptionError(
+            f"{WHO}: tokenizer={described(given)} must be an object that can be called and has the method "
+            "decode.",
+            option="tokenizer",
+            value=described(given),
         )
 
 

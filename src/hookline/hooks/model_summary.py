@@ -135,10 +135,10 @@ class Summary:
 
 class ModelSummary(Hook):
     """Prints the layers of the model when training starts: class, parameters, size and mode. Only rank zero
-    prints. A sharded model has its full sizes.
+    prints. A sharded model is shown with its full sizes.
 
     `flops` and `shapes` are measured while the first training batch runs, without another pass: the training
-    is the same bit for bit. The table then comes after this batch, and from there on the hook costs nothing.
+    is the same bit for bit. The table is then printed after this batch. Later the hook costs nothing.
 
     Outside a run: `print(ModelSummary(depth=2).of(model))`.
     """

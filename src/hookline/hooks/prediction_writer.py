@@ -26,7 +26,7 @@ class PredictionWriter(Hook):
 
     Each rank writes its own shards: tensors as safetensors, other values as JSON lines, with the indices of
     the samples. `hookline.read_predictions(hook.folder)` returns the predictions of all ranks in the order of
-    the dataset. `trainer.predict` then returns nothing unless `return_predictions=True` is passed, so that
+    the dataset. `trainer.predict` then returns [] unless `return_predictions=True` is passed, so that
     the memory it needs does not grow.
     """
 

@@ -46,8 +46,9 @@ class SpikeGuard(Hook):
     spike. The loss is the mean over the accumulation window and over all ranks, so all ranks decide alike.
 
     'report' reads losses from the device when a row of metrics is due. 'skip' and 'rollback' must decide
-    before the update, and read once per update; so does monitor='grad_norm'. The metric `spike/count` is
-    logged with every spike.
+    before the update, and read once per update; so does monitor='grad_norm'. 'report' listens to
+    on_step_end, the others to on_before_optimizer_step. Of spikes in a row, the first is reported; the
+    metric `spike/count` counts all.
     """
 
     tier = "builtin"
@@ -69,11 +70,11 @@ class SpikeGuard(Hook):
 
         action: 'report' it; 'skip' its update; 'rollback': skip its update, and after `patience` spikes in a
         row go back to the last good checkpoint and leave out the batches of these updates.
-        monitor: 'loss', or 'grad_norm' (before clipping). window: the updates that make the range; no check
-        is made before half of them. threshold: standard deviations above the median.
-        patience: spikes in a row before a rollback; a loss that is not finite does not wait. margin: a
-        checkpoint is good if so many updates without a spike followed it. skip_batches: leave out so many
-        batches before the spikes, too. max_rollbacks: the next one in a run is an error.
+        monitor: 'loss', or 'grad_norm' (before clipping). window: the updates that make the range; before
+        half of them, only a value that is not finite is a spike. threshold: standard deviations above the
+        median. patience: spikes in a row before a rollback; a loss that is not finite does not wait.
+        margin: a checkpoint is good if so many updates without a spike followed it. skip_batches: leave out
+        so many batches before the spikes, too. max_rollbacks: the next one in a run is an error.
         """
         super().__init__(name)
         self.action, self.monitor, self.window, self.threshold = action, monitor, window, threshold

@@ -32,7 +32,7 @@ def check_before_training(run: Run) -> None:
         if getattr(hook, "needs_validation", False):
             raise OptionError(
                 f"{who} acts after validations, and {_why_none(run)}. Pass a validation loader to fit, or "
-                "have it act at the end of training epochs."
+                "choose another moment with its options, such as every= or check_on_train_epoch_end=."
             )
         for name in getattr(hook, "needs_metrics", ()):
             _check_metric(run, who, name, "strict=False")

@@ -125,8 +125,8 @@ def _describe_missing(run: Run, request: RollbackRequest) -> str:
     which = "no monitor has kept a checkpoint" if request.to == "best" else f"there is no checkpoint{limit}"
     known = run.directory.existing()
     return (
-        f"The run cannot go back ({request.reason or 'requested by a hook'}, step {run.state.step}): {which} "
-        f"of this run{'' if known is None else f' below {known}'} that can be read. ModelCheckpoint("
+        f"The run cannot go back at step {run.state.step} ({request.reason or 'requested by a hook'}): "
+        f"{which} of this run{'' if known is None else f' below {known}'} that can be read. ModelCheckpoint("
         "every_n_train_steps=...) and Trainer(checkpoint={'every': ...}) save more often."
     )
 
