@@ -14,6 +14,8 @@ import torch
 from tiny import quiet
 from torch import nn
 from torch.nn import functional as F
+from torch.utils import _python_dispatch as modes
+from torch.utils.flop_counter import FlopCounterMode
 
 from hookline import SKIP_BATCH, SKIP_STEP, Hook, HookError, LossError, Module, ObserverError, observer, on
 from hookline.audit import observation as kinds
@@ -475,6 +477,11 @@ def replace_the_batch(batch: Any) -> Any:
     return [each.clone() for each in batch]
 
 
+@fault("step_end", kinds.MODULE_HOOKS, "head")
+def register_a_hook_after_loading(module: Any) -> None:
+    LEFT.append(module.head.register_load_state_dict_post_hook(lambda module, keys: None))
+
+
 LEFT: list[Any] = []
 """Handles that tests remove afterwards."""
 ONCE = ("train_epoch_end", "validation_start", "validation_end")
@@ -660,3 +667,31 @@ def test_the_audit_does_not_change_the_training() -> None:
 
     plain, checked = weights(), weights(audit=True)
     assert all(torch.equal(plain[name], checked[name]) for name in plain)
+
+
+class CountsFlops(Hook):
+    """Enters a mode of operators in one event and leaves it in another."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def on_train_batch_start(self) -> None:
+        self.counter: Any = FlopCounterMode(display=False)
+        self.counter.__enter__()
+
+    def on_after_backward(self, module: Any) -> None:
+        module.head.bias.grad.data.mul_(2)  # seen below the other mode
+
+    def on_train_batch_end(self) -> None:
+        self.counter.__exit__(None, None, None)
+        self.counts.append(self.counter.get_total_flops())
+
+
+def test_a_mode_that_a_hook_keeps_entered_works_as_without_the_audit() -> None:
+    plain, checked = CountsFlops(), CountsFlops()
+    quiet(hooks=[plain], max_epochs=1).fit(Small(), data(2))
+    trainer = audited(checked, 2)
+    assert plain.counts == checked.counts and min(plain.counts) > 0
+    assert (kinds.GRADIENTS, ["head.bias"]) in [(row.kind, row.names) for row in trainer.hooks.changes()]
+    assert modes._get_current_dispatch_mode_stack() == []
+    assert not modes.is_in_torch_dispatch_mode()  # else torch.compile would do nothing from now on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,3 +60,29 @@ def test_a_tensor_of_the_inference_mode_has_no_version() -> None:
         tensor = torch.ones(2)
     before = Tensors([("x", tensor)])
     assert before.is_like(Tensors([("x", tensor)]))
+
+
+def test_a_lazy_module_is_observed_before_and_after_its_first_forward() -> None:
+    layer = nn.LazyLinear(2)
+    before = Observation(state(layer))
+    assert before.changes(Observation(state(layer)), {1}) == []
+    layer(torch.ones(1, 3))
+    assert ("parameters", "weight") in before.changes(Observation(state(layer)), set())
+
+
+@dataclass
+class Pair:
+    x: torch.Tensor
+    more: list[Any]
+
+
+def test_the_parts_of_a_dataclass_are_parts_of_the_batch() -> None:
+    batch = Pair(torch.ones(1), [torch.ones(1), 1])
+    before = Observation(state(batch=batch))
+    assert before.changes(Observation(state(batch=batch)), set()) == []
+    batch.x.add_(1)
+    batch.more[1] = 2
+    assert before.changes(Observation(state(batch=batch)), set()) == [
+        ("the batch", "batch.x"),
+        ("the batch", "batch.more[1]"),
+    ]

@@ -63,6 +63,24 @@ def test_a_probe_that_changes_something_is_detached_and_reported(
         assert {row.hook for row in trainer.hooks.changes()} == {"spoils", "allowed"}
 
 
+def test_a_probe_is_detached_if_it_also_raises_and_its_successor_may_change_the_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    raises = "class Raises(Spoils):\n    on_error = 'warn'\n    def on_step_end(self, module, step):\n"
+    raises += "        super().on_step_end(module, step)\n        raise ValueError\n"
+    Path("probes.py").write_text(f"{PROBES}\n{raises}")
+    (_, quiet_probe), (_, allowed) = attached("Quiet"), attached("Allowed")
+    _, trainer = asked(
+        attached("Raises"),
+        ("attach", {**quiet_probe, "name": "probe"}),
+        Steps(2),
+        ("attach", {**allowed, "name": "probe"}),
+        Steps(4),
+    )
+    assert "raises" not in trainer.hooks and "'raises' was attached to observe" in caplog.text
+    assert "probe" in trainer.hooks
+
+
 class Spoils(Hook):
     def on_step_end(self, module: Any, step: int) -> None:
         if step == 2:

@@ -43,6 +43,10 @@ def test_no_link_leads_out_but_that_of_the_checkpoints() -> None:
     Path("runs/first/checkpoints").symlink_to(Path("storage").resolve())
     Path("runs/first/inside.json").symlink_to(Path("runs/deep/second/log.jsonl").resolve())
     assert folder.run("first").is_dir()
+    Path("runs/deep/second/logs").mkdir()
+    Path("runs/deep/second/logs/rank0.jsonl").symlink_to(outside / "log.jsonl")
+    with pytest.raises(OptionError, match=r"its logs.rank0.jsonl is a link to outside"):
+        folder.run("deep/second")
     Path("runs/first/trace.json").symlink_to(outside / "log.jsonl")
     with pytest.raises(OptionError, match=r"first is not opened: its trace.json is a link to outside"):
         folder.run("first")

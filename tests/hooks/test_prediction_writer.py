@@ -177,6 +177,16 @@ def test_what_cannot_be_written_is_refused_at_the_first_batch(tmp_path: Path) ->
     with pytest.raises(HooklineError, match=r"rank 0 failed \(PredictionWriter: outputs\['odd'\]"):
         read_predictions(hook.folder)
 
+    class Huge(Net):
+        def predict_step(self, batch: Any, batch_idx: int) -> Any:
+            return [10**5000 if batch_idx == 1 else 1] * len(batch[0])  # JSON refuses it, with its own error
+
+    hook.on_error = "warn"
+    quiet(hooks=[hook], run_dir=str(tmp_path)).predict(Huge(), loader())
+    with pytest.raises(HooklineError, match=r"rank 0 failed \(Exceeds the limit"):
+        read_predictions(hook.folder)
+    hook.on_error = "raise"
+
     class Fewer(Net):
         def predict_step(self, batch: Any, batch_idx: int) -> Any:
             return batch[0][1:]

@@ -120,6 +120,7 @@ def test_a_shard_is_written_when_it_has_enough_bytes_or_batches(tmp_path: Path) 
         ),
         (torch.empty(2, device="meta"), "float32 on meta"),
         (np.array([object()]), r"outputs is a ndarray of shape \(1,\) and has dtype object"),
+        (np.ones(1, ">f4"), "and has dtype >f4, which cannot be written"),
         (b"bytes", "outputs is a bytes"),
     ],
 )
@@ -219,6 +220,10 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
     damaged("gone", "safetensors is missing", lambda f: (f / "rank-0-00000.safetensors").unlink())
     damaged("newer", "newer version of Hookline", lambda f: manifest(f, version=2))
     damaged("other", "not a manifest", lambda f: manifest(f, per="x"))
+    damaged("rank", "not a manifest", lambda f: manifest(f, rank=1e300))
+    damaged("ranks", "not a manifest", lambda f: manifest(f, ranks=["0"]))
+    damaged("status", "not a manifest", lambda f: manifest(f, status=None))
+    damaged("huge", "not a shard", lambda f: (f / f"rank-{10**20}-0.jsonl").write_text(""))
     damaged("line", "damaged at byte 0", lambda f: line(f, "{}\n"))
     damaged(
         "tensor",

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from hookline.audit.observation import RETURNED, Change, Observation, storage
 from hookline.engine.binding import Caller
@@ -24,6 +24,8 @@ UNDECLARED = frozenset(f"aten::{name}_batch_norm" for name in ("native", "cudnn"
 class InPlaceWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types some of it
     """Collects the memory that in-place operators write to, also through `.data` and `detach()`, whose
     writes no version counter of the original shows.
+
+    It is below all other modes: a hook may enter a mode in one event and leave it in another.
     """
 
     def __init__(self) -> None:
@@ -34,6 +36,14 @@ class InPlaceWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
     def ignore_compile_internals(cls) -> bool:
         """Return True: compiled code runs as it is, and the version counters show its writes."""
         return True
+
+    def __enter__(self) -> Any:
+        with lifted(_get_current_dispatch_mode_stack()):
+            return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: object) -> None:
+        with lifted([each for each in _get_current_dispatch_mode_stack() if each is not self]):
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -122,7 +132,8 @@ class Auditor:
                     add(hook, event.name, s.step, changes)
                     if frames:
                         frames[-1].excluded.update(changes)
-            if changes and not on_broken(listener, changes) and promises:
+                is_handled = not changes or on_broken(listener, changes)  # also if the call has raised
+            if promises and not is_handled:
                 raise broken_promise(listener, changes)
             return value
 
@@ -148,16 +159,31 @@ class Auditor:
 
 
 @contextmanager
-def suspended(mode: InPlaceWrites) -> Iterator[None]:
-    """Stop observing operators for a while, if no other mode was entered since."""
-    if _get_current_dispatch_mode() is not mode:
-        yield
-        return
-    mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+def lifted(modes: list[TorchDispatchMode]) -> Iterator[None]:
+    """Take the modes of operators off their stack for a while; the last one is the first to see an operator.
+
+    It calls the methods of torch's class, because those of a mode may begin and end more than the mode.
+    """
+    for each in reversed(modes):
+        TorchDispatchMode.__exit__(each, None, None, None)  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        mode.__enter__()  # type: ignore[no-untyped-call]
+        for each in modes:
+            TorchDispatchMode.__enter__(each)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def suspended(mode: InPlaceWrites) -> Iterator[None]:
+    """Stop observing operators for a while."""
+    if mode not in _get_current_dispatch_mode_stack():
+        yield
+        return
+    mode.__exit__()
+    try:
+        yield
+    finally:
+        mode.__enter__()
 
 
 def is_observer(listener: Listener) -> bool:

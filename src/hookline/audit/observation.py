@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import random
 import sys
@@ -50,7 +51,12 @@ Change = tuple[str, str]
 
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-SAVED_HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks")
+SAVED_HOOKS = (
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
 RATES = ("lr", "initial_lr")
 PLAIN = (bool, int, float, str, bytes, type(None))
 
@@ -98,14 +104,17 @@ class Tensors:
 
 def version(tensor: Any) -> int:
     """Return a tensor's version counter. A tensor of the inference mode has none."""
-    return -1 if tensor is None or tensor.is_inference() else tensor._version
+    try:
+        return -1 if tensor is None or tensor.is_inference() else tensor._version
+    except ValueError:
+        return -1  # a parameter of a lazy module before its first forward
 
 
 def address(tensor: Any) -> int:
     """Return the address of a tensor's data; 0 if it has none, as on the meta device."""
     try:
         return 0 if tensor is None else int(tensor.data_ptr())
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError, ValueError):
         return 0  # a lazy, fake or functional tensor
 
 
@@ -113,7 +122,7 @@ def storage(tensor: Any) -> int | None:
     """Return the identity of the memory that a tensor is a view of."""
     try:
         return int(getattr(tensor, "_local_tensor", tensor).untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError, AttributeError):
+    except (RuntimeError, NotImplementedError, AttributeError, ValueError):
         return None
 
 
@@ -267,25 +276,31 @@ def batch_tensors(batch: Any, path: str = "batch") -> Iterator[tuple[str, Tensor
     """Yield the tensors of a batch with their places: `batch['labels']`."""
     if isinstance(batch, Tensor):
         yield path, batch
-    elif isinstance(batch, Mapping):
-        for key, value in batch.items():
-            yield from batch_tensors(value, f"{path}[{key!r}]")
-    elif isinstance(batch, list | tuple):
-        for number, value in enumerate(batch):
-            yield from batch_tensors(value, f"{path}[{number}]")
+    for part, value in batch_parts(batch) or ():
+        yield from batch_tensors(value, f"{path}{part}")
 
 
 def batch_values(batch: Any, path: str = "batch") -> dict[str, Any]:
     """Return what else a batch holds: plain values, and the identities of other objects."""
     if isinstance(batch, Tensor):
         return {}
-    if isinstance(batch, Mapping | list | tuple):
-        found: dict[str, Any] = {path: id(batch)}
-        entries = batch.items() if isinstance(batch, Mapping) else enumerate(batch)
-        for key, value in entries:
-            found |= batch_values(value, f"{path}[{key!r}]")
-        return found
-    return {path: token(batch)}
+    if (parts := batch_parts(batch)) is None:
+        return {path: token(batch)}
+    found: dict[str, Any] = {path: id(batch)}
+    for part, value in parts:
+        found |= batch_values(value, f"{path}{part}")
+    return found
+
+
+def batch_parts(batch: Any) -> list[tuple[str, Any]] | None:
+    """Return the parts of a dictionary, a list, a tuple or a dataclass, with their places, or None."""
+    if isinstance(batch, Mapping):
+        return [(f"[{key!r}]", value) for key, value in batch.items()]
+    if isinstance(batch, list | tuple):
+        return [(f"[{number}]", value) for number, value in enumerate(batch)]
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        return [(f".{each.name}", getattr(batch, each.name, None)) for each in dataclasses.fields(batch)]
+    return None
 
 
 # ---- hooks, random streams, flags --------------------------------------------------------------------------

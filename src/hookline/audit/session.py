@@ -52,13 +52,13 @@ class Auditing:
         """Audit a hook that was attached to the run, unless it declares `observes = False`. If it changes
         anything, it is detached.
         """
-        if entry.hook.observes is False:
-            return
-        self._probes.add(entry.name)
-        if self._auditor is None:
-            self._attach()
-        else:
+        may_change = entry.hook.observes is False
+        # it may replace a probe of the same name
+        (self._probes.discard if may_change else self._probes.add)(entry.name)
+        if self._auditor is not None:
             self._plan.compose_again(entry.listeners)
+        elif not may_change:
+            self._attach()
 
     def _attach(self) -> None:
         from hookline.audit.auditor import Auditor

@@ -67,11 +67,12 @@ class ServedFolder:
 
     def check_links(self, run_dir: Path) -> None:
         """Refuse a run whose files are links to outside the folder."""
-        for entry in run_dir.iterdir():
+        for entry in (*run_dir.iterdir(), *run_dir.glob("logs/*")):
             is_link = entry.is_symlink() and entry.name != STORAGE
             if is_link and not entry.resolve().is_relative_to(self.root):
                 raise OptionError(
-                    f"{self.name(run_dir)} is not opened: its {entry.name} is a link to outside {self.root}."
+                    f"{self.name(run_dir)} is not opened: its {entry.relative_to(run_dir)} is a link to "
+                    f"outside {self.root}."
                 )
 
     def name(self, path: Path) -> str:

@@ -115,7 +115,7 @@ class PredictionWriter(Hook):
         if shards is not None:
             try:
                 shards.add(dataloader_name, batch_idx, sample_indices, outputs)
-            except HooklineError as error:
+            except Exception as error:
                 # with on_error='warn' the pass continues, and predictions with a gap must not look complete
                 self._shards = None
                 self._end(shards, "failed", str(error))

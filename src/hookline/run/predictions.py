@@ -93,7 +93,7 @@ def _own_copy(value: Tensor | np.ndarray[Any, Any], where: str) -> Tensor:
     if isinstance(value, np.ndarray):
         try:
             return torch.from_numpy(np.array(value, order="C"))
-        except TypeError:
+        except (TypeError, ValueError):  # such as text, or another byte order
             raise refusal(where, value, f"has dtype {value.dtype}, which cannot be written") from None
     if hasattr(value, "full_tensor"):
         raise refusal(where, value, "is sharded over the ranks; return its full_tensor()")
@@ -439,8 +439,8 @@ def _numbers_of(path: Path) -> tuple[int, int]:
     """Return the rank and the number of a shard."""
     try:
         _, rank, number = path.stem.split("-")
-        return int(rank), int(number)
-    except ValueError:
+        return int(np.int64(rank)), int(number)
+    except (ValueError, OverflowError):
         raise HooklineError(f"{path} is not a shard of predictions: rank-0-00000.jsonl is one.") from None
 
 
@@ -449,12 +449,14 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         found: dict[str, Any] = parse_json(read_within(path, MANIFEST_BYTES))
         if found["version"] > VERSION:
             raise ValueError(f"a newer version of Hookline has written it (format {found['version']})")
-        if not all(is_table(found[each]) for each in ("loaders", "files")) or found["per"] not in (
-            "sample",
-            "batch",
+        if not (
+            all(is_table(found[each]) for each in ("loaders", "files"))
+            and all(is_text(found[each]) for each in ("status", "reason"))
+            and all(map(is_count, [found["rank"], *found["ranks"]]))
+            and found["per"] in ("sample", "batch")
         ):
             raise ValueError("it is not a manifest of predictions")
-        return {**found, "rank": int(found["rank"]), "ranks": [int(each) for each in found["ranks"]]}
+        return found
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise HooklineError(f"{path} is damaged: {error}") from error
 
