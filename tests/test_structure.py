@@ -557,7 +557,7 @@ MOST_FILES, MOST_ONE_IMPORTER = 354, 12
 """Modules, and short modules with a single importer. They go down; only a new capability adds a module."""
 MOST_STATEMENTS = {
     "": 90,
-    "audit": 406,
+    "audit": 428,
     "checkpoint": 3538,
     "cli": 1691,
     "config": 1583,
