@@ -145,7 +145,7 @@ class Control:
     def repeat_validated(self) -> bool:
         """Answer the requests for a validation with the newest metrics; return False if there are none."""
         seen, metrics = self._validated
-        if metrics is None or seen != self.run.state.batches_seen:  # those of steps that a rollback has undone
+        if metrics is None or seen != self.run.state.batches_seen:  # of steps that a rollback has undone
             return False
         self.report_validated(metrics)
         return True
