@@ -15,7 +15,7 @@ from torch.optim.swa_utils import SWALR
 from hookline import Hook, HookError
 from hookline.control.client import Refused
 from hookline.control.learning_rate import RateChange
-from hookline.hooks import LRFinder, LRSchedule
+from hookline.hooks import LRFinder, LRSchedule, ParameterSchedule
 from hookline.loggers import read_log
 
 STEPS, AT = 24, 7
@@ -250,6 +250,13 @@ def test_the_schedule_hook_and_the_range_test_say_when_they_would_overwrite_it()
     during = AskAt(AT, "lr", value="0.02")
     trained(Scheduled(), LRFinder(steps=12), during)
     assert "LRFinder sets the learning rate of every step" in during.answer["error"]
+    beside = AskAt(AT, "lr", value="0.02")
+    used = trained(Scheduled(), ParameterSchedule("optimizer.lr", "linear", end=0.0), beside)
+    assert "ParameterSchedule sets optimizer.param_groups[0].lr" in beside.answer["error"]
+    assert used[AT + 1][0] > 0.02
+    other = AskAt(AT, "lr", value="0.02")
+    trained(Scheduled(), ParameterSchedule("optimizer.weight_decay", {0: 0.1, 9: 0.0}), other)
+    assert "error" not in other.answer
 
 
 def test_a_schedule_hook_that_is_switched_off_continues_in_proportion_when_it_is_on_again() -> None:

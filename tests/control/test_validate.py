@@ -139,6 +139,24 @@ def test_two_clients_get_the_metrics_of_one_validation() -> None:
     assert first.answer["metrics"] == second.answer["metrics"] and seen.steps == [2, 4]
 
 
+def test_after_a_rollback_the_answer_is_of_the_restored_state() -> None:
+    class Undoes(AskAt):
+        def on_train_batch_end(self, trainer: Any, step: int, rank: int) -> None:
+            if step == 2:
+                trainer.save_checkpoint("two")
+            elif step == self.at:
+                trainer.roll_back("two")
+            super().on_train_batch_end(trainer, step, rank)
+
+    asks, seen = Undoes(4, "validate"), Validations()  # both states are validated before the request
+    trainer = quiet(run_dir="run", logger=True, hooks=[asks, seen], val_check_interval=2)
+    trainer.fit(Net(), batches(), batches(2))
+    rows = [each for each in read_log("run/log.jsonl") if each.get("over") == "evaluation"]
+    answer = asks.answer
+    assert seen.steps == [2, 4, 2, 4]
+    assert (answer["step"], answer["metrics"]) == (2, rows[0]["metrics"])
+
+
 def test_a_run_without_validation_data_refuses_it_and_says_what_to_pass() -> None:
     answers, _ = asked(("validate", {}))
     assert isinstance(answers[0], Refused)

@@ -288,6 +288,25 @@ def test_a_resumed_run_keeps_the_size_and_does_not_search(tmp_path: Path) -> Non
     assert rates.seen == whole.seen[4:] and same(found, weights)
 
 
+def test_a_rollback_keeps_the_size(tmp_path: Path) -> None:
+    class Undoes(Keeps):
+        undone = 0
+
+        def on_train_batch_end(self, trainer: Any, batches_seen: int) -> None:
+            super().on_train_batch_end(trainer, batches_seen)
+            if batches_seen == 5 and not self.undone:
+                self.undone += 1
+                trainer.roll_back(tmp_path / "four")
+
+    def run(resume: Any = None) -> list[Tensor]:
+        finder, undoes, net = BatchSizeFinder(), Undoes(tmp_path), Limited()
+        quiet(hooks=[finder, undoes], max_epochs=2).fit(net, loader(), resume=resume)
+        assert undoes.undone == 1 and finder.batch_size == 16
+        return state(net)
+
+    assert same(run(), run(tmp_path / "four"))
+
+
 class Own(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter(batches(40))

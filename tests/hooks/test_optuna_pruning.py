@@ -217,6 +217,24 @@ def test_a_resumed_run_continues_the_numbers_of_its_reports(tmp_path: Path) -> N
     assert reports(trial) == {0: 1.0, 1: 2.0, 2: 3.0, 3: 3.0}
 
 
+def test_a_rollback_reports_no_number_again(tmp_path: Path) -> None:
+    """Optuna would warn and keep the first value."""
+    trial = new_trial()
+
+    class Undoes(Hook):
+        def on_train_batch_end(self, trainer: Any, batches_seen: int) -> None:
+            if batches_seen == 2:
+                trainer.save_checkpoint(tmp_path / "two")
+            elif batches_seen == 5 and not (tmp_path / "gone").exists():
+                (tmp_path / "gone").touch()
+                trainer.roll_back(tmp_path / "two")
+
+    quiet(hooks=[OptunaPruning(trial), Undoes()], max_epochs=3).fit(
+        Scripted(1.0, 2.0, 3.0, 4.0), batches(2), batches(1)
+    )
+    assert reports(trial) == {0: 1.0, 1: 2.0, 2: 4.0}  # 3.0 has the number of 2.0
+
+
 def test_a_loop_with_line_is_pruned_too() -> None:
     trial, net = new_trial(1), Net()
     line = Line(net, net.configure_optimizers(), hooks=[OptunaPruning(trial)])

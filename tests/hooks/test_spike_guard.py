@@ -285,6 +285,13 @@ def test_margin_and_batches_to_leave_out(
     assert (watch.left_out, loaded) == (left_out, [step])
 
 
+def test_batches_that_are_left_out_do_not_widen_the_window_after_them(tmp_path: Path) -> None:
+    """Two windows in a row have spikes: each rollback leaves out its own window, and one before it."""
+    watch = guard("rollback", window=8, patience=1, skip_batches=1)
+    fit(tmp_path, planted(30, 32), saves(), watch, accumulate_grad_batches=2)
+    assert (watch.rollbacks, watch.left_out) == (2, [(0, 28, 31), (0, 30, 33)])
+
+
 def test_workers_and_saves_in_the_background_and_a_second_epoch(tmp_path: Path) -> None:
     """The batches of the first epoch's end and of the second are left out after going back to the first."""
     seen, watch = Seen(), guard("rollback", patience=4)

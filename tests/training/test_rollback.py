@@ -25,11 +25,13 @@ from hookline import CheckpointError, Hook, HooklineError, OptionError, Trainer
 from hookline.checkpoint.files import read_manifest
 from hookline.cli import main
 from hookline.hooks import (
+    AccumulationSchedule,
     EarlyStopping,
     FreezeSchedule,
     GradientMonitor,
     LRSchedule,
     ModelCheckpoint,
+    ParameterSchedule,
     Throughput,
     Timer,
     WeightAveraging,
@@ -133,7 +135,12 @@ def scheduled() -> list[Any]:
         FreezeSchedule({"layers.0.*": "8 steps", "head.*": "1 epochs"}),
         GradientMonitor(log_frequency=3),
         Timer("10 hours"),
+        ParameterSchedule("optimizer.weight_decay", "linear", start=0.5, end=0.0, total=40),
     ]
+
+
+def accumulated() -> list[Any]:
+    return [AccumulationSchedule({0: 2, 4: 3, "2 epochs": 1}), *averaged()]
 
 
 CASES: dict[str, tuple[int, int, dict[str, Any], Callable[[], list[Any]]]] = {
@@ -146,6 +153,7 @@ CASES: dict[str, tuple[int, int, dict[str, Any], Callable[[], list[Any]]]] = {
     "in the background": (3, 8, {"checkpoint": "async"}, averaged),
     "hooks": (4, 15, {}, scheduled),
     "hooks, one step": (4, 5, {}, scheduled),
+    "accumulation, open windows": (5, 11, {}, accumulated),
     "schedulers": (3, 9, {"make": Scheduled}, averaged),
     "nonfinite skip": (3, 9, {"nonfinite": "skip", "gradient_clip_val": 0.5}, averaged),
     "trainable weights": (3, 9, {"make": Frozen, "checkpoint": {"weights": "trainable"}}, averaged),

@@ -76,8 +76,8 @@ class Control:
         self._open: dict[threading.Thread, socket.socket] = {}
         self._deferred: dict[str, dict[str, Any]] = {}
         """Commands that were executed and are answered later, after a save, a validation or the end."""
-        self._validated: Mapping[str, float] | None = None
-        """The metrics of the newest validation."""
+        self._validated: tuple[int, Mapping[str, float] | None] = (-1, None)
+        """The batches seen before the newest validation, and its metrics."""
         self._pid = os.getpid()
 
     def __enter__(self) -> Control:
@@ -134,17 +134,20 @@ class Control:
 
     def report_validated(self, metrics: Mapping[str, float] | None) -> None:
         """Answer the requests for a validation, and keep its metrics. None: there was no data."""
-        self._validated = metrics
+        s = self.run.state
+        self._validated = (s.batches_seen, metrics)
         for number, done in list(self._deferred.items()):
             if COMMANDS[done["command"]].answered == "validated":
                 del self._deferred[number]
-                _answer(number, validated_answer(done, metrics))
+                # a rollback may have come between the request and the validation
+                _answer(number, validated_answer({**done, "step": s.step, "epoch": s.epoch}, metrics))
 
     def repeat_validated(self) -> bool:
         """Answer the requests for a validation with the newest metrics; return False if there are none."""
-        if self._validated is None:
+        seen, metrics = self._validated
+        if metrics is None or seen != self.run.state.batches_seen:  # of steps that a rollback has undone
             return False
-        self.report_validated(self._validated)
+        self.report_validated(metrics)
         return True
 
     def _last_answer(self, number: str) -> dict[str, Any]:

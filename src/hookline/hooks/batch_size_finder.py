@@ -89,6 +89,9 @@ class BatchSizeFinder(Hook):
         if rank == 0:
             log.info("%s: the run trains with batches of %d", WHO, size)
 
+    def on_fit_start(self) -> None:
+        self._trainer = None  # the loader is made soon, and a rollback keeps its size
+
     def teardown(self) -> None:
         self._trainer = None
 

@@ -67,7 +67,7 @@ class OptunaPruning(MetricCheck):
         self.best_score: float | None = None
         self._validated = False
         self._known: set[int] = set()
-        """Numbers of reports that the trial has from an earlier fit. Optuna keeps the first value of each."""
+        """Numbers of reports that the trial has. Optuna keeps the first value of each."""
         self._newest: Any = None
 
     # ---- before the first step -----------------------------------------------------------------------------
@@ -157,6 +157,7 @@ class OptunaPruning(MetricCheck):
             return None
         if self.reports not in self._known:
             self.trial.report(value, self.reports)
+            self._known.add(self.reports)  # a rollback repeats numbers
         return [value, bool(self.trial.should_prune())]
 
     def _end(self, state: Any, reason: str) -> None:

@@ -121,8 +121,13 @@ class ParameterSchedule(Hook):
 
     def setup(self, stage: str) -> None:
         if stage == "fit":
-            self._targets, self._written, self._start, self._due = [], [], [], 0
-            self._before = (-1, [])
+            self._start = []
+            self.on_checkpoint_load()
+
+    def on_checkpoint_load(self) -> None:
+        """Find the places again after a rollback: an optimizer that loads a state has new groups."""
+        self._targets, self._written, self._due = [], [], 0
+        self._before = (-1, [])
 
     def on_fit_start(self, state: Any) -> None:
         """Find the places and write the first values, before the sanity check."""
@@ -173,6 +178,15 @@ class ParameterSchedule(Hook):
                 f"{WHO} and {', '.join(others)} would both write {target.label}, and the last one would "
                 "win: leave one of them out."
             )
+
+    def prepare_lr_change(self, state: Any) -> None:
+        """Refuse `hookline control RUN lr` for a learning rate that this schedule writes."""
+        for target in self._targets:
+            if target.name == "lr" and isinstance(target.owner, dict):
+                raise HookError(
+                    f"lr: {WHO} sets {target.label} by its schedule and would overwrite the change: "
+                    "disable the hook first."
+                )
 
     def on_train_epoch_start(self, state: Any) -> None:
         self._set(state)

@@ -228,11 +228,13 @@ class SpikeGuard(Hook):
         return self._signal
 
     def _first_batch(self, state: Any) -> int:
-        """Return the first batch of the update's window: the one after the last update."""
-        epoch, first, _ = self._seen
-        if epoch == state.epoch:
-            return min(first, int(state.batch_idx))
-        return 0 if epoch >= 0 else int(state.batch_idx)
+        """Return the first batch of the window: after the last update, and not left out."""
+        epoch, after, _ = self._seen
+        last = int(state.batch_idx)
+        first = after if epoch == state.epoch else 0 if epoch >= 0 else last
+        while self.left_out and first < last and self.is_left_out(state.epoch, first):
+            first += 1
+        return min(first, last)
 
     def _forget_repeated(self, update: Update) -> None:
         """Forget an update that was checked before the run failed in it, because a resume repeats it."""
