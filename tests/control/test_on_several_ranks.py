@@ -11,7 +11,7 @@ from ranks.torchrun import Outcome, torchrun
 from hookline.loggers import read_log
 
 SCRIPT = """
-import json, os, threading
+import json, os, threading, time
 from pathlib import Path
 from tiny import Net, batches, quiet
 from hookline import Hook
@@ -43,6 +43,9 @@ def ask_it_all():
     attempt("every", hook="good", interval="3 steps")
     attempt("validate")
     attempt("lr", value="x0.5")
+    end = time.monotonic() + 120
+    while not any(rate != 0.1 for _, rate in validated.rates) and time.monotonic() < end:
+        time.sleep(0.01)  # an update must be made with the new rate before the run is asked to stop
     attempt("lr", value="nothing")
     attempt("checkpoint")
     attempt("stop")

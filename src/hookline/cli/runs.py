@@ -16,7 +16,6 @@ from hookline.cli.output import FAILED, INTERRUPTED, OK
 from hookline.config import Parts, load_config
 from hookline.config.problems import ConfigError, Override, has_secret
 from hookline.engine.hook import Hook
-from hookline.reliability.summary import PRUNED
 from hookline.util.errors import Preempted
 from hookline.util.urls import shown
 
@@ -49,6 +48,8 @@ def run_stage(chosen: argparse.Namespace, overrides: list[str]) -> int:
     except Preempted as ended:
         code = int(ended.code or FAILED)
     except BaseException as error:
+        from hookline.reliability.summary import PRUNED
+
         if trainer.status != "pruned" or type(error).__name__ != PRUNED:
             _add_resume_command(error, chosen, overrides, trainer)
             raise

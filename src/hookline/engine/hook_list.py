@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from hookline.engine.changes import ChangeTable, HookChange
 from hookline.engine.cost import Cost, Stopwatch, budget_of
 from hookline.engine.events import SIGNAL, Event, EventTable
 from hookline.engine.filters import FilterSettings
@@ -21,6 +20,9 @@ from hookline.engine.hook import TIERS, FunctionHook, Hook, check_names, definit
 from hookline.engine.listener import ON_ERROR, Listener, find_listeners, make_listener
 from hookline.engine.plan import Plan
 from hookline.util.errors import HookError, closest, described
+
+if TYPE_CHECKING:
+    from hookline.engine.changes import ChangeTable, HookChange
 
 log = logging.getLogger("hookline")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,16 +10,20 @@ from typing import TYPE_CHECKING, Any
 from hookline.engine.checks import AtLeast
 from hookline.run.module import PlainSteps
 from hookline.run.options import Options
-from hookline.run.save_request import make_rollback_request
 from hookline.run.view import View
 from hookline.util.errors import HooklineError
 
 if TYPE_CHECKING:
+    from hookline.audit.session import Auditing
     from hookline.distributed.base import Strategy
     from hookline.distributed.comm import Ranks
+    from hookline.engine.hook_list import HookList
+    from hookline.engine.plan import Plan
     from hookline.run.optimizers import Schedule
+    from hookline.run.option_tables import Audit
     from hookline.run.run import Run
     from hookline.run.timings import Timings
+    from hookline.tracing.session import Tracing
     from hookline.training.trial import BatchSizes
 
 
@@ -26,10 +31,27 @@ class RunView(View):
     """Facts of a run as attributes of the trainer, and the way to stop it."""
 
     options: Options
+    audit: Audit
+    plan: Plan
+    hooks: HookList
     strategy: Strategy
     _run: Run | None
     _last: Run | None
     _fitted: Run | None
+
+    @functools.cached_property  # both are loaded when the first run begins
+    def tracing(self) -> Tracing:
+        """The traces of the runs, which a hook can start and stop."""
+        from hookline.tracing.session import Tracing
+
+        return Tracing(self.plan, self.options.trace)
+
+    @functools.cached_property
+    def auditing(self) -> Auditing:
+        """The audit of the hooks of the runs."""
+        from hookline.audit.session import Auditing
+
+        return Auditing(self.plan, self.hooks, self.audit.changes)
 
     @property
     def run_id(self) -> str:
@@ -165,6 +187,8 @@ class RunView(View):
 
         if self._run is None or self._run.stage != "fit" or self._run.state.status != "training":
             raise HooklineError("roll_back() works in a fit that is training: hooks call it.")
+        from hookline.run.save_request import make_rollback_request
+
         request = make_rollback_request(to, before, reason, on_missing)
         check_can_roll_back(self._run)
         self._run.boundary.request_rollback(request)

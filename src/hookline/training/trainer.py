@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack
 import torch
 from torch import nn
 
-from hookline.audit.session import Auditing
 from hookline.data.seeding import Creation, isolated_rng, report_unseeded, seed_everything
 from hookline.distributed.build import make_strategy, refuse_second_choice
 from hookline.engine.events import EVENTS
@@ -29,7 +28,6 @@ from hookline.run.directory import RunDirectory
 from hookline.run.module import DataModule, Module, PlainSteps
 from hookline.run.options import read_arguments, refuse_unknown, with_signature
 from hookline.run.state import State
-from hookline.tracing.session import Tracing
 from hookline.training.run_view import RunView
 from hookline.util.errors import CheckpointError, HooklineError, OptionError, closest
 
@@ -65,7 +63,8 @@ class Trainer(RunView):
         refuse_second_choice(self.strategy, self.options.activation_checkpointing)
         is_quiet = self.options.fast_dev_run or self.strategy.rank != 0  # only rank zero logs
         self.loggers: Loggers = make_loggers(False if is_quiet else parts.logger, JSONLines)
-        self.plan = Plan(EVENTS, accounting=parts.auditing.costs)
+        self.audit = parts.auditing
+        self.plan = Plan(EVENTS, accounting=self.audit.costs)
         self.hooks = HookList(self.plan, EVENTS, self.strategy.rank)
         for hook in itertools.chain(parts.hooks, parts.callbacks):
             self.hooks.add(hook)
@@ -78,8 +77,6 @@ class Trainer(RunView):
         self._last: Run | None = None
         self._fitted: Run | None = None
         self._directory = RunDirectory(self.options)
-        self.tracing = Tracing(self.plan, self.options.trace)
-        self.auditing = Auditing(self.plan, self.hooks, parts.auditing.changes)
         self.shows_model = True
         """Whether the last line of a fit shows where its model is. A program that shows it sets False."""
         self._created: Creation | None = Creation()
