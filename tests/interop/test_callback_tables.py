@@ -309,6 +309,14 @@ def test_a_callback_of_a_service_runs_unchanged_with_a_stand_in_for_its_client(
     trainer.fit(Net(), batches(2), batches(1))
     assert trainer.status == "completed"
     assert calls or name in ("KubeflowCallback", "DagsHubCallback")
+    end_tracked_runs()
+
+
+def end_tracked_runs() -> None:
+    """End the runs that transformers leaves open: later tests of this process would use or end them."""
+    for module, end in (("wandb", "finish"), ("mlflow", "end_run")):
+        if module in sys.modules:
+            getattr(sys.modules[module], end)()
 
 
 def _make(name: str, calls: list[str]) -> Any:
@@ -329,10 +337,7 @@ def test_a_callback_of_a_tracker_runs_unchanged_with_its_client(
     trainer = quiet(hooks=[getattr(integration_utils, name)()], max_epochs=2, log_every_n_steps=1)
     trainer.fit(Net(), batches(2), batches(1))
     assert trainer.status == "completed"
-    if name == "WandbCallback":
-        import wandb
-
-        wandb.finish()  # transformers leaves the run open, and later runs in this process would use it
+    end_tracked_runs()
     if name == "TensorBoardCallback":
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
