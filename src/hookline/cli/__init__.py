@@ -67,6 +67,11 @@ accuracy, ...). The trend compares the two halves of the last third of the value
 --json prints these rules too.
 
 exit codes: 0 success, 2 a wrong command, or not the directory of a run"""
+SAMPLES_CODES = """\
+Loader, rank, batch and dataset index of every sample, computed from run.json: it needs neither the program
+nor the data, if torch's samplers make the order.
+
+exit codes: 0 success, 1 the samples cannot be computed, 2 a wrong command, or not the directory of a run"""
 WATCH_CODES = "exit codes: 0 ended by Ctrl-C, 2 a wrong command, or not the directory of a run"
 CONTROL_CODES = """ACTION is one of
   status                progress, hooks and their cost; the default
@@ -165,6 +170,10 @@ def _command(given: list[str]) -> int:
 
         views = {"runs": print_runs, "summary": print_summary, "report": print_report}
         return views[chosen.command](chosen)
+    if chosen.command == "samples":
+        from hookline.cli.samples import print_samples
+
+        return print_samples(chosen)
     if chosen.command in ("watch", "control"):
         from hookline.cli import live
 
@@ -312,6 +321,11 @@ def _add_result_commands(command: Any) -> None:
     added.add_argument(
         "--out", metavar="FILE", help="FILE.html; by default report.html in RUN_DIR, of several runs here"
     )
+
+    added = command("samples", "print the samples behind a step of a run", SAMPLES_CODES)
+    added.add_argument("run_dir", metavar="RUN", help="a run's directory, or its name in runs/")
+    added.add_argument("--step", required=True, metavar="N", help="a step as in the log, or several: 100-120")
+    added.add_argument("--plain", action="store_true", help="one sample on each line, for ExcludeSamples")
 
 
 def _add_foreign_commands(command: Any) -> None:

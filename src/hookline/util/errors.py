@@ -65,6 +65,10 @@ class RunLockedError(HooklineError):
     """Another job trains in the run's directory."""
 
 
+class UnknownSamples(HooklineError):
+    """The samples behind a step cannot be computed."""
+
+
 class CheckpointError(HooklineError):
     """A checkpoint cannot be written or read."""
 
