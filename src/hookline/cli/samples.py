@@ -7,10 +7,9 @@ import itertools
 import re
 
 from hookline.cli.output import format_table, print_result
-from hookline.data.samples import Sample
 from hookline.report.summary import find_run_dir
 from hookline.run.record import read_record
-from hookline.run.sample_order import SampleOrder, read_order
+from hookline.run.sample_order import Sample, SampleOrder, read_order
 from hookline.run.state import count_noun
 from hookline.util.errors import OptionError, UnknownSamples
 from hookline.util.text import wrapped_list

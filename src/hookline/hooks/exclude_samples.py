@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from hookline.engine.checks import checked_parameters
+from hookline.engine.checks import OnDisk, checked_parameters, refused
 from hookline.engine.hook import Hook
 from hookline.util.errors import OptionError
 
@@ -31,7 +31,7 @@ class ExcludeSamples(Hook):
     def __init__(
         self,
         samples: Sequence[int] = (),
-        file: str | Path | None = None,
+        file: Annotated[str | Path, OnDisk("the path of a file")] | None = None,
         loader: str | None = None,
         name: str | None = None,
     ) -> None:
@@ -41,6 +41,10 @@ class ExcludeSamples(Hook):
         training loader, if there are several; lines of the file may name another one.
         """
         super().__init__(name)
+        if loader is not None and not isinstance(loader, str):
+            raise refused(f"{WHO}: loader", loader, "the name of a training loader")
+        if not isinstance(samples, Sequence) or isinstance(samples, str | bytes):
+            raise refused(f"{WHO}: samples", samples, "a list of indices, such as [12, 99]")
         self.loader = loader
         self.samples: dict[str | None, set[int]] = {}
         """The samples to leave out, by the name of their loader; None: the only one, or `loader`."""

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hookline.data.loaders import MOST_PASSES, Loader
-from hookline.data.samples import LoaderOrder, Sample, describe_loader, generator_states
+from hookline.data.samples import LoaderOrder, describe_loader, generator_states
+from hookline.data.samples import Sample as Sample
 from hookline.run.update_windows import UpdateWindows
 from hookline.util.errors import UnknownSamples
 
