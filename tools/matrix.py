@@ -1,4 +1,4 @@
-"""Run the core tests on every supported Python and torch that can be installed here; one line of result for each.
+"""Run the core tests on every supported Python and torch that can be installed here, one line for each.
 
 Run it through `python3 dev.py matrix`. Each cell, a Python and a torch, gets an environment of its own in a
 temporary directory, which is removed afterwards. `--list` only shows the cells, and why one cannot be
@@ -163,7 +163,7 @@ def obstacle(cell: Cell, *, cuda: bool = False) -> str:
 def chosen_cells(
     pythons: Sequence[str], torches: Sequence[str], *, cuda: bool = False
 ) -> list[tuple[Cell, str]]:
-    """Return the cells, each with its obstacle. A Python that is here but has no torch gets a cell without it."""
+    """Return the cells and their obstacles. A Python that is here without torch gets a cell without it."""
     cells = []
     for python in pythons:
         found = [(cell, obstacle(cell, cuda=cuda)) for cell in (Cell(python, torch) for torch in torches)]
