@@ -302,7 +302,5 @@ def test_options_of_other_formats_are_refused(options: Any, said: str, run: Any)
 
 def test_onnx_says_which_packages_it_needs(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(
-        OptionError, match=r"needs the packages onnx and onnxscript: pip install 'hookline\[onnx\]'"
-    ):
+    with pytest.raises(OptionError, match=r'needs the package .onnxscript.: pip install "hookline\[onnx\]"'):
         export_checkpoint(run[0], "net.onnx", module=Regression(), example=torch.ones(2, 4))

@@ -37,7 +37,7 @@ from hookline.checkpoint.weights import (
     put_weights,
     rename_weights,
 )
-from hookline.util.errors import CheckpointError, OptionError, closest, described
+from hookline.util.errors import CheckpointError, OptionError, closest, described, missing_package
 from hookline.util.limited_json import RECORD_BYTES, parse_json, read_within
 from hookline.util.text import printable
 from hookline.util.urls import is_url, shown
@@ -156,9 +156,7 @@ class _Program:
                 f"has.{closest(str(method), METHODS)}"
             )
         if format.name == "onnx" and importlib.util.find_spec("onnxscript") is None:
-            raise OptionError(
-                "The format onnx needs the packages onnx and onnxscript: pip install 'hookline[onnx]'."
-            )
+            raise OptionError(missing_package("The format onnx", "onnxscript", "onnx"))
         self.module, self.method, self.format = module, method, format
         self.arguments, self.keywords = _inputs(example, method)
         self.shapes: Any = None
