@@ -12,8 +12,8 @@ from tiny import Net, batches, quiet
 from torch import Tensor, nn
 
 from hookline import CheckpointError, OptionError, export_checkpoint, import_checkpoint, load_weights
+from hookline.checkpoint.export import export_weights
 from hookline.checkpoint.reader import read_folder
-from hookline.checkpoint.weights import export_weights
 from hookline.hooks.weight_averaging import WeightAveraging
 
 
