@@ -212,8 +212,9 @@ def test_the_matrix_is_made_of_tests_that_exist(matrix: ModuleType) -> None:
 
 
 def test_the_matrix_says_why_a_cell_cannot_be_installed(
-    matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    matrix: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    monkeypatch.setattr(matrix.tempfile, "tempdir", str(tmp_path))
     here = {"3.11": "python3.11", "3.12": "python3.12"}
     offers = {"python3.11": {"2.13.0", "2.13.0+cpu", "2.12.1"}, "python3.12": {"2.13.0"}}
     monkeypatch.setattr(matrix, "find_python", here.get)
@@ -233,7 +234,7 @@ def test_the_matrix_says_why_a_cell_cannot_be_installed(
 
     monkeypatch.setattr(matrix, "run_cell", run_cell)
     chosen = ["--python", "3.11", "--python", "3.12", "--python", "3.13"]
-    assert matrix.main(["--list", *chosen]) == 0 and not ran
+    assert matrix.main(["--list", *chosen]) == 0 and not ran and not [*tmp_path.iterdir()]
     listed = capsys.readouterr().out.splitlines()
     assert "can run   Python 3.11, torch 2.13.0" in listed and "can run   Python 3.12 without torch" in listed
     assert not any("Python 3.13 without torch" in line for line in listed)

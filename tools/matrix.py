@@ -267,7 +267,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     cells = chosen_cells(given.python or PYTHONS, given.torch or TORCHES, cuda=given.cuda)
     named = bool(given.python and given.torch)
-    logs, failed = Path(tempfile.mkdtemp(prefix="hookline-matrix-logs-")), 0
+    listed, failed = given.list or all(why for _, why in cells), 0
+    logs = Path() if listed else Path(tempfile.mkdtemp(prefix="hookline-matrix-logs-"))
     for cell, why in cells:
         if given.list or why:
             print(f"{'not here' if why else 'can run '}  {cell}{f': {why}' if why else ''}", flush=True)
