@@ -433,6 +433,30 @@ def bench_audit(arguments: list[str]) -> None:
     run(PYTHON, "benchmarks/audit.py", *arguments)
 
 
+def matrix(arguments: list[str]) -> None:
+    """Run the core tests on every Python and torch that can be installed here; --list shows them."""
+    run(sys.executable, "tools/matrix.py", *arguments)
+
+
+def gpu(arguments: list[str]) -> None:
+    """Run the tests that need an accelerator; without one, list them. --dry tries them on the CPU."""
+    prepare("dev")
+    under = {"HOOKLINE_TEST_DEVICE": "cpu"} if "--dry" in arguments else {}
+    arguments = [each for each in arguments if each != "--dry"]
+    found = subprocess.run([PYTHON, "-c", HAS_GPU], capture_output=True, text=True, check=False)
+    if found.stdout.strip() == "True" or under:
+        run(PYTHON, "-m", "pytest", "tests/gpu", *arguments, under=under)
+        return
+    run(PYTHON, "-m", "pytest", "tests/gpu", "--collect-only", "--quiet", *arguments)
+    print(
+        "\nNothing was run: torch finds no GPU here. On a machine with one this command runs the tests above "
+        "(those of several ranks on all of its GPUs). `python3 dev.py gpu --dry` tries them on the CPU."
+    )
+
+
+HAS_GPU = "import torch; print(torch.cuda.is_available())"
+
+
 def faults(arguments: list[str]) -> None:
     """Kill, damage and interrupt real trainings, and check that none is lost or goes on wrongly."""
     prepare()
@@ -455,6 +479,8 @@ EVERYTHING = (
     bench_loaders,
     bench_distributed,
     bench_audit,
+    matrix,
+    gpu,
     faults,
 )
 COMMANDS = {each.__name__.replace("_", "-"): each for each in EVERYTHING}

@@ -61,6 +61,7 @@ class SpikeGuard(Hook):
     """
 
     tier = "builtin"
+    may_listen = ("on_step_end", "on_before_optimizer_step")
 
     @checked_parameters
     def __init__(

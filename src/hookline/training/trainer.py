@@ -242,6 +242,8 @@ class Trainer(RunView):
             raise OptionError(
                 f"{stage}() takes a hookline.Module or any nn.Module, not {type(module).__name__}."
             )
+        if isinstance(module, Module):
+            module._refuse_second_run(self.strategy, stage)
         first = next(iter(loaders))
         if isinstance(given := adopt_data(loaders[first]), DataModule):  # passed in place of loaders
             loaders[first], datamodule = None, given

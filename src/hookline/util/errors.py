@@ -143,6 +143,16 @@ ELSEWHERE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 """Names from other systems, with their names here. Spelling alone does not lead from one to the other."""
 
 
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra. The quotes keep shells from expanding the brackets."""
+    return f'pip install "hookline[{extra}]"'
+
+
+def missing_package(who: str, package: str, extra: str) -> str:
+    """Return the error about an optional package that is not installed."""
+    return f"{who} needs the package {package!r}: {install_command(extra)}"
+
+
 def closest(name: str, allowed: Iterable[str]) -> str:
     """Return `" Did you mean 'x'?"` for the nearest allowed name, or an empty string if no name is near."""
     names = list(allowed)
