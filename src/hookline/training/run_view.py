@@ -44,7 +44,7 @@ class RunView(View):
         """The traces of the runs, which a hook can start and stop."""
         from hookline.tracing.session import Tracing
 
-        return Tracing(self.plan, self.options.trace)
+        return Tracing(self.plan, self.audit.trace)
 
     @functools.cached_property
     def auditing(self) -> Auditing:
