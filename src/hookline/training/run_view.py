@@ -15,6 +15,7 @@ from hookline.util.errors import HooklineError
 
 if TYPE_CHECKING:
     from hookline.audit.session import Auditing
+    from hookline.digests.session import Digesting
     from hookline.distributed.base import Strategy
     from hookline.distributed.comm import Ranks
     from hookline.engine.hook_list import HookList
@@ -52,6 +53,13 @@ class RunView(View):
         from hookline.audit.session import Auditing
 
         return Auditing(self.plan, self.hooks, self.audit.changes)
+
+    @functools.cached_property
+    def digesting(self) -> Digesting:
+        """The digests of the fits."""
+        from hookline.digests.session import Digesting
+
+        return Digesting(self.options.digests)
 
     @property
     def run_id(self) -> str:
