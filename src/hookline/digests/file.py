@@ -1,7 +1,7 @@
 """`digests.jsonl` of a run: written by every rank, one line per digest, and read again by attempt.
 
-A line `attempt` begins every start, resume and rollback. What was written after the step that it continues from
-does not count any more, and is kept: so a run can be compared with its own resume.
+A line `attempt` begins every start, resume and rollback. What was written after the step that it continues
+from does not count any more, and is kept: so a run can be compared with its own resume.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ class RunDigests:
 def read_digests(run: str | Path, rank: int = 0) -> RunDigests:
     """Return the digests of a run (its directory, or a file), empty if it has none.
 
-    Lines that are damaged or of another kind are left out. Digests of an earlier run in the same directory are
-    left out, too.
+    Lines that are damaged or of another kind are left out, and so are digests of an earlier run in the same
+    directory.
     """
     path = Path(run)
     path = file_of_rank(path, rank) if path.is_dir() or not path.suffix else path

@@ -84,9 +84,7 @@ def optimizer_state(optimizers: Iterable[Any], names: Mapping[int, str]) -> Iter
 def parameters_of(optimizer: Any, names: Mapping[int, str]) -> list[tuple[str, Tensor]]:
     """Return the parameters of an optimizer with their names."""
     return [
-        (names.get(id(each), "?"), each)
-        for group in bare(optimizer).param_groups
-        for each in group["params"]
+        (names.get(id(each), "?"), each) for group in bare(optimizer).param_groups for each in group["params"]
     ]
 
 
@@ -96,7 +94,9 @@ def parameters_of(optimizer: Any, names: Mapping[int, str]) -> list[tuple[str, T
 def modes(module: nn.Module) -> Settings:
     """Return the modules in eval mode and the parameters that are frozen."""
     names = {id(each): name for name, each in module.named_modules()}
-    evaluated = [names.get(id(each), "?") or "the model" for each in unique_modules(module) if not each.training]
+    evaluated = [
+        names.get(id(each), "?") or "the model" for each in unique_modules(module) if not each.training
+    ]
     frozen = [name for name, each in module.named_parameters() if not each.requires_grad]
     return {"in eval mode": ", ".join(evaluated), "frozen": ", ".join(frozen)}
 
@@ -118,7 +118,7 @@ def process_flags() -> Settings:
 
 def batch_leaves(batch: Any, path: str = "batch", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield the tensors, arrays and plain values of a batch, each with its place: `batch['labels']`."""
-    if isinstance(batch, Tensor | np.ndarray | np.generic) or isinstance(batch, PLAIN) or depth > MOST_DEPTH:
+    if isinstance(batch, (Tensor, np.ndarray, np.generic, *PLAIN)) or depth > MOST_DEPTH:
         yield path, batch
         return
     parts = batch_parts(batch)

@@ -1,8 +1,8 @@
 """The recorder of digests: observes single steps of a fit, and is absent in all others.
 
-In a digested step it is a tracer of the plan: it reads before all listeners of an event, or after them, so that
-what a hook changes lies between two digests. It keeps sums on the device, reads them once when the step is over,
-and writes one line.
+In a digested step it is a tracer of the plan: it reads before all listeners of an event, or after them, so
+that what a hook changes lies between two digests. It keeps sums on the device, reads them once when the step
+is over, and writes one line.
 """
 
 from __future__ import annotations
@@ -71,7 +71,11 @@ class StepDigests:
         s = self.run.state
         self.is_open, self._is_updating = True, False
         self._record = StepRecord(Sums())
-        self._record.head = {"step": s.counts.step + 1, "batch": s.counts.batches_seen, "epoch": s.counts.epoch}
+        self._record.head = {
+            "step": s.counts.step + 1,
+            "batch": s.counts.batches_seen,
+            "epoch": s.counts.epoch,
+        }
         self._record.random["start"] = host_facts.random_streams(s.device)
         self.run.plan.recompose(self._wrapped)
 
@@ -146,7 +150,8 @@ class StepDigests:
         self._names = {id(each): name for name, each in module.named_parameters()}
         record.random["forward"] = host_facts.random_streams(s.device)
         with torch.no_grad():
-            record.sets["weights"] = sums.add_all([*module.named_parameters(), *module.named_buffers()])
+            record.sets["weights"] = sums.add_all(module.named_parameters())
+            record.sets["buffers"] = sums.add_all(module.named_buffers())
             record.sets["state"] = self._optimizer_state(s)
         record.settings["modes"] = host_facts.modes(module)
         record.settings["flags"] = host_facts.process_flags()
@@ -329,10 +334,10 @@ class StepRecord:
         }
         made: dict[str, Any] = {**self.head, "random": _changed_streams(self.random)}
         made["batches"] = [self._batch(each, sums) for each in self.batches]
-        made |= {name: text_digest(sorted(each.items())) for name, each in single.items()}
+        made |= {name: text_digest(sorted(each.items())) for name, each in single.items() if each}
         made["values"] = self.settings
         if details:
-            made["single"] = single
+            made["single"] = {name: each for name, each in single.items() if each}
         return made
 
     def _batch(self, batch: BatchRecord, sums: list[int]) -> dict[str, Any]:
@@ -350,7 +355,11 @@ class StepRecord:
             made["samples"] = [text_digest(*[sums[place] for place in row])[:8] for row in rows]
         if batch.loss is not None:
             made["loss"] = loss_text(sums[batch.loss])
-        if batch.used_loss is not None and batch.loss is not None and sums[batch.used_loss] != sums[batch.loss]:
+        if (
+            batch.used_loss is not None
+            and batch.loss is not None
+            and sums[batch.used_loss] != sums[batch.loss]
+        ):
             made["used loss"] = loss_text(sums[batch.used_loss])
         if batch.modules:
             made["modules"] = [
@@ -368,4 +377,3 @@ def _changed_streams(random: dict[str, dict[str, str]]) -> dict[str, dict[str, s
         made[moment] = {name: each for name, each in streams.items() if known.get(name) != each}
         known.update(streams)
     return made
-

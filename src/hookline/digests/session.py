@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from typing import TYPE_CHECKING, Any
 
 from hookline.run.option_tables import Digests
@@ -31,6 +32,8 @@ class Digesting:
         run = self._run
         if not self._settings.steps or run.stage != "fit" or run.options.fast_dev_run:
             return
+        import torch
+
         from hookline.digests.file import DigestFile
         from hookline.digests.recorder import StepDigests
 
@@ -40,6 +43,8 @@ class Digesting:
             "world_size": run.state.world_size,
             "data_rank": run.strategy.ranks.data_rank,
             "strategy": type(run.strategy).__name__,
+            "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+            "threads": torch.get_num_threads(),
         }
         file = DigestFile(run.run_dir, run.state.rank, about)
         self._recorder = StepDigests(run, self._settings, file)
