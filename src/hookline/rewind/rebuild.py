@@ -38,6 +38,7 @@ class Rebuilt:
     arguments: dict[str, Any]
     left_out: dict[str, str] = field(default_factory=dict)
     """Hooks that were not made, and why."""
+    is_from_config: bool = False
 
 
 def why_left_out(hook: Any) -> str:
@@ -87,7 +88,7 @@ def from_config(
     parts.trainer_arguments |= {**REPLACED, "logger": loggers}
     trainer = parts.make_trainer(Trainer)
     arguments = {"module": parts.module, "datamodule": parts.datamodule, **parts.fit_arguments}
-    return Rebuilt(trainer, arguments, left_out)
+    return Rebuilt(trainer, arguments, left_out, is_from_config=True)
 
 
 def _recorded_config(recorded: RecordedRun, allow: Iterable[str]) -> Config:

@@ -69,7 +69,8 @@ class RecordedRun:
     def last_step(self) -> int:
         """The last update that is known: from the record, the log and the checkpoints."""
         steps: list[int] = [self.record["step"], *(each["step"] for each in self.rows)]
-        return max([*steps, *(each.manifest["step"] for each in self._checkpoints[0])])
+        steps += [each.manifest["step"] for each in self._checkpoints[0]]
+        return max(steps)
 
     @property
     def world_size(self) -> int:
@@ -79,10 +80,16 @@ class RecordedRun:
         return size if is_count(size) and size else 1
 
     def check_step(self, to: int) -> None:
-        """Refuse a step that the run did not reach. The step in which a run failed can be tried."""
+        """Refuse a step that the run did not make. The step in which a run failed can be tried."""
         if isinstance(to, bool) or not isinstance(to, int) or to < 1:
-            raise OptionError(f"to={to!r}: the number of an update, from 1 on.", option="to", value=to)
-        last = self.last_step
+            raise OptionError(f"to={to!r}: pass the number of an update, from 1 on.", option="to", value=to)
+        last, (origin, first) = self.last_step, self.origin
+        if to <= first:
+            raise OptionError(
+                f"to={to}: {self.path} began at step {first}, from {origin}: choose {first + 1} to {last}.",
+                option="to",
+                value=to,
+            )
         failed = self.record["status"] in ENDED_BY_FAILURE
         if to > last + failed:
             running = " so far (it is still running)" if is_running(self.path) else ""
@@ -101,6 +108,11 @@ class RecordedRun:
         found, broken = find_checkpoints(self.path)
         return without_abandoned([each for each in found if each.run == self.record["id"]]), broken
 
+    @property
+    def checkpoint_steps(self) -> list[int]:
+        """The steps of its checkpoints, in order."""
+        return sorted({each.manifest["step"] for each in self._checkpoints[0]})
+
     def find_beginning(self, to: int, ranks: Ranks) -> Beginning:
         """Return the newest complete checkpoint before the update `to`, or the beginning of the run.
 
@@ -118,7 +130,10 @@ class RecordedRun:
             if not self._is_superseded(contents):
                 return Beginning(Start(chosen.path, contents), chosen.manifest["step"], unusable)
             candidates = candidates[candidates.index(chosen) + 1 :]
-        return Beginning(None, 0, unusable)
+        origin, first = self.origin
+        if origin is None:
+            return Beginning(None, 0, unusable)
+        return Beginning(Start(origin, read_on_all_ranks(origin, ranks)), first, unusable)
 
     def _before(self, to: int) -> list[FoundCheckpoint]:
         """Return the checkpoints before an update, the latest step first; of one step, the newest first."""
@@ -171,6 +186,15 @@ class RecordedRun:
         """The options of its trainer; values that are not plain data are only described."""
         options = self.record.get("options")
         return dict(options) if isinstance(options, dict) else {}
+
+    @property
+    def origin(self) -> tuple[str | None, int]:
+        """The checkpoint of another run that it began with, and its step; None and 0 if it began anew."""
+        sessions = self.record.get("sessions")
+        first = sessions[0] if isinstance(sessions, list) and sessions else None
+        if not isinstance(first, dict) or not isinstance(first.get("resumed_from"), str):
+            return None, 0
+        return first["resumed_from"], first["first_step"] if is_count(first.get("first_step")) else 0
 
     @property
     def seed(self) -> Any:

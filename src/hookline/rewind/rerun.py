@@ -81,6 +81,7 @@ class RunAgain:
         rebuilt = rebuild([self.collector, JSONLines()] if self.out is not None else [self.collector])
         self.trainer = rebuilt.trainer
         self.arguments = rebuilt.arguments
+        self.is_from_config = rebuilt.is_from_config
         self.left_out = rebuilt.left_out
         """Hooks that are not called again, and why."""
         self.beginning = Beginning()
@@ -137,7 +138,10 @@ class RunAgain:
                         f"The run ended at step {trainer.state.step}, before step {self.to}: {ended}."
                     ) from None
                 except Exception as error:
-                    error.add_note(f"while {self.recorded.path} ran again from {self.described_beginning}")
+                    if not isinstance(error, OptionError):
+                        error.add_note(
+                            f"while {self.recorded.path} ran again from {self.described_beginning}"
+                        )
                     raise
                 self.environment = environment_differences(self.recorded.record, run)
                 yield trainer
@@ -161,8 +165,21 @@ class RunAgain:
         self.beginning = self.recorded.find_beginning(self.to, ranks)
         for path, why in self.beginning.unusable.items() if ranks.rank == 0 else ():
             log.warning("%s cannot be used: %s", path, why)
+        if self.beginning.start is None:
+            self._check_seed()
         self._rollbacks, self._commands = self.recorded.changes_since(self.beginning, self.to)
         return self.beginning.start
+
+    def _check_seed(self) -> None:
+        """Refuse to begin a run from its configuration that had no seed: its first weights are not known."""
+        if self.recorded.seed is None and self.is_from_config:
+            steps = self.recorded.checkpoint_steps
+            hint = f" Its first checkpoint is of step {steps[0]}: choose a later step." if steps else ""
+            raise OptionError(
+                f"There is no checkpoint of {self.recorded.path} before step {self.to}, and it had no seed: "
+                f"its first weights and the order of its data cannot be made again.{hint} With "
+                "Trainer(seed=...) a run can be repeated from its beginning."
+            )
 
     def _prepare(self, run: Run) -> None:
         """Leave out hooks that act outside of the training, and add the probes."""
@@ -244,7 +261,12 @@ class RunAgain:
     def may_differ(self) -> list[str]:
         """Why bits may differ from those of the recorded run; empty: they must be equal."""
         changing = [each for each in self.probes if getattr(each, "observes", None) is False]
-        return [*self.environment, *(f"{type(each).__name__} may change the run" for each in changing)]
+        unseeded = self.recorded.seed is None and self.beginning.start is None
+        return [
+            *self.environment,
+            *(["the run had no seed, and begins without a checkpoint"] if unseeded else []),
+            *(f"the probe {type(each).__name__} may change the run" for each in changing),
+        ]
 
 
 def _is_checkpoint(rollback: Mapping[str, Any]) -> bool:

@@ -160,14 +160,14 @@ def _standing(run: Run, rules: PausingRules, prepare: Callable[[Run], None]) -> 
             strategy_is_up = True
             set_up_strategy(run)
             _train_to_pause(run, rules)
-        run.state.nested_validate = True  # validate() works at the pause
+        run_events.set_paused(run, True)
         yield
     except BaseException as error:
         run_events.mark_failed(run, error)
         if run.failure_monitor is not None:
             run.failure_monitor.report_failure(error)
         failures.append(error)
-    run.state.nested_validate = False
+    run_events.set_paused(run, False)
     if strategy_is_up:
         failures += run_events.tear_down_strategy(run)
     failures += tear_down_all(run)
