@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hookline.loggers.base import Logger
     from hookline.loggers.jsonl import JSONLines
     from hookline.metrics.metric_log import Metrics
+    from hookline.rewind.rerun import rewound
     from hookline.run.context import StepContext
     from hookline.run.module import DataModule, Module
     from hookline.run.parameter_groups import parameter_groups
@@ -111,6 +112,7 @@ __all__ = [
     "once",
     "parameter_groups",
     "read_predictions",
+    "rewound",
     "seed_everything",
     "when",
 ]
@@ -159,6 +161,7 @@ _load, __dir__ = registry.lazy_names(
         "Metrics": "metrics.metric_log",
         "parameter_groups": "run.parameter_groups",
         "read_predictions": "run.predictions",
+        "rewound": "rewind.rerun",
         "State": "run.state",
         "Strategy": "distributed.base",
         "DDP": "distributed.ddp",

@@ -1,7 +1,7 @@
 """The command line. Heavy modules are imported by the command that needs them, so that `--help` is fast.
 
 May import: util, engine, loggers, run, checkpoint, reliability, tracing, control, training, config, report,
-interop, watch.
+interop, rewind, watch.
 """
 
 from __future__ import annotations
@@ -94,6 +94,14 @@ TRACE_CODES = (
     "exit codes: 0 success, 1 the hook failed or requests a fact that was not recorded, 2 a wrong "
     "command, or not a trace"
 )
+REWIND_CODES = """\
+The run begins again at its newest complete checkpoint before step N, or at its beginning, and pauses after
+update N: the last event is on_step_end of step N. What it logs on the way is compared with its log.jsonl, to
+the bit. Nothing is written into RUN. Its loggers are replaced, and hooks that only observe or act outside of
+the training are left out; docs/rewind.md has the rules. With several ranks: torchrun ... -m hookline rewind.
+
+exit codes: 0 success (also if values differ on another machine or with other versions), 1 the run failed, 2 a
+wrong command, 3 values differ from the log on the same machine with the same versions"""
 RUN_CODES = """\
 A program whose import lines name one of these systems runs unchanged. Packages that are not installed need
 no option.
@@ -148,6 +156,10 @@ def _command(given: list[str]) -> int:
         if chosen.command == "explain":
             return plans.explain_run(chosen, overrides)
         return plans.describe_traces(chosen) if chosen.command == "trace" else plans.replay_run(chosen)
+    if chosen.command == "rewind":
+        from hookline.cli.rewind import rewind_run
+
+        return rewind_run(chosen)
     if chosen.command in ("run", "convert"):
         from hookline.cli import scripts
 
@@ -235,6 +247,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_live_commands(command)
     _add_assistant_command(command)
     _add_trace_commands(command)
+    _add_rewind_command(command)
     about = "describe checkpoints, verify them, export their weights, or import those of other tools"
     checkpoint = command("checkpoint", about, CHECKPOINT_CODES, json=False)
     _add_checkpoint_commands(
@@ -381,6 +394,44 @@ def _add_trace_commands(command: Any) -> None:
         "--set", action="append", default=[], metavar="NAME=VALUE", help="an argument of the hook"
     )
     added.add_argument("--rank", type=int, metavar="N", help="of a trace with several ranks")
+
+
+def _add_rewind_command(command: Any) -> None:
+    added = command("rewind", "run a recorded run again to a step, with probes attached", REWIND_CODES)
+    added.add_argument("run_dir", metavar="RUN", help="a run's directory, or its name in runs/")
+    added.add_argument("--to", type=int, required=True, metavar="N", help="the last update to make")
+    added.add_argument(
+        "--with",
+        dest="probes",
+        action="append",
+        default=[],
+        metavar="FILE.py:CLASS",
+        help="attach a hook from a file; it may only observe",
+    )
+    added.add_argument(
+        "--prompt",
+        action="store_true",
+        help="open a Python prompt at step N: model, batch, optimizer, trainer",
+    )
+    added.add_argument("--out", metavar="DIR", help="keep what the run writes; by default it is removed")
+    added.add_argument(
+        "--without", action="append", default=[], metavar="HOOK", help="also leave out this hook of the run"
+    )
+    added.add_argument(
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="do not compare metrics of this name, such as 'time/*'",
+    )
+    added.add_argument("--config", metavar="CONFIG", help="the configuration; by default that of run.json")
+    added.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="PACKAGE",
+        help="also allow class paths of this package",
+    )
 
 
 def _add_checkpoint_commands(command: Any, group: Any) -> None:

@@ -59,6 +59,7 @@ class ModelCheckpoint(Hook):
     """
 
     tier = "monitor"
+    rewinds = False
 
     @checked_parameters
     def __init__(

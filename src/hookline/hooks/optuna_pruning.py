@@ -33,6 +33,8 @@ class OptunaPruning(MetricCheck):
     The reports are numbered from 0, one for each check, so that trials with other batch sizes compare.
     """
 
+    rewinds = False
+
     @checked_parameters
     def __init__(
         self,
