@@ -1,7 +1,7 @@
 """The command line. Heavy modules are imported by the command that needs them, so that `--help` is fast.
 
-May import: util, engine, loggers, run, checkpoint, reliability, tracing, control, training, config, report,
-interop, rewind, watch.
+May import: util, engine, loggers, run, checkpoint, reliability, tracing, digests, control, training, config,
+report, interop, rewind, watch.
 """
 
 from __future__ import annotations
@@ -94,6 +94,12 @@ TRACE_CODES = (
     "exit codes: 0 success, 1 the hook failed or requests a fact that was not recorded, 2 a wrong "
     "command, or not a trace"
 )
+DIVERGE_CODES = """\
+Runs write digests with Trainer(digest="every 10 steps"), or hookline fit CONFIG --trainer.digest "every 10
+steps". If the digests do not show the step or the module, both runs are run again from a checkpoint before,
+with digests of every step and module; nothing is written into them. Without digests the logs are compared.
+
+exit codes: 0 the runs are equal, 3 they diverge, 2 a wrong command, or not the directory of a run"""
 REWIND_CODES = """\
 The run begins again at its newest complete checkpoint before step N, or at its beginning, and pauses after
 update N: the last event is on_step_end of step N. What it logs on the way is compared with its log.jsonl, to
@@ -156,6 +162,10 @@ def _command(given: list[str]) -> int:
         if chosen.command == "explain":
             return plans.explain_run(chosen, overrides)
         return plans.describe_traces(chosen) if chosen.command == "trace" else plans.replay_run(chosen)
+    if chosen.command == "diverge":
+        from hookline.cli.diverge import print_divergence
+
+        return print_divergence(chosen)
     if chosen.command == "rewind":
         from hookline.cli.rewind import rewind_run
 
@@ -248,6 +258,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_assistant_command(command)
     _add_trace_commands(command)
     _add_rewind_command(command)
+    _add_diverge_command(command)
     about = "describe checkpoints, verify them, export their weights, or import those of other tools"
     checkpoint = command("checkpoint", about, CHECKPOINT_CODES, json=False)
     _add_checkpoint_commands(
@@ -394,6 +405,34 @@ def _add_trace_commands(command: Any) -> None:
         "--set", action="append", default=[], metavar="NAME=VALUE", help="an argument of the hook"
     )
     added.add_argument("--rank", type=int, metavar="N", help="of a trace with several ranks")
+
+
+def _add_diverge_command(command: Any) -> None:
+    added = command(
+        "diverge", "find the first step at which two runs differ, and what differs", DIVERGE_CODES
+    )
+    added.add_argument("run", metavar="A", help="a run's directory, or its name in runs/")
+    added.add_argument("other", metavar="B", nargs="?", help="another run; without it, A and its own resumes")
+    added.add_argument(
+        "--resume", action="store_true", help="compare A with its own resumes; the default of one run"
+    )
+    added.add_argument("--ranks", action="store_true", help="compare the ranks of A with each other")
+    added.add_argument(
+        "--no-rerun", action="store_true", help="only read; do not run A and B again to narrow the step"
+    )
+    added.add_argument(
+        "--config",
+        action="append",
+        metavar="CONFIG",
+        help="the configuration of both runs; twice: of A, then of B",
+    )
+    added.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="PACKAGE",
+        help="to run again: also allow class paths of this package",
+    )
 
 
 def _add_rewind_command(command: Any) -> None:

@@ -149,7 +149,7 @@ def diverge_ranks(run: str | Path) -> DivergeReport:
     if first.about.get("strategy") in SHARDED:
         raise OptionError(
             f"{path} was trained with {first.about['strategy']}: each rank holds another part of the "
-            "weights, so ranks cannot be compared. Compare two runs: hookline diverge A B compares rank by rank."
+            "weights, so ranks cannot be compared. hookline diverge A B compares two runs rank by rank."
         )
     found = {
         rank: compare(

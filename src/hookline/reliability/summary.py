@@ -153,8 +153,8 @@ def _other_rank(run: Run) -> Any:
 
 
 class Recorded:
-    """A `with` around a run: traces, audits and digests it, then shows the table of costs, and a summary if the run
-    failed.
+    """A `with` around a run: traces, audits and digests it, then shows the table of costs, and a summary if
+    the run failed.
     """
 
     def __init__(self, run: Run) -> None:

@@ -123,6 +123,7 @@ def paused_fit(
             monitoring_ranks(run),
             _current(trainer, run),
             trainer.auditing.during(run),
+            trainer.digesting.during(run),
             _standing(run, rules, prepare),
         ):
             yield run
