@@ -186,8 +186,14 @@ def find_run(run: str | Path) -> Path:
 def _earliest(
     found: dict[int, Comparison], names: tuple[str, str], paths: tuple[Path, Path]
 ) -> DivergeReport:
-    """Return the report of the rank that diverged first."""
-    diverged = {rank: each.divergence.step for rank, each in found.items() if each.divergence is not None}
+    """Return the report of the rank that diverged first, in the order of a step."""
+    # a rank whose gradients differ may have received them from a rank whose weights differ
+    order = list(KINDS)
+    diverged = {
+        rank: (each.divergence.step, order.index(each.divergence.first.kind))
+        for rank, each in found.items()
+        if each.divergence is not None
+    }
     rank = min(diverged, key=diverged.__getitem__) if diverged else min(found)
     chosen = found[rank]
     report = DivergeReport(names, paths, "digests", chosen.steps, chosen.divergence, notes=list(chosen.notes))
