@@ -433,6 +433,12 @@ def bench_audit(arguments: list[str]) -> None:
     run(PYTHON, "benchmarks/audit.py", *arguments)
 
 
+def bench_digest(arguments: list[str]) -> None:
+    """Count the calls of digests that are off, and time what a digest adds to a GPT's step."""
+    set_up()
+    run(PYTHON, "benchmarks/digest.py", *arguments)
+
+
 def faults(arguments: list[str]) -> None:
     """Kill, damage and interrupt real trainings, and check that none is lost or goes on wrongly."""
     prepare()
@@ -455,6 +461,7 @@ EVERYTHING = (
     bench_loaders,
     bench_distributed,
     bench_audit,
+    bench_digest,
     faults,
 )
 COMMANDS = {each.__name__.replace("_", "-"): each for each in EVERYTHING}

@@ -329,9 +329,16 @@ def make_plants() -> list[Plant]:
         changed_seed = {"seed": seed}
         add("another seed", kinds.RANDOM, 1, lambda setup, new=changed_seed: setup.options.update(new))
     for name in PARAMETERS:
-        add("initial " + name, kinds.WEIGHTS, 1, prepare(lambda net, name=name: _nudge(net, name)), names=name)
+        add(
+            "initial " + name, kinds.WEIGHTS, 1, prepare(lambda net, name=name: _nudge(net, name)), names=name
+        )
     for rate in (0.04, 0.06, 0.0500001):
-        add("another rate", kinds.RATE, 1, prepare(lambda net, rate=rate: setattr(net, "rate", lambda _: rate)))
+        add(
+            "another rate",
+            kinds.RATE,
+            1,
+            prepare(lambda net, rate=rate: setattr(net, "rate", lambda _: rate)),
+        )
     for _ in range(4):
         n = step()
         rates = prepare(lambda net, n=n: setattr(net, "rate", lambda now: 0.05 if now < n else 0.04))
@@ -384,7 +391,13 @@ def _add_hooks(add: Any, step: Callable[[], int], chance: random.Random) -> None
         n = step()
         add("optimizer state", kind, n, hook(AtStepEnd(n, spoil_state)), base=base)
         n = step()
-        add("batch statistics", kinds.HOOK if base else kinds.BUFFERS, n, hook(AtStepEnd(n, spoil_buffers)), base=base)
+        add(
+            "batch statistics",
+            kinds.HOOK if base else kinds.BUFFERS,
+            n,
+            hook(AtStepEnd(n, spoil_buffers)),
+            base=base,
+        )
     for kind, base in ((kinds.HOOK, AUDIT), (kinds.LOSS, {})):
         n = step()
         add("the loss replaced", kind, n, hook(BeforeBackward(n, lambda s: None)), base=base)
@@ -410,10 +423,21 @@ def _add_code(add: Any, step: Callable[[], int], chance: random.Random) -> None:
         add("another loss", kinds.LOSS, n, other_loss(n))
     for value in (0.04, 0.01):
         clip = {"gradient_clip_val": value}
-        add("another clipping", kinds.CLIPPING, 1, lambda setup, clip=clip: setup.options.update(clip), base=CLIP)
+        add(
+            "another clipping",
+            kinds.CLIPPING,
+            1,
+            lambda setup, clip=clip: setup.options.update(clip),
+            base=CLIP,
+        )
     for _ in range(2):
         n = step()
-        add("default type", kinds.FLAG, n, hook(AtBatchStart(n, lambda s: torch.set_default_dtype(torch.float64))))
+        add(
+            "default type",
+            kinds.FLAG,
+            n,
+            hook(AtBatchStart(n, lambda s: torch.set_default_dtype(torch.float64))),
+        )
 
 
 PLANTS = make_plants()

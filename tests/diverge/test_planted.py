@@ -31,7 +31,9 @@ def test_with_sparse_digests_the_interval_contains_the_step(tmp_path: Path) -> N
     """Digests of steps 1, 3 and 6: what is carried from step to step is seen at the next digest."""
     sparse = {"digest": "every 3 steps"}
     for plant in [each for each in PLANTS if not each.base][::6]:
-        divergence = found(Plant(plant.name, plant.kind, plant.step, plant.change, sparse), tmp_path).divergence
+        divergence = found(
+            Plant(plant.name, plant.kind, plant.step, plant.change, sparse), tmp_path
+        ).divergence
         if divergence is None:  # a change without an effect on later steps, such as a mode that is reset
             assert plant.step not in (1, 3, 6), plant.name
             continue

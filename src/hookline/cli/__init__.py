@@ -336,6 +336,9 @@ def _add_result_commands(command: Any) -> None:
     added.add_argument(
         "--out", metavar="FILE", help="FILE.html; by default report.html in RUN_DIR, of several runs here"
     )
+    added.add_argument(
+        "--against", metavar="RUN", help="mark where the runs diverge from this one, by their digests"
+    )
 
 
 def _add_foreign_commands(command: Any) -> None:

@@ -114,7 +114,8 @@ def _merged(report: DivergeReport, again: DivergeReport, repeated: list[bool | N
     if found is None:
         report.notes.append(
             f"both runs were run again here up to step {again.steps[-1] if again.steps else '?'}, and are "
-            f"equal ({said}): the difference comes from where or with what they ran, not from their configurations"
+            f"equal ({said}): the difference comes from where or with what they ran, not from their "
+            "configurations"
         )
         return report
     assert report.divergence is not None
