@@ -171,7 +171,7 @@ def _compared_lines(again: RunAgain, found: Comparison) -> list[str]:
     listed = [f"  {each}" for each in found.differences[:MOST_DIFFERENCES]]
     more = len(found.differences) - len(listed)
     return [
-        f"{'Different' if why else 'DIFFERENT'} from the log: {len(found.differences)} of {values} of {span}:",
+        f"{'Different' if why else 'DIFFERENT'} from the log: {len(found.differences)} of {values}, {span}:",
         *listed,
         *([f"  and {more} more"] if more else []),
         *(
