@@ -62,11 +62,11 @@ def rewind_run(chosen: argparse.Namespace) -> int:
 
 
 def _make_probe(asked: str) -> Any:
-    about = {**read_hook_file(asked, "--with"), "name": None}
     try:
-        return make_hook(about)
+        return make_hook({**read_hook_file(asked, "--with"), "name": None})
     except HookError as error:
-        raise OptionError(f"--with {asked!r}: {error}") from None
+        text = str(error)
+        raise OptionError(text if text.startswith("--with") else f"--with {asked!r}: {text}") from None
 
 
 # ---- the result --------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def _compared_lines(again: RunAgain, found: Comparison) -> list[str]:
     listed = [f"  {each}" for each in found.differences[:MOST_DIFFERENCES]]
     more = len(found.differences) - len(listed)
     return [
-        f"{'Different' if why else 'DIFFERENT'} from the log: {len(found.differences)} of {values} of {span}:",
+        f"{'Different' if why else 'DIFFERENT'} from the log: {len(found.differences)} of {values}, {span}:",
         *listed,
         *([f"  and {more} more"] if more else []),
         *(

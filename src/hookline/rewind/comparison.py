@@ -105,7 +105,7 @@ def compare(
     """Compare the rows of a run with those of its log, to the bit. ignore: patterns of names to leave out."""
     found = Comparison(0, [], [], {})
     patterns = tuple(ignore)
-    for (step, over), row in sorted(now.items()):
+    for (step, over), row in sorted(now.items(), key=lambda each: each[0][0]):
         known = recorded.get((step, over), {})
         for name, value in row.items():
             if name not in known:

@@ -69,12 +69,12 @@ def from_config(
     Class paths of the record may name modules in the current folder, or in that of the configuration file if
     it is below the current folder.
     """
-    loaded = load_config(config, allow=allow) if config is not None else _recorded_config(recorded, allow)
-    for section in SECTIONS_DROPPED:
-        loaded.source.values.pop(section, None)
-    left_out = _leave_hooks_out(loaded, set(without))
-    _refuse_hidden(loaded, recorded)
     try:
+        loaded = load_config(config, allow=allow) if config is not None else _recorded_config(recorded, allow)
+        for section in SECTIONS_DROPPED:
+            loaded.source.values.pop(section, None)
+        left_out = _leave_hooks_out(loaded, set(without))
+        _refuse_hidden(loaded, recorded)
         parts = loaded.build()
     except ConfigError as error:
         if config is not None:
