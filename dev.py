@@ -435,7 +435,7 @@ def bench_audit(arguments: list[str]) -> None:
 
 def bench_digest(arguments: list[str]) -> None:
     """Count the calls of digests that are off, and time what a digest adds to a GPT's step."""
-    set_up()
+    prepare()
     run(PYTHON, "benchmarks/digest.py", *arguments)
 
 

@@ -119,8 +119,8 @@ def main() -> None:
     for name, took in zip(list(KINDS)[1:], others, strict=True):
         more = took - without
         print(
-            f"{name}: {more * 1e3:.1f} ms and {sizes[name]:.0f} bytes for each digest, +{more / without:.0%} of "
-            f"a step; every {EVERY} steps +{more / EVERY / without:.1%}"
+            f"{name}: {more * 1e3:.1f} ms and {sizes[name]:.0f} bytes for each digest, "
+            f"+{more / without:.0%} of a step; every {EVERY} steps +{more / EVERY / without:.1%}"
         )
 
 

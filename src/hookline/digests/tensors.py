@@ -118,7 +118,6 @@ def dense_parts(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the plain tensors that a tensor consists of: its local shard, or the parts of a sparse one."""
     if is_lazy(tensor):
         return
-    tensor = tensor.detach()
     if callable(wait := getattr(tensor, "wait", None)):  # the result of a collective that is under way
         yield from dense_parts(wait())
     elif hasattr(tensor, "__tensor_flatten__"):  # a DTensor, or a class of another package
@@ -127,7 +126,7 @@ def dense_parts(tensor: Tensor) -> Iterator[Tensor]:
     elif tensor.is_quantized:
         yield tensor.int_repr()
     elif tensor.layout is torch.strided:
-        yield tensor.as_subclass(Tensor)
+        yield tensor.detach().as_subclass(Tensor)
     elif tensor.layout is torch.sparse_coo:
         yield from (tensor._indices(), tensor._values())
     elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
