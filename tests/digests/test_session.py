@@ -42,7 +42,7 @@ def test_only_a_fit_is_digested_and_no_trial_run() -> None:
 def test_the_recorder_is_absent_in_steps_without_a_digest() -> None:
     trainer = quiet(run_dir="run", digest=4)
     seen: list[bool] = []
-    trainer.on("train_batch_end")(lambda: seen.append(trainer.plan.on_after_backward is not noop))
+    trainer.on("train_batch_end")(lambda: seen.append(trainer.plan.on_before_batch_transfer is not noop))
     trainer.fit(Net(), batches(9))
     assert [number for number, is_wrapped in enumerate(seen, 1) if is_wrapped] == [1, 4, 8]
 
