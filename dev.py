@@ -439,6 +439,13 @@ def faults(arguments: list[str]) -> None:
     run(PYTHON, "faults/run.py", *arguments)
 
 
+def rewinds(arguments: list[str]) -> None:
+    """Rewind real trainings to 100 random steps, and check that every bit is as it was."""
+    prepare("dev")
+    tests = "tests/rewind/test_random_steps.py"
+    run(PYTHON, "-m", "pytest", "-q", tests, *arguments, under={"HOOKLINE_REWINDS": "100"})
+
+
 EVERYTHING = (
     demo,
     test,
@@ -456,6 +463,7 @@ EVERYTHING = (
     bench_distributed,
     bench_audit,
     faults,
+    rewinds,
 )
 COMMANDS = {each.__name__.replace("_", "-"): each for each in EVERYTHING}
 
