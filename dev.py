@@ -445,6 +445,13 @@ def faults(arguments: list[str]) -> None:
     run(PYTHON, "faults/run.py", *arguments)
 
 
+def rewinds(arguments: list[str]) -> None:
+    """Rewind real trainings to 100 random steps, and check that every bit is as it was."""
+    prepare("dev")
+    tests = "tests/rewind/test_random_steps.py"
+    run(PYTHON, "-m", "pytest", "-q", tests, *arguments, under={"HOOKLINE_REWINDS": "100"})
+
+
 EVERYTHING = (
     demo,
     test,
@@ -463,6 +470,7 @@ EVERYTHING = (
     bench_audit,
     bench_digest,
     faults,
+    rewinds,
 )
 COMMANDS = {each.__name__.replace("_", "-"): each for each in EVERYTHING}
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import preloaded
 import pytest
@@ -214,19 +215,18 @@ def test_a_prompt_at_a_terminal_has_the_model_and_the_batch(in_project: Path) ->
         stdout=theirs,
         stderr=theirs,
         cwd=in_project,
-        env=environment(),
+        env=environment(TERM="dumb"),
     )
     os.close(theirs)
-    text = _read_until(ours, ">>> ")
-    assert "Paused at step 7. Names: trainer, model, batch, optimizer, step." in text
-    os.write(ours, b"print('shape', tuple(batch[0].shape), type(optimizer).__name__)\n")
-    assert "shape (4, 4) Adam" in _read_until(ours, "Adam\r\n")
-    os.write(ours, b"print(type(model).__name__, trainer.global_step + 0 * step)\n")
-    assert "Net 7" in _read_until(ours, "Net 7")
-    os.write(ours, b"\x04")
-    _read_until(ours, None)
-    assert job.wait(60) == 0
-    os.close(ours)
+    with os.fdopen(ours, "rb+", buffering=0) as terminal, job:
+        text = _read_until(terminal, ">>> ")
+        assert "Paused at step 7. Names: trainer, model, batch, optimizer, step." in text
+        terminal.write(b"print('shape', tuple(batch[0].shape), type(optimizer).__name__)\n")
+        assert "shape (4, 4) Adam" in _read_until(terminal, ">>> ")
+        terminal.write(b"print(type(model).__name__, trainer.global_step + 0 * step)\n")
+        assert "Net 7" in _read_until(terminal, ">>> ")
+        terminal.write(b"exit()\n")
+        assert job.wait(120) == 0
 
 
 def test_a_prompt_reads_from_a_pipe_and_an_error_in_it_is_shown(in_project: Path) -> None:
@@ -244,15 +244,11 @@ def test_a_prompt_reads_from_a_pipe_and_an_error_in_it_is_shown(in_project: Path
     assert "has no attribute 'nothing'" in done.stderr
 
 
-def _read_until(terminal: int, end: str | None) -> str:
-    """Return what a terminal shows up to a text; None: all of it."""
+def _read_until(terminal: Any, end: str) -> str:
+    """Return what a terminal shows until it ends with a text."""
     text, until = "", time.monotonic() + 120
-    while (end is None or end not in text) and time.monotonic() < until:
-        ready, _, _ = select.select([terminal], [], [], 1)
-        try:
-            more = os.read(terminal, 10_000) if ready else b""
-        except OSError:  # the other end is closed
-            break
-        text += more.decode()
-    assert end is None or end in text, text
+    while not text.endswith(end):
+        assert time.monotonic() < until, text
+        if select.select([terminal], [], [], 1)[0]:
+            text += terminal.read(10_000).decode()
     return text

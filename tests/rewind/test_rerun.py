@@ -314,9 +314,7 @@ def test_steps_that_a_resume_from_an_older_checkpoint_has_replaced_are_not_used(
     resumed = resume(folder / "checkpoints" / "epoch=0-step=4", max_epochs=3, gradient_clip_val=0.01)
     assert (folder / "checkpoints" / "epoch=1-step=8").is_dir()  # of the steps that were replaced
     for to, begins in ((10, 4), (11, 4), (3, 0)):
-        run = make_run_again(
-            folder, to, {"module": make_module(), **data("averaged")}, hooks("averaged")[:2]
-        )
+        run = make_run_again(folder, to, {"module": make_module(), **data("averaged")}, hooks("averaged")[:2])
         with run.paused() as trainer:
             assert run.beginning.step == begins
             assert to == 3 or digest(trainer) == resumed[to]
@@ -424,7 +422,10 @@ def test_other_data_is_a_difference_and_an_error_on_the_same_machine(
     with hookline.rewound(folder, 7, **other()):
         pass
     (said,) = [each for each in caplog.records if "differs from its log" in each.getMessage()]
-    assert said.levelno == logging.ERROR and "differs from its log at step 5: train/loss was" in said.getMessage()
+    assert (
+        said.levelno == logging.ERROR
+        and "differs from its log at step 5: train/loss was" in said.getMessage()
+    )
     known = json.loads((folder / "run.json").read_text())
     known["versions"]["torch"], known["machine"]["threads"] = "1.0", 99
     (folder / "run.json").write_text(json.dumps(known))
@@ -433,7 +434,10 @@ def test_other_data_is_a_difference_and_an_error_on_the_same_machine(
         pass
     (said,) = [each for each in caplog.records if "differs from its log" in each.getMessage()]
     assert said.levelno == logging.WARNING
-    assert "Bits may differ here: torch 1.0 there" in said.getMessage() and "threads 99 there" in said.getMessage()
+    assert (
+        "Bits may differ here: torch 1.0 there" in said.getMessage()
+        and "threads 99 there" in said.getMessage()
+    )
     caplog.clear()
     with hookline.rewound(folder, 7, **other(), ignore=["t*", "*/loss"]):
         pass
@@ -450,7 +454,10 @@ def test_errors_say_what_is_needed(recorded: tuple[Path, dict[int, str]], tmp_pa
         (lambda: again(folder, 0), "to=0: pass the number of an update, from 1 on"),
         (lambda: again(folder.parent / "rum", 1), "it does not exist. Did you mean 'run'"),
         (lambda: again(folder.parent, 1), "it has no run.json. There are runs below it: run"),
-        (lambda: make_run_again(folder, 3), r"started by a program(.|\n)*with hookline.rewound\(.*module=Noisy"),
+        (
+            lambda: make_run_again(folder, 3),
+            r"started by a program(.|\n)*with hookline.rewound\(.*module=Noisy",
+        ),
         (
             lambda: make_run_again(folder, 3, {"module": make_module()}, hooks("averaged")[1:]),
             "had the hook 'weight_averaging'",
@@ -467,7 +474,9 @@ def test_errors_say_what_is_needed(recorded: tuple[Path, dict[int, str]], tmp_pa
     known = json.loads((copy / "run.json").read_text())
     known["machine"]["world_size"] = 2
     (copy / "run.json").write_text(json.dumps(known))
-    with pytest.raises(OptionError, match=r"ran on 2 ranks, and this job has 1(.|\n)*nproc-per-node 2 -m hookline rewind"):
+    with pytest.raises(
+        OptionError, match=r"ran on 2 ranks, and this job has 1(.|\n)*nproc-per-node 2 -m hookline rewind"
+    ):
         again(copy, 3)
     (copy / "run.json").write_text("{")
     with pytest.raises(OptionError, match="its run.json is damaged"):

@@ -131,7 +131,7 @@ def _as_recorded(again: RunAgain) -> str:
 
 
 def _logged_lines(found: Comparison) -> list[str]:
-    """Return a table of the values that the log does not have, a row per step."""
+    """Return a table of the values that the log does not have, a row per step. `--json` has all digits."""
     if not found.new:
         return []
     names = list(dict.fromkeys(name for row in found.new.values() for name in row))
@@ -151,7 +151,7 @@ def _logged_lines(found: Comparison) -> list[str]:
 
 
 def _value(value: Any) -> str:
-    return "" if value is None else repr(value) if isinstance(value, float) else str(value)
+    return f"{value:.6g}" if isinstance(value, int | float) else "" if value is None else str(value)
 
 
 def _compared_lines(again: RunAgain, found: Comparison) -> list[str]:
