@@ -14,7 +14,7 @@ LEVELS = (
     ("cli", "watch", "testing"),
     ("report", "interop", "rewind"),
     ("hooks", "config", "training"),
-    ("control", "tracing", "audit", "reliability"),
+    ("control", "tracing", "audit", "reliability", "digests"),
     ("checkpoint",),
     ("run",),
     ("loggers", "metrics", "distributed", "data"),
