@@ -457,10 +457,23 @@ def gpu(arguments: list[str]) -> None:
 HAS_GPU = "import torch; print(torch.cuda.is_available())"
 
 
+def bench_digest(arguments: list[str]) -> None:
+    """Count the calls of digests that are off, and time what a digest adds to a GPT's step."""
+    prepare()
+    run(PYTHON, "benchmarks/digest.py", *arguments)
+
+
 def faults(arguments: list[str]) -> None:
     """Kill, damage and interrupt real trainings, and check that none is lost or goes on wrongly."""
     prepare()
     run(PYTHON, "faults/run.py", *arguments)
+
+
+def rewinds(arguments: list[str]) -> None:
+    """Rewind real trainings to 100 random steps, and check that every bit is as it was."""
+    prepare("dev")
+    tests = "tests/rewind/test_random_steps.py"
+    run(PYTHON, "-m", "pytest", "-q", tests, *arguments, under={"HOOKLINE_REWINDS": "100"})
 
 
 EVERYTHING = (
@@ -481,7 +494,9 @@ EVERYTHING = (
     bench_audit,
     matrix,
     gpu,
+    bench_digest,
     faults,
+    rewinds,
 )
 COMMANDS = {each.__name__.replace("_", "-"): each for each in EVERYTHING}
 

@@ -122,7 +122,7 @@ def test_plug_ins_know_neither_the_loops_nor_checkpoints() -> None:
 
 
 def test_only_what_offers_plug_ins_imports_them() -> None:
-    assert {name for name, may in packages().items() if may & set(PLUG_INS)} == {"interop", "cli"}
+    assert {name for name, may in packages().items() if may & set(PLUG_INS)} == {"interop", "cli", "rewind"}
 
 
 def test_no_module_takes_part_in_a_cycle_not_even_inside_a_function() -> None:

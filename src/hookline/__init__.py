@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hookline.checkpoint.weights import load_module, load_weights
     from hookline.data.mixing import Mixture
     from hookline.data.seeding import seed_everything
+    from hookline.digests.diverge import diverge
+    from hookline.digests.file import read_digests
     from hookline.distributed.accelerate import Accelerated
     from hookline.distributed.base import SingleDevice, Strategy
     from hookline.distributed.ddp import DDP
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from hookline.loggers.base import Logger
     from hookline.loggers.jsonl import JSONLines
     from hookline.metrics.metric_log import Metrics
+    from hookline.rewind.rerun import rewound
     from hookline.run.context import StepContext
     from hookline.run.module import DataModule, Module
     from hookline.run.parameter_groups import parameter_groups
@@ -99,6 +102,7 @@ __all__ = [
     "after",
     "before",
     "declare_event",
+    "diverge",
     "every",
     "explain",
     "export_checkpoint",
@@ -110,7 +114,9 @@ __all__ = [
     "on",
     "once",
     "parameter_groups",
+    "read_digests",
     "read_predictions",
+    "rewound",
     "seed_everything",
     "when",
 ]
@@ -158,7 +164,10 @@ _load, __dir__ = registry.lazy_names(
         "StepContext": "run.context",
         "Metrics": "metrics.metric_log",
         "parameter_groups": "run.parameter_groups",
+        "read_digests": "digests.file",
+        "diverge": "digests.diverge",
         "read_predictions": "run.predictions",
+        "rewound": "rewind.rerun",
         "State": "run.state",
         "Strategy": "distributed.base",
         "DDP": "distributed.ddp",

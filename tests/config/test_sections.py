@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from config.configured import BASIC, config_of, trainer_of
 
 from hookline.config import ConfigError, schema
-from hookline.config.load import SECTIONS
+from hookline.config.load import SECTIONS, load_config
+from hookline.config.permissions import Permissions
+from hookline.config.sections import read_trainer
 from hookline.run.option_tables import Evaluation, Hangs
+from hookline.run.options import read_arguments
 
 
 def test_sections_can_be_overridden_as_a_whole(project: Path) -> None:
@@ -107,3 +111,30 @@ def test_an_option_and_its_older_name_are_refused_together(project: Path) -> Non
         config_of(
             project, BASIC, "--trainer.val_aggregation=macro", "--trainer.evaluation.inference_mode=true"
         ).build()
+
+
+@pytest.mark.parametrize(
+    ("trainer", "overrides", "trace", "costs"),
+    [
+        ({"trace": True}, [], True, True),
+        ({"accounting": False}, ["--trainer.trace=t.json"], "t.json", False),
+        ({"accounting": False}, ["--trainer.audit=true"], False, False),
+        ({"audit": {"costs": False}}, ["--trainer.trace=true"], True, False),
+        ({"audit": {"trace": True}}, ["--trainer.audit.trace=false"], False, True),
+    ],
+    ids=str,
+)
+def test_a_trace_is_a_key_of_the_audit_and_its_older_name_is_read(
+    trainer: dict[str, Any], overrides: list[str], trace: Any, costs: bool
+) -> None:
+    source = load_config({"trainer": trainer}, overrides).source
+    audit = read_arguments(read_trainer(source, Permissions()))[1].auditing
+    assert (audit.trace, audit.costs) == (trace, costs)
+
+
+@pytest.mark.parametrize(
+    ("given", "steps"), [("true", 1), ("5", 5), ("every 10 steps", 10), ('{"every": 3}', 3), ("false", 0)]
+)
+def test_the_interval_of_digests_is_a_switch_a_number_or_text(given: str, steps: int) -> None:
+    source = load_config({}, [f"--trainer.digest={given}"]).source
+    assert read_arguments(read_trainer(source, Permissions()))[0].digests.steps == steps

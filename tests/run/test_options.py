@@ -110,7 +110,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"compile": "false"}, "compile='false'.*True.*False"),
     ({"compile": {"block": "Block"}}, "compile has no option 'block'. Did you mean 'blocks'"),
     ({"compile": {"blocks": []}}, r"compile: blocks=\[\] must be True or at least one choice of layers"),
-    ({"audit": "false"}, "audit='false' must be True, False or a table of changes, costs"),
+    ({"audit": "false"}, "audit='false' must be True, False or a table of changes, costs, trace"),
     ({"audit": {"cost": True}}, "audit has no setting 'cost'. Did you mean 'costs'"),
     ({"accounting": "false"}, "accounting='false'.*True.*False"),
     # directories

@@ -78,8 +78,9 @@ def test_without_a_logger_the_run_has_none() -> None:
 
 def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    options = Trainer(default_root_dir="~/all", run_dir=Path("~") / "one", trace="~/t.json").options
-    assert (options.default_root_dir, options.run_dir, options.trace) == (
+    trainer = Trainer(default_root_dir="~/all", run_dir=Path("~") / "one", audit={"trace": "~/t.json"})
+    options = trainer.options
+    assert (options.default_root_dir, options.run_dir, trainer.audit.trace) == (
         str(tmp_path / "all"),
         tmp_path / "one",
         str(tmp_path / "t.json"),

@@ -1,7 +1,7 @@
 """The command line. Heavy modules are imported by the command that needs them, so that `--help` is fast.
 
-May import: util, engine, loggers, run, checkpoint, reliability, tracing, control, training, config, report,
-interop, watch.
+May import: util, engine, loggers, run, checkpoint, reliability, tracing, digests, control, training, config,
+report, interop, rewind, watch.
 """
 
 from __future__ import annotations
@@ -99,6 +99,20 @@ TRACE_CODES = (
     "exit codes: 0 success, 1 the hook failed or requests a fact that was not recorded, 2 a wrong "
     "command, or not a trace"
 )
+DIVERGE_CODES = """\
+Runs write digests with Trainer(digest="every 10 steps"), or hookline fit CONFIG --trainer.digest "every 10
+steps". If the digests do not show the step or the module, both runs are run again from a checkpoint before,
+with digests of every step and module; nothing is written into them. Without digests the logs are compared.
+
+exit codes: 0 the runs are equal, 3 they diverge, 2 a wrong command, or not the directory of a run"""
+REWIND_CODES = """\
+The run begins again at its newest complete checkpoint before step N, or at its beginning, and pauses after
+update N: the last event is on_step_end of step N. What it logs on the way is compared with its log.jsonl, to
+the bit. Nothing is written into RUN. Its loggers are replaced, and hooks that only observe or act outside of
+the training are left out; docs/rewind.md has the rules. With several ranks: torchrun ... -m hookline rewind.
+
+exit codes: 0 success (also if values differ on another machine or with other versions), 1 the run failed, 2 a
+wrong command, 3 values differ from the log on the same machine with the same versions"""
 RUN_CODES = """\
 A program whose import lines name one of these systems runs unchanged. Packages that are not installed need
 no option.
@@ -153,6 +167,14 @@ def _command(given: list[str]) -> int:
         if chosen.command == "explain":
             return plans.explain_run(chosen, overrides)
         return plans.describe_traces(chosen) if chosen.command == "trace" else plans.replay_run(chosen)
+    if chosen.command == "diverge":
+        from hookline.cli.diverge import print_divergence
+
+        return print_divergence(chosen)
+    if chosen.command == "rewind":
+        from hookline.cli.rewind import rewind_run
+
+        return rewind_run(chosen)
     if chosen.command in ("run", "convert"):
         from hookline.cli import scripts
 
@@ -244,6 +266,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add_live_commands(command)
     _add_assistant_command(command)
     _add_trace_commands(command)
+    _add_rewind_command(command)
+    _add_diverge_command(command)
     about = "describe checkpoints, verify them, export their weights, or import those of other tools"
     checkpoint = command("checkpoint", about, CHECKPOINT_CODES, json=False)
     _add_checkpoint_commands(
@@ -321,6 +345,9 @@ def _add_result_commands(command: Any) -> None:
     added.add_argument(
         "--out", metavar="FILE", help="FILE.html; by default report.html in RUN_DIR, of several runs here"
     )
+    added.add_argument(
+        "--against", metavar="RUN", help="mark where the runs diverge from this one, by their digests"
+    )
 
     added = command("samples", "print the samples behind a step of a run", SAMPLES_CODES)
     added.add_argument("run_dir", metavar="RUN", help="a run's directory, or its name in runs/")
@@ -395,6 +422,72 @@ def _add_trace_commands(command: Any) -> None:
         "--set", action="append", default=[], metavar="NAME=VALUE", help="an argument of the hook"
     )
     added.add_argument("--rank", type=int, metavar="N", help="of a trace with several ranks")
+
+
+def _add_diverge_command(command: Any) -> None:
+    added = command(
+        "diverge", "find the first step at which two runs differ, and what differs", DIVERGE_CODES
+    )
+    added.add_argument("run", metavar="A", help="a run's directory, or its name in runs/")
+    added.add_argument("other", metavar="B", nargs="?", help="another run; without it, A and its own resumes")
+    added.add_argument(
+        "--resume", action="store_true", help="compare A with its own resumes; the default of one run"
+    )
+    added.add_argument("--ranks", action="store_true", help="compare the ranks of A with each other")
+    added.add_argument(
+        "--no-rerun", action="store_true", help="only read; do not run A and B again to narrow the step"
+    )
+    added.add_argument(
+        "--config",
+        action="append",
+        metavar="CONFIG",
+        help="the configuration of both runs; twice: of A, then of B",
+    )
+    added.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="PACKAGE",
+        help="to run again: also allow class paths of this package",
+    )
+
+
+def _add_rewind_command(command: Any) -> None:
+    added = command("rewind", "run a recorded run again to a step, with probes attached", REWIND_CODES)
+    added.add_argument("run_dir", metavar="RUN", help="a run's directory, or its name in runs/")
+    added.add_argument("--to", type=int, required=True, metavar="N", help="the last update to make")
+    added.add_argument(
+        "--with",
+        dest="probes",
+        action="append",
+        default=[],
+        metavar="FILE.py:CLASS",
+        help="attach a hook from a file; it may only observe",
+    )
+    added.add_argument(
+        "--prompt",
+        action="store_true",
+        help="open a Python prompt at step N: model, batch, optimizer, trainer",
+    )
+    added.add_argument("--out", metavar="DIR", help="keep what the run writes; by default it is removed")
+    added.add_argument(
+        "--without", action="append", default=[], metavar="HOOK", help="also leave out this hook of the run"
+    )
+    added.add_argument(
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="do not compare metrics of this name, such as 'time/*'",
+    )
+    added.add_argument("--config", metavar="CONFIG", help="the configuration; by default that of run.json")
+    added.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="PACKAGE",
+        help="also allow class paths of this package",
+    )
 
 
 def _add_checkpoint_commands(command: Any, group: Any) -> None:

@@ -15,6 +15,8 @@ FAILED = 1
 """The run failed."""
 USAGE = 2
 """A wrong command or configuration; nothing was run."""
+DIFFERENT = 3
+"""A run that ran again differs from its log, on the same machine and versions; or two runs diverge."""
 INTERRUPTED = 130
 """Ctrl-C."""
 BROKEN_PIPE = 141

@@ -35,7 +35,7 @@ def print_summary(chosen: argparse.Namespace) -> int:
 
 def print_report(chosen: argparse.Namespace) -> int:
     """Write the page about one run or several, and print its path."""
-    path, runs = write_report(chosen.run_dirs, chosen.out)
+    path, runs = write_report(chosen.run_dirs, chosen.out, chosen.against)
     size, now = path.stat().st_size, time.time()
     positions = [position(run) for run in runs]
     about: list[dict[str, Any]] = [

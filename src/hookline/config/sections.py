@@ -55,13 +55,15 @@ def read_trainer(source: ConfigSource, permissions: Permissions) -> dict[str, An
     given = dict(given)
     strategy = given.pop("strategy", None)
     # keys of a table have types of their own, which a parser of `dict` does not know
-    for name in ("checkpoint", "hang_after"):
-        if isinstance(given.get(name), dict):
+    for name in ("checkpoint", "hang_after", "audit", "digest"):
+        if isinstance(given.get(name), dict) or (name == "audit" and name in given):
             given[name] = plain_values(given[name])
+    if isinstance(given.get("audit"), dict) and "trace" in given:  # `hookline fit --trace` beside a table
+        given["audit"] = {**given["audit"], "trace": plain_values(given.pop("trace"))}
     try:
         evaluation = _evaluation(source, given, permissions)
         options = with_new_names(
-            {name: str(each) if name in OLD_NAMES else each for name, each in given.items()}
+            {name: plain_values(each) if name in OLD_NAMES else each for name, each in given.items()}
         )
         part = ConfigPart("trainer", "", options, {name: f"trainer.{name}" for name in options})
         arguments = check_arguments(source, part, TrainerSection, place, permissions) | evaluation

@@ -38,27 +38,31 @@ MARKED = "__hookline_attached__"
 _module_numbers = itertools.count(1)
 
 
-def read_hook_file(asked: str) -> dict[str, Any]:
-    """Read `FILE.py:Class` as plain data from which every rank makes the hook. This does not run the file."""
+def read_hook_file(asked: str, option: str = "attach") -> dict[str, Any]:
+    """Read `FILE.py:Class` as plain data from which every rank makes the hook. This does not run the file.
+
+    option: what the user passed it to, for messages.
+    """
     path, _, name = asked.rpartition(":") if ":" in asked else (asked, "", "")
     file = Path(path)
     if file.suffix != ".py" or (name and not name.isidentifier()):
-        raise HookError(f"attach {asked!r}: give a file and a class in it, such as probe.py:Probe.")
+        raise HookError(f"{option} {asked!r}: give a file and a class in it, such as probe.py:Probe.")
     try:
         about = file.stat()
         if not stat.S_ISREG(about.st_mode):  # reading a pipe would wait for ever
-            raise HookError(f"attach {asked!r}: {file} is not a regular file.")
+            raise HookError(f"{option} {asked!r}: {file} is not a regular file.")
         if about.st_size > LARGEST_FILE:
             raise HookError(
-                f"attach {asked!r}: the file has {about.st_size:,} bytes; allowed: at most {LARGEST_FILE:,}."
+                f"{option} {asked!r}: the file has {about.st_size:,} bytes; allowed: at most "
+                f"{LARGEST_FILE:,}."
             )
         source = file.read_text(encoding="utf-8")
         compile(source, str(file), "exec")
     except FileNotFoundError:
         near = [each.name for each in file.parent.glob("*.py")] if file.parent.is_dir() else []
-        raise HookError(f"attach {asked!r}: {file} does not exist.{closest(file.name, near)}") from None
+        raise HookError(f"{option} {asked!r}: {file} does not exist.{closest(file.name, near)}") from None
     except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:
-        raise HookError(f"attach {asked!r}: {type(error).__name__}: {error}") from None
+        raise HookError(f"{option} {asked!r}: {type(error).__name__}: {error}") from None
     return {
         "file": str(file),
         "class": name,

@@ -56,6 +56,10 @@ class Hook(HookMethods):
     error, to which `on_error` applies. A hook that is attached to a running job promises it unless this is
     False.
     """
+    rewinds: bool | None = None
+    """Whether `hookline rewind` calls the hook again. None: unless it only observes (`observes = True`).
+    False: never, for a hook that sends or writes something outside of the run's directory.
+    """
     budget: str | None = None
     """The most that it may cost: '1%' of the training time, or '5 ms' per call on average; None: no limit."""
     over_budget: str = "warn"

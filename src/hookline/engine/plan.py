@@ -130,7 +130,11 @@ class Plan:
 
     def compose_again(self, listeners: Iterable[Listener]) -> None:
         """Compose the slots of these listeners again, because a tracer wraps them differently now."""
-        self._drop(*{each.event.name for each in listeners})
+        self.recompose({each.event.name for each in listeners})
+
+    def recompose(self, events: Iterable[str]) -> None:
+        """Compose the slots of these events again when they are next called, as `compose_again` does."""
+        self._drop(*events)
 
     def _retrace(self, tracers: tuple[Tracer, ...]) -> None:
         self.tracers = tracers

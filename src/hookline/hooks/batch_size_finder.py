@@ -15,7 +15,7 @@ from hookline.util.errors import HookError, OptionError, StopTraining
 
 WHO = "BatchSizeFinder"
 LARGEST = 2**31 - 1
-OPTIONS = {"limit_train_batches": 1.0, "overfit_batches": 0.0, "control": False, "trace": False}
+OPTIONS = {"limit_train_batches": 1.0, "overfit_batches": 0.0, "control": False}
 """Options of the short fit in which sizes are tried."""
 log = logging.getLogger("hookline")
 

@@ -144,6 +144,7 @@ class ModelSummary(Hook):
     """
 
     tier = "builtin"
+    rewinds = False
 
     @checked_parameters
     def __init__(

@@ -34,6 +34,7 @@ class OptunaPruning(MetricCheck):
     """
 
     may_listen = ("on_step_end",)
+    rewinds = False
 
     @checked_parameters
     def __init__(

@@ -24,6 +24,7 @@ class SlurmRequeue(Hook):
     """
 
     tier = "builtin"
+    rewinds = False
     ranks = "zero"
     on_error = "warn"
 

@@ -23,6 +23,7 @@ class Timer(Hook):
     """
 
     tier = "builtin"
+    rewinds = False
 
     @checked_parameters
     def __init__(

@@ -55,6 +55,23 @@ def read_log(
                     yield record if holds else {**record, "superseded": True}
 
 
+def superseded_bytes(path: Path) -> list[Range]:
+    """Return the bytes of a log that are superseded, as ordered, disjoint ranges."""
+    with path.open("rb") as file:
+        return superseded_ranges(_resumes(file)[0])
+
+
+def read_events(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the position and the record of every resume, rollback and control command, superseded or not."""
+    starts = (RESUME_START, b'{"type": "rollback"', b'{"type": "control"')
+    at = 0
+    with path.open("rb") as file:
+        for line in lines_of(file):
+            if line.startswith(starts) and (record := _parse(line)) is not None:
+                yield at, record
+            at += len(line)
+
+
 def lines_of(file: BinaryIO) -> Iterator[bytes]:
     """Yield the lines of a log. A line above the limit is split into pieces, which are not JSON."""
     return iter(lambda: file.readline(LONGEST_LINE), b"")

@@ -153,13 +153,16 @@ def _other_rank(run: Run) -> Any:
 
 
 class Recorded:
-    """A `with` around a run: traces and audits it, then shows the table of costs, and a summary if the run
-    failed.
+    """A `with` around a run: traces, audits and digests it, then shows the table of costs, and a summary if
+    the run failed.
     """
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._recorders = [each.during(run) for each in (run.trainer.tracing, run.trainer.auditing)]
+        trainer = run.trainer
+        self._recorders = [
+            each.during(run) for each in (trainer.tracing, trainer.auditing, trainer.digesting)
+        ]
 
     def __enter__(self) -> None:
         for each in self._recorders:

@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from hookline._version import __version__
+from hookline.digests.diverge import HOW, find_run
+from hookline.digests.file import read_digests
 from hookline.loggers.jsonl import jsonable
 from hookline.report.charts import headline_losses, heat_maps, metric_rows, sections, timelines
+from hookline.report.digest_strip import digest_strips
 from hookline.report.reader import RecordedRun, read_run
 from hookline.report.run_events import (
     all_events,
@@ -36,17 +39,26 @@ from hookline.util.text import flatten
 
 ASSETS = Path(__file__).parent / "parts"
 STYLES = ("uplot.min.css", "page.css")
-SCRIPTS = ("uplot.min.js", "building.js", "updating.js", "charts.js", "heat.js", "tables.js", "page.js")
+SCRIPTS = (
+    "uplot.min.js",
+    "building.js",
+    "updating.js",
+    "charts.js",
+    "heat.js",
+    "tables.js",
+    "digests.js",
+    "page.js",
+)
 """In this order, as one script; uPlot is third-party code, see uplot.LICENSE."""
 LIVE_SCRIPTS = (*SCRIPTS[:-1], "live.js", SCRIPTS[-1])
 """The scripts of a served page, which receives updates from its server."""
 
 
 def write_report(
-    run_dirs: Sequence[Path | str], out: Path | str | None = None
+    run_dirs: Sequence[Path | str], out: Path | str | None = None, against: Path | str | None = None
 ) -> tuple[Path, list[RecordedRun]]:
     """Write the page about these runs, by default `report.html` in the run's directory, or here for several
-    runs.
+    runs. against: a run whose digests the others are compared with.
     """
     paths = [Path(each) for each in run_dirs]
     if not paths:
@@ -57,13 +69,21 @@ def write_report(
     if target.suffix.lower() not in (".html", ".htm"):  # a typing error must not overwrite a log
         raise OptionError(f"--out {target} must end with .html.")
     runs = [read_run(path) for path in paths]
-    _write_page(target, render_page(runs))
+    _write_page(target, render_page(runs, None if against is None else _digested(against)))
     return target, runs
 
 
-def render_page(runs: list[RecordedRun]) -> str:
+def _digested(run: Path | str) -> Path:
+    """Return the directory of a run that has digests, or raise."""
+    path = find_run(run)
+    if not read_digests(path).current:
+        raise OptionError(f"--against {path}: this run has no digests. {HOW} writes them.")
+    return path
+
+
+def render_page(runs: list[RecordedRun], against: Path | None = None) -> str:
     """Return the text of a self-contained page."""
-    return fill(embed(page_data(runs)), short_names(runs), SCRIPTS)
+    return fill(embed(page_data(runs, against)), short_names(runs), SCRIPTS)
 
 
 def fill(data: str, titles: list[str], scripts: tuple[str, ...], more_policy: str = "") -> str:
@@ -125,8 +145,8 @@ MOST_KEYS = 800
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def page_data(runs: list[RecordedRun]) -> dict[str, Any]:
-    """Return the data of a page about these runs."""
+def page_data(runs: list[RecordedRun], against: Path | None = None) -> dict[str, Any]:
+    """Return the data of a page about these runs. against: compare their digests with those of this run."""
     now = time.time()
     charts, left_out = sections(runs)
     named = list(zip(short_names(runs), runs, strict=True))
@@ -166,6 +186,7 @@ def page_data(runs: list[RecordedRun]) -> dict[str, Any]:
         "changes": [
             _changes(number, run) for number, run in enumerate(runs) if run.costs.changes is not None
         ],
+        "digests": digest_strips([run.path for run in runs], short_names(runs), against),
         "timings": [_timing_parts(number, run) for number, run in enumerate(runs) if run.costs.timings],
         "texts": _texts(runs, notes),
         "pictures": pictures,

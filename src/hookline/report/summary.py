@@ -24,7 +24,7 @@ SUMMARY_VERSION = 1
 removed.
 """
 MOST_CHECKPOINTS = 100
-PLACES = ("run_dir", "default_root_dir", "trace")
+PLACES = ("run_dir", "default_root_dir", "trace", "digest")
 """Options that usually differ between runs and do not affect training."""
 LOGGED = ("options", "module", "device", "precision", "strategy", "hooks", "torch", "hookline")
 """Hyper-parameters that every log has; the others are the module's."""

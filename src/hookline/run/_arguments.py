@@ -93,9 +93,10 @@ class AroundArguments(TypedDict, total=False):
     """Number of updates between two logged rows of metrics."""
     enable_progress_bar: bool
     """Show a progress bar, and a table of the cost of hooks at the end of a fit."""
-    trace: bool | str | Path
-    """Write every event and call as a timeline for Perfetto. True: to trace.json in the run's directory. Or the path of a
-    file."""
+    digest: bool | int | str | dict[str, Any]
+    """Write digests of the batch, loss, gradients, weights and random streams of steps, for `hookline diverge`: 'every 10
+    steps', a number of steps, or True: every step. Or a dictionary of `every` (1; such an interval) and `modules` (False;
+    True: also of every module and parameter)."""
     control: bool
     """Listen on a socket in the run's directory, for this user to watch and control the fit."""
     seed: int | None
@@ -151,7 +152,9 @@ class TrainerPartsArguments(TypedDict, total=False):
     """Settings of your own. Hooks receive them as the fact `config`."""
     audit: bool | dict[str, Any]
     """True: report what each hook changed: weights, gradients, modes, the batch, random streams and more. Or a dictionary of
-    `changes` (False; this report) and `costs` (True; count the calls of every hook and measure their time)."""
+    `changes` (False; this report), `costs` (True; count the calls of every hook and measure their time) and `trace` (False;
+    True: write every event and call as a timeline for Perfetto to trace.json in the run's directory; or the path of a
+    file)."""
 
 
 class OptionArguments(

@@ -3,10 +3,12 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from hookline.engine.checks import Duration, Rule, apply_rule, check_choice, refused, rule_of
-from hookline.util.errors import OptionError, closest
+from hookline.engine.checks import Duration, OnDisk, Rule, apply_rule, check_choice, refused, rule_of
+from hookline.engine.filters import parse_interval
+from hookline.util.errors import HookError, OptionError, closest
 
 OLD_NAMES = {
     "save": ("checkpoint", "write"),
@@ -14,9 +16,10 @@ OLD_NAMES = {
     "hang_action": ("hang_after", "action"),
     "val_aggregation": ("evaluation", "aggregation"),
     "accounting": ("audit", "costs"),
+    "trace": ("audit", "trace"),
 }
 """Options that are keys of another option now. They are still accepted."""
-FIRST_KEYS = {"hang_after": "after", "audit": "changes"}
+FIRST_KEYS = {"hang_after": "after", "audit": "changes", "digest": "every"}
 """Options that may also be a single value, and the key that the value is for."""
 OLD_SAVING = {name for name, (option, _) in OLD_NAMES.items() if option == "checkpoint"}
 """Those of `checkpoint`."""
@@ -76,6 +79,44 @@ class Audit:
     """Report what each hook changed: weights, gradients, modes, random streams and more."""
     costs: bool = True
     """Count the calls of each hook and measure their time."""
+    trace: bool | Annotated[str | Path, OnDisk("True, False or the path of a file")] = False
+    """Write every event and call as a timeline for Perfetto: to trace.json in the run's directory, or to the
+    file of this path.
+    """
+
+
+DIGEST_STEPS = "True, False, a number of steps or text such as 'every 10 steps'"
+
+
+def parse_steps(name: str, value: Any) -> int:
+    """Return the number of steps between two digests; 0 is off, 1 is every step."""
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, int) and value >= 0:
+        return value
+    if isinstance(value, str):
+        try:
+            number, unit = parse_interval(value.strip().removeprefix("every "), name)
+        except HookError:
+            number, unit = 0.0, ""
+        if unit == "step":
+            return int(number)
+    raise refused(name, value, DIGEST_STEPS)
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """How often a run writes digests, and of what: what `Trainer(digest=...)` means."""
+
+    every: Annotated[bool | int | str, parse_steps] = 1
+    """Steps between two digests: a number, or 'every 10 steps'. The first step has one, too."""
+    modules: bool = False
+    """Also the output of every module, and every parameter, its gradient and its optimizer state."""
+
+    @property
+    def steps(self) -> int:
+        """Steps between two digests; 0: no digests."""
+        return parse_steps("digest", self.every)
 
 
 TABLES: dict[str, type] = {
@@ -83,6 +124,7 @@ TABLES: dict[str, type] = {
     "hang_after": Hangs,
     "evaluation": Evaluation,
     "audit": Audit,
+    "digest": Digests,
 }
 """The options that may be tables, and what declares their keys."""
 
@@ -126,6 +168,19 @@ def parse_audit(given: Any, name: str = "audit") -> Audit:
     if not isinstance(given, Mapping):
         raise refused(name, given, f"True, False or a table of {', '.join(table_rules(name))}")
     return parse_table(name, given)  # type: ignore[no-any-return]
+
+
+def parse_digest(given: Any, name: str = "digest") -> Digests:
+    """Return the settings that `digest=` asks for."""
+    if isinstance(given, Mapping):
+        return parse_table(name, given)  # type: ignore[no-any-return]
+    try:
+        return Digests(every=parse_steps(name, given))
+    except OptionError as error:
+        if isinstance(given, bool | int | str):
+            raise
+        keys = ", ".join(table_rules(name))
+        raise refused(name, given, f"{DIGEST_STEPS}, or a table of {keys}") from error
 
 
 def with_new_names(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,11 +33,13 @@ from hookline.engine.foreign import is_hook_class
 from hookline.engine.hook import Hook
 from hookline.run.option_tables import (
     Audit,
+    Digests,
     Evaluation,
     Hangs,
     Saving,
     parse_audit,
     parse_checkpoint,
+    parse_digest,
     parse_table,
     table_rules,
     with_new_names,
@@ -92,6 +94,11 @@ def _evaluates(name: str, value: Any) -> Any:
 
 def _audits(name: str, value: Any) -> Any:
     parse_audit(value, name)
+    return value
+
+
+def _digests(name: str, value: Any) -> Any:
+    parse_digest(value, name)
     return value
 
 
@@ -229,9 +236,10 @@ class Around:
     """Number of updates between two logged rows of metrics."""
     enable_progress_bar: bool = True
     """Show a progress bar, and a table of the cost of hooks at the end of a fit."""
-    trace: bool | Annotated[str | Path, OnDisk("True, False or the path of a file")] = False
-    """Write every event and call as a timeline for Perfetto. True: to trace.json in the run's directory. Or
-    the path of a file.
+    digest: Annotated[bool | int | str | dict[str, Any], _digests] = False
+    """Write digests of the batch, loss, gradients, weights and random streams of steps, for `hookline
+    diverge`: 'every 10 steps', a number of steps, or True: every step. Or a dictionary of `every` (1; such an
+    interval) and `modules` (False; True: also of every module and parameter).
     """
     control: bool = True
     """Listen on a socket in the run's directory, for this user to watch and control the fit."""
@@ -334,6 +342,11 @@ class Options(
         return Hangs(_as_seconds(self.hang_after))
 
     @property
+    def digests(self) -> Digests:
+        """`digest` as settings."""
+        return parse_digest(self.digest)
+
+    @property
     def evaluating(self) -> Evaluation:
         """`evaluation` as settings."""
         return parse_table("evaluation", self.evaluation or {})  # type: ignore[no-any-return]
@@ -434,8 +447,9 @@ class TrainerParts:
     """Settings of your own. Hooks receive them as the fact `config`."""
     audit: Annotated[bool | dict[str, Any], InFile(bool | dict[str, Any]), _audits] = False
     """True: report what each hook changed: weights, gradients, modes, the batch, random streams and more. Or
-    a dictionary of `changes` (False; this report) and `costs` (True; count the calls of every hook and
-    measure their time).
+    a dictionary of `changes` (False; this report), `costs` (True; count the calls of every hook and measure
+    their time) and `trace` (False; True: write every event and call as a timeline for Perfetto to trace.json
+    in the run's directory; or the path of a file).
     """
 
     def __post_init__(self) -> None:

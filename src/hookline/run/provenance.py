@@ -76,7 +76,7 @@ def provenance(run: Run) -> dict[str, Any]:
     return {
         "command": command_line(sys.orig_argv),
         "directory": mask_text(str(Path.cwd())),
-        "git": git_state(_code_folder()),
+        "git": code_state(),
         "versions": versions(),
         "machine": describe_machine(run),
         "config": mask(getattr(run.trainer, "resolved_config", None)),
@@ -197,6 +197,9 @@ def describe_machine(run: Run) -> dict[str, Any]:
         "host": socket.gethostname(),
         "system": _system(),
         "cpus": os.cpu_count(),
+        "cpu": _processor(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
         "device": str(device),
         "device_name": name,
         "world_size": run.state.world_size,
@@ -210,6 +213,17 @@ def _system() -> str:
     return f"{platform.platform()} {platform.machine()}"
 
 
+@functools.cache
+def _processor() -> str:
+    """Return the model of the processor; on systems that do not show it, its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
+
+
 # ---- git ---------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +233,11 @@ def _code_folder() -> Path:
     file = getattr(main, "__file__", None)
     is_script = getattr(main, "__spec__", None) is None and isinstance(file, str) and file.endswith(".py")
     return Path(str(file)).absolute().parent if is_script else Path.cwd()
+
+
+def code_state() -> dict[str, Any]:
+    """Return the commit of the program's code, and whether it has changed since."""
+    return git_state(_code_folder())
 
 
 def git_state(folder: Path) -> dict[str, Any]:

@@ -262,7 +262,9 @@ class RunTimer:
         self.due = 0
         """The step at which the next sample of the timer's own begins or ends."""
         self.observers: list[StepObserver] = []
-        """Observers of single steps, such as those of a hook."""
+        """Observers of single steps, such as those of a hook; one at a time."""
+        self.recorders: list[StepObserver] = []
+        """Observers of the very steps that they are due at, whatever else observes these."""
         self.warned = False
         """Whether the warning about waiting for the loader was logged."""
         self.batches_before = 0
@@ -290,7 +292,7 @@ class RunTimer:
     @property
     def next_due(self) -> float:
         """The step at which a sample or an observer begins or ends next."""
-        return min([self.due, *[each.due for each in self.observers]])
+        return min([self.due, *[each.due for each in (*self.observers, *self.recorders)]])
 
     # ---- parts ---------------------------------------------------------------------------------------------
 

@@ -80,12 +80,17 @@ class Fetcher:
 def take_sample(run: Run, timer: RunTimer) -> float:
     """Between two accumulation windows, end what observes the last one, and begin to observe the next one.
 
-    The timer and each observer do so one at a time. Return the step of the next call.
+    The timer and each observer do so one at a time, recorders at the steps that they are due at. Return the
+    step of the next call.
     """
     step, sampler = run.state.counts.step, timer.sampler
     if run.window.batches:
         return step
-    if not end_samples(run, timer) and step >= timer.due:
+    was_sampled = end_samples(run, timer)
+    for recorder in timer.recorders:
+        if step >= recorder.due:
+            recorder.begin()
+    if not was_sampled and step >= timer.due:
         check_waiting(run, timer)
         sampler.begin(run.traits.is_manual, run.traits.recomputes)
         timer.due = step if sampler.is_open else step + SAMPLE_EVERY
@@ -101,11 +106,13 @@ def end_samples(run: Run, timer: RunTimer) -> bool:
     for observer in timer.observers:
         if observer.is_open:
             observer.end()
-    if not timer.sampler.is_open:
-        return False
-    step = run.state.counts.step
-    timer.due = step + SAMPLE_EVERY - 1 if timer.sampler.end() else step
-    return True
+    step, was_sampled = run.state.counts.step, timer.sampler.is_open
+    if was_sampled:
+        timer.due = step + SAMPLE_EVERY - 1 if timer.sampler.end() else step
+    for recorder in timer.recorders:
+        if recorder.is_open and not run.window.batches:  # a window that is open is closed after the epoch
+            recorder.end()
+    return was_sampled
 
 
 class ValidationAbandoned(Exception):

@@ -180,6 +180,7 @@ def close_epoch(run: Run, complete: bool) -> None:
     if complete and not run.signals.number:
         assert run.step is not None
         run.step.close_window()  # the last window may have fewer batches than the others
+        run.traits.rules.window_closed(run)
         advance_epoch(run)
     run.state.log.mode = "now"
     is_validated = run.progress.validated_at == (run.state.epoch, run.state.batches_seen)

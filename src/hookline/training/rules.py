@@ -113,6 +113,9 @@ class LoopRules:
         """Raise if the checkpoint to resume from has the state of other optimizers or schedulers."""
         refuse()
 
+    def window_closed(self, run: Run) -> None:
+        """Do what follows the last accumulation window of an epoch, after its update: nothing."""
+
     # ---- validation ----------------------------------------------------------------------------------------
 
     def validation_due(self, run: Run) -> Callable[[], bool] | None:

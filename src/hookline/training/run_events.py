@@ -42,6 +42,11 @@ def start_training(run: EmittingRun) -> None:
     run.plan.on_train_start(run.state)
 
 
+def set_paused(run: EmittingRun, is_paused: bool) -> None:
+    """Let `trainer.validate()` work while the run is paused, as at the end of a step."""
+    run.state.nested_validate = is_paused
+
+
 def end_training(run: EmittingRun) -> None:
     """Emit on_train_end. Call `end_as` first."""
     run.plan.on_train_end(run.state)

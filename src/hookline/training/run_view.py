@@ -16,6 +16,7 @@ from hookline.util.errors import HooklineError
 if TYPE_CHECKING:
     from hookline.audit.session import Auditing
     from hookline.data.samples import Sample
+    from hookline.digests.session import Digesting
     from hookline.distributed.base import Strategy
     from hookline.distributed.comm import Ranks
     from hookline.engine.hook_list import HookList
@@ -45,7 +46,7 @@ class RunView(View):
         """The traces of the runs, which a hook can start and stop."""
         from hookline.tracing.session import Tracing
 
-        return Tracing(self.plan, self.options.trace)
+        return Tracing(self.plan, self.audit.trace)
 
     @functools.cached_property
     def auditing(self) -> Auditing:
@@ -53,6 +54,13 @@ class RunView(View):
         from hookline.audit.session import Auditing
 
         return Auditing(self.plan, self.hooks, self.audit.changes)
+
+    @functools.cached_property
+    def digesting(self) -> Digesting:
+        """The digests of the fits."""
+        from hookline.digests.session import Digesting
+
+        return Digesting(self.options.digests)
 
     @property
     def run_id(self) -> str:

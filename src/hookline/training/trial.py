@@ -44,6 +44,7 @@ SHORT: Mapping[str, Any] = {
     "val_check_interval": 1.0,
     "check_val_every_n_epoch": 1,
     "checkpoint": False,
+    "digest": False,
 }
 """Options of a short fit, which saves and validates nothing."""
 FITS, ENDED, FULL = 0, 1, 2

@@ -41,7 +41,7 @@ UNCHANGED = {
     "enable_progress_bar": False,
     "num_sanity_val_steps": 0,
     "control": False,
-    "trace": False,
+    "digest": False,
 }
 """Options of the run inside the run, which leaves no files."""
 

@@ -132,6 +132,7 @@ const PARTS = [
   { id: "time", shows: ["timings"], draw: (data) => (data.timings.length ? section("time", "Where the time went", timeBars(data), timeTable(data)) : null) },
   { id: "cost", shows: ["cost"], draw: costPart },
   { id: "audit", shows: ["changes"], draw: (data) => (data.changes.length ? section("audit", "Audit: what hooks changed", data.changes.map((each) => changeTable(data, each))) : null) },
+  { id: "digests", shows: ["digests"], draw: digestPart },
   { id: "pictures", shows: ["pictures"], draw: (data) => (data.pictures.length ? section("pictures", "Pictures", picturePanel(data)) : null) },
   { id: "text", shows: ["texts"], draw: (data) => (data.texts.length ? section("text", "Text", textPanel(data)) : null) },
   { id: "configuration", shows: ["config", "versions"], draw: configPart },

@@ -1,0 +1,145 @@
+"""`hookline diverge`: where two runs diverge, narrowed to a step by running both again."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hookline.cli.output import DIFFERENT, OK, print_result
+from hookline.digests.diverge import DivergeReport, diverge, diverge_attempts, diverge_ranks
+from hookline.digests.file import read_digests
+from hookline.loggers.jsonl import jsonable
+from hookline.util.errors import HooklineError, OptionError
+from hookline.util.text import printable_lines
+
+DETAILS = {"every": 1, "modules": True}
+"""The digests of a run that runs again."""
+
+
+def print_divergence(chosen: argparse.Namespace) -> int:
+    """Compare two runs, a run with its resume, or its ranks; print the result and return the exit code."""
+    if chosen.other is not None and (chosen.ranks or chosen.resume):
+        option = "--ranks" if chosen.ranks else "--resume"
+        raise OptionError(f"{option} compares a run with itself: name one run, not {chosen.other}, too.")
+    if chosen.ranks and chosen.resume:
+        raise OptionError("--ranks and --resume are two comparisons: leave one of them out.")
+    if chosen.other is not None:
+        report = diverge(chosen.run, chosen.other)
+        if not chosen.no_rerun and needs_narrowing(report):
+            report = narrow(report, chosen.config or [], chosen.allow)
+    else:
+        report = diverge_ranks(chosen.run) if chosen.ranks else diverge_attempts(chosen.run)
+    print_result(chosen, jsonable(report.data()), printable_lines(report.text()))
+    return OK if report.is_equal else DIFFERENT
+
+
+# ---- narrowing ---------------------------------------------------------------------------------------------
+
+
+def needs_narrowing(report: DivergeReport) -> bool:
+    """Return whether the step, or the module in it, is not known yet."""
+    found = report.divergence
+    if found is None:
+        return False
+    details = all(read_digests(path).about.get("modules") for path in report.paths)
+    return not found.is_exact or (not details and not found.first.names and found.first.kind != "hook")
+
+
+def narrow(report: DivergeReport, configs: list[str], allow: list[str]) -> DivergeReport:
+    """Run both runs again, from a checkpoint before they differ, with digests of every step and module.
+
+    If that is not possible, the report says why, and how to do it in Python.
+    """
+    found = report.divergence
+    assert found is not None
+    begin = found.last_equal or 0
+    if len(configs) not in (0, 1, 2):
+        raise OptionError("--config is for A, or once for each of the two runs.")
+    files = [*configs, *configs][:2] if configs else [None, None]
+    with tempfile.TemporaryDirectory(prefix="hookline-diverge-") as folder:
+        places = (Path(folder) / "a", Path(folder) / "b")
+        try:
+            for path, place, config in zip(report.paths, places, files, strict=True):
+                run_again(path, found.step, begin, place, config, allow)
+            again = diverge(*places, report.names)
+        except HooklineError as error:
+            report.notes.append(f"the step cannot be narrowed: {_first_line(error)}")
+            report.notes += python_form(report)
+            return report
+        repeated = [_is_as_recorded(path, place) for path, place in zip(report.paths, places, strict=True)]
+    return _merged(report, again, repeated)
+
+
+def run_again(path: Path, to: int, begin: int, out: Path, config: str | None, allow: list[str]) -> None:
+    """Run a recorded run again to a step, from a checkpoint of `begin` or before, with digests and audit."""
+    from hookline.rewind.rebuild import from_config
+    from hookline.rewind.recorded import Beginning, RecordedRun
+    from hookline.rewind.rerun import RunAgain
+
+    class FromEarlier(RecordedRun):
+        """A recorded run that begins again where it is known to be equal to another."""
+
+        def find_beginning(self, to: int, ranks: Any) -> Beginning:
+            """Return the newest checkpoint at which both runs are equal, or the beginning."""
+            return super().find_beginning(min(to, begin + 1), ranks)
+
+    recorded = FromEarlier(path)
+    if config is None and recorded.config is None:
+        raise OptionError(f"{path} was started by a program, which only the program can start again.")
+    again = RunAgain(recorded, to, lambda loggers: from_config(recorded, loggers, config, allow), out=out)
+    again.trainer.options.digest = dict(DETAILS)
+    again.trainer.audit = dataclasses.replace(again.trainer.audit, changes=True)
+    with again.paused():
+        pass
+
+
+def _is_as_recorded(path: Path, again: Path) -> bool | None:
+    """Return whether a repeated run has the digests of its record; None if they have no step in common."""
+    recorded, repeated = read_digests(path).current, read_digests(again).current
+    common = recorded.keys() & repeated.keys()
+    if not common:
+        return None
+    fields = ("weights", "gradients", "updated")
+    return all(recorded[key].get(name) == repeated[key].get(name) for key in common for name in fields)
+
+
+def _merged(report: DivergeReport, again: DivergeReport, repeated: list[bool | None]) -> DivergeReport:
+    """Return the result of the repeated runs, with what the records say about the recorded ones."""
+    words = {True: "is as recorded", False: "differs from its record", None: "has no digest to compare with"}
+    said = ", ".join(f"{name} {words[each]}" for name, each in zip(report.names, repeated, strict=True))
+    found = again.divergence
+    if found is None:
+        report.notes.append(
+            f"both runs were run again here up to step {again.steps[-1] if again.steps else '?'}, and are "
+            f"equal ({said}): the difference comes from where or with what they ran, not from their "
+            "configurations"
+        )
+        return report
+    assert report.divergence is not None
+    found.last_equal = found.last_equal if found.last_equal is not None else report.divergence.last_equal
+    found.is_exact = found.is_exact or found.step == (report.divergence.last_equal or 0) + 1
+    steps = f"steps {again.steps[0]} to {again.steps[-1]}"
+    notes = [*again.notes, f"found by running both again, {steps} ({said})"]
+    return DivergeReport(
+        report.names, report.paths, "digests", report.steps, found, again.rank, notes, report.causes
+    )
+
+
+def python_form(report: DivergeReport) -> list[str]:
+    """Return how a program narrows the step."""
+    found = report.divergence
+    assert found is not None
+    lines = ["in Python, run both again with what the program passed to fit, then compare the copies:"]
+    for path, name in zip(report.paths, ("again-a", "again-b"), strict=True):
+        lines.append(
+            f"  with hookline.rewound({str(path)!r}, to={found.step}, module=..., train=..., out={name!r}, "
+            f"digest={DETAILS}): pass"
+        )
+    return [*lines, "  hookline diverge again-a again-b"]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
