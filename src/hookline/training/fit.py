@@ -220,7 +220,7 @@ def open_loader(run: Run, loader: Loader) -> Iterator[Any]:
 
     saved, streams = run.resume.contents.pop("loader", None), run.resume.contents.pop("rng", None)
     for each in run.data.loaders["train"]:
-        each.keeps_indices = "sample_ids" in run.plan.wanted
+        each.keeps_indices = "sample_ids" in run.plan.wanted or bool(run.options.digest)
     if saved is None:
         batches = loader.open(run.state.epoch, run.progress.position, run.options.seed)
     else:
