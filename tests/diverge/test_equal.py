@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from hookline import Hook, read_digests
+from hookline import Hook, OptionError, read_digests
 from hookline.digests.diverge import diverge, diverge_attempts, diverge_ranks
 
 EVERY: dict[str, Any] = {"digest": {"every": 1, "modules": True}}
@@ -169,14 +169,16 @@ class Nudges(Hook):
         if step == 3 and rank == 1:
             module.last.bias.data[0] += 1e-4
 
-def train(folder, hooks=()):
+def train(folder, hooks=(), strategy="ddp"):
     torch.manual_seed(3)
-    trainer = quiet(run_dir=folder, strategy="ddp", seed=1, logger=True, hooks=list(hooks), gradient_clip_val=0.1,
+    trainer = quiet(run_dir=folder, strategy=strategy, seed=1, logger=True, hooks=list(hooks), gradient_clip_val=0.1,
                     digest={"every": 1, "modules": True})
     trainer.fit(Net(), samples(12))
 
 for folder, hooks in (("a", ()), ("b", ()), ("c", [Nudges()])):
     train(folder, hooks)
+for folder in ("sharded", "again"):
+    train(folder, strategy="fsdp")
 """
 
 
@@ -190,5 +192,10 @@ def test_two_ranks_are_equal_to_two_ranks_and_a_rank_that_drifts_is_found(tmp_pa
     assert drifted.divergence is not None and drifted.names == ("rank 0", "rank 1")
     assert (drifted.divergence.step, drifted.divergence.first.kind) == (4, "weights")
     assert "in rank 1 last.bias changed" in drifted.divergence.first.text
+    assert diverge(tmp_path / "sharded", tmp_path / "again").is_equal
+    shards = [read_digests(tmp_path / "sharded", rank).current[2, 1] for rank in (0, 1)]
+    assert shards[0]["weights"] != shards[1]["weights"]  # each rank digests its own shard
+    with pytest.raises(OptionError, match="FSDP"):
+        diverge_ranks(tmp_path / "sharded")
     other = diverge(tmp_path / "a", tmp_path / "c")
     assert other.divergence is not None and (other.divergence.step, other.rank) == (4, 1)

@@ -121,8 +121,9 @@ def dense_parts(tensor: Tensor) -> Iterator[Tensor]:
     if callable(wait := getattr(tensor, "wait", None)):  # the result of a collective that is under way
         yield from dense_parts(wait())
     elif hasattr(tensor, "__tensor_flatten__"):  # a DTensor, or a class of another package
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from dense_parts(getattr(tensor, name))
+        parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        for part in parts:  # a DTensor also has its mesh there
+            yield from dense_parts(part) if isinstance(part, Tensor) else ()
     elif tensor.is_quantized:
         yield tensor.int_repr()
     elif tensor.layout is torch.strided:
