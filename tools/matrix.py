@@ -224,7 +224,7 @@ def run_cell(cell: Cell, log: Path, processes: int, more: Sequence[str]) -> tupl
     }
     environment["PYTHONPATH"] = str(ROOT / "src")
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    folder = Path(tempfile.mkdtemp(prefix="hookline-matrix-"))
+    folder, code = Path(tempfile.mkdtemp(prefix="hookline-matrix-")), 0
     try:
         with log.open("w") as output:
             for command in commands(cell, folder, processes, more):
@@ -236,19 +236,19 @@ def run_cell(cell: Cell, log: Path, processes: int, more: Sequence[str]) -> tupl
                     env=environment,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
-                ) as ended:
-                    assert ended.stdout is not None
-                    for line in ended.stdout:
+                ) as process:
+                    assert process.stdout is not None
+                    for line in process.stdout:
                         output.write(line.decode(errors="replace"))
                         output.flush()
-                if ended.returncode:
+                if code := process.returncode:
                     break
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     totals = re.findall(
         r"^(?:=+ )?(\d+ (?:passed|failed|error).*?) in [\d.]+s", log.read_text(), re.MULTILINE
     )
-    return not ended.returncode, totals[-1] if totals else "the tests did not begin"
+    return not code, totals[-1] if totals else "the tests did not begin"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
