@@ -109,11 +109,11 @@ def test_a_recipe_is_one_short_program_that_runs_by_itself(page: str) -> None:
 def test_the_site_has_pages_as_its_markdown_reads_them(tmp_path: Path) -> None:
     places = {ROOT / "docs/a.md": Path("a.md"), ROOT / "faults/README.md": Path("faults.md")}
     text = (
-        "Text:\n- one\n  more\n  - two\n- three\n\n| `a \\| b` |\n|---|\n\n"
+        "in\n60. Text:\n- one\n  more\n  - two\n- three\n\n| `a \\| b` |\n|---|\n\n"
         "[f](../faults/README.md#x) [s](../src/gone.py) [r](../README.md)\n"
     )
     assert site.for_site(text, ROOT / "docs/a.md", places) == (
-        "Text:\n\n- one\n  more\n    - two\n- three\n\n| `a | b` |\n|---|\n\n[f](faults.md#x) s [r](index.md)\n"
+        "in\n60. Text:\n\n- one\n  more\n    - two\n- three\n\n| `a | b` |\n|---|\n\n[f](faults.md#x) s [r](index.md)\n"
     )
 
 

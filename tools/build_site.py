@@ -76,6 +76,9 @@ def for_site(text: str, source: Path, places: dict[Path, Path]) -> str:
         if item:
             indent = len(item.group(1))
             if not levels and out and out[-1].strip() and not out[-1].startswith(" "):
+                if item.group(2) not in ("-", "*", "1."):  # a number that begins a line of a paragraph
+                    out.append(line)
+                    continue
                 out.append("")
             while levels and levels[-1] > indent:
                 levels.pop()
