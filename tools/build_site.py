@@ -1,8 +1,8 @@
 """Build the documentation site with Zensical, or serve it on this machine.
 
 `python tools/build_site.py` writes site/. With `--serve` it also serves the site on 127.0.0.1:8000, and
-builds it again when a page changes. Broken links and anchors are errors. Nothing is loaded from the network, neither
-by the build nor by the pages.
+builds it again when a page changes. Broken links and anchors are errors. Nothing is loaded from the network,
+neither by the build nor by the pages.
 
 The pages are copied to build/site first: with those outside of docs/, and written as Python-Markdown reads
 them. The sources stay as GitHub shows them.
