@@ -188,6 +188,8 @@ SEE = {
 """Where names of `hookline` are explained that no page shows in code or names in its text."""
 ALIASES: dict[str, ast.expr] = {"Mode": ast.parse('Literal["min", "max"]', mode="eval").body}
 """Names of types that a reader would have to look up."""
+LONGEST_DEFAULT = 80
+"""Characters of a default that is shown."""
 COMMON = {"name": "The name of the hook in lists and commands. None: from its class."}
 """Texts of the parameters that hooks share."""
 
@@ -215,7 +217,8 @@ def parameter_texts(doc: str, names: list[str]) -> tuple[str, dict[str, str]]:
     prose, found = [], {}
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(doc)):
         if paragraph.lstrip().startswith(">>>"):
-            prose.append(f"```py\n{textwrap.dedent(paragraph).strip()}\n```")
+            code = re.sub(r" *# doctest:.*(\n *\+ELLIPSIS)?", "", textwrap.dedent(paragraph).strip())
+            prose.append(f"```py\n{code}\n```")
             continue
         if re.search(r"^( {2,}|- |\|)", paragraph, re.MULTILINE):  # a block or a list stays as it is
             prose.append(paragraph)
@@ -229,7 +232,20 @@ def parameter_texts(doc: str, names: list[str]) -> tuple[str, dict[str, str]]:
             said = text[match.end() : after.start() if after else None].strip()
             for name in re.split(r", | and ", match.group(1)):
                 found[name.strip("`")] = said
+    for name, said in found.items():
+        found[name], about_others = split_text(said, names)
+        prose += [about_others] if about_others else []
     return "\n\n".join(prose), found
+
+
+def split_text(said: str, names: list[str]) -> tuple[str, str]:
+    """Return a parameter's text, and what follows from a sentence that is about other parameters on.
+
+    Such a sentence begins with their names as code: `project`, `tags` and `id` are those of the client.
+    """
+    one = "|".join(re.escape(each) for each in names)
+    about = re.search(rf"(?<=\. )(?:`(?:{one})`(?:, | and )?)+ (?:is|are) .*", said)
+    return (said[: about.start()].strip(), about.group()) if about else (said, "")
 
 
 # ---- signatures --------------------------------------------------------------------------------------------
@@ -273,7 +289,8 @@ def shown_default(value: Any) -> str:
         return f"`{type(value).__name__}.{value.name}`"
     if inspect.isfunction(value) or inspect.isclass(value):
         return f"`{value.__name__}`"
-    text = "..." if "factory" in repr(value) else re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    text = "..." if "factory" in text or len(text) > LONGEST_DEFAULT else text
     text = text.replace("'", '"')
     return f"`{text}`".replace("|", "\\|")
 
@@ -325,7 +342,9 @@ def parameter_table(function: Any, texts: dict[str, str]) -> list[str]:
             says = f"{says} Allowed: {allowed}.".strip()
         known |= bool(says)
         cell = f"`{kind}`" if kind else ""
-        rows.append(f"| `{each.name}` | {cell} | {shown_default(each.default)} | {escaped(says)} |")
+        stars = each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        default = "" if stars else shown_default(each.default)
+        rows.append(f"| `{each.name}` | {cell} | {default} | {escaped(says)} |")
     if not known:  # the signature says as much
         return []
     return ["", "| parameter | type | default | what it is |", "|---|---|---|---|", *rows]
@@ -346,7 +365,7 @@ def entry(module: str, name: str, examples: dict[str, str], level: int) -> list[
     elif callable(value) and hasattr(value, "__code__"):
         out += callable_entry(name, value)
     elif isinstance(value, Signal):
-        out += [f"A signal. {sentence(value.doc if hasattr(value, 'doc') else signal_text(name))}"]
+        out += [f"A signal. {sentence(signal_text(name))}"]
     else:
         out += [sentence(constant_text(module, name, value))]
     return [*out, *where]
@@ -354,11 +373,13 @@ def entry(module: str, name: str, examples: dict[str, str], level: int) -> list[
 
 def where_shown(module: str, name: str, examples: dict[str, str]) -> str:
     """Return a sentence with a link to an example, or to the page about the name."""
-    own, other = examples.get(f"{module}.{name}"), examples.get(name)
-    if own is None and (other is None or module.startswith("hookline.interop")):
-        guide = GUIDES.get(module) or SEE.get(name)  # a name such as Trainer has examples of another class
-        return f"See [{guide[0]}]({guide[1]})." if guide else ""
-    return own or other or ""
+    own, other = examples.get(f"{module}.{name}", ""), examples.get(name, "")
+    if module.startswith("hookline.interop"):  # a name such as Trainer has examples of another class
+        other = ""
+    guide = GUIDES.get(module) or SEE.get(name)
+    page = f"See [{guide[0]}]({guide[1]})." if guide else ""
+    shown = [each for each in (own, other) if each.startswith("Example")]
+    return next(iter([*shown, *filter(None, [page, own, other])]), "")
 
 
 def callable_entry(name: str, function: Any) -> list[str]:
