@@ -30,6 +30,7 @@ OUTSIDE = {
     "CHANGELOG.md": "changes.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
+    "examples/README.md": "examples/index.md",
     "faults/README.md": "faults.md",
     "README.md": "index.md",
 }
