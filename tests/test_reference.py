@@ -95,6 +95,22 @@ def test_every_public_name_has_its_parameters_their_defaults_and_an_example(key:
                 assert shown in text.replace("\\|", "|"), f"{name}: {parameter.name}={shown}"
 
 
+def test_every_name_that_the_docs_import_has_an_entry() -> None:
+    public = {
+        f"{module}.{name}": getattr(importlib.import_module(module), name) for _, module, name in PUBLIC
+    }
+    for page in DOCS.rglob("*.md"):
+        for _, code in reference.python_blocks(page.read_text()):
+            for used in reference.names_of_hookline(code):
+                if "." not in used or used in public or any(used.startswith(f"{each}.") for each in public):
+                    continue
+                value = pkgutil.resolve_name(used)
+                known = inspect.ismodule(value) or any(value is each for each in public.values())
+                assert known, (
+                    f"{page.relative_to(DOCS)} imports {used}: add it to PAGES of tools/reference.py"
+                )
+
+
 def test_every_option_event_and_fact_has_a_row() -> None:
     options, lifecycle = (DOCS / "options.md").read_text(), (DOCS / "lifecycle.md").read_text()
     for group in DECLARATIONS:

@@ -163,6 +163,7 @@ GUIDES = {
     "hookline.testing": ("testing hooks", "../testing-hooks.md"),
     "hookline.config": ("configuration files", "../configuration.md"),
     "hookline.distributed": ("strategies", "../ranks.md#strategies"),
+    "hookline.report": ("the report of a run", "../report.md"),
     "hookline.watch": ("the live page", "../watch.md"),
     "hookline.interop.hosts": ("your own loop and other trainers", "../hosts.md"),
     "hookline.interop.lightning": ("coming from Lightning", "../migrating-lightning.md"),
@@ -182,6 +183,7 @@ SEE = {
         "an error before the first step",
         "../troubleshooting.md#an-error-before-the-first-step",
     ),
+    "Report": ("the report of a run", "../report.md"),
     "Strategy": ("strategies", "../ranks.md#strategies"),
     "SingleDevice": ("strategies", "../ranks.md#strategies"),
 }
