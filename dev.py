@@ -386,9 +386,15 @@ def mutants(arguments: list[str]) -> None:
 
 
 def generate(arguments: list[str]) -> None:
-    """Write what is derived from the table of events."""
+    """Write what is derived from the code: typed methods, and pages of the docs."""
     prepare()
     run(PYTHON, "tools/generate.py", *arguments)
+
+
+def docs(arguments: list[str]) -> None:
+    """Build the documentation site into site/; with --serve, also serve it on this machine (--port 8000)."""
+    prepare("docs")
+    run(PYTHON, "tools/build_site.py", *arguments)
 
 
 def bench(arguments: list[str]) -> None:
@@ -486,6 +492,7 @@ EVERYTHING = (
     types,
     interop,
     generate,
+    docs,
     bench,
     bench_hooks,
     bench_checkpoint,
