@@ -164,7 +164,7 @@ def prepare(*extras: str, venv: Path = VENV) -> None:
 def demo(arguments: list[str]) -> None:
     """Train a small GPT on English text and show what its hooks did."""
     prepare()
-    run(PYTHON, "-m", "hookline", "fit", "examples/gpt.toml", *arguments)
+    run(PYTHON, "-m", "hookline", "fit", "examples/gpt/gpt.toml", *arguments)
 
 
 def test(arguments: list[str]) -> None:

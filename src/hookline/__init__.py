@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hookline.loggers.base import Logger
     from hookline.loggers.jsonl import JSONLines
     from hookline.metrics.metric_log import Metrics
+    from hookline.report.cell import Report
     from hookline.run.context import StepContext
     from hookline.run.module import DataModule, Module
     from hookline.run.parameter_groups import parameter_groups
@@ -88,6 +89,7 @@ __all__ = [
     "PeerError",
     "Preempted",
     "Recorder",
+    "Report",
     "RunLockedError",
     "Signal",
     "SingleDevice",
@@ -166,6 +168,7 @@ _load, __dir__ = registry.lazy_names(
         "Accelerated": "distributed.accelerate",
         "SingleDevice": "distributed.base",
         "Recorder": "engine.recorder",
+        "Report": "report.cell",
         "seed_everything": "data.seeding",
         "Logger": "loggers.base",
         "JSONLines": "loggers.jsonl",

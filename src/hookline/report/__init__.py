@@ -6,6 +6,7 @@ It reads files only and never changes a run. May import: util, loggers, run, che
 
 from __future__ import annotations
 
+from hookline.report.cell import Report
 from hookline.report.page import write_report
 
-__all__ = ["write_report"]
+__all__ = ["Report", "write_report"]
