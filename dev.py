@@ -167,6 +167,12 @@ def demo(arguments: list[str]) -> None:
     run(PYTHON, "-m", "hookline", "fit", "examples/gpt/gpt.toml", *arguments)
 
 
+def examples(arguments: list[str]) -> None:
+    """Run all examples in full, or those that are named; print name, seconds, passed or failed for each."""
+    prepare("examples", venv=INTEROP)
+    run(python(INTEROP), "tools/examples.py", *arguments)
+
+
 def test(arguments: list[str]) -> None:
     """Lint, types and all tests; with arguments, only pytest with them."""
     prepare("dev")
@@ -441,6 +447,7 @@ def faults(arguments: list[str]) -> None:
 
 EVERYTHING = (
     demo,
+    examples,
     test,
     quick,
     mutants,

@@ -8,9 +8,11 @@ the style of Python source code. `python examples/finetune_lora/finetune_lora.py
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import inspect
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 import torch
 import transformers
@@ -33,11 +35,11 @@ from hookline.hooks import ExportPretrained, ModelCheckpoint
 LENGTH, VOCABULARY = 64, 400
 
 
-def make_loader(tokenizer: PreTrainedTokenizerFast, texts: list[str], shuffle: bool) -> DataLoader[object]:
+def make_loader(tokenizer: PreTrainedTokenizerFast, texts: list[str], shuffle: bool) -> Any:
     """Return batches with `input_ids` and `labels`."""
     ids = [code for text in texts for code in tokenizer(text)["input_ids"]]
     rows = [ids[start : start + LENGTH] for start in range(0, len(ids) - LENGTH, LENGTH)]
-    data = [{"input_ids": row, "labels": row} for row in rows]
+    data: Any = [{"input_ids": row, "labels": row} for row in rows]
     return DataLoader(data, 16, shuffle=shuffle, collate_fn=default_data_collator)
 
 
@@ -75,7 +77,7 @@ def main() -> None:
     lora = LoraConfig(r=16, lora_alpha=32, target_modules=["c_attn", "c_fc", "c_proj"], fan_in_fan_out=True)
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), lora)
     train = make_loader(tokenizer, [inspect.getsource(each) for each in (argparse, inspect)], shuffle=True)
-    val = make_loader(tokenizer, [inspect.getsource(torch.utils.data.dataloader)], shuffle=False)
+    val = make_loader(tokenizer, [inspect.getsource(dataclasses)], shuffle=False)
 
     trainer = Trainer(
         max_steps=options.steps,

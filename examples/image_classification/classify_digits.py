@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 
 import torch
-from digits import Digits, DigitNet
+from digits import DigitNet, Digits
 
 import hookline
 

@@ -52,7 +52,7 @@ class DigitNet(Module):
 
 
 class Digits(DataModule):
-    """The digits of scikit-learn, which come with the package: 1297 to train, 200 to validate, 300 to test."""
+    """The digits that come with scikit-learn: 1297 to train, 200 to validate, 300 to test."""
 
     def setup(self, stage: str) -> None:
         digits = load_digits()
@@ -60,7 +60,8 @@ class Digits(DataModule):
         labels = torch.tensor(digits.target)
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
         self.train, self.val, self.test = (
-            TensorDataset(images[part], labels[part]) for part in order.split([1297, 200, 300])
+            TensorDataset(images[part], labels[part])
+            for part in (order[:1297], order[1297:1497], order[1497:])
         )
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
@@ -89,7 +90,9 @@ class Report(Hook):
 
     def on_validation_end(self, epoch: int, metrics: Metrics, sanity_checking: bool) -> None:
         if not sanity_checking:
-            print(f"epoch {epoch:2}   loss {metrics['val/loss']:.3f}   accuracy {metrics['val/accuracy']:.3f}")
+            print(
+                f"epoch {epoch:2}   loss {metrics['val/loss']:.3f}   accuracy {metrics['val/accuracy']:.3f}"
+            )
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from hookline.hooks import EarlyStopping, ModelCheckpoint
 def spirals(count: int) -> TensorDataset:
     """Return points of two spirals, and the spiral that each belongs to."""
     labels = torch.randint(2, (count,))
-    turn = 3.5 * torch.rand(count) + 0.2
+    turn = 2 * torch.rand(count) + 0.2
     angle = turn * torch.pi + labels * torch.pi
     points = torch.stack([turn * angle.cos(), turn * angle.sin()], dim=1)
     return TensorDataset(points + 0.05 * torch.randn(count, 2), labels)
@@ -39,13 +39,14 @@ class Report(Hook):
 
 def accuracy(model: nn.Module, batch: list[Tensor]) -> Tensor:
     """Return the share of right answers."""
-    return (model(batch[0]).argmax(dim=1) == batch[1]).float().mean()
+    logits: Tensor = model(batch[0])
+    return (logits.argmax(dim=1) == batch[1]).float().mean()
 
 
 def main() -> None:
     """Train with a loop that is written by hand."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--run-dir", default="runs/own-loop")
     options = parser.parse_args()
 
@@ -57,7 +58,7 @@ def main() -> None:
 
     hooks = [
         Report(),
-        EarlyStopping("val/accuracy", mode="max", stopping_threshold=0.98, patience=10),
+        EarlyStopping("val/accuracy", mode="max", stopping_threshold=0.99, patience=5),
         ModelCheckpoint(monitor="val/accuracy", mode="max", filename="best"),
     ]
     line = Line(model, optimizer, hooks=hooks, logger=True, run_dir=options.run_dir)

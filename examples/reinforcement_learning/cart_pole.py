@@ -10,7 +10,6 @@ import argparse
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Categorical
 
 from hookline import Hook, Line, declare_event, every
 
@@ -20,7 +19,7 @@ LONGEST = 200
 
 
 class CartPoles:
-    """Many carts with a pole each. An episode ends when the pole falls, the cart leaves, or after 200 steps."""
+    """Carts with a pole each. An episode ends when the pole falls, the cart leaves, or after 200 steps."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -32,7 +31,7 @@ class CartPoles:
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Push each cart left (0) or right (1); return the next observations, and which episodes ended."""
-        x, speed, angle, spin = self.state.unbind(dim=1)
+        _, speed, angle, spin = self.state.unbind(dim=1)
         sin, cos = angle.sin(), angle.cos()
         push = (20.0 * actions - 10.0 + 0.05 * spin**2 * sin) / 1.1
         angular = (9.8 * sin - cos * push) / (0.5 * (4 / 3 - 0.1 * cos**2 / 1.1))
@@ -44,11 +43,11 @@ class CartPoles:
 
 def play(policy: nn.Module, carts: CartPoles) -> tuple[Tensor, Tensor, Tensor]:
     """Play an episode on each cart; return observations, actions, and which of them count."""
-    observed, chosen, counted = [], [], []
+    observed, chosen, counted = list[Tensor](), list[Tensor](), list[Tensor]()
     seen, alive = carts.reset(), torch.ones(carts.count, dtype=torch.bool)
     while alive.any() and len(counted) < LONGEST:
         with torch.no_grad():
-            actions = Categorical(logits=policy(seen)).sample()
+            actions = policy(seen).softmax(dim=-1).multinomial(1).squeeze(1)
         observed.append(seen)
         chosen.append(actions)
         counted.append(alive)
@@ -91,7 +90,7 @@ def main() -> None:
             line.emit("on_episodes_end", returns=counted.sum(dim=0))
             to_go = counted.flip(0).cumsum(dim=0).flip(0)  # how long each episode still lasted
             advantage = (to_go - to_go[counted > 0].mean()) / to_go[counted > 0].std()
-            log_prob = Categorical(logits=policy(observed)).log_prob(chosen)
+            log_prob = policy(observed).log_softmax(dim=-1).gather(2, chosen.unsqueeze(2)).squeeze(2)
             loss = -(log_prob * advantage * counted).sum() / counted.sum()
             optimizer.zero_grad()
             line.backward(loss)

@@ -24,7 +24,9 @@ class Report(Hook):
 
     @every("25 steps")
     def on_before_optimizer_step(self, model: torch.nn.Module, step: int, grad_norm: float) -> None:
-        norms = {name: float(each.grad.norm()) for name, each in model.named_parameters() if each.grad is not None}
+        norms = {
+            name: float(each.grad.norm()) for name, each in model.named_parameters() if each.grad is not None
+        }
         largest = max(norms, key=lambda name: norms[name])
         print(f"step {step:3}   gradient norm {grad_norm:.3f}   largest: {largest}")
 
@@ -48,7 +50,9 @@ def main() -> None:
 
     transformers.logging.set_verbosity_error()
     torch.manual_seed(0)
-    config = GPT2Config(vocab_size=50, n_positions=16, n_embd=64, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)
+    config = GPT2Config(
+        vocab_size=50, n_positions=16, n_embd=64, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
+    )
     arguments = TrainingArguments(
         output_dir=options.output_dir,
         max_steps=options.steps,
