@@ -22,6 +22,7 @@ class Cell:
     """What a cell has shown: texts of streams, the last version of each display, its result and its error."""
 
     text: str = ""
+    stderr: str = ""
     displays: dict[str, dict[str, str]] = field(default_factory=dict)
     result: dict[str, str] = field(default_factory=dict)
     error: str = ""
@@ -51,6 +52,7 @@ class Kernel:
                 return cell
             if kind == "stream":
                 cell.text += content["text"]
+                cell.stderr += content["text"] if content["name"] == "stderr" else ""
             elif kind in ("display_data", "update_display_data"):
                 cell.displays[content["transient"]["display_id"]] = content["data"]
             elif kind == "execute_result":
@@ -127,6 +129,8 @@ def test_progress_is_one_output_that_is_replaced_and_metrics_are_a_table(prepare
     assert bar["text/plain"].startswith("epoch 1 █")
     assert "60/60" in bar["text/plain"]
     assert "epoch 0 batch" not in cell.text  # no line for each refresh
+    assert "Hooks took" in cell.text and "Model: run/checkpoints/last" in cell.text
+    assert cell.stderr == ""  # a notebook marks it as an error
     assert "train/loss" in cell.result["text/html"]
     assert "<table" in cell.result["text/html"]
     assert cell.result["text/plain"].startswith("{'train/loss': ")
