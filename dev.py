@@ -164,7 +164,13 @@ def prepare(*extras: str, venv: Path = VENV) -> None:
 def demo(arguments: list[str]) -> None:
     """Train a small GPT on English text and show what its hooks did."""
     prepare()
-    run(PYTHON, "-m", "hookline", "fit", "examples/gpt.toml", *arguments)
+    run(PYTHON, "-m", "hookline", "fit", "examples/gpt/gpt.toml", *arguments)
+
+
+def examples(arguments: list[str]) -> None:
+    """Run all examples in full, or those that are named; print name, seconds, passed or failed for each."""
+    prepare("examples", venv=INTEROP)
+    run(python(INTEROP), "tools/examples.py", *arguments)
 
 
 def test(arguments: list[str]) -> None:
@@ -484,6 +490,7 @@ def rewinds(arguments: list[str]) -> None:
 
 EVERYTHING = (
     demo,
+    examples,
     test,
     quick,
     mutants,
