@@ -167,14 +167,6 @@ def _command(given: list[str]) -> int:
         if chosen.command == "explain":
             return plans.explain_run(chosen, overrides)
         return plans.describe_traces(chosen) if chosen.command == "trace" else plans.replay_run(chosen)
-    if chosen.command == "diverge":
-        from hookline.cli.diverge import print_divergence
-
-        return print_divergence(chosen)
-    if chosen.command == "rewind":
-        from hookline.cli.rewind import rewind_run
-
-        return rewind_run(chosen)
     if chosen.command in ("run", "convert"):
         from hookline.cli import scripts
 
@@ -187,15 +179,8 @@ def _command(given: list[str]) -> int:
         from hookline.cli.checkpoints import show_checkpoints, verify_checkpoints
 
         return show_checkpoints(chosen) if chosen.action == "show" else verify_checkpoints(chosen)
-    if chosen.command in ("runs", "summary", "report"):
-        from hookline.cli.summaries import print_report, print_runs, print_summary
-
-        views = {"runs": print_runs, "summary": print_summary, "report": print_report}
-        return views[chosen.command](chosen)
-    if chosen.command == "samples":
-        from hookline.cli.samples import print_samples
-
-        return print_samples(chosen)
+    if chosen.command in OF_RUNS:
+        return _inspect(chosen)
     if chosen.command in ("watch", "control"):
         from hookline.cli import live
 
@@ -213,6 +198,29 @@ def _command(given: list[str]) -> int:
     from hookline.cli.lists import list_parts
 
     return list_parts(chosen)
+
+
+OF_RUNS = ("runs", "summary", "report", "samples", "rewind", "diverge")
+
+
+def _inspect(chosen: argparse.Namespace) -> int:
+    """Answer a question about recorded runs."""
+    if chosen.command == "samples":
+        from hookline.cli.samples import print_samples
+
+        return print_samples(chosen)
+    if chosen.command == "rewind":
+        from hookline.cli.rewind import rewind_run
+
+        return rewind_run(chosen)
+    if chosen.command == "diverge":
+        from hookline.cli.diverge import print_divergence
+
+        return print_divergence(chosen)
+    from hookline.cli.summaries import print_report, print_runs, print_summary
+
+    views = {"runs": print_runs, "summary": print_summary, "report": print_report}
+    return views[chosen.command](chosen)
 
 
 class _Parser(argparse.ArgumentParser):

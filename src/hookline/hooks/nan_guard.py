@@ -37,6 +37,7 @@ class NaNGuard(Hook):
     """
 
     tier = "builtin"
+    may_listen = ("on_train_start",)
 
     @checked_parameters
     def __init__(
