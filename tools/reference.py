@@ -88,6 +88,8 @@ PAGES = {
             "hookline.tracing.report": ["count", "beside"],
             "hookline.tracing.replay": ["replay", "NotRecorded"],
             "hookline.control.client": ["ask"],
+            "hookline.data.samples": ["Sample"],
+            "hookline.cli": ["main"],
         },
     ),
     "interop": Page(
