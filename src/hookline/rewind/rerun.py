@@ -255,7 +255,9 @@ class RunAgain:
 
     def compared(self) -> Comparison:
         """Return the values so far, beside those of the log. Only rank zero has them."""
-        return compare(recorded_rows(self.recorded.rows), self.collector.rows, self._ignore)
+        steps = {step for step, _ in self.collector.rows}
+        rows = recorded_rows(each for each in self.recorded.rows() if each["step"] in steps)
+        return compare(rows, self.collector.rows, self._ignore)
 
     @property
     def may_differ(self) -> list[str]:
