@@ -204,8 +204,9 @@ class RunAgain:
     def _after_update(self, run: Run) -> bool:
         """Repeat what was done to the recorded run after this update; return whether it is the last one."""
         step = run.state.step
-        for asked in [each for each in self._commands if each["step"] == step]:
-            execute(run, asked)
+        for asked in self._commands:
+            if asked.get("step") == step and asked.get("command") in REPEATED_COMMANDS:
+                execute(run, asked)
         waiting = self._rollbacks[self._rollbacks_done :]
         if not waiting:
             return step >= self.to
