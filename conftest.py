@@ -150,7 +150,7 @@ pytest_collect_file = Sybil(
         CodeBlockParser("text", text_block),
         CodeBlockParser("sh", shell_block),
     ],
-    patterns=["README.md", "docs/*.md"],
+    patterns=["README.md", "docs/*.md", "docs/*/*.md"],
     setup=enter,
     teardown=leave,
 ).pytest()

@@ -164,7 +164,13 @@ def prepare(*extras: str, venv: Path = VENV) -> None:
 def demo(arguments: list[str]) -> None:
     """Train a small GPT on English text and show what its hooks did."""
     prepare()
-    run(PYTHON, "-m", "hookline", "fit", "examples/gpt.toml", *arguments)
+    run(PYTHON, "-m", "hookline", "fit", "examples/gpt/gpt.toml", *arguments)
+
+
+def examples(arguments: list[str]) -> None:
+    """Run all examples in full, or those that are named; print name, seconds, passed or failed for each."""
+    prepare("examples", venv=INTEROP)
+    run(python(INTEROP), "tools/examples.py", *arguments)
 
 
 def test(arguments: list[str]) -> None:
@@ -386,9 +392,15 @@ def mutants(arguments: list[str]) -> None:
 
 
 def generate(arguments: list[str]) -> None:
-    """Write what is derived from the table of events."""
+    """Write what is derived from the code: typed methods, and pages of the docs."""
     prepare()
     run(PYTHON, "tools/generate.py", *arguments)
+
+
+def docs(arguments: list[str]) -> None:
+    """Build the documentation site into site/; with --serve, also serve it on this machine (--port 8000)."""
+    prepare("docs")
+    run(PYTHON, "tools/build_site.py", *arguments)
 
 
 def bench(arguments: list[str]) -> None:
@@ -433,6 +445,30 @@ def bench_audit(arguments: list[str]) -> None:
     run(PYTHON, "benchmarks/audit.py", *arguments)
 
 
+def matrix(arguments: list[str]) -> None:
+    """Run the core tests on every Python and torch that can be installed here; --list shows them."""
+    run(sys.executable, "tools/matrix.py", *arguments)
+
+
+def gpu(arguments: list[str]) -> None:
+    """Run the tests that need an accelerator; without one, list them. --dry tries them on the CPU."""
+    prepare("dev")
+    under = {"HOOKLINE_TEST_DEVICE": "cpu"} if "--dry" in arguments else {}
+    arguments = [each for each in arguments if each != "--dry"]
+    found = subprocess.run([PYTHON, "-c", HAS_GPU], capture_output=True, text=True, check=False)
+    if found.stdout.strip() == "True" or under:
+        run(PYTHON, "-m", "pytest", "tests/gpu", *arguments, under=under)
+        return
+    run(PYTHON, "-m", "pytest", "tests/gpu", "--collect-only", "--quiet", *arguments)
+    print(
+        "\nNothing was run: torch finds no GPU here. On a machine with one this command runs the tests above "
+        "(those of several ranks on all of its GPUs). `python3 dev.py gpu --dry` tries them on the CPU."
+    )
+
+
+HAS_GPU = "import torch; print(torch.cuda.is_available())"
+
+
 def bench_digest(arguments: list[str]) -> None:
     """Count the calls of digests that are off, and time what a digest adds to a GPT's step."""
     prepare()
@@ -454,6 +490,7 @@ def rewinds(arguments: list[str]) -> None:
 
 EVERYTHING = (
     demo,
+    examples,
     test,
     quick,
     mutants,
@@ -462,12 +499,15 @@ EVERYTHING = (
     types,
     interop,
     generate,
+    docs,
     bench,
     bench_hooks,
     bench_checkpoint,
     bench_loaders,
     bench_distributed,
     bench_audit,
+    matrix,
+    gpu,
     bench_digest,
     faults,
     rewinds,

@@ -1,6 +1,6 @@
 """What the audit of hooks costs: calls per step when it is off, and its share of a GPT's step when it is on.
 
-Both kinds of runs train the GPT of examples/gpt.py with the same hooks, in turns.
+Both kinds of runs train the GPT of examples/gpt/gpt.py with the same hooks, in turns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "gpt"))
 from gpt import ALPHABET, BATCH, CONTEXT, GPT
 
 from hookline import Hook, Trainer

@@ -12,7 +12,7 @@ import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MISSING = (
-    "needs Playwright: pip install hookline[browser]"
+    'needs Playwright: pip install "hookline[browser]"'
     if importlib.util.find_spec("playwright") is None
     else "needs an installed Chromium (Debian: apt-get install chromium); Playwright's own download is not used"
     if CHROMIUM is None

@@ -53,6 +53,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "generate_samples": {"prompts": ["x"], "generate": lambda module, prompt: prompt},
     "optuna_pruning": {"trial": FixedTrial({})},
     "accumulation_schedule": {"schedule": {0: 2}},
+    "exclude_samples": {"samples": [1]},
     "parameter_schedule": {"target": "optimizer.weight_decay", "end": 0.0},
 }
 

@@ -162,6 +162,15 @@ def test_other_trainers_are_timed_in_the_environment_that_has_them(
     ]
 
 
+def test_the_site_is_built_where_its_packages_are(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[object, ...]] = []
+    monkeypatch.setattr(dev, "prepare", lambda *extras: done.append(extras))
+    monkeypatch.setattr(dev, "run", lambda *command: done.append(command))
+    dev.COMMANDS["docs"](["--serve"])
+    assert done == [("docs",), (dev.PYTHON, "tools/build_site.py", "--serve")]
+    assert (ROOT / "tools/build_site.py").exists()
+
+
 def test_everything_runs_at_once_and_other_trainers_in_a_process_for_each_core(
     dev: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

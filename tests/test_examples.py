@@ -13,7 +13,7 @@ from typing import Any
 import preloaded
 import pytest
 
-GPT = Path(__file__).parents[1] / "examples" / "gpt.toml"
+GPT = Path(__file__).parents[1] / "examples" / "gpt" / "gpt.toml"
 
 
 STRICT = "import runpy, warnings; warnings.simplefilter('error'); runpy.run_module('hookline', run_name='__main__', alter_sys=True)"

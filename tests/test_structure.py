@@ -553,29 +553,31 @@ def test_every_module_has_a_mirrored_test_file() -> None:
 
 # ---- figures of the whole --------------------------------------------------------------------------------------
 
-MOST_FILES, MOST_ONE_IMPORTER = 354, 12
+MOST_FILES, MOST_ONE_IMPORTER = 382, 12
 """Modules, and short modules with a single importer. They go down; only a new capability adds a module."""
 MOST_STATEMENTS = {
-    "": 90,
+    "": 94,
     "audit": 428,
-    "checkpoint": 3538,
-    "cli": 1691,
-    "config": 1583,
+    "checkpoint": 3539,
+    "cli": 2002,
+    "config": 1585,
     "control": 783,
-    "data": 3114,
+    "data": 3468,
+    "digests": 1245,
     "distributed": 1387,
-    "engine": 3175,
-    "hooks": 6752,
+    "engine": 3206,
+    "hooks": 6905,
     "interop": 9860,
-    "loggers": 2014,
-    "metrics": 387,
-    "reliability": 801,
-    "report": 1598,
-    "run": 4141,
+    "loggers": 2027,
+    "metrics": 392,
+    "reliability": 805,
+    "report": 1729,
+    "rewind": 603,
+    "run": 4514,
     "testing": 198,
     "tracing": 868,
-    "training": 6177,
-    "util": 594,
+    "training": 6414,
+    "util": 641,
     "watch": 305,
 }
 """Statements of each package, which no formatter changes. They go down; only a new capability adds to its package."""

@@ -2,6 +2,7 @@
 
 From the events: the typed base classes, docs/lifecycle.md, docs/conformance.md, the tables of
 docs/opentelemetry.md. From the arguments: their types, docs/options.md, the table in docs/training.md.
+From the docstrings and the command line: docs/reference/.
 `python tools/generate.py` writes, `python tools/generate.py --check` fails if a file is out of date.
 """
 
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import architecture
 import arguments
+import reference
 from conformance import page as conformance
 
 from hookline.engine.cost import OFTEN
@@ -208,6 +210,7 @@ def main() -> int:
         ROOT / "docs/training.md": arguments.overview(),
         architecture.GUIDE: architecture.page(),
         ROOT / "docs/images/architecture.svg": architecture.picture(),
+        **reference.pages(),
     }
     stale = [path for path, text in targets.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv:

@@ -32,6 +32,7 @@ SLOW = (
     "tests/watch/*",
     "tests/test_benchmarks.py",
     "tests/test_examples.py",
+    "tests/test_example_programs.py",
     "tests/test_faults.py",
     "tests/dialects/hosted/test_rank_sync.py",
     "tests/test_typing.py",

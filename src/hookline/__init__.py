@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hookline.loggers.base import Logger
     from hookline.loggers.jsonl import JSONLines
     from hookline.metrics.metric_log import Metrics
+    from hookline.report.cell import Report
     from hookline.rewind.rerun import rewound
     from hookline.run.context import StepContext
     from hookline.run.module import DataModule, Module
@@ -91,6 +92,7 @@ __all__ = [
     "PeerError",
     "Preempted",
     "Recorder",
+    "Report",
     "RunLockedError",
     "Signal",
     "SingleDevice",
@@ -175,6 +177,7 @@ _load, __dir__ = registry.lazy_names(
         "Accelerated": "distributed.accelerate",
         "SingleDevice": "distributed.base",
         "Recorder": "engine.recorder",
+        "Report": "report.cell",
         "seed_everything": "data.seeding",
         "Logger": "loggers.base",
         "JSONLines": "loggers.jsonl",

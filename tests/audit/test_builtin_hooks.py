@@ -44,6 +44,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 ELSEWHERE = {
     "batch_size_finder": "needs a DataLoader, and its trials are runs of their own",
+    "exclude_samples": "needs a DataLoader",
     "export_pretrained": "needs a model of transformers",
     "lr_finder": "turns the run into a test, which changes everything and restores it",
     "mixture_schedule": "needs a mixture of loaders",

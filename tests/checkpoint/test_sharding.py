@@ -17,6 +17,7 @@ from torch import distributed as dist
 from torch import nn
 
 from hookline import import_checkpoint, load_weights
+from hookline.checkpoint.export import export_weights
 from hookline.checkpoint.files import read, read_manifest, verify, write
 from hookline.checkpoint.manifest import render_manifest, signature
 from hookline.checkpoint.reader import read_for_rank
@@ -28,7 +29,7 @@ from hookline.checkpoint.sharded import (
     materialize_optimizer,
     sharded_tensors,
 )
-from hookline.checkpoint.weights import export_weights, find_weights
+from hookline.checkpoint.weights import find_weights
 from hookline.distributed.comm import Ranks
 from hookline.util.errors import CheckpointError
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
+from typing import Any
 
 import pytest
 
 from hookline import EVENTS
 from hookline.cli import main
-from hookline.engine.registry import BUILTIN_HOOKS
+from hookline.cli.lists import hook_data
+from hookline.engine.listener import event_methods
+from hookline.engine.registry import BUILTIN_HOOKS, hook_class
 
 
 def test_hooks_are_listed_and_described(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,6 +50,38 @@ def test_a_hooks_events_come_in_the_order_of_a_run_and_what_it_needs_is_in_the_e
     assert "  url = ...  # text\n" in said + "\n" and "text; required" in said
     assert main(["hooks", "lr_schedule"]) == 0
     assert "  **options     further arguments, by name\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("garbage_collection", {"full_at": ["epoch", "validation", "checkpoint"]}),
+        ("accumulation_schedule", {"schedule": {"0 steps": 2, "3 steps": 4}}),
+        ("freeze_schedule", {"schedule": {"layer.*": "1 steps"}}),
+        ("generate_samples", {"prompts": ["x"], "generate": str, "every": "2 steps"}),
+        ("mixture_schedule", {"phases": {"0 tokens": {"train": 1}, "9 tokens": {"train": 2}}}),
+        ("model_checkpoint", {"every_n_train_steps": 5, "save_on_exception": True}),
+        ("parameter_schedule", {"target": "optimizer.weight_decay", "end": 0.0, "log": True}),
+        ("spike_guard", {"action": "skip"}),
+        ("spike_guard", {"action": "report"}),
+        ("weight_averaging", {}),
+    ],
+    ids=str,
+)
+def test_events_that_a_setting_adds_are_listed_too(name: str, options: dict[str, Any]) -> None:
+    cls = hook_class(name)
+    made = cls(**options)
+    added = {each for each in vars(made) if each in {event.name for event in EVENTS}}
+    assert added and added <= set(cls.may_listen), "it declares them"
+    listens = {event.name for _, events in event_methods(made, "H", EVENTS) for event in events}
+    assert listens <= set(hook_data(name)["events"])
+
+
+def test_every_hook_that_sets_listeners_on_itself_declares_them() -> None:
+    for name, path in BUILTIN_HOOKS.items():
+        cls = hook_class(name)
+        sets = re.search(r'self\.__dict__\[(?!"_)', inspect.getsource(inspect.getmodule(cls) or cls))
+        assert bool(sets) == bool(cls.may_listen), path
 
 
 def test_events_are_those_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -712,4 +712,4 @@ def test_a_folder_that_does_not_exist_and_a_missing_package_are_reported(
     assert "rans does not exist; pass a folder. Did you mean 'runs'?" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "mcp", None)
     assert main(["mcp"]) == 2
-    assert "hookline mcp needs the package 'mcp': pip install hookline[mcp]" in capsys.readouterr().err
+    assert 'pip install "hookline[mcp]"' in capsys.readouterr().err

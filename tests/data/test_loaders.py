@@ -193,8 +193,8 @@ def test_a_hook_that_asks_for_them_gets_the_indices_of_each_batch(workers: int) 
         def __init__(self) -> None:
             self.seen: list[Any] = []
 
-        def on_validation_batch_end(self, batch: Any, sample_indices: Any) -> None:
-            self.seen.append((sample_indices, batch[0][:, 0].tolist()))
+        def on_validation_batch_end(self, batch: Any, sample_ids: Any) -> None:
+            self.seen.append((sample_ids, batch[0][:, 0].tolist()))
 
         on_test_batch_end = on_validation_batch_end
 
@@ -213,8 +213,8 @@ def test_indices_that_no_hook_asks_for_are_not_kept_and_those_of_past_batches_ar
     source = DataLoader(TensorDataset(torch.zeros(100, 4)), 2)
     (loader,) = make_loaders(source, 1.0, "val")
     for _ in loader.open(0):
-        assert loader.sample_indices(0) is None
+        assert loader.sample_ids(0) is None
     loader.keeps_indices = True
     for number, _ in enumerate(loader.open(0)):
-        assert loader.sample_indices(number) == [2 * number, 2 * number + 1]
+        assert loader.sample_ids(number) == [2 * number, 2 * number + 1]
         assert len(loader.reader.order.kept) == 1  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -17,7 +18,7 @@ from tiny import Net, batches, quiet
 from torch.nn import functional as F
 
 import hookline
-from hookline import Hook, Line
+from hookline import EVENTS, Hook, HooklineError, Line, declare_event, every
 from hookline.hooks import EarlyStopping, GradientMonitor, Webhook
 from hookline.interop.hosted.host import RAW_LOOP
 
@@ -294,3 +295,39 @@ def test_a_step_without_listeners_costs_few_calls() -> None:
     bare = calls([])
     assert 0 < bare <= CALLS_PER_STEP
     assert calls([Silent(f"silent_{n}") for n in range(20)]) == bare
+
+
+@pytest.fixture
+def game_over() -> Iterator[None]:
+    """An event of the user's own."""
+    declare_event("on_game_over", facts=("score",), doc="A game is over.", replaces="score")
+    yield
+    EVENTS.forget("on_game_over")
+
+
+@pytest.mark.usefixtures("game_over")
+def test_a_loop_fires_events_that_were_declared() -> None:
+    scores: list[float] = []
+
+    class Bonus(Hook):
+        def on_game_over(self, trainer, step, score):
+            assert trainer is line
+            return score + step
+
+    class Seen(Hook):
+        @every(2)
+        def on_game_over(self, score):
+            scores.append(score)
+
+    net, sgd = net_and_sgd()
+    line = Line(net, sgd, hooks=[Bonus(), Seen()])
+    with line:
+        for inputs, targets in line.epoch(batches(4)):
+            line.backward(F.mse_loss(net(inputs), targets))
+            sgd.step()
+            assert line.emit("on_game_over", score=10) == 10 + line.global_step
+    assert scores == [12, 14]
+    with pytest.raises(HooklineError, match=r"on_game_over has the facts score; got scores"):
+        line.emit("on_game_over", scores=1)
+    with pytest.raises(HooklineError, match="on_step_end is emitted by the loops"):
+        line.emit("on_step_end")

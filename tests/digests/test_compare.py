@@ -137,10 +137,10 @@ def test_batches_of_other_steps_show_another_order() -> None:
 
 
 def test_sample_ids_decide_between_order_and_contents() -> None:
-    unknown = found(in_batch(fetched="h", samples=["n", "m"], sample_ids=[4, 7]))
+    unknown = found(in_batch(fetched="h", samples=["n", "m"], sample_ids="4 7"))
     assert unknown.first.kind == kinds.BATCH  # one run does not have them
-    one = digests(in_batch(sample_ids=[1, 2]))
-    for ids, kind in (([1, 2], kinds.BATCH), ([2, 5], kinds.DATA_ORDER)):
+    one = digests(in_batch(sample_ids="1 2"))
+    for ids, kind in (("1 2", kinds.BATCH), ("2 5", kinds.DATA_ORDER)):
         divergence = compare(
             one, digests(in_batch(fetched="h", samples=["n", "m"], sample_ids=ids))
         ).divergence

@@ -377,3 +377,17 @@ def test_the_tree_of_a_notebook_shows_how_loaders_are_read() -> None:
     console = Console(width=120, file=io.StringIO())
     console.print(quiet().explain(Net(), batches(1)))
     assert "as a list: its batches are used as they are" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_in_a_notebook_it_is_a_tree_of_escaped_texts_that_can_be_folded() -> None:
+    trainer = quiet(hooks=[Watch()])
+    trainer.hooks.add(Late(), name="<b>late</b>")
+    data = {"<i>web</i>": batches(2), "code": batches(2)}
+    shown = trainer.explain(Net(), data)._repr_html_()
+    assert shown.count("<details open>") == shown.count("</details>") > 3
+    assert "<summary>each epoch</summary>" in shown
+    assert "<b>on_step_end</b>" in shown
+    assert "&lt;b&gt;late&lt;/b&gt;" in shown and "<b>late" not in shown
+    assert "&lt;i&gt;web&lt;/i&gt;" in shown and "<i>web" not in shown
+    assert "on_fit_start" not in shown  # no listener
+    assert "on_fit_start" in hookline.explain()._repr_html_()

@@ -30,8 +30,8 @@ from golden.training import (
 from ranks.torchrun import cases
 
 from hookline import Hook, Trainer, load_weights
+from hookline.checkpoint.export import export_weights
 from hookline.checkpoint.files import read, read_manifest, verify
-from hookline.checkpoint.weights import export_weights
 from hookline.cli import main
 from hookline.hooks import WeightAveraging
 from hookline.loggers import read_log

@@ -154,7 +154,7 @@ def test_what_a_machine_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatc
 def test_without_psutil_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "psutil" else real(name))
-    with pytest.raises(HookError, match=r"pip install 'hookline\[device-stats\]'.*cpu=False"):
+    with pytest.raises(HookError, match=r'pip install "hookline\[device-stats\]".*cpu=False'):
         DeviceStats()
     trainer = quiet(hooks=[DeviceStats(every=1, cpu=False)])
     trainer.fit(Net(), batches(1))

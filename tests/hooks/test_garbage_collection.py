@@ -194,3 +194,27 @@ def test_a_silent_step_costs_a_filter_and_nothing_of_the_hook() -> None:
 
     ours = per_step(lambda data: with_hooks(GarbageCollection(every=10**6))(data), is_ours)
     assert ours == per_step(lambda data: with_hooks(Filtered())(data), is_ours)
+
+
+def test_automatic_collection_is_on_while_the_hook_is_disabled() -> None:
+    """As `hookline control RUN disable garbage_collection` does it."""
+    seen: list[bool] = []
+
+    class Switches(Hook):
+        def on_train_batch_start(self, trainer: Any, batch_idx: int) -> None:
+            if batch_idx in (1, 3):
+                (trainer.hooks.disable if batch_idx == 1 else trainer.hooks.enable)("garbage_collection")
+            seen.append(gc.isenabled())
+
+    trainer = quiet(hooks=[Switches(), GarbageCollection()])
+    trainer.fit(Net(), batches(5))
+    assert seen == [False, True, True, False, False]
+    trainer.hooks.disable("garbage_collection")
+    assert gc.isenabled()
+    trainer.hooks.enable("garbage_collection")
+    assert gc.isenabled(), "outside of a run the hook holds nothing"
+    gc.disable()  # a user who collects by hand
+    seen.clear()
+    trainer.fit(Net(), batches(5))
+    assert seen == [False] * 5 and not gc.isenabled()
+    gc.enable()

@@ -351,7 +351,7 @@ def test_the_picture_shows_every_layer_over_the_steps() -> None:
 
 def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(HookError, match=r"pip install 'hookline\[plots\]'"):
+    with pytest.raises(HookError, match=r'pip install "hookline\[plots\]"'):
         quiet(hooks=[GradientMonitor(heatmap=True)]).fit(Net(), batches(1))
 
 

@@ -725,7 +725,7 @@ def test_wrong_settings_are_refused_without_showing_secrets(options: dict[str, A
 
 def test_a_missing_package_is_named_when_the_hook_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
-    with pytest.raises(OptionError, match=r"pip install 'hookline\[opentelemetry\]'"):
+    with pytest.raises(OptionError, match=r'pip install "hookline\[opentelemetry\]"'):
         OpenTelemetry()
     OpenTelemetry(provider="global")  # needs no exporter
 

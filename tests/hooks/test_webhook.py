@@ -254,5 +254,5 @@ def test_a_variable_that_is_not_set_is_named() -> None:
 
 def test_without_httpx_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httpx", None)
-    with pytest.raises(HookError, match=r"pip install 'hookline\[webhook\]'"):
+    with pytest.raises(HookError, match=r'pip install "hookline\[webhook\]"'):
         Webhook("https://example.invalid/x")

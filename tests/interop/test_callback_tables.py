@@ -63,7 +63,7 @@ def transformers_callbacks() -> Iterator[str]:
         yield from (
             name for name, each in vars(module).items() if inspect.isclass(each) and issubclass(each, base)
         )
-    yield "NotebookProgressCallback"  # its module needs IPython
+    yield from NOTEBOOK
 
 
 def ignite_handlers() -> list[str]:
@@ -281,11 +281,20 @@ REAL = {"MLflowCallback", "TensorBoardCallback", "WandbCallback"}
 ELSEWHERE = {"EarlyStoppingCallback", "PrinterCallback", "ProgressCallback", "TrainerCallback"}
 """Tried in tests/interop/transformers/test_callbacks.py."""
 NOTEBOOK = {"NotebookProgressCallback"}
-"""Needs IPython, which this environment does not have."""
 
 
 def test_all_that_the_table_says_of_transformers_is_tried() -> None:
     assert unchanged("transformers") == {*SERVICES, *REAL, *ELSEWHERE, *NOTEBOOK}
+
+
+def test_the_progress_of_transformers_in_a_notebook_runs_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.utils import notebook
+
+    shown: list[str] = []
+    monkeypatch.setattr(notebook.disp, "display", lambda page, **options: shown.append(page.data))
+    quiet(max_epochs=1, hooks=[notebook.NotebookProgressCallback()]).fit(Net(), batches(3), batches(1))
+    assert "Training Loss" in shown[0]
+    assert "0.0" in shown[-1] or "3/3" in shown[-1]
 
 
 @pytest.mark.parametrize("name", SERVICES)

@@ -168,7 +168,7 @@ def test_a_client_that_cannot_start_does_not_stop_the_training(
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
-        OptionError, match=r"ClearML needs the package 'clearml': pip install hookline\[clearml\]"
+        OptionError, match=r'ClearML needs the package .clearml.: pip install "hookline\[clearml\]"'
     ):
         ClearML()
 

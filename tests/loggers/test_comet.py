@@ -191,7 +191,7 @@ def test_without_a_key_the_training_continues(caplog: pytest.LogCaptureFixture) 
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
-        OptionError, match=r"Comet needs the package 'comet_ml': pip install hookline\[comet\]"
+        OptionError, match=r'Comet needs the package .comet_ml.: pip install "hookline\[comet\]"'
     ):
         Comet()
 

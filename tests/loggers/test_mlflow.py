@@ -205,6 +205,6 @@ def test_a_store_that_cannot_be_reached_does_not_stop_the_training(caplog: pytes
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
-        OptionError, match=r"MLflow needs the package 'mlflow': pip install hookline\[mlflow\]"
+        OptionError, match=r'MLflow needs the package .mlflow.: pip install "hookline\[mlflow\]"'
     ):
         MLflow()

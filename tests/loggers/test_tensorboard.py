@@ -145,7 +145,8 @@ def test_the_trainer_puts_it_behind_a_queue_unless_told_otherwise() -> None:
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
-        OptionError, match=r"TensorBoard needs the package 'tensorboard': pip install hookline\[tensorboard\]"
+        OptionError,
+        match=r'TensorBoard needs the package .tensorboard.: pip install "hookline\[tensorboard\]"',
     ):
         TensorBoard()
 

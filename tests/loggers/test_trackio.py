@@ -166,7 +166,7 @@ def test_parameters_that_come_late_are_kept_too(tmp_path: Path) -> None:
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
-        OptionError, match=r"Trackio needs the package 'trackio': pip install hookline\[trackio\]"
+        OptionError, match=r'Trackio needs the package .trackio.: pip install "hookline\[trackio\]"'
     ):
         Trackio()
 

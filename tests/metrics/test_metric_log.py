@@ -67,6 +67,13 @@ def test_making_copying_and_asking_for_names_reads_nothing() -> None:
     assert counter.reads == []
 
 
+def test_in_a_notebook_they_are_a_table() -> None:
+    shown = Metrics({"val/loss": torch.tensor(0.123456789), "<b>": 2})._repr_html_()
+    assert "val/loss" in shown and "0.123457" in shown
+    assert "&lt;b&gt;" in shown and "<b>" not in shown
+    assert Metrics()._repr_html_() == "no metrics"
+
+
 def test_a_missing_metric_names_the_closest_and_the_known_ones() -> None:
     with pytest.raises(
         MissingMetric, match="no metric 'val/los'.*Did you mean 'val/loss'.*train/loss"

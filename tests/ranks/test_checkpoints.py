@@ -13,8 +13,8 @@ from ranks.checkpointed import Net, SaveAt, digest, train
 from ranks.torchrun import torchrun
 
 from hookline import CheckpointError, Hook, load_weights
+from hookline.checkpoint.export import export_weights
 from hookline.checkpoint.files import read, read_manifest, verify
-from hookline.checkpoint.weights import export_weights
 from hookline.cli import main
 
 STRATEGIES = ("ddp", "fsdp")

@@ -23,6 +23,7 @@ def test_the_built_in_hooks_that_take_part_in_training_are_called_again() -> Non
         "activation_monitor",
         "batch_size_finder",
         "early_stopping",
+        "exclude_samples",
         "freeze_schedule",
         "loss_schedule",
         "lr_finder",

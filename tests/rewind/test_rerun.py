@@ -207,7 +207,8 @@ class Manages(Hook):
         trainer.save_checkpoint(self.folder / f"mine-{step}")
         if step > 3:
             trainer.remove_checkpoint(self.folder / f"mine-{step - 3}")
-        trainer.save_checkpoint()
+        if step % 5 == 0:
+            trainer.save_checkpoint()
 
 
 def test_a_recorded_run_stays_as_it_is_and_its_hooks_and_loggers_do_not_act_again(tmp_path: Path) -> None:
@@ -238,7 +239,7 @@ def test_a_recorded_run_stays_as_it_is_and_its_hooks_and_loggers_do_not_act_agai
         run = make_run_again(folder, 18, {"module": make_module(), **data("averaged")}, all_hooks())
         with run.paused() as again:
             assert digest(again) == digests.seen[18]
-            assert run.beginning.step == 17
+            assert run.beginning.step == 15  # so that it asks for checkpoints twice on the way
         assert tree(folder) == locked
     assert {name: about[0] for name, about in tree(folder).items()} == {
         name: about[0] for name, about in before.items()

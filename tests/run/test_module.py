@@ -299,3 +299,31 @@ def test_a_step_may_return_an_object_with_a_loss_and_no_other_object() -> None:
 
     with pytest.raises(LossError, match="returned object .* or an object with 'loss'"):
         quiet().fit(Wrong(), batches(1))
+
+
+def test_a_second_trainer_cannot_take_a_module_out_of_a_run() -> None:
+    class Logs(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            self.log("error", loss)  # needs the run
+            return loss
+
+    module, refused, evaluated = Logs(), [], []
+    trainer, other = quiet(), quiet()
+
+    @trainer.on("train_batch_end")
+    def evaluate(batch_idx: int) -> None:
+        if batch_idx == 1:
+            with pytest.raises(HooklineError) as caught:
+                other.validate(module, batches(1))
+            refused.append(str(caught.value))
+            evaluated.append(other.validate(copy.deepcopy(module), batches(1)))
+
+    trainer.fit(module, batches(4))
+    assert trainer.state.batches_seen == 4 and trainer.metrics["error"] > 0 and evaluated[0]
+    assert refused == [
+        "validate() of another trainer was called with Logs, which is in a running fit(). A module can be in one run "
+        "only. To evaluate it in a hook, request `trainer` and call trainer.validate(), or pass a copy: "
+        "copy.deepcopy(module)."
+    ]
+    other.validate(module, batches(1))  # the run is over

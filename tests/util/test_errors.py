@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 from tiny import Net, batches, quiet
 
+import hookline
 from hookline import (
     END_EPOCH,
     SKIP_BATCH,
@@ -23,7 +26,14 @@ from hookline import (
     OptionError,
     StopTraining,
 )
-from hookline.util.errors import closest, described, folders_beside, folders_with
+from hookline.util.errors import (
+    closest,
+    described,
+    folders_beside,
+    folders_with,
+    install_command,
+    missing_package,
+)
 
 
 @pytest.mark.parametrize(
@@ -113,3 +123,22 @@ def test_folders_with_a_file_are_found_two_levels_below(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "log.jsonl").write_text("")
     assert folders_with(tmp_path, "log.jsonl") == [str(tmp_path / "a"), str(tmp_path / "b" / "c")]
+
+
+def test_an_error_about_a_missing_package_names_an_extra_that_exists_in_one_form() -> None:
+    assert install_command("plots") == 'pip install "hookline[plots]"'
+    assert missing_package("WandB", "wandb", "wandb") == (
+        "WandB needs the package 'wandb': pip install \"hookline[wandb]\""
+    )
+    source = Path(hookline.__file__).parent
+    texts = {path: path.read_text() for path in source.rglob("*.py") if path.name != "errors.py"}
+    assert not [path for path, text in texts.items() if re.search(r"pip install \W?hookline\[", text)]
+    called = r"(?:install_command\(|missing_package\([^()]*, )[\"']([a-z-]+)[\"']\)"
+    named = {extra for text in texts.values() for extra in re.findall(called, text)}
+    named |= {
+        extra for text in texts.values() for extra in re.findall(r'^    extra = "(\w+)"', text, re.MULTILINE)
+    }
+    offered = tomllib.loads((source.parents[1] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert len(named) > 10 and named <= offered.keys(), named

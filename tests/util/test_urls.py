@@ -14,8 +14,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tiny import Net, batches, quiet
 
 from hookline import CheckpointError, Hook, OptionError, import_checkpoint, load_weights
+from hookline.checkpoint.export import export_weights
 from hookline.checkpoint.files import read, remove, verify, write
-from hookline.checkpoint.weights import export_weights
 from hookline.cli import main
 from hookline.config import load_config
 from hookline.hooks.json_log import JSONLog

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from hookline.checkpoint.averages import FoundWeights
+from hookline.checkpoint.averages import FoundWeights, check_weights
+from hookline.checkpoint.base_weights import require_all_weights
 from hookline.checkpoint.cleanup import left_overs
 from hookline.checkpoint.export_formats import (
     SHARD_SIZE,
@@ -27,17 +28,19 @@ from hookline.checkpoint.export_formats import (
     check_target,
     choose_format,
     put_in_place,
+    write_weights,
 )
 from hookline.checkpoint.files import read_manifest
+from hookline.checkpoint.hf_folder import parse_size
 from hookline.checkpoint.weights import (
     Rename,
-    export_weights,
-    find_exported,
     find_weights,
+    is_plain_source,
     put_weights,
     rename_weights,
+    weights_of_checkpoint,
 )
-from hookline.util.errors import CheckpointError, OptionError, closest, described
+from hookline.util.errors import CheckpointError, OptionError, closest, described, missing_package
 from hookline.util.limited_json import RECORD_BYTES, parse_json, read_within
 from hookline.util.text import printable
 from hookline.util.urls import is_url, shown
@@ -130,6 +133,56 @@ def export_checkpoint(
     )
 
 
+def export_weights(
+    source: Any,
+    out: Path,
+    hook: str | None = None,
+    force: bool = False,
+    weights: str = "scored",
+    format: str | None = None,
+    rename: Rename | None = None,
+    shard_size: str | int = SHARD_SIZE,
+) -> FoundWeights:
+    """Write weights in a format that holds weights only. The arguments are those of `export_checkpoint`.
+
+    Without `format`, the ending of `out` decides. Return the weights, of which sharded ones are not read.
+    """
+    chosen = choose_format(out, format)
+    if chosen.is_program:
+        raise OptionError(
+            f"The format {chosen.name} stores the computation too: call hookline.export_checkpoint(source, "
+            "out, module=..., example=...)."
+        )
+    parse_size(shard_size)
+    check_target(out, chosen, force)
+    found = find_exported(source, weights, hook)
+    require_all_weights(found.weights, found.where, "An export")
+    found = replace(found, weights=rename_weights(found, rename))
+    with put_in_place(out, is_file=bool(chosen.ending)) as path:
+        write_weights(found.weights, path, chosen, shard_size)
+    return found
+
+
+def find_exported(source: Any, weights: str = "scored", hook: str | None = None) -> FoundWeights:
+    """Return the weights to export, with sharded tensors unread. source, weights: as for `load_weights`.
+
+    hook: take the weights in the state of this hook, such as an average, where it has them.
+    """
+    check_weights(weights)
+    if hook is not None and weights == "raw":
+        raise OptionError(
+            f"--hook {hook} selects the weights of a hook, and --weights raw selects the trained weights: "
+            "pass only one of them."
+        )
+    if is_plain_source(source):
+        if hook is not None:
+            raise OptionError(
+                f"hook={hook!r} selects the weights of a hook, and only a checkpoint has hooks."
+            )
+        return find_weights(source, weights)
+    return weights_of_checkpoint(source, weights, hook, as_shards=True)
+
+
 # ---- programs ----------------------------------------------------------------------------------------------
 
 
@@ -156,9 +209,7 @@ class _Program:
                 f"has.{closest(str(method), METHODS)}"
             )
         if format.name == "onnx" and importlib.util.find_spec("onnxscript") is None:
-            raise OptionError(
-                "The format onnx needs the packages onnx and onnxscript: pip install 'hookline[onnx]'."
-            )
+            raise OptionError(missing_package("The format onnx", "onnxscript", "onnx"))
         self.module, self.method, self.format = module, method, format
         self.arguments, self.keywords = _inputs(example, method)
         self.shapes: Any = None

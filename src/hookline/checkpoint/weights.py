@@ -1,4 +1,4 @@
-"""Weights alone: load those of another run or file (a warm start), export them, or make a module of them."""
+"""Weights alone: load those of another run or file (a warm start), or make a module of them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,12 @@ from torch import Tensor, nn
 
 from hookline.checkpoint import files
 from hookline.checkpoint.averages import FoundWeights, check_weights, choose_weights, weights_of_hook
-from hookline.checkpoint.base_weights import complete_weights, fingerprint, left_out_in, require_all_weights
+from hookline.checkpoint.base_weights import complete_weights, fingerprint, left_out_in
 from hookline.checkpoint.catalog import Read, find_checkpoints, first_whole, newest_first
 from hookline.checkpoint.dcp_folder import is_dcp_folder
-from hookline.checkpoint.export_formats import (
-    SHARD_SIZE,
-    check_target,
-    choose_format,
-    put_in_place,
-    write_weights,
-)
 from hookline.checkpoint.files import read, read_manifest, read_weights
 from hookline.checkpoint.foreign_files import Imported, read_safetensors
-from hookline.checkpoint.hf_folder import is_hf_folder, parse_size, read_hf_folder
+from hookline.checkpoint.hf_folder import is_hf_folder, read_hf_folder
 from hookline.checkpoint.remote import list_urls
 from hookline.checkpoint.sharded import ShardedTensor, materialize_tensor, sharded_tensors
 from hookline.engine.events import EVENTS
@@ -141,7 +134,7 @@ def load_weights(
 def find_weights(source: Any, wanted: str = "scored", as_shards: bool = False) -> FoundWeights:
     """Return the weights of a source. as_shards: leave the sharded tensors of a checkpoint unread."""
     check_weights(wanted)
-    if _is_plain_source(source) or _is_file(source):
+    if is_plain_source(source) or _is_file(source):
         if isinstance(source, Imported):
             found = FoundWeights(str(source.path), source.weights)
         elif isinstance(source, Mapping):
@@ -161,10 +154,10 @@ def find_weights(source: Any, wanted: str = "scored", as_shards: bool = False) -
             f"Weights cannot be taken from a {type(source).__name__}: pass a checkpoint, a run's directory, "
             "a .safetensors file, a folder of them, or a mapping such as module.state_dict()."
         )
-    return _weights_of_checkpoint(source, wanted, None, as_shards)
+    return weights_of_checkpoint(source, wanted, None, as_shards)
 
 
-def _weights_of_checkpoint(source: Any, wanted: str, hook: str | None, as_shards: bool) -> FoundWeights:
+def weights_of_checkpoint(source: Any, wanted: str, hook: str | None, as_shards: bool) -> FoundWeights:
     """Return weights of a checkpoint, or of a run's newest one. hook: those in the state of this hook."""
     if not is_url(source) and is_dcp_folder(Path(source)):
         raise CheckpointError(
@@ -178,7 +171,7 @@ def _weights_of_checkpoint(source: Any, wanted: str, hook: str | None, as_shards
     return FoundWeights(read.where, weights_of_hook(read.contents, hook, read.where), read.step, hook)
 
 
-def _is_plain_source(source: Any) -> bool:
+def is_plain_source(source: Any) -> bool:
     """Return whether a source has weights and nothing else; another file may be another tool's checkpoint."""
     if isinstance(source, Imported | Mapping):
         return True
@@ -418,59 +411,6 @@ def _manifest_or_empty(url: str) -> Mapping[str, Any]:
 def _path_or_url(source: str | os.PathLike[str]) -> Path | str:
     """Return a URL as text, anything else as a Path."""
     return source if isinstance(source, str) and is_url(source) else Path(source)
-
-
-# ---- export ------------------------------------------------------------------------------------------------
-
-
-def export_weights(
-    source: Any,
-    out: Path,
-    hook: str | None = None,
-    force: bool = False,
-    weights: str = "scored",
-    format: str | None = None,
-    rename: Rename | None = None,
-    shard_size: str | int = SHARD_SIZE,
-) -> FoundWeights:
-    """Write weights in a format that holds weights only. The arguments are those of `export_checkpoint`.
-
-    Without `format`, the ending of `out` decides. Return the weights, of which sharded ones are not read.
-    """
-    chosen = choose_format(out, format)
-    if chosen.is_program:
-        raise OptionError(
-            f"The format {chosen.name} stores the computation too: call hookline.export_checkpoint(source, "
-            "out, module=..., example=...)."
-        )
-    parse_size(shard_size)
-    check_target(out, chosen, force)
-    found = find_exported(source, weights, hook)
-    require_all_weights(found.weights, found.where, "An export")
-    found = replace(found, weights=rename_weights(found, rename))
-    with put_in_place(out, is_file=bool(chosen.ending)) as path:
-        write_weights(found.weights, path, chosen, shard_size)
-    return found
-
-
-def find_exported(source: Any, weights: str = "scored", hook: str | None = None) -> FoundWeights:
-    """Return the weights to export, with sharded tensors unread. source, weights: as for `load_weights`.
-
-    hook: take the weights in the state of this hook, such as an average, where it has them.
-    """
-    check_weights(weights)
-    if hook is not None and weights == "raw":
-        raise OptionError(
-            f"--hook {hook} selects the weights of a hook, and --weights raw selects the trained weights: "
-            "pass only one of them."
-        )
-    if _is_plain_source(source):
-        if hook is not None:
-            raise OptionError(
-                f"hook={hook!r} selects the weights of a hook, and only a checkpoint has hooks."
-            )
-        return find_weights(source, weights)
-    return _weights_of_checkpoint(source, weights, hook, as_shards=True)
 
 
 # ---- a module from a checkpoint ----------------------------------------------------------------------------

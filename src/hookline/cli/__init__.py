@@ -67,6 +67,11 @@ accuracy, ...). The trend compares the two halves of the last third of the value
 --json prints these rules too.
 
 exit codes: 0 success, 2 a wrong command, or not the directory of a run"""
+SAMPLES_CODES = """\
+Loader, rank, batch and dataset index of every sample, computed from run.json: it needs neither the program
+nor the data, if torch's samplers make the order.
+
+exit codes: 0 success, 1 the samples cannot be computed, 2 a wrong command, or not the directory of a run"""
 WATCH_CODES = "exit codes: 0 ended by Ctrl-C, 2 a wrong command, or not the directory of a run"
 CONTROL_CODES = """ACTION is one of
   status                progress, hooks and their cost; the default
@@ -162,14 +167,6 @@ def _command(given: list[str]) -> int:
         if chosen.command == "explain":
             return plans.explain_run(chosen, overrides)
         return plans.describe_traces(chosen) if chosen.command == "trace" else plans.replay_run(chosen)
-    if chosen.command == "diverge":
-        from hookline.cli.diverge import print_divergence
-
-        return print_divergence(chosen)
-    if chosen.command == "rewind":
-        from hookline.cli.rewind import rewind_run
-
-        return rewind_run(chosen)
     if chosen.command in ("run", "convert"):
         from hookline.cli import scripts
 
@@ -182,11 +179,8 @@ def _command(given: list[str]) -> int:
         from hookline.cli.checkpoints import show_checkpoints, verify_checkpoints
 
         return show_checkpoints(chosen) if chosen.action == "show" else verify_checkpoints(chosen)
-    if chosen.command in ("runs", "summary", "report"):
-        from hookline.cli.summaries import print_report, print_runs, print_summary
-
-        views = {"runs": print_runs, "summary": print_summary, "report": print_report}
-        return views[chosen.command](chosen)
+    if chosen.command in OF_RUNS:
+        return _inspect(chosen)
     if chosen.command in ("watch", "control"):
         from hookline.cli import live
 
@@ -204,6 +198,29 @@ def _command(given: list[str]) -> int:
     from hookline.cli.lists import list_parts
 
     return list_parts(chosen)
+
+
+OF_RUNS = ("runs", "summary", "report", "samples", "rewind", "diverge")
+
+
+def _inspect(chosen: argparse.Namespace) -> int:
+    """Answer a question about recorded runs."""
+    if chosen.command == "samples":
+        from hookline.cli.samples import print_samples
+
+        return print_samples(chosen)
+    if chosen.command == "rewind":
+        from hookline.cli.rewind import rewind_run
+
+        return rewind_run(chosen)
+    if chosen.command == "diverge":
+        from hookline.cli.diverge import print_divergence
+
+        return print_divergence(chosen)
+    from hookline.cli.summaries import print_report, print_runs, print_summary
+
+    views = {"runs": print_runs, "summary": print_summary, "report": print_report}
+    return views[chosen.command](chosen)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -339,6 +356,11 @@ def _add_result_commands(command: Any) -> None:
     added.add_argument(
         "--against", metavar="RUN", help="mark where the runs diverge from this one, by their digests"
     )
+
+    added = command("samples", "print the samples behind a step of a run", SAMPLES_CODES)
+    added.add_argument("run_dir", metavar="RUN", help="a run's directory, or its name in runs/")
+    added.add_argument("--step", required=True, metavar="N", help="a step as in the log, or several: 100-120")
+    added.add_argument("--plain", action="store_true", help="one sample on each line, for ExcludeSamples")
 
 
 def _add_foreign_commands(command: Any) -> None:

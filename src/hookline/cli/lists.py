@@ -99,6 +99,7 @@ def hook_data(name: str) -> dict[str, Any]:
         )
     bare = object.__new__(cls)
     names = {event.name for _, events in event_methods(bare, "H", EVENTS, check=False) for event in events}
+    names |= {EVENTS.named(each).name for each in getattr(cls, "may_listen", ())}
     events = [event.name for event in EVENTS if event.name in names]
     doc = "\n\n".join(each for each in (inspect.getdoc(cls), _own_doc(cls)) if each)
     path = offered_hooks()[name].replace(":", ".")

@@ -19,7 +19,7 @@ from hookline.cli.mcp_folder import ServedFolder
 from hookline.cli.mcp_tools import KINDS, PARAMETERS, default_folder, first_paragraph, make_tools, shorten
 from hookline.cli.output import OK
 from hookline.loggers.jsonl import jsonable
-from hookline.util.errors import HooklineError, OptionError
+from hookline.util.errors import HooklineError, OptionError, missing_package
 
 LARGEST_ANSWER = 100_000
 """Characters of JSON in an answer."""
@@ -44,7 +44,7 @@ def serve(chosen: argparse.Namespace) -> int:
 def make_server(runs: ServedFolder, *, control: bool = False, code: ServedFolder | None = None) -> Any:
     """Return the server with the tools that the permissions allow."""
     if importlib.util.find_spec("mcp") is None:
-        raise OptionError("hookline mcp needs the package 'mcp': pip install hookline[mcp]")
+        raise OptionError(missing_package("hookline mcp", "mcp", "mcp"))
     from mcp.server.mcpserver import MCPServer
     from mcp.server.mcpserver.tools import Tool as ServerTool
     from mcp_types import ToolAnnotations

@@ -11,11 +11,12 @@ from typing import Any
 from hookline.cli.output import format_number, format_size, format_table, print_result
 from hookline.loggers.jsonl import jsonable
 from hookline.report import write_report
+from hookline.report.cell import describe
 from hookline.report.run_events import format_duration, position, status_in_words, timestamp
 from hookline.report.runs import ListedRun, Listing, list_runs, status_word
 from hookline.report.summary import summarize
 from hookline.run.options import Options
-from hookline.run.state import count_noun, progress
+from hookline.run.state import progress
 from hookline.run.timings import PART_WORDS, SAMPLED, TIMED_PARTS, Timings
 from hookline.util.text import printable
 
@@ -51,13 +52,7 @@ def print_report(chosen: argparse.Namespace) -> int:
         }
         for run, at in zip(runs, positions, strict=True)
     ]
-    lines = [
-        printable(
-            f"{run.path}: {status_in_words(run, now)[0]}, {at}, "
-            f"{count_noun(run.records, 'record', 'records')}"
-        )
-        for run, at in zip(runs, positions, strict=True)
-    ]
+    lines = [describe(run, now) for run in runs]
     data = {"report": str(path), "bytes": size, "runs": about}
     return print_result(chosen, data, "\n".join([*lines, f"wrote {path} ({size / 1e6:.1f} MB)"]))
 

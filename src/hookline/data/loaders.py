@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from hookline.data.exclusions import Exclusions, check_samples, known_samples, refuse_exclusion
 from hookline.data.libraries import refused_state
 from hookline.data.prefetch import prefetch_batches
 from hookline.data.readers import ListReader, LoaderState, Reader, reader_for
@@ -33,6 +34,8 @@ from hookline.data.sources import as_saved_now, changes, length_of, source_facts
 from hookline.util.errors import CheckpointError, OptionError
 
 log = logging.getLogger("hookline")
+MOST_PASSES = 64
+"""The number of passes whose generator states are kept."""
 
 EVALUATION = 0
 """The seed of every evaluation, so that the training's seed does not change what is measured."""
@@ -63,7 +66,11 @@ class Loader:
     order.
     """
     keeps_indices: bool = field(default=False, init=False)
-    """Whether `sample_indices` is called in the next pass."""
+    """Whether `sample_ids` is called in the next pass."""
+    exclusions: Exclusions = field(default_factory=Exclusions, init=False)
+    """The samples that are left out of the order."""
+    generator_states: dict[int, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
+    """The states of the sampler's generators at the start of the newest passes, by the pass's number."""
     shard_plan: ShardPlan = field(init=False, repr=False)
     _whole: int | None = field(init=False, repr=False)
     """Batches of this rank in a whole pass."""
@@ -75,6 +82,8 @@ class Loader:
     _reader: Reader | None = field(default=None, init=False, repr=False)
     _is_resized: bool = field(default=False, init=False, repr=False)
     """Whether the current pass continues from a state that was saved with another batch size."""
+    _is_cut: bool = field(default=False, init=False, repr=False)
+    """Whether samples are left out of the current pass, and it is not known in advance how many."""
     _epoch: int = field(default=-1, init=False, repr=False)
     _fetching: Generator[Any, None, None] | None = field(default=None, init=False, repr=False)
     _restored: LoaderState | None = field(default=None, init=False, repr=False)
@@ -92,6 +101,7 @@ class Loader:
         """Return whether the length is certain; that of an iterable dataset may be an estimate."""
         return (
             not self._is_resized
+            and not self._is_cut
             and length_of(self.source) is not None
             and not isinstance(getattr(self.source, "dataset", None), IterableDataset)
         )
@@ -116,7 +126,15 @@ class Loader:
             **find_generators(sampler=getattr(self.source, "sampler", None)),
             **self.reader.generators,
         }
-        lengths = compare_sources(self.sharding.ranks, self.name, self.source, generators, self.length, apart)
+        lengths = compare_sources(
+            self.sharding.ranks,
+            self.name,
+            self.source,
+            generators,
+            self.length,
+            apart,
+            sorted(self.exclusions.pending),
+        )
         if apart:
             known = [each for each in lengths if each is not None]
             self._lengths_differ = len(known) < len(lengths) or len(set(known)) > 1 or not self.is_exact
@@ -134,10 +152,12 @@ class Loader:
         if self.seed is None and not isinstance(reader, ListReader):
             drawn = int(torch.randint(2**62, ()).item()) if seed is None else seed
             self.seed = self.sharding.ranks.from_zero(drawn)
+        self.keep_generator_states()
         saved, self._restored, self._epoch, self._before_newest = self._restored, None, epoch, None
         in_pass = saved if saved is not None and saved["in_pass"] and reader.kind == "state" else None
         self._is_resized = in_pass is not None and self.has_other_batches(in_pass)
         self._begin(position, saved)
+        reader.leave_out(self.exclusions.cuts(epoch))
         reader.keep_indices(self.keeps_indices)
         natural = rank_batches(self.source, self.shard_plan, self.sharding.trains)
         limit = None if self.length == natural or self._whole == natural else self.length
@@ -166,14 +186,46 @@ class Loader:
             passed_over = position * per_batch if saved["passed_over"] is None else saved["passed_over"]
         self._pass_start, self.length = (position, passed_over), self._whole
         units = units_of(self.source, self.shard_plan, self.sharding.trains)
+        left_out = self._open_exclusions(passed_over)
         if (
-            passed_over != position * self.shard_plan.per_turn
+            (left_out or passed_over != position * self.shard_plan.per_turn)
             and units is not None
             and self._whole is not None
         ):
+            units -= left_out
             rest = position + self.shard_plan.turns(max(0, units - passed_over))
             is_limited = self._whole != rank_batches(self.source, self.shard_plan, self.sharding.trains)
             self.length = min(rest, self._whole) if is_limited else rest
+
+    def _open_exclusions(self, passed_over: int) -> int:
+        """Let the exclusions take effect in this pass; return how many samples certainly fall out of it."""
+        self.exclusions.open(self._epoch, passed_over)
+        cuts = self.exclusions.cuts(self._epoch)
+        known = known_samples(self.source) if self.shard_plan.of_samples else None
+        self._is_cut = bool(cuts) and (known is None or any(cut for cut, _ in cuts))
+        certain = set[int]().union(*(samples for cut, samples in cuts if cut == 0))
+        return 0 if known is None else sum(each in known for each in certain)
+
+    def check_exclusion(self, samples: Iterable[int]) -> list[int]:
+        """Return the indices of samples to leave out; raise if the loader cannot, or does not have them."""
+        is_own = not self.sharding.ranks.alone and is_apart(self.source, self.sharding)
+        refuse_exclusion(self.name, self.reader, is_own)
+        return check_samples(self.name, samples, length_of(self.source.dataset))  # type: ignore[attr-defined]
+
+    def keep_generator_states(self) -> None:
+        """Keep the generator states of the pass that is open, for `hookline samples`."""
+        begins = self.reader.pass_generators()
+        if begins and self._epoch >= 0:
+            self.generator_states[self._epoch] = begins
+            for number in sorted(self.generator_states)[:-MOST_PASSES]:
+                del self.generator_states[number]
+
+    @property
+    def pass_start(self) -> tuple[int, int, int]:
+        """Return where the open pass began in this process: its number, this rank's batches before it, and
+        all ranks' samples or batches.
+        """
+        return (self._epoch, *self._pass_start)
 
     def _describe_batches(self, batches: Iterator[Any], position: int) -> Iterator[Any]:
         """Yield the batches; update `rank_batch` before each one."""
@@ -214,7 +266,7 @@ class Loader:
         finally:
             put_back(self.reader.generators, before)
 
-    def sample_indices(self, batch: int) -> list[int] | None:
+    def sample_ids(self, batch: int) -> list[int] | None:
         """Return the indices of a batch's samples in the dataset; None if they are not known.
 
         If the sampler does not return whole numbers, they are positions in its order.
@@ -258,6 +310,7 @@ class Loader:
             "facts": self._facts(),
             "of_samples": self.shard_plan.of_samples,
             "passed_over": passed_over if in_pass else 0,
+            **(self.exclusions.state_dict(epoch if in_pass else epoch - 1) if self.exclusions else {}),
             **own,
         }
 
@@ -286,6 +339,7 @@ class Loader:
     def load_state_dict(self, saved: LoaderState) -> None:
         """Start the next pass at the saved position. Log what has changed since."""
         self.seed = saved["seed"]
+        self.exclusions.load_state_dict(saved)
         saved = as_saved_now(saved, self._facts(), self.shard_plan.of_samples)
         self.is_as_saved = saved["kind"] == self.reader.kind and saved["facts"] == self._facts()
         was, now = saved["facts"]["workers"], self._facts()["workers"]

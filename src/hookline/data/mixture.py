@@ -43,6 +43,8 @@ class MixedLoader:
         """Called before each batch with the index and name of its loader."""
         self.changed: Callable[[str], None] = lambda text: None
         """Called with a description of each change."""
+        self.turned: Callable[[int], None] = lambda position: None
+        """Called with the position from which on the order is not that of the state before it."""
         self.first_length = self.began_with = self.cursor.total
         """Batches of this epoch when it started; later changes do not affect fractions of it."""
         self.samples: dict[str, int] = dict.fromkeys(self.loaders, 0)
@@ -53,6 +55,7 @@ class MixedLoader:
         self._is_alone = self.sharding.ranks.alone
         self._newest = ("", 0, 0)
         """The loader, samples and tokens of the newest batch; no loader while it is being fetched."""
+        self._newest_index = 0
         self._seed: int | None = None
         """The seed of the orders of all loaders."""
         self._streams: dict[int, Iterator[Any]] = {}
@@ -74,6 +77,21 @@ class MixedLoader:
             for counts in (self.samples, self.tokens, self.batches_drawn):
                 del counts[name]
         self.load_state_dict(saved)
+
+    @property
+    def seed(self) -> int | None:
+        """Return the seed of the orders of all loaders."""
+        return self._seed
+
+    def sample_ids(self, batch: int) -> list[int] | None:
+        """Return the indices of the newest batch's samples in the dataset of its loader, if they are kept."""
+        name = self.cursor.names[self._newest_index]
+        return self.loaders[name].sample_ids(self._position_of_pick(self._newest_index, name)[1])
+
+    def order_state(self, position: int) -> dict[str, Any]:
+        """Return the state of the mixture before the batch at this position, as plain data."""
+        with self.cursor.as_of(position):
+            return self.cursor.state_dict()
 
     @property
     def length(self) -> int:
@@ -110,11 +128,14 @@ class MixedLoader:
             if batch is END:
                 self._refuse_short(index, name)
                 if not cursor.ended(index):
+                    self.turned(cursor.position)
                     continue  # the other loaders continue without it
+                self.turned(cursor.position - 1)
                 del self._streams[index]
                 if (batch := next(self._stream(index, name), END)) is END:
                     cursor.ended(index)  # raises, because the loader is empty
             self._newest = (name, 0, 0)
+            self._newest_index = index
             self.batches_drawn[name] += 1
             if self._is_alone:
                 self.count(batch_size(batch), self._count_tokens(batch))
@@ -138,7 +159,10 @@ class MixedLoader:
     def _stream(self, index: int, name: str) -> Iterator[Any]:
         if index not in self._streams:
             passes, read = self._position_of_pick(index, name)
+            has_new = bool(self.loaders[name].exclusions.pending)
             self._streams[index] = self.loaders[name].open(passes, read, self._seed)
+            if has_new:  # they take effect in this pass
+                self.turned(self.cursor.position - 1)
         return self._streams[index]
 
     def _position_of_pick(self, index: int, name: str) -> tuple[int, int]:
@@ -362,6 +386,7 @@ class MixedLoader:
         for doubt in self.cursor.doubts:
             log.warning("Mixture: %s", doubt)
         self.changed(f"{what}, from batch {at} of epoch {self.cursor.epoch} on")
+        self.turned(self.cursor.position)
         return at
 
     # ---- results -------------------------------------------------------------------------------------------

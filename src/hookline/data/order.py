@@ -19,6 +19,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
+from hookline.data.exclusions import Cut
 from hookline.data.fingerprint import StateCheck
 from hookline.data.rng_exchange import OwnStream
 from hookline.data.seeding import Generators, key_of, put_back, states_of
@@ -60,6 +61,8 @@ class IndexOrder:
         """Whether the sampler has loaded a state that may be that of a finished pass."""
         self.kept: dict[int, Any] | None = None
         """The indices of the newest batches by the batch's number; None: they are not kept."""
+        self.cuts: list[Cut] = []
+        """The samples to leave out in the pass that `begin` sets up next."""
         self.begin(0, 0, 0, None)
 
     def begin(self, key: int, position: int, passed_over: int, limit: int | None) -> None:
@@ -122,7 +125,9 @@ class IndexOrder:
 
     def _start(self, stream: OwnStream) -> Iterator[Any]:
         with stream:
-            indices = self.sharded.begin(self.position, 0 if self.is_positioned else self.passed_over)
+            indices = self.sharded.begin(
+                self.position, 0 if self.is_positioned else self.passed_over, self.cuts
+            )
             if not self.may_be_spent:
                 return indices
             first = next(indices, END)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from hookline.data.exclusions import Cut
 from hookline.data.fetch import ArrowRows, direct_batches, reads_directly, rows_of
 from hookline.data.fingerprint import StateCheck
 from hookline.data.libraries import (
@@ -80,6 +81,13 @@ class Reader:
     def indices_of(self, batch: int) -> Any:
         """Return what the sampler returned for a batch of this pass; None if it is not known."""
         return None
+
+    def pass_generators(self) -> dict[str, Any]:
+        """Return the states of the generators at the start of the order of this pass, if it is by index."""
+        return {}
+
+    def leave_out(self, cuts: list[Cut]) -> None:
+        """Leave these samples out of the next pass; only a reader by index can."""
 
     def any_batch(self, key: int) -> Any:
         """Return the first batch of another pass, for a rank without a batch in its pass."""
@@ -179,6 +187,14 @@ class IndexReader(Reader):
         """Keep the indices, unless a user's __iter__ or the workers may return the batches otherwise."""
         in_order = self.loader.num_workers == 0 or self.loader.in_order
         self.order.kept = {} if keeps and self.caps and in_order else None
+
+    def pass_generators(self) -> dict[str, Any]:
+        """Return the states of the generators at the start of the order of this pass."""
+        return self.order.begins or {}
+
+    def leave_out(self, cuts: list[Cut]) -> None:
+        """Leave these samples out of the order of the next pass."""
+        self.order.cuts = cuts
 
     def indices_of(self, batch: int) -> Any:
         """Return the indices of a batch."""

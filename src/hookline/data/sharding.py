@@ -6,12 +6,13 @@ import hashlib
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch.utils.data import BatchSampler
 
+from hookline.data.exclusions import Cut, without
 from hookline.data.fingerprint import difference, fingerprint
 from hookline.data.libraries import rank_conflict
 from hookline.data.seeding import Generators, states_of
@@ -166,9 +167,12 @@ class ShardedSampler:
         ):  # an evaluation drops the samples that the batch sampler drops on one process
             self.units = sampler.sampler if trains else FlatBatches(sampler)
 
-    def begin(self, turn: int, passed_over: int) -> Iterator[Any]:
-        """Yield from this turn on. Draw the units before it, because that advances the generators."""
-        units = iter(self.units)
+    def begin(self, turn: int, passed_over: int, cuts: Sequence[Cut] = ()) -> Iterator[Any]:
+        """Yield from this turn on. Draw the units before it, because that advances the generators.
+
+        cuts: the samples to leave out.
+        """
+        units = without(self.units, cuts) if cuts else iter(self.units)
         deque(itertools.islice(units, passed_over), maxlen=0)
         return (
             self.shard_plan.samples(units, turn)
@@ -227,13 +231,21 @@ def padded_batches(batches: Iterator[Any], source: OwnSource, ranks: Ranks, turn
 
 
 def compare_sources(
-    ranks: Ranks, name: str, source: Any, generators: Generators, length: int | None, apart: bool
+    ranks: Ranks,
+    name: str,
+    source: Any,
+    generators: Generators,
+    length: int | None,
+    apart: bool,
+    excluded: list[int],
 ) -> list[int | None]:
     """Return the lengths on all ranks. Raise if a shared source differs. Waits for all ranks."""
     conflict = rank_conflict(source, ranks.data_rank, ranks.data_size)
     dataset = getattr(source, "dataset", None)
     identity = getattr(dataset, "_fingerprint", None)  # of a Hugging Face dataset
-    reports = ranks.gather([length, type(source).__name__, apart, _digest(generators), conflict, identity])
+    reports = ranks.gather(
+        [length, type(source).__name__, apart, _digest(generators), conflict, identity, excluded]
+    )
     mine = reports[ranks.rank]
     lengths = [each[0] for each in reports]
     if conflicts := [each[4] for each in reports if each[4]]:
@@ -254,6 +266,11 @@ def compare_sources(
         raise OptionError(
             f"{shared}, but its random generators ({', '.join(generators)}) have different states, so the "
             f"order would differ. Seed them with the same value on every rank. {hint}"
+        )
+    if any(each[6] != excluded for each in reports):
+        counts = _by_rank([len(each[6]) for each in reports])
+        raise OptionError(
+            f"{shared}, but the samples to exclude differ ({counts}). Pass the same list on every rank."
         )
     if len({each[5] for each in reports}) > 1 and ranks.rank == 0:
         log.warning(

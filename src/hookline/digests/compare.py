@@ -252,7 +252,7 @@ class SeenBatches:
     def is_other_order(self, a: Record, b: Record) -> bool:
         """Return whether a batch that differs consists of samples that the other run has read, too."""
         # where a run has the fact `sample_ids`, it decides: equal ids mean other contents
-        if isinstance(a.get("sample_ids"), list) and isinstance(b.get("sample_ids"), list):
+        if isinstance(a.get("sample_ids"), str) and isinstance(b.get("sample_ids"), str):
             return bool(a["sample_ids"] != b["sample_ids"])
         ours, theirs = a.get("samples") or (), b.get("samples") or ()
         if ours and theirs:

@@ -136,6 +136,7 @@ class StepDigests:
         if s.log.mode != "train":
             return  # a batch of a validation inside the window
         self._record.batches.append(BatchRecord())
+        self._record.batches[-1].sample_ids = s.sample_ids
         self._read_batch(s, "fetched")
 
     def _ready(self, s: Any) -> None:
@@ -301,6 +302,8 @@ class BatchRecord:
         """As the loader returned it."""
         self.batch: list[Entry] = []
         """On its device, after the hooks of on_train_batch_start."""
+        self.sample_ids: list[Any] | None = None
+        """The indices of its samples, if they are known."""
         self.samples: list[tuple[int, ...]] = []
         """The sums of every sample, for each tensor."""
         self.modules: list[tuple[str, list[Entry]]] = []
@@ -350,6 +353,8 @@ class StepRecord:
             made[field] = digest
             if len(leaves) <= MOST_PARTS:
                 made[f"{field} parts"] = leaves
+        if batch.sample_ids is not None:
+            made["sample_ids"] = text_digest(*batch.sample_ids)
         if batch.samples:
             rows = zip(*batch.samples, strict=True)
             made["samples"] = [text_digest(*[sums[place] for place in row])[:8] for row in rows]

@@ -8,7 +8,7 @@ import torch
 
 from hookline.distributed.base import StepModule
 from hookline.distributed.ddp import DDP
-from hookline.util.errors import HooklineError, OptionError
+from hookline.util.errors import HooklineError, OptionError, missing_package
 
 PRECISION_NAMES = {"no": "32", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
@@ -52,7 +52,7 @@ class Accelerated(DDP):
             import accelerate  # type: ignore[import-untyped]
         except ImportError as error:
             raise HooklineError(
-                "strategy='accelerate' needs the package accelerate: pip install accelerate."
+                missing_package("strategy='accelerate'", "accelerate", "accelerate")
             ) from error
         # with 64, bf16-true and 16-true Hookline converts the module, and Accelerate computes in its type
         wanted = {name: theirs for theirs, name in PRECISION_NAMES.items()}.get(self.precision.name, "no")

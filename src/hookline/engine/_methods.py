@@ -58,7 +58,7 @@ class HookMethods:
 
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> Any:
         """A batch is ready and not used yet. Return SKIP_BATCH to skip it, END_EPOCH (or -1) to end the epoch. Facts:
-        batch, batch_idx, dataloader_idx, dataloader_name. May return SKIP_BATCH or END_EPOCH.
+        batch, batch_idx, dataloader_idx, dataloader_name, sample_ids. May return SKIP_BATCH or END_EPOCH.
         """
 
     def on_before_zero_grad(self, *args: Any, **kwargs: Any) -> Any:
@@ -93,7 +93,7 @@ class HookMethods:
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> Any:
         """A training batch is done; fired for every micro-batch. Facts: outputs, batch, batch_idx, dataloader_idx,
-        dataloader_name, loss, metrics.
+        dataloader_name, loss, metrics, sample_ids.
         """
 
     def on_train_metrics(self, *args: Any, **kwargs: Any) -> Any:
@@ -113,11 +113,11 @@ class HookMethods:
         """The pass over the validation data begins."""
 
     def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A validation batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
+        """A validation batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_ids."""
 
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> Any:
         """A validation batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics,
-        sample_indices.
+        sample_ids.
         """
 
     def on_validation_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
@@ -159,11 +159,11 @@ class HookMethods:
         """The pass over the test data begins."""
 
     def on_test_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A test batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
+        """A test batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_ids."""
 
     def on_test_batch_end(self, *args: Any, **kwargs: Any) -> Any:
         """A test batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics,
-        sample_indices.
+        sample_ids.
         """
 
     def on_test_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
@@ -179,11 +179,11 @@ class HookMethods:
         """The pass over the prediction data begins."""
 
     def on_predict_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A prediction batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
+        """A prediction batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_ids."""
 
     def on_predict_batch_end(self, *args: Any, **kwargs: Any) -> Any:
         """The predictions for a batch are complete. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name,
-        sample_indices.
+        sample_ids.
         """
 
     def on_predict_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
@@ -256,7 +256,7 @@ class ModuleMethods:
 
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> Any:
         """A batch is ready and not used yet. Return SKIP_BATCH to skip it, END_EPOCH (or -1) to end the epoch. Facts:
-        batch, batch_idx, dataloader_idx, dataloader_name. May return SKIP_BATCH or END_EPOCH.
+        batch, batch_idx, dataloader_idx, dataloader_name, sample_ids. May return SKIP_BATCH or END_EPOCH.
         """
 
     def on_before_zero_grad(self, *args: Any, **kwargs: Any) -> Any:
@@ -291,7 +291,7 @@ class ModuleMethods:
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> Any:
         """A training batch is done; fired for every micro-batch. Facts: outputs, batch, batch_idx, dataloader_idx,
-        dataloader_name, loss, metrics.
+        dataloader_name, loss, metrics, sample_ids.
         """
 
     def on_train_metrics(self, *args: Any, **kwargs: Any) -> Any:
@@ -311,11 +311,11 @@ class ModuleMethods:
         """The pass over the validation data begins."""
 
     def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A validation batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
+        """A validation batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_ids."""
 
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> Any:
         """A validation batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics,
-        sample_indices.
+        sample_ids.
         """
 
     def on_validation_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
@@ -357,11 +357,11 @@ class ModuleMethods:
         """The pass over the test data begins."""
 
     def on_test_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A test batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
+        """A test batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_ids."""
 
     def on_test_batch_end(self, *args: Any, **kwargs: Any) -> Any:
         """A test batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics,
-        sample_indices.
+        sample_ids.
         """
 
     def on_test_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
@@ -377,11 +377,11 @@ class ModuleMethods:
         """The pass over the prediction data begins."""
 
     def on_predict_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A prediction batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
+        """A prediction batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_ids."""
 
     def on_predict_batch_end(self, *args: Any, **kwargs: Any) -> Any:
         """The predictions for a batch are complete. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name,
-        sample_indices.
+        sample_ids.
         """
 
     def on_predict_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
@@ -445,7 +445,7 @@ class StrategyMethods:
 
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> Any:
         """A batch is ready and not used yet. Return SKIP_BATCH to skip it, END_EPOCH (or -1) to end the epoch. Facts:
-        batch, batch_idx, dataloader_idx, dataloader_name. May return SKIP_BATCH or END_EPOCH.
+        batch, batch_idx, dataloader_idx, dataloader_name, sample_ids. May return SKIP_BATCH or END_EPOCH.
         """
 
     def on_validation_start(self, *args: Any, **kwargs: Any) -> Any:
@@ -455,11 +455,11 @@ class StrategyMethods:
         """The pass over the validation data begins."""
 
     def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A validation batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
+        """A validation batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_ids."""
 
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> Any:
         """A validation batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics,
-        sample_indices.
+        sample_ids.
         """
 
     def on_validation_epoch_end(self, *args: Any, **kwargs: Any) -> Any:
@@ -485,11 +485,11 @@ class StrategyMethods:
         """The pass over the test data begins."""
 
     def on_test_batch_start(self, *args: Any, **kwargs: Any) -> Any:
-        """A test batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_indices."""
+        """A test batch is ready. Facts: batch, batch_idx, dataloader_idx, dataloader_name, sample_ids."""
 
     def on_test_batch_end(self, *args: Any, **kwargs: Any) -> Any:
         """A test batch is done. Facts: outputs, batch, batch_idx, dataloader_idx, dataloader_name, metrics,
-        sample_indices.
+        sample_ids.
         """
 
     def on_test_epoch_end(self, *args: Any, **kwargs: Any) -> Any:

@@ -109,8 +109,9 @@ FACT_ROWS: tuple[Fact, ...] = (
          spellings=("data_batch",)),
     Fact("dataloader_idx", "the index of the loader that the batch came from", spellings=("loader_idx",)),
     Fact("dataloader_name", "the name of that loader", spellings=("loader_name",)),
-    Fact("sample_indices",
-         "the indices of the batch's samples in the dataset, a list; None if they are not known",
+    Fact("sample_ids",
+         "the indices of the batch's samples in the dataset, or what `loader.sample_ids(batch)` returns, a "
+         "list; None if they are not known",
          spellings=("batch_indices",), costly=True),
     Fact("loss", "the loss of your step: a live tensor before backward, a float after it", costly=True),
     Fact("outputs", "the value that the step returned, detached"),
@@ -133,7 +134,7 @@ FACT_ROWS: tuple[Fact, ...] = (
 )
 
 _BATCH = ("batch", "batch_idx", "dataloader_idx", "dataloader_name")
-_EVALUATED = (*_BATCH, "sample_indices")
+_WITH_IDS = (*_BATCH, "sample_ids")
 _TRANSFER = ("batch", "dataloader_idx")
 _OPTIMIZER = ("optimizer", "optimizer_idx")
 _EVALS = ("fit", "validate")
@@ -195,7 +196,7 @@ EVENT_ROWS: tuple[Event, ...] = (
           "Move the batch to the device.", inside="batch", action=True, returns=VALUE, stages=EVERY_STAGE),
     Event("on_after_batch_transfer", "HDM", _TRANSFER, "The batch is on the device.", inside="batch",
           returns=REPLACE, replaces="batch", either=True, stages=EVERY_STAGE),
-    Event("on_train_batch_start", "HMS", _BATCH,
+    Event("on_train_batch_start", "HMS", _WITH_IDS,
           "A batch is ready and not used yet. Return SKIP_BATCH to skip it, END_EPOCH (or -1) to end "
           "the epoch.",
           inside="batch", returns=SIGNAL, signals=("SKIP_BATCH", "END_EPOCH"),
@@ -233,7 +234,7 @@ EVENT_ROWS: tuple[Event, ...] = (
           "No update was made; `reason` is 'no_loss', 'nonfinite' or 'hook'.", inside="batch"),
     Event("lr_scheduler_step", "M", ("scheduler", "metric"), "Advance a learning-rate scheduler.",
           inside="batch", action=True),
-    Event("on_train_batch_end", "HM", ("outputs", *_BATCH, "loss", "metrics"),
+    Event("on_train_batch_end", "HM", ("outputs", *_BATCH, "loss", "metrics", "sample_ids"),
           "A training batch is done; fired for every micro-batch.", live={"metrics": "s.batch_metrics"},
           inside="batch", spellings=("on_batch_end",), nested_validate=True),
     Event("on_train_metrics", "HM", ("metrics",),
@@ -252,12 +253,12 @@ EVENT_ROWS: tuple[Event, ...] = (
           spellings=("on_pre_performance_check", "on_eval_start", "on_eval_begin")),
     Event("on_validation_epoch_start", "HMS", (), "The pass over the validation data begins.",
           inside="validation", stages=_EVALS),
-    Event("on_validation_batch_start", "HMS", _EVALUATED, "A validation batch is ready.",
+    Event("on_validation_batch_start", "HMS", _WITH_IDS, "A validation batch is ready.",
           inside="validation batch", stages=_EVALS),
     Event("validation_step", "SM", _BATCH,
           "Compute and log metrics; a returned loss becomes `val/loss`.", inside="validation batch",
           action=True, returns=VALUE, stages=_EVALS),
-    Event("on_validation_batch_end", "HMS", ("outputs", *_BATCH, "metrics", "sample_indices"),
+    Event("on_validation_batch_end", "HMS", ("outputs", *_BATCH, "metrics", "sample_ids"),
           "A validation batch is done.", live={"metrics": "s.batch_metrics"}, inside="validation batch",
           stages=_EVALS),
     Event("on_validation_epoch_end", "HMS", ("metrics",), "The pass over the validation data is complete.",
@@ -295,11 +296,11 @@ EVENT_ROWS: tuple[Event, ...] = (
     Event("on_test_start", "HMS", (), "Testing begins.", inside="test", stages=("test",)),
     Event("on_test_epoch_start", "HMS", (), "The pass over the test data begins.", inside="test",
           stages=("test",)),
-    Event("on_test_batch_start", "HMS", _EVALUATED, "A test batch is ready.", inside="test batch",
+    Event("on_test_batch_start", "HMS", _WITH_IDS, "A test batch is ready.", inside="test batch",
           stages=("test",)),
     Event("test_step", "SM", _BATCH, "Compute and log metrics; a returned loss becomes `test/loss`.",
           inside="test batch", action=True, returns=VALUE, stages=("test",)),
-    Event("on_test_batch_end", "HMS", ("outputs", *_BATCH, "metrics", "sample_indices"),
+    Event("on_test_batch_end", "HMS", ("outputs", *_BATCH, "metrics", "sample_ids"),
           "A test batch is done.", live={"metrics": "s.batch_metrics"}, inside="test batch",
           stages=("test",)),
     Event("on_test_epoch_end", "HMS", ("metrics",), "The pass over the test data is complete.", inside="test",
@@ -315,11 +316,11 @@ EVENT_ROWS: tuple[Event, ...] = (
     Event("on_predict_start", "HMS", (), "Prediction begins.", inside="predict", stages=("predict",)),
     Event("on_predict_epoch_start", "HM", (), "The pass over the prediction data begins.", inside="predict",
           stages=("predict",)),
-    Event("on_predict_batch_start", "HM", _EVALUATED, "A prediction batch is ready.",
+    Event("on_predict_batch_start", "HM", _WITH_IDS, "A prediction batch is ready.",
           inside="predict batch", stages=("predict",)),
     Event("predict_step", "SM", _BATCH, "Return the predictions for the batch.", inside="predict batch",
           action=True, returns=VALUE, stages=("predict",)),
-    Event("on_predict_batch_end", "HM", ("outputs", *_EVALUATED),
+    Event("on_predict_batch_end", "HM", ("outputs", *_WITH_IDS),
           "The predictions for a batch are complete.", inside="predict batch", stages=("predict",)),
     Event("on_predict_epoch_end", "HM", ("outputs",),
           "The pass over the prediction data is complete; `outputs` has all predictions.", inside="predict",

@@ -95,6 +95,17 @@ class Explanation:
 
     __repr__ = __str__  # the last line of a notebook's cell shows the tree
 
+    def _repr_html_(self) -> str:
+        from hookline.util.notebook import NESTED, escape  # only a notebook calls this
+
+        tree = _draw_html(self.root, everything=not _has_listeners(self.root))
+        more = "".join(
+            f'<i>{escape(title)}</i><pre style="{NESTED};background:transparent">'
+            f"{chr(10).join(map(escape, text.splitlines()))}</pre>"
+            for title, text in self._sections()
+        )
+        return f"<div>{tree}{more}</div>"
+
     def __rich__(self) -> Any:
         from rich.text import Text
         from rich.tree import Tree
@@ -261,6 +272,21 @@ def _draw_tree(node: Node, indent: str, everything: bool) -> Iterator[str]:
         else:
             yield f"{corner}{_title(child)}"
             yield from (f"{deeper}    {_format_listener(listener)}" for listener in child.listeners)
+
+
+def _draw_html(node: Node, everything: bool) -> str:
+    from hookline.util.notebook import NESTED, escape, foldable
+
+    parts = []
+    for child in node.children:
+        if not (everything or _has_listeners(child)):
+            continue
+        if isinstance(child, Node):
+            parts.append(_draw_html(child, everything))
+        else:
+            listeners = "".join(f"<div>{escape(_format_listener(each))}</div>" for each in child.listeners)
+            parts.append(f'<div><b>{escape(_title(child))}</b><div style="{NESTED}">{listeners}</div></div>')
+    return foldable(node.title, "".join(parts))
 
 
 def _title(moment: ExplainedEvent) -> str:

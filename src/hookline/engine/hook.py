@@ -82,6 +82,11 @@ class Hook(HookMethods):
     weights of the model.
     """
 
+    may_listen: Iterable[str] = ()
+    """Events to which some settings add a listener, because a hook must not listen to what it does not need.
+    `hookline hooks` lists them with the event methods of the class.
+    """
+
     writes_predictions: bool = False
     """Whether the hook writes the predictions, so that `trainer.predict` returns them only on request."""
 
@@ -95,6 +100,9 @@ class Hook(HookMethods):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""
+
+    def enabled_changed(self, enabled: bool) -> None:
+        """Release what the hook holds outside of its events when it is switched off, and the reverse."""
 
     def __repr__(self) -> str:
         return f"<hook {type(self).__name__}{f' {self.name!r}' if self.name else ''}>"

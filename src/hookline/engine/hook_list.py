@@ -395,6 +395,7 @@ class HookList:
         if not entry.enabled:
             entry.enabled = True
             self._join(entry)
+            _report_enabled(entry)
 
     def disable(self, name: str) -> None:
         """Switch a hook off, from the next event on. It keeps its position, name, state and teardown."""
@@ -405,6 +406,7 @@ class HookList:
             self._plan.remove(
                 [each for each in entry.listeners if each.event.name != "teardown" or not is_up]
             )
+            _report_enabled(entry)
 
     def _give_up(self, listener: Listener) -> None:
         """Switch off a hook that has failed: on this rank at once, and in distributed training on all
@@ -504,6 +506,12 @@ class FunctionRegistration:
 
     def __repr__(self) -> str:
         return f"<registration for {', '.join(self._events)}: call it with a function>"
+
+
+def _report_enabled(entry: Entry) -> None:
+    """Call the hook's `enabled_changed`, which only hooks derived from Hook have."""
+    if isinstance(entry.hook, Hook):
+        entry.hook.enabled_changed(entry.enabled)
 
 
 def _describe_entry(entry: Entry) -> str:

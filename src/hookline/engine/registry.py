@@ -39,6 +39,7 @@ BUILTIN_HOOKS: dict[str, str] = {
     "profiler": "hookline.hooks.profiler:Profiler",
     "lr_finder": "hookline.hooks.lr_finder:LRFinder",
     "early_stopping": "hookline.hooks.early_stopping:EarlyStopping",
+    "exclude_samples": "hookline.hooks.exclude_samples:ExcludeSamples",
     "model_checkpoint": "hookline.hooks.model_checkpoint:ModelCheckpoint",
     "export_pretrained": "hookline.hooks.export_pretrained:ExportPretrained",
     "upload_checkpoint": "hookline.hooks.upload_checkpoint:UploadCheckpoint",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hookline.util.errors import HookError
+from hookline.util.errors import HookError, install_command
 
 MOST_LABELS = 48
 
@@ -18,7 +18,7 @@ def need_matplotlib(what: str) -> None:
     """Raise before training if matplotlib is missing, because the figure is drawn at the end."""
     if importlib.util.find_spec("matplotlib") is None:
         raise HookError(
-            f"{what} draws a figure with matplotlib, which is not installed: pip install 'hookline[plots]'."
+            f"{what} draws a figure with matplotlib, which is not installed: {install_command('plots')}."
         )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hookline.engine.checks import Count, Timeout
-from hookline.util.errors import HookError, OptionError
+from hookline.util.errors import HookError, OptionError, missing_package
 
 log = logging.getLogger("hookline")
 
@@ -59,7 +59,7 @@ class Outbox:
         Timeout(0.001)(f"{who}: timeout", timeout)
         Count(1)(f"{who}: queue_size", size)
         if importlib.util.find_spec("httpx") is None:
-            raise HookError(f"{who} needs the package httpx: pip install 'hookline[webhook]'.")
+            raise HookError(missing_package(who, "httpx", "webhook"))
         self._address, self._who, self._timeout, self._size = address, who, float(timeout), size
         self._queue: queue.Queue[tuple[str, bytes | None] | None] = queue.Queue(size)
         self._thread: threading.Thread | None = None

@@ -24,6 +24,7 @@ class AccumulationSchedule(Hook):
     """
 
     tier = "builtin"
+    may_listen = ("on_step_end",)
 
     @checked_parameters
     def __init__(self, schedule: Mapping[int | str, int], name: str | None = None) -> None:

@@ -15,9 +15,9 @@ import torch
 from hookline.engine.checks import Count, checked_parameters
 from hookline.engine.hook import Hook
 from hookline.hooks._memory import GB, allocator_stats, peak_process_memory
-from hookline.util.errors import HookError
+from hookline.util.errors import HookError, install_command
 
-EXTRA = "pip install 'hookline[device-stats]'"
+EXTRA = install_command("device-stats")
 MB = 1e6
 LARGEST = ("_gb", "memory_percent", "swap_percent", "temperature_c")
 """How names end whose value is the largest of all ranks; others are the mean."""

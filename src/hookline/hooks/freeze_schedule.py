@@ -30,6 +30,7 @@ class FreezeSchedule(Hook):
     """
 
     tier = "builtin"
+    may_listen = ("on_train_batch_start",)
 
     @checked_parameters
     def __init__(

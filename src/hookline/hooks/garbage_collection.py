@@ -30,6 +30,7 @@ class GarbageCollection(Hook):
     """
 
     tier = "builtin"
+    may_listen = ("on_step_end", *MOMENTS.values())
     observes = True
 
     @checked_parameters
@@ -91,6 +92,11 @@ class GarbageCollection(Hook):
         self.seconds += spent
         if self.log:
             state.trainer.log_dict({"gc/seconds": spent, "gc/collected": float(found)})
+
+    def enabled_changed(self, enabled: bool) -> None:
+        """Collect automatically while the hook is switched off, if Python did so before the run."""
+        if self._was_enabled:
+            (gc.disable if enabled else gc.enable)()
 
     def teardown(self, stage: str) -> None:
         if self._was_enabled is None:

@@ -40,6 +40,7 @@ class GenerateSamples(Hook):
     """
 
     tier = "builtin"
+    may_listen = ("on_step_end",)
     observes = True
     on_error = "warn"
 

@@ -24,6 +24,7 @@ class MixtureSchedule(Hook):
     """
 
     tier = "builtin"
+    may_listen = ("on_step_end",)
 
     def __init__(self, phases: Mapping[int | str, Mapping[str, float]], name: str | None = None) -> None:
         """Take phases: a mapping from moments ('1000 steps', '2B tokens', '3 epochs' or a number of steps) to

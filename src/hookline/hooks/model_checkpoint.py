@@ -59,6 +59,7 @@ class ModelCheckpoint(Hook):
     """
 
     tier = "monitor"
+    may_listen = ("on_step_end", "on_exception")
     rewinds = False
 
     @checked_parameters

@@ -15,11 +15,13 @@ from torch.utils.hooks import RemovableHandle
 from hookline.distributed.sharded_norms import local_part
 from hookline.engine.checks import Count, Several, checked_parameters
 from hookline.engine.hook import Hook
+from hookline.hooks._samples import check_can_exclude, exclude, find_samples, for_log, name_samples
 from hookline.hooks._statistics import between_graphs, norms, tensors_in, with_gradients
-from hookline.util.errors import NonFiniteLoss, OptionError
+from hookline.util.errors import SKIP_STEP, NonFiniteLoss, OptionError, Signal
 from hookline.util.text import list_some
 
 log = logging.getLogger("hookline")
+WHO = "NaNGuard"
 BRACKETS = "{}[{!r}]"
 """How a tensor in a batch or an output is named: `batch['labels']`."""
 CHECKS = ("batch", "activations", "loss", "gradients", "parameters")
@@ -30,10 +32,12 @@ class NaNGuard(Hook):
 
     Every check reads the device once. At a terminal it starts the debugger, elsewhere it raises
     `NonFiniteLoss`. With `break_on_nan=False` it only warns, and the trainer's `nonfinite` decides: 'skip'
-    continues, 'stop' ends the run one step later.
+    continues, 'stop' ends the run one step later. It names the samples behind the update. With `exclude=True`
+    it skips the update, goes back to the last checkpoint and leaves these samples out.
     """
 
     tier = "builtin"
+    may_listen = ("on_train_start",)
 
     @checked_parameters
     def __init__(
@@ -42,6 +46,8 @@ class NaNGuard(Hook):
         log_shapes: bool = False,
         check: Annotated[str | Iterable[str], Several(CHECKS)] = ("loss", "gradients"),
         every: Annotated[int, Count(1)] = 1,
+        exclude: bool = False,
+        max_rollbacks: Annotated[int, Count(1)] = 5,
         name: str | None = None,
     ) -> None:
         """Choose the checks.
@@ -51,6 +57,9 @@ class NaNGuard(Hook):
         check: any of 'batch', 'activations' (outputs of every module, of checked batches only), 'loss',
         'gradients' (complete and unscaled), 'parameters' (after the update).
         every: check every n batches (updates, for gradients and parameters).
+        exclude: instead of stopping, leave out the samples of the update and go back to the last checkpoint.
+        It needs the check 'loss' or 'gradients', which act before the update. max_rollbacks: stop at the next
+        one in a run.
         """
         super().__init__(name)
         self.check = frozenset(check)
@@ -62,12 +71,27 @@ class NaNGuard(Hook):
                 allowed=tuple(CHECKS),
             )
         self.break_on_nan, self.log_shapes, self.every = break_on_nan, log_shapes, every
-        self.found = 0
-        """How many checks found a value that is not finite."""
+        self.exclude, self.max_rollbacks = exclude, max_rollbacks
+        if exclude and "parameters" in self.check:
+            raise OptionError(
+                f"{WHO}: exclude=True goes back before a bad value reaches the weights; leave out the check "
+                "'parameters', which looks at them after the update.",
+                option="check",
+                value=check,
+            )
+        self.found = self.rollbacks = 0
+        """How many checks found a value that is not finite, and how often the run went back."""
+        self._skips = False
+        """Whether to skip the update of this window."""
+        if exclude:
+            self.__dict__["on_train_start"] = self._check_loaders
         self._due = True
         self._shapes = ""
         self._handles: list[RemovableHandle] = []
         self._outputs: list[tuple[str, Tensor]] = []
+
+    def _check_loaders(self, trainer: Any) -> None:
+        check_can_exclude(WHO, trainer)
 
     def on_train_batch_start(self, module: nn.Module, batch: Any, batches_seen: int, state: Any) -> None:
         if self.log_shapes and (shapes := describe_batch(batch)) != self._shapes:
@@ -94,8 +118,8 @@ class NaNGuard(Hook):
 
     def on_before_optimizer_step(
         self, module: nn.Module, optimizer: Optimizer, step: int, state: Any
-    ) -> None:
-        if "gradients" in self.check and step % self.every == 0:
+    ) -> Signal | None:
+        if "gradients" in self.check and step % self.every == 0 and not self._skips:
             grads: Any = [(name, each.grad) for name, each in with_gradients(module, optimizer)]
             if bad := not_finite(grads):  # the backward pass goes from the last parameter to the first
                 self._report(
@@ -103,6 +127,7 @@ class NaNGuard(Hook):
                     f"the loss; {len(bad)} of {len(grads)} are: {list_some(reversed(bad))}.",
                     state,
                 )
+        return SKIP_STEP if self._skips else None
 
     def on_after_optimizer_step(self, module: nn.Module, step: int, state: Any) -> None:
         if "parameters" not in self.check or (step - 1) % self.every:
@@ -125,8 +150,21 @@ class NaNGuard(Hook):
             clues.append(f"Parameters are not finite: {list_some(bad)}.")
         if "activations" not in self.check and len(clues) == 1:
             clues.append("NaNGuard(check='activations') names the module that made it.")
-        message = " ".join(clues)
-        if not self.break_on_nan:
+        samples = find_samples(state.trainer)
+        message = " ".join(clues) + name_samples(samples)
+        state.logger.log_event(
+            "nonfinite",
+            {"step": state.step, "epoch": state.epoch, "batch": state.batch_idx, "message": what}
+            | for_log(samples),
+        )
+        if self.exclude and samples and self.rollbacks < self.max_rollbacks:
+            log.warning("%s The run goes back and leaves these samples out.", message)
+            exclude(state.trainer, samples, f"{WHO}: {what}")
+            # without a checkpoint, the loss ends the run one step later, unless such updates are skipped
+            skips = state.trainer.options.nonfinite == "skip"
+            state.trainer.roll_back(reason=f"{WHO}: {what}", on_missing="continue" if skips else "raise")
+            self._skips = True
+        elif not self.break_on_nan:
             log.warning(message)
         elif sys.stdin is not None and sys.stdin.isatty():
             log.error(message)
@@ -154,11 +192,17 @@ class NaNGuard(Hook):
             self._handles.pop().remove()
         self._outputs = []
 
+    def on_checkpoint_load(self) -> None:
+        self.rollbacks += self._skips
+        self._skips = False
+
     def state_dict(self) -> dict[str, Any]:
-        return {"found": self.found}
+        return {"found": self.found, "rollbacks": self.rollbacks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.found = state["found"]
+        """Load a state. Counts of this process are kept: they are newer."""
+        self.found = max(self.found, state["found"])
+        self.rollbacks = max(self.rollbacks, state.get("rollbacks", 0))
 
 
 def not_finite(named: Sequence[tuple[str, Tensor]]) -> list[str]:

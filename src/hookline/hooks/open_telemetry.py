@@ -17,7 +17,7 @@ from hookline.hooks._instruments import RunMetrics
 from hookline.hooks._otlp import OTLPSender, SecretHeaders
 from hookline.hooks._outbox import Secret
 from hookline.hooks._spans import RunSpans, SpanIds
-from hookline.util.errors import OptionError
+from hookline.util.errors import OptionError, missing_package
 
 SCOPE = "hookline"
 """The name of the tracer and of the meter."""
@@ -250,9 +250,7 @@ def _check_packages(packages: tuple[str, ...]) -> None:
         except ModuleNotFoundError:  # of a parent
             found = None
         if found is None:
-            raise OptionError(
-                f"OpenTelemetry needs the package {package!r}: pip install 'hookline[opentelemetry]'."
-            )
+            raise OptionError(missing_package("OpenTelemetry", package, "opentelemetry"))
 
 
 def _is_wanted(variable: str) -> bool:

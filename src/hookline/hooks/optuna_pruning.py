@@ -11,7 +11,7 @@ from typing import Any
 from hookline.engine.checks import checked_parameters, refused
 from hookline.engine.filters import FilterSettings
 from hookline.hooks._monitor import MetricCheck, Mode, Monitored, raw_values
-from hookline.util.errors import OptionError
+from hookline.util.errors import OptionError, missing_package
 
 log = logging.getLogger("hookline")
 WHO = "OptunaPruning"
@@ -33,6 +33,7 @@ class OptunaPruning(MetricCheck):
     The reports are numbered from 0, one for each check, so that trials with other batch sizes compare.
     """
 
+    may_listen = ("on_step_end",)
     rewinds = False
 
     @checked_parameters
@@ -54,7 +55,7 @@ class OptunaPruning(MetricCheck):
         training. strict: a missing metric is an error, else a warning.
         """
         if importlib.util.find_spec("optuna") is None:
-            raise OptionError(f"{WHO} needs the package 'optuna': pip install hookline[optuna]")
+            raise OptionError(missing_package(WHO, "optuna", "optuna"))
         self.trial = _real_trial(trial)
         mode = _check_mode(self.trial, mode)
         super().__init__(Monitored(WHO, monitor, mode, strict=strict), name=name)

@@ -38,6 +38,7 @@ class ParameterSchedule(Hook):
     """
 
     tier = "builtin"
+    may_listen = ("on_step_end", "on_train_metrics")
 
     @checked_parameters
     def __init__(

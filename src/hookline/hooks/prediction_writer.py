@@ -109,12 +109,12 @@ class PredictionWriter(Hook):
         )
 
     def on_predict_batch_end(
-        self, outputs: Any, batch_idx: int, dataloader_name: str, sample_indices: list[int] | None
+        self, outputs: Any, batch_idx: int, dataloader_name: str, sample_ids: list[int] | None
     ) -> None:
         shards = self._shards
         if shards is not None:
             try:
-                shards.add(dataloader_name, batch_idx, sample_indices, outputs)
+                shards.add(dataloader_name, batch_idx, sample_ids, outputs)
             except Exception as error:
                 # with on_error='warn' the pass continues, and predictions with a gap must not look complete
                 self._shards = None

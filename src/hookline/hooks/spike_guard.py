@@ -12,6 +12,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 from hookline.engine.checks import Above, Count, checked_parameters
 from hookline.engine.hook import FunctionHook, Hook
 from hookline.engine.source_text import parse_source, words_of
+from hookline.hooks._samples import (
+    Samples,
+    check_can_exclude,
+    exclude,
+    find_samples,
+    for_log,
+    merge,
+    name_samples,
+)
 from hookline.metrics.metric_log import read_all
 from hookline.util.errors import SKIP_BATCH, SKIP_STEP, HooklineError, OptionError, Signal
 
@@ -52,6 +61,7 @@ class SpikeGuard(Hook):
     """
 
     tier = "builtin"
+    may_listen = ("on_step_end", "on_before_optimizer_step")
 
     @checked_parameters
     def __init__(
@@ -64,6 +74,7 @@ class SpikeGuard(Hook):
         margin: Annotated[int, Count(1)] = 1,
         skip_batches: Annotated[int, Count(0)] = 0,
         max_rollbacks: Annotated[int, Count(1)] = 5,
+        exclude: bool = False,
         name: str | None = None,
     ) -> None:
         """Choose what a spike is and what to do about it.
@@ -74,12 +85,21 @@ class SpikeGuard(Hook):
         half of them, only a value that is not finite is a spike. threshold: standard deviations above the
         median. patience: spikes in a row before a rollback; a loss that is not finite does not wait.
         margin: a checkpoint is good if so many updates without a spike followed it. skip_batches: leave out
-        so many batches before the spikes, too. max_rollbacks: the next one in a run is an error.
+        so many batches before the spikes, too. max_rollbacks: the next one in a run is an error. exclude:
+        with 'rollback', leave out the samples of these updates, in this epoch and all later ones, instead of
+        their batches.
         """
         super().__init__(name)
         self.action, self.monitor, self.window, self.threshold = action, monitor, window, threshold
         self.patience, self.margin, self.skip_batches = patience, margin, skip_batches
-        self.max_rollbacks = max_rollbacks
+        self.max_rollbacks, self.exclude = max_rollbacks, exclude
+        if exclude and (action != "rollback" or skip_batches):
+            raise OptionError(
+                f"{WHO}: exclude=True is for action='rollback' without skip_batches: it leaves out the "
+                "samples of the spikes.",
+                option="exclude",
+                value=exclude,
+            )
         listeners = {
             ("report", "loss"): self._keep_loss,
             ("report", "grad_norm"): self._keep_norm,
@@ -102,8 +122,8 @@ class SpikeGuard(Hook):
         self._decided: tuple[int, int] | None = None
         """The epoch and the last batch of the update for which `_signal` was decided."""
         self._signal: Signal | None = None
-        self._requested: list[Batches] = []
-        """The batches to leave out once the requested rollback is carried out."""
+        self._requested: list[Batches] | None = None
+        """The batches to leave out once the requested rollback is carried out; None: none is requested."""
         self._is_loaded = False
         """Whether a checkpoint that is being restored has a state of this hook."""
         self._begin_values()
@@ -112,6 +132,8 @@ class SpikeGuard(Hook):
         self._recent: deque[float] = deque(maxlen=self.window)
         self._series: list[Update] = []
         """The first updates of the present series of spikes, up to `patience`; empty without one."""
+        self._samples: list[Samples] = []
+        """The samples behind each of them."""
         self._unread: list[tuple[Any, Update]] = []
         """Values that wait to be read, for 'report'."""
         self._seen: tuple[int, int, bool] = (-1, 0, False)
@@ -146,6 +168,10 @@ class SpikeGuard(Hook):
                 option="action",
                 value=self.action,
             )
+
+    def on_train_start(self, trainer: Any) -> None:
+        if self.exclude:
+            check_can_exclude(WHO, trainer)
 
     def teardown(self) -> None:
         handle, self._leaving_out = self._leaving_out, None
@@ -219,7 +245,7 @@ class SpikeGuard(Hook):
             )
         is_added = value is not None and math.isfinite(value)
         self._decided, self._seen = (update.epoch, update.last), (update.epoch, update.last + 1, is_added)
-        self._requested = []
+        self._requested = None
         if value is not None:
             self._add(value, update, is_spike, state)
         if goes_back:
@@ -245,22 +271,26 @@ class SpikeGuard(Hook):
             self._recent.pop()
         if self._series and (self._series[-1].epoch, self._series[-1].last) == (update.epoch, update.last):
             self._series.pop()
+            self._samples.pop()
             self.spikes -= 1
 
     def _goes_back(self, value: float | None) -> bool:
         return len(self._series) + 1 == self.patience or not math.isfinite(value or 0.0)
 
     def _request_rollback(self, state: Any, value: float | None) -> None:
-        first, count = self._series[0], len(self._series)
+        first, count, reason = self._series[0], len(self._series), f"{WHO}: {self.monitor} {value:.6g}"
         width = first.last - first.first + 1  # whole windows, so that the others keep their batches
         start = max(0, first.first - -(-self.skip_batches // width) * width)
         self._requested = [
             (first.epoch, start, first.last),
             *((each.epoch, each.first, each.last) for each in self._series[1:]),
         ]
+        if self.exclude and (samples := merge(self._samples)):
+            self._requested = []
+            exclude(state.trainer, samples, f"{reason} at {state.position}")
         state.trainer.roll_back(
             before=max(0, first.step - 1 - self.margin),
-            reason=f"{WHO}: {self.monitor} {value:.6g} at {state.position}"
+            reason=f"{reason} at {state.position}"
             + (f", the last of {count} spikes in a row" if count > 1 else ""),
             on_missing="continue",
         )
@@ -270,8 +300,8 @@ class SpikeGuard(Hook):
         if not self._is_loaded:
             self._begin_values()  # those of the abandoned steps are not the range of the restored ones
         self._is_loaded, self._decided = False, None
-        if self._requested:
-            self.left_out, self._requested = sorted({*self.left_out, *self._requested}), []
+        if self._requested is not None:
+            self.left_out, self._requested = sorted({*self.left_out, *self._requested}), None
             self.rollbacks += 1
         ahead = any(epoch >= state.epochs_seen for epoch, _, _ in self.left_out)
         if self.action == "rollback" and ahead and self._leaving_out is None:
@@ -299,12 +329,15 @@ class SpikeGuard(Hook):
         if is_spike:
             self.spikes += 1
             state.trainer.log("spike/count", self.spikes, reduce="max")
-            if not self._series:
-                self._report(value, update, *self._range(), state)
             if len(self._series) < self.patience:
+                samples = find_samples(state.trainer, update.step if self.action == "report" else None)
+                if not self._series:
+                    self._report(value, update, samples, state)
                 self._series.append(update)
+                self._samples.append(samples)
         else:
             self._series.clear()
+            self._samples.clear()
         if math.isfinite(value):
             self._recent.append(value)
 
@@ -316,7 +349,8 @@ class SpikeGuard(Hook):
         spread = NORMAL * _median(abs(each - center) for each in self._recent)
         return center, center + self.threshold * max(spread, LEAST_SCALE * abs(center))
 
-    def _report(self, value: float, update: Update, center: float, limit: float, state: Any) -> None:
+    def _report(self, value: float, update: Update, samples: Samples, state: Any) -> None:
+        center, limit = self._range()
         data = {
             "step": update.step,
             "epoch": update.epoch,
@@ -327,6 +361,7 @@ class SpikeGuard(Hook):
             "limit": limit,
             "action": self.action,
             "number": self.spikes,
+            **for_log(samples),
         }
         state.logger.log_event("spike", data)
         if state.rank == 0:
@@ -338,7 +373,8 @@ class SpikeGuard(Hook):
             )
             where = f"step {update.step} (epoch {update.epoch}, batch {update.last})"
             then = "" if self.action == "report" else " The update is skipped."
-            log.warning("%s: %s %.6g at %s %s.%s", WHO, self.monitor, value, where, why, then)
+            named = name_samples(samples)
+            log.warning("%s: %s %.6g at %s %s.%s%s", WHO, self.monitor, value, where, why, then, named)
 
     # ---- its own state -------------------------------------------------------------------------------------
 
@@ -349,6 +385,7 @@ class SpikeGuard(Hook):
         return {
             "recent": list(self._recent),
             "series": [list(each) for each in self._series],
+            "samples": self._samples,
             "unread": [[values.get(str(i), math.nan), *each] for i, (_, each) in enumerate(self._unread)],
             "seen": list(self._seen),
             "spikes": self.spikes,
@@ -360,6 +397,7 @@ class SpikeGuard(Hook):
         """Load a state. Counts and left-out batches of this process are kept: they are newer."""
         self._recent = deque(state["recent"], maxlen=self.window)
         self._series = [Update(*each) for each in state["series"]]
+        self._samples = list(state.get("samples", [{} for _ in self._series]))
         self._unread = [(value, Update(*each)) for value, *each in state["unread"]]
         epoch, after, is_added = state["seen"]
         self._seen, self._is_loaded = (epoch, after, bool(is_added)), True

@@ -25,6 +25,7 @@ class WeightAveraging(Hook):
     """
 
     tier = "builtin"
+    may_listen = ("on_step_end",)
 
     @checked_parameters
     def __init__(

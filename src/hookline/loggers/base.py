@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from hookline.engine.checks import check_path, refused
-from hookline.util.errors import HooklineError, OptionError
+from hookline.util.errors import HooklineError, OptionError, missing_package
 
 if TYPE_CHECKING:
     from hookline.loggers.run_artifacts import RunArtifacts
@@ -326,9 +326,7 @@ class ClientLogger(Logger):
         if not isinstance(queued, bool):
             raise refused("queued", queued, "True or False")
         if importlib.util.find_spec(self.package) is None:
-            raise OptionError(
-                f"{self.label} needs the package {self.package!r}: pip install hookline[{self.extra}]"
-            )
+            raise OptionError(missing_package(self.label, self.package, self.extra))
         self.queued = queued
         self._run_dir: Callable[[], Path] | None = None
         self._client: Any = None

@@ -69,6 +69,13 @@ class Metrics(MutableMapping[str, float]):
     def __repr__(self) -> str:
         return repr(self.read())
 
+    def _repr_html_(self) -> str:
+        if not self:
+            return "no metrics"
+        from hookline.util.notebook import table  # only a notebook calls this
+
+        return table(("metric", "value"), ((key, f"{value:.6g}") for key, value in self.read().items()))
+
 
 def read_all(values: Mapping[str, Any]) -> dict[str, float]:
     """Return numbers and one-element tensors as floats, with one read per device."""

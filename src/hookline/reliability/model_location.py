@@ -22,6 +22,7 @@ from hookline.run.module import Module
 from hookline.run.record import read_record
 from hookline.run.run import Run
 from hookline.util.errors import CheckpointError
+from hookline.util.terminal import notice_file
 from hookline.util.urls import is_url, shown
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def show_model(run: Run) -> None:
         return
     line = model_line(run)
     if line and run.options.enable_progress_bar:
-        print(line, file=sys.stderr, flush=True)
+        print(line, file=notice_file(), flush=True)
     elif line:
         log.info("%s", line)
 

@@ -21,6 +21,7 @@ from hookline.run.record import read_record
 from hookline.run.run import Run
 from hookline.run.state import progress
 from hookline.util.errors import Preempted
+from hookline.util.terminal import notice_file
 from hookline.util.text import redact
 from hookline.util.urls import is_url, shown
 
@@ -206,16 +207,13 @@ def show_costs(run: Run) -> None:
         return
     if s.exception is None and s.timings is not None and not s.timings.batches:
         return  # nothing was trained, so shares of the time mean nothing
+    file = notice_file()
     if any(row.hook != "progress_bar" for row in run.participants.costs):
-        print(
-            cost_table(run.participants.costs, watch.seconds, watch.counted_twice),
-            file=sys.stderr,
-            flush=True,
-        )
+        print(cost_table(run.participants.costs, watch.seconds, watch.counted_twice), file=file, flush=True)
     if s.hooks.recorded_changes is not None:
-        print(change_table(s.hooks.changes()), file=sys.stderr, flush=True)
+        print(change_table(s.hooks.changes()), file=file, flush=True)
     if s.timings is not None and s.timings.batches:
-        print(f"Time: {s.timings}", file=sys.stderr, flush=True)
+        print(f"Time: {s.timings}", file=file, flush=True)
 
 
 @dataclass(frozen=True, slots=True)

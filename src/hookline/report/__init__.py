@@ -7,6 +7,7 @@ digests, control.
 
 from __future__ import annotations
 
+from hookline.report.cell import Report
 from hookline.report.page import write_report
 
-__all__ = ["write_report"]
+__all__ = ["Report", "write_report"]

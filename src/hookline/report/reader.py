@@ -23,6 +23,7 @@ from hookline.report.trace_columns import LAST_STEP, TraceData, TraceReader, rea
 from hookline.run.record import RECORD, read_record
 from hookline.run.timings import SAMPLED, TIMED_PARTS
 from hookline.util.errors import OptionError, folders_with
+from hookline.util.text import list_some
 
 LOG = "log.jsonl"
 EPOCH = " (epoch)"
@@ -411,7 +412,30 @@ def _take_spike(run: RecordedRun, record: dict[str, Any], step: int | None) -> N
         f"{each:.6g}" if type(each) is float else each for each in map(record.get, ("value", "limit"))
     )
     text = f"{record.get('monitor', '')} {value}, limit {limit}, batch {record.get('batch')}"
-    add_event(run, RunEvent("spike", f"{text} ({record.get('action', '')})", run.times.ended, step))
+    text = f"{text} ({record.get('action', '')}){_samples_in(record)}"
+    add_event(run, RunEvent("spike", text, run.times.ended, step))
+
+
+def _take_nonfinite(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
+    text = f"{record.get('message', '')} batch {record.get('batch')}{_samples_in(record)}"
+    add_event(run, RunEvent("not finite", text, run.times.ended, step))
+
+
+def _take_exclusion(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
+    reason = f": {record['reason']}" if record.get("reason") else ""
+    named = _samples_in({"samples": {record.get("loader"): record.get("samples")}})
+    add_event(run, RunEvent("exclusion", f"left out{named}{reason}", run.times.ended, step))
+
+
+def _samples_in(record: dict[str, Any]) -> str:
+    """Return the samples that an event names."""
+    known = record.get("samples")
+    parts = [
+        f"{loader} {list_some(map(str, ids), MOST_SAMPLES)}"
+        for loader, ids in (known.items() if isinstance(known, dict) else ())
+        if isinstance(ids, list) and ids
+    ]
+    return f", samples of {'; '.join(parts)}" if parts else ""
 
 
 def _take_rollback(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
@@ -432,9 +456,15 @@ _TAKERS = {
     "failure": _take_failure,
     "skip": _take_skip,
     "spike": _take_spike,
+    "nonfinite": _take_nonfinite,
+    "exclusion": _take_exclusion,
     "rollback": _take_rollback,
     "end": _take_end,
 }
+
+
+MOST_SAMPLES = 12
+"""The number of samples that an event on the page names."""
 
 
 def add_event(run: RecordedRun, event: RunEvent) -> None:

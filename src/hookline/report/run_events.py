@@ -26,6 +26,7 @@ NOTABLE = (
     "skipped",
     "step_skipped",
     "spike",
+    "exclusion",
     "rollback",
     "stop",
     "stopped",

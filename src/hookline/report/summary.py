@@ -34,7 +34,7 @@ def summarize(run_dirs: list[Path | str]) -> dict[str, Any]:
     """Return a summary of each run, and for several runs the settings that differ. Nothing is written."""
     if not run_dirs:
         raise OptionError("A summary needs the directory of a run.")
-    runs = [read_run(_find_run_dir(Path(each))) for each in run_dirs]
+    runs = [read_run(find_run_dir(each)) for each in run_dirs]
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise OptionError(f"A run is named twice: {', '.join(map(str, run_dirs))}.")
     metric = _common_metric(runs)
@@ -49,8 +49,9 @@ def summarize(run_dirs: list[Path | str]) -> dict[str, Any]:
     }
 
 
-def _find_run_dir(path: Path) -> Path:
+def find_run_dir(given: Path | str) -> Path:
     """Return the directory of a run; a bare name may be a run in `runs/`."""
+    path = Path(given)
     below = Path("runs") / path
     return below if not path.exists() and not path.is_absolute() and below.is_dir() else path
 

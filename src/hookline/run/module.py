@@ -170,6 +170,19 @@ class Module(Actions, ModuleMethods, nn.Module):
                 f"{type(self).__name__}.__init__ does not call super().__init__(), which must come first."
             )
 
+    def _refuse_second_run(self, strategy: Any, stage: str) -> None:
+        """Raise if another trainer runs this module: the end of a second run would detach it from the first.
+
+        A short fit inside a run, such as that of a batch-size finder, shares the strategy and attaches again.
+        """
+        held = self.__dict__["_run_ref"].value if "_run_ref" in self.__dict__ else None
+        if held is not None and held.strategy is not strategy:
+            raise HooklineError(
+                f"{stage}() of another trainer was called with {type(self).__name__}, which is in a running "
+                f"{held.stage}(). A module can be in one run only. To evaluate it in a hook, request "
+                "`trainer` and call trainer.validate(), or pass a copy: copy.deepcopy(module)."
+            )
+
     @property
     def _run(self) -> Any:
         run = self.__dict__["_run_ref"].value if "_run_ref" in self.__dict__ else None

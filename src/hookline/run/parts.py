@@ -17,6 +17,7 @@ from hookline.run.optimizer_router import OptimizerRouter
 from hookline.run.rows import MetricRows
 from hookline.run.save_request import RollbackRequest, Saved, SaveRequest
 from hookline.run.state import State
+from hookline.run.update_windows import UpdateWindows
 from hookline.util.errors import Signal
 
 # ---- Protocols of the objects that higher layers set on a run
@@ -213,6 +214,8 @@ class RunData:
     """The optimizers that each loader trains, if not all."""
     totals: Any = None
     """Counts over all ranks (`BatchTotals`) or in a weighted window (`WeightedBatches`), or None."""
+    order: Any = None
+    """The order of the training data (`SampleOrder`), once it is open."""
     count_tokens: Callable[[Any], int] = elements_of_ids
     batch_size: int | None = None
     """The batch size of the training loader; None: its own."""
@@ -291,6 +294,8 @@ class Progress:
     """The number of skipped updates."""
     last_skip: tuple[str, int] = ("", -1)
     """The reason of the newest skip, and the batches seen before it."""
+    windows: UpdateWindows = field(default_factory=UpdateWindows)
+    """The batches behind each update."""
     epoch_began: tuple[int, int, int] = (0, 0, 0)
     """Updates, skips and batches before this epoch. Updates are -1 if another process began the epoch."""
 

@@ -30,12 +30,12 @@ RECORD_VERSION = 1
 WHOLE: dict[str, type] = {"id": str, "status": str, "step": int, "reason": str, "limits": dict}
 MOST_SESSIONS = 100
 """The number of sessions (starts and resumes) that are kept: the first and the newest ones."""
-MOST_ROLLBACKS = 100
-"""The number of rollbacks that are kept: the first and the newest ones."""
+MOST_ENTRIES = 100
+"""The number of rollbacks and exclusions that are kept: the first and the newest ones of each."""
 UPDATE_SECONDS = 1.0
 """The shortest time between two updates during a run; a write takes about 0.3 ms."""
 ENDING_FIELDS = ("status", "reason", "error", "step", "epochs", "ended_at")
-LARGE = ("config", "settings", "hooks", "module", "options", "data", "metrics")
+LARGE = ("order", "config", "settings", "hooks", "module", "options", "data", "metrics")
 """The fields to leave out, in this order, if the record is larger than the reader accepts."""
 
 
@@ -84,7 +84,8 @@ class RunRecord:
             "ended_at": None,
             "starts": _count_starts(self.before) + 1,
             "sessions": [*_ended_sessions(self.before), self.session],
-            "rollbacks": recorded_rollbacks(self.before),
+            "rollbacks": _tables(self.before, "rollbacks"),
+            "exclusions": _tables(self.before, "exclusions"),
             **_started_with(run),
         }
 
@@ -104,11 +105,11 @@ class RunRecord:
         self.write()
         run.state.logger.log_config(self.path, run.identity.id)
 
-    def add_rollback(self, run: Run, done: dict[str, Any]) -> None:
-        """Add a rollback and write the record at once."""
-        rollbacks: list[Any] = self.data["rollbacks"]
-        rollbacks.append(done)
-        del rollbacks[1 : len(rollbacks) - MOST_ROLLBACKS + 1]
+    def add(self, run: Run, field: str, done: dict[str, Any]) -> None:
+        """Add an entry to 'rollbacks' or 'exclusions', and write the record at once."""
+        entries: list[Any] = self.data[field]
+        entries.append({"at": _now(), **done, "reason": mask_text(done["reason"])})
+        del entries[1 : len(entries) - MOST_ENTRIES + 1]
         self._set_progress(run)
         self.write()
 
@@ -134,6 +135,7 @@ class RunRecord:
             noted_at=_now(),
             monitors=_monitors(run),
             checkpoint=_newest_checkpoint(run),
+            order=None if run.data.order is None else run.data.order.state_dict(),
         )
         self.session["step"] = s.step
 
@@ -200,14 +202,23 @@ def record_checkpoint(run: Run, saved: Path | str) -> None:
 
 def record_rollback(run: Run, done: dict[str, Any]) -> None:
     """Write from which step to which the run went back, and why."""
-    record = run.identity.record
-    if record is not None:
-        record.add_rollback(run, {"at": _now(), **done, "reason": mask_text(done["reason"])})
+    if run.identity.record is not None:
+        run.identity.record.add(run, "rollbacks", done)
+
+
+def record_exclusion(run: Run, done: dict[str, Any]) -> None:
+    """Write which samples are left out, and why."""
+    if run.identity.record is not None:
+        run.identity.record.add(run, "exclusions", done)
 
 
 def recorded_rollbacks(record: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the rollbacks of a run, from its record."""
-    known = record.get("rollbacks")
+    return _tables(record, "rollbacks")
+
+
+def _tables(record: dict[str, Any], field: str) -> list[dict[str, Any]]:
+    known = record.get(field)
     return [each for each in known if isinstance(each, dict)] if isinstance(known, list) else []
 
 

@@ -275,7 +275,7 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
         return None if self.fetch_ns is None else self.fetch_ns / 1e9
 
     @property
-    def sample_indices(self) -> list[int] | None:
+    def sample_ids(self) -> list[int] | None:
         """The indices of the batch's samples in the dataset."""
         return None if self.indices_of is None else self.indices_of(self.batch_idx)
 

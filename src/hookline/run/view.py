@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hookline.engine.events import EVENTS
 from hookline.engine.hook_list import Handle, HookList
+from hookline.engine.plan import Plan
 from hookline.loggers.base import Loggers
 from hookline.metrics.metric_log import Metrics
 from hookline.run.state import State
+from hookline.util.errors import HooklineError, closest
 
 
 class View:
     """The base of the trainer, and of the objects that replace it in a loop that is not Hookline's."""
 
     state: State
+    plan: Plan
     hooks: HookList
     loggers: Loggers
 
@@ -136,3 +140,19 @@ class View:
     def disable_hook(self, name: str) -> None:
         """Switch a hook off; it keeps its order and its state."""
         self.hooks.disable(name)
+
+    def emit(self, event: str, **facts: Any) -> Any:
+        """Emit an event that `hookline.declare_event` declared; return the replaced fact, if it has one."""
+        row = EVENTS.named(event)
+        if row.inside != "own":
+            raise HooklineError(f"{row.name} is emitted by the loops; emit() takes events that you declared.")
+        for name in (*facts, *row.facts):
+            if (name in facts) != (name in row.facts):
+                known, got = ", ".join(row.facts) or "none", ", ".join(facts) or "none"
+                raise HooklineError(f"{row.name} has the facts {known}; got {got}.{closest(name, row.facts)}")
+        before, self.state.subject.own = self.state.own, dict(facts)
+        try:
+            getattr(self.plan, row.name)(self.state)
+            return self.state.own.get(row.replaces)
+        finally:
+            self.state.subject.own = before

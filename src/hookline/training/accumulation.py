@@ -56,6 +56,7 @@ class AccumulatedStep(TrainStep):
         if signal is END_EPOCH:
             return signal
         self.window.batches += 1
+        self.progress.windows.skip(self.state.counts.epoch, self.state.current.batch_idx)
         self.end_skipped()
         if self.is_last:
             self.close_window()
@@ -75,6 +76,8 @@ class AccumulatedStep(TrainStep):
         if loss is None:
             set_loss(s, None)
             window.had_none = True
+            if window.size > 1:
+                self.progress.windows.skip(s.counts.epoch, s.current.batch_idx)
         else:
             if not loss.requires_grad:
                 raise LossError(cannot_train_on(s))

@@ -243,6 +243,9 @@ class UpdateEvents:
             s.optimization.used_lr = rate if type(rate) is float else copy_rate(rate)
         if is_first:
             s.counts.step = before + 1
+            windows = self.progress.windows
+            if s.current.batch_idx != windows.lag + s.counts.step * windows.size:
+                windows.note(s.counts.step, s.counts.epoch, s.current.batch_idx)
         if self.plan.on_after_optimizer_step is not noop:
             self.plan.on_after_optimizer_step(s)
 
@@ -265,6 +268,7 @@ def skip_step(run: EmittingRun, reason: str) -> None:
     run.plan.on_step_skipped(s)
     progress.skips += 1
     progress.last_skip = (reason, s.counts.batches_seen)
+    progress.windows.end_without_update(s.counts.epoch, s.current.batch_idx)
     if progress.skips <= FIRST_SKIPS or progress.skips % FIRST_SKIPS == 0:
         s.logger.log_event(
             "skip",

@@ -155,6 +155,6 @@ class DataPass:
 @phase(OPENING)
 def _open_loader(run: Run, loader: Loader) -> Iterator[Any]:
     loader.sampler_epoch = run.state.epochs_seen
-    loader.keeps_indices = "sample_indices" in run.plan.wanted
-    run.state.current.indices_of = loader.sample_indices
+    loader.keeps_indices = "sample_ids" in run.plan.wanted
+    run.state.current.indices_of = loader.sample_ids
     return loader.batches(0)

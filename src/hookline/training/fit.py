@@ -216,7 +216,11 @@ def begin_epoch(run: Run) -> Any:
 @timed("data")
 def open_loader(run: Run, loader: Loader) -> Iterator[Any]:
     """Return the batches of the epoch; in a resumed epoch, the remaining ones in their original order."""
+    from hookline.training.samples import describe_order
+
     saved, streams = run.resume.contents.pop("loader", None), run.resume.contents.pop("rng", None)
+    for each in run.data.loaders["train"]:
+        each.keeps_indices = "sample_ids" in run.plan.wanted or bool(run.options.digest)
     if saved is None:
         batches = loader.open(run.state.epoch, run.progress.position, run.options.seed)
     else:
@@ -224,6 +228,7 @@ def open_loader(run: Run, loader: Loader) -> Iterator[Any]:
             loader.load_state_dict(saved)
             after_resume(run)
             batches = loader.open(run.state.epoch, run.progress.position, run.options.seed)
+    describe_order(run)
     if streams is not None:  # the set-up of the run, and drawing a seed, have used random numbers
         set_rng_state(streams)
     return batches

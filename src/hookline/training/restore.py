@@ -429,3 +429,7 @@ def restore_counters(run: Run) -> None:
         )
     s.counts.load_state_dict(contents["counters"])
     run.progress.load_state_dict(contents["position"])
+    if run.stage == "fit" and "order" in contents["position"]:
+        from hookline.training.samples import order_of
+
+        order_of(run).load_state_dict(contents["position"]["order"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from hookline.util.errors import HooklineError
 
 if TYPE_CHECKING:
     from hookline.audit.session import Auditing
+    from hookline.data.samples import Sample
     from hookline.digests.session import Digesting
     from hookline.distributed.base import Strategy
     from hookline.distributed.comm import Ranks
@@ -200,6 +201,34 @@ class RunView(View):
         request = make_rollback_request(to, before, reason, on_missing)
         check_can_roll_back(self._run)
         self._run.boundary.request_rollback(request)
+
+    def samples(self, step: int | None = None) -> list[Sample]:
+        """Return every sample behind an update of this or the last fit: loader, rank, batch and index.
+
+        step: the step that the update makes, as rows of metrics have it; None: the update that is being
+        made, up to the current batch. The samples are computed from what determines the order, on every rank
+        for all ranks. Raise `UnknownSamples` if a loader is not read by index.
+        """
+        from hookline.training.samples import samples_of
+
+        if self._fitted is None:
+            raise HooklineError("samples() works during a fit and after it; there was none yet.")
+        return samples_of(self._fitted, step)
+
+    def exclude_samples(self, samples: Iterable[int], loader: str | None = None, reason: str = "") -> None:
+        """Leave samples out of the training: hooks call it, from on_train_start on.
+
+        It takes effect where the data is opened next: before the first batch, after `roll_back` at once, or
+        in the next epoch. Batches stay full; an epoch becomes shorter. Checkpoints and the run record have
+        the list. One rank may call it for all.
+
+        samples: indices of the dataset of a training loader. loader: its name, if there are several.
+        """
+        from hookline.training.samples import exclude_samples
+
+        if self._run is None or self._run.stage != "fit":
+            raise HooklineError("exclude_samples() works in a fit: hooks call it.")
+        exclude_samples(self._run, samples, loader, reason)
 
     def export_folder(
         self, path: str | Path, folder: Path, write: Callable[[Mapping[str, Any], Path], None]

@@ -274,7 +274,7 @@ def collect(run: Run) -> dict[str, Any]:
         "settings": run.identity.settings,
         "precision": run.strategy.precision.state_dict(),
         "counters": s.counts.state_dict(),
-        "position": run.progress.state_dict(),
+        "position": {**run.progress.state_dict(), **order_state(run)},
         "window": open_window(run),
         "log": s.log.state_dict(),
         "filters": {each.name: [counts_of(x) for x in each.listeners] for each in entries},
@@ -295,6 +295,11 @@ def collect(run: Run) -> dict[str, Any]:
             before = {key: each for key, each in before.items() if key in whole[name]}
         whole[name].update(Metrics(before).read() if name == "metrics" else before)
     return whole
+
+
+def order_state(run: Run) -> dict[str, Any]:
+    """Return what determines which samples are behind each update."""
+    return {} if run.data.order is None else {"order": run.data.order.state_dict()}
 
 
 def made_with(module: nn.Module) -> dict[str, Any]:

@@ -91,6 +91,7 @@ class TrainStep(BatchEvents):
         """Leave this batch out: no further events."""
         if signal is END_EPOCH:
             return signal
+        self.progress.windows.skip(self.state.counts.epoch, self.state.current.batch_idx)
         self.end_skipped()
         return None
 

@@ -29,7 +29,7 @@ from hookline.run.module import DataModule, Module, PlainSteps
 from hookline.run.options import read_arguments, refuse_unknown, with_signature
 from hookline.run.state import State
 from hookline.training.run_view import RunView
-from hookline.util.errors import CheckpointError, HooklineError, OptionError, closest
+from hookline.util.errors import CheckpointError, HooklineError, OptionError
 
 if TYPE_CHECKING:
     from hookline.checkpoint.weights import WeightsReport
@@ -242,6 +242,8 @@ class Trainer(RunView):
             raise OptionError(
                 f"{stage}() takes a hookline.Module or any nn.Module, not {type(module).__name__}."
             )
+        if isinstance(module, Module):
+            module._refuse_second_run(self.strategy, stage)
         first = next(iter(loaders))
         if isinstance(given := adopt_data(loaders[first]), DataModule):  # passed in place of loaders
             loaders[first], datamodule = None, given
@@ -423,22 +425,6 @@ class Trainer(RunView):
     def add_dataloader(self, loader: Any, name: str, weight: float | None = None) -> int:
         """Add a training loader from the mixture's next window on, like `trainer.loaders.add`."""
         return int(self.loaders.add(name, loader, weight))
-
-    def emit(self, event: str, **facts: Any) -> Any:
-        """Emit an event that `hookline.declare_event` declared; return the replaced fact, if it has one."""
-        row = EVENTS.named(event)
-        if row.inside != "own":
-            raise HooklineError(f"{row.name} is emitted by the loops; emit() takes events that you declared.")
-        for name in (*facts, *row.facts):
-            if (name in facts) != (name in row.facts):
-                known, got = ", ".join(row.facts) or "none", ", ".join(facts) or "none"
-                raise HooklineError(f"{row.name} has the facts {known}; got {got}.{closest(name, row.facts)}")
-        before, self.state.subject.own = self.state.own, dict(facts)
-        try:
-            getattr(self.plan, row.name)(self.state)
-            return self.state.own.get(row.replaces)
-        finally:
-            self.state.subject.own = before
 
     def explain(
         self,

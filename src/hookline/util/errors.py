@@ -65,6 +65,10 @@ class RunLockedError(HooklineError):
     """Another job trains in the run's directory."""
 
 
+class UnknownSamples(HooklineError):
+    """The samples behind a step cannot be computed."""
+
+
 class CheckpointError(HooklineError):
     """A checkpoint cannot be written or read."""
 
@@ -137,6 +141,16 @@ ELSEWHERE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 """Names from other systems, with their names here. Spelling alone does not lead from one to the other."""
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra. The quotes keep shells from expanding the brackets."""
+    return f'pip install "hookline[{extra}]"'
+
+
+def missing_package(who: str, package: str, extra: str) -> str:
+    """Return the error about an optional package that is not installed."""
+    return f"{who} needs the package {package!r}: {install_command(extra)}"
 
 
 def closest(name: str, allowed: Iterable[str]) -> str:

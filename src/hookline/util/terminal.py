@@ -1,9 +1,13 @@
-"""rich, imported without a trace in the random numbers of a run."""
+"""Where a run prints: a terminal or a notebook; rich, imported without a trace in the random numbers of a
+run.
+"""
 
 from __future__ import annotations
 
+import builtins
 import random
 import sys
+from typing import TextIO
 
 
 def load_rich() -> None:
@@ -13,3 +17,12 @@ def load_rich() -> None:
         import rich.style  # noqa: F401
 
         random.setstate(state)
+
+
+def notice_file() -> TextIO:
+    """Return the file for lines about a run that is well: stderr, or in a notebook stdout, because notebooks
+    mark what is on stderr as an error.
+    """
+    shell = getattr(builtins, "get_ipython", None)  # IPython provides it while it runs code
+    is_notebook = shell is not None and type(shell()).__name__ != "TerminalInteractiveShell"
+    return sys.stdout if is_notebook else sys.stderr

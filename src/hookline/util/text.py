@@ -129,6 +129,18 @@ def list_some(names: Iterable[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def wrapped_list(words: Sequence[str], width: int) -> list[str]:
+    """Return the words, separated by commas, in lines that are hardly longer than the width."""
+    lines, line = list[str](), ""
+    for word in words:
+        if line and len(line) + len(word) + 2 > width:
+            lines.append(f"{line},")
+            line = word
+        else:
+            line = f"{line}, {word}" if line else word
+    return [*lines, line]
+
+
 def map_texts(value: Any, convert: Callable[[str], str]) -> Any:
     """Return a value with every text in its tables and lists converted, keys included."""
     if isinstance(value, dict):

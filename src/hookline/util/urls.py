@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.util.errors import CheckpointError, OptionError, closest
+from hookline.util.errors import CheckpointError, OptionError, closest, install_command
 from hookline.util.text import redact
 
 MANIFEST = "manifest.json"
@@ -89,7 +89,7 @@ def open_url(url: str, options: Mapping[str, Any] | None = None) -> tuple[Any, s
         # fsspec.core.url_to_fs would follow chains, and let an option "protocol" replace the checked one
         kind = fsspec.get_filesystem_class(url.partition("://")[0])
     except ImportError as error:  # fsspec names the package that a protocol needs
-        raise ImportError(f"{error}. fsspec itself comes with `pip install 'hookline[upload]'`.") from None
+        raise ImportError(f"{error}. fsspec itself comes with `{install_command('upload')}`.") from None
     return kind(**{**kind._get_kwargs_from_urls(url), **(options or {})}), kind._strip_protocol(url)
 
 

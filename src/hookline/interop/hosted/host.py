@@ -45,8 +45,8 @@ class Host:
 
     def why_lacking(self, event: Event) -> str:
         """Return why a hook cannot listen to this event here; an empty string if it can."""
-        if event.inside == "own":
-            return "custom events are fired by `Trainer.emit`, which this loop does not have"
+        if event.inside == "own":  # the loop, or a hook, emits it
+            return ""
         is_absent = event.inside.split()[0] in ABSENT_BRANCHES or event.name in ABSENT_EVENTS
         return "" if event.name in self.offers or is_absent else self.lacks.get(event.name, UNKNOWN)
 

@@ -1,7 +1,8 @@
 """Train a small GPT, character by character, on the texts of Python's `help()`, and see what its hooks do.
 
-About a minute on two CPU cores: `python3 dev.py demo`, or `hookline fit examples/gpt.toml --datamodule.steps
-100` for a first look. The configuration beside this file says which of these classes a run uses.
+About a minute on two CPU cores: `python3 dev.py demo`, or `hookline fit examples/gpt/gpt.toml
+--datamodule.steps 100` for a first look. The configuration beside this file says which of these classes a run
+uses.
 """
 
 from __future__ import annotations

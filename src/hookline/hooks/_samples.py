@@ -1,0 +1,66 @@
+"""The samples behind an update, for the guards: name them, and leave them out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hookline.util.errors import OptionError, UnknownSamples
+from hookline.util.text import list_some
+
+MOST_LOGGED = 100
+Samples = dict[str, list[int]]
+"""The indices of samples by the name of their loader."""
+
+
+def find_samples(trainer: Any, step: int | None = None) -> Samples:
+    """Return the samples behind an update on all ranks; empty if they are not known here.
+
+    step: the step that the update has made; None: the update that is being made.
+    """
+    found: dict[str, set[int]] = {}
+    try:
+        for each in trainer.samples(step) if hasattr(trainer, "samples") else ():
+            found.setdefault(each.loader, set()).add(each.id)
+    except (UnknownSamples, OptionError):
+        return {}
+    return {name: sorted(ids) for name, ids in found.items()}
+
+
+def merge(parts: list[Samples]) -> Samples:
+    """Return the samples of several updates."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: sorted({each for part in parts for each in part.get(name, [])}) for name in names}
+
+
+def name_samples(samples: Samples) -> str:
+    """Return a sentence that names samples, after a space; empty without any."""
+    if not samples:
+        return ""
+    of_loaders = [
+        f"{list_some(map(str, ids))} of the loader {name!r}" if len(samples) > 1 else list_some(map(str, ids))
+        for name, ids in samples.items()
+    ]
+    return f" Its samples: {'; '.join(of_loaders)}."
+
+
+def for_log(samples: Samples) -> dict[str, Any]:
+    """Return the field of a log event that names samples."""
+    return {"samples": {name: ids[:MOST_LOGGED] for name, ids in samples.items()}} if samples else {}
+
+
+def exclude(trainer: Any, samples: Samples, reason: str) -> None:
+    """Leave samples out of the training."""
+    for loader, ids in samples.items():
+        trainer.exclude_samples(ids, loader, reason)
+
+
+def check_can_exclude(who: str, trainer: Any) -> None:
+    """Raise in on_train_start if the samples of a training loader cannot be left out."""
+    if not hasattr(trainer, "exclude_samples") or getattr(trainer, "rules", None) is not None:
+        raise OptionError(
+            f"{who}: exclude=True works in a fit of hookline.Trainer, which reads the data.",
+            option="exclude",
+            value=True,
+        )
+    for name in trainer.loaders.names:
+        trainer.exclude_samples([], name)

@@ -1,0 +1,142 @@
+"""The guards name the samples behind a bad update, and leave them out after going back."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from hookline import Hook, Module, Trainer
+from hookline.hooks import NaNGuard, SpikeGuard
+from hookline.hooks._samples import merge, name_samples
+from hookline.loggers import JSONLines, read_log
+from hookline.util.errors import CheckpointError, NonFiniteLoss, OptionError
+
+BAD = 11
+
+
+class Net(Module):
+    """Its loss is that of the worst sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.trained: list[int] = []
+
+    def training_step(self, batch: Any) -> Tensor:
+        ids, values = batch
+        self.trained += ids.tolist()
+        return (
+            self.layer(torch.ones(len(values), 1)) * 0 + values.reshape(-1, 1)
+        ).mean() + self.layer.weight.sum() * 1e-3
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def data(value: float, samples: int = 24) -> DataLoader[Any]:
+    values = torch.ones(samples) + torch.arange(samples) * 1e-3
+    values[BAD] = value
+    return DataLoader(TensorDataset(torch.arange(samples), values), batch_size=2, shuffle=True)
+
+
+def fit(tmp_path: Path, train: Any, *hooks: Any, **options: Any) -> tuple[Trainer, Net]:
+    torch.manual_seed(0)
+    net = Net()
+    settings = {"max_epochs": 4, "enable_progress_bar": False, "log_every_n_steps": 1, "seed": 3}
+    trainer = Trainer(run_dir=tmp_path, hooks=[*hooks], logger=JSONLines(), **(settings | options))
+    trainer.fit(net, train)
+    return trainer, net
+
+
+def events(tmp_path: Path, kind: str) -> list[dict[str, Any]]:
+    return [each for each in read_log(tmp_path) if each["type"] == kind]
+
+
+class Save(Hook):
+    def on_train_batch_end(self, trainer: Any, batches_seen: int) -> None:
+        if batches_seen % 3 == 0:
+            trainer.save_checkpoint()
+
+
+def test_nan_guard_names_the_samples_behind_the_update(tmp_path: Path) -> None:
+    with pytest.raises(NonFiniteLoss, match=r"Its samples: (\d+, )*11(, \d+)*\."):
+        fit(tmp_path, data(torch.nan), NaNGuard())
+    (event,) = events(tmp_path, "nonfinite")
+    assert BAD in event["samples"]["train"] and len(event["samples"]["train"]) == 2
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_nan_guard_leaves_the_samples_out_after_going_back(tmp_path: Path, accumulate: int) -> None:
+    guard = NaNGuard(exclude=True)
+    trainer, net = fit(tmp_path, data(torch.nan), guard, Save(), accumulate_grad_batches=accumulate)
+    assert trainer.status == "completed" and guard.rollbacks == 1
+    assert net.trained.count(BAD) == 1, "only before the run went back"
+    assert torch.isfinite(net.layer.weight).all()
+    record = json.loads((tmp_path / "run.json").read_text())
+    (done,) = record["exclusions"]
+    assert (
+        BAD in done["samples"]
+        and done["loader"] == "train"
+        and done["reason"].startswith("NaNGuard: The loss is nan")
+    )
+    assert record["rollbacks"][0]["reason"].startswith("NaNGuard")
+
+
+def test_nan_guard_stops_when_it_has_gone_back_often_enough(tmp_path: Path) -> None:
+    values = torch.full((24,), torch.nan)
+    values[:8] = 1.0
+    train = DataLoader(TensorDataset(torch.arange(24), values), batch_size=2)
+    guard = NaNGuard(exclude=True, max_rollbacks=2)
+    with pytest.raises(NonFiniteLoss, match="The loss is nan"):
+        fit(tmp_path / "a", train, guard, Save())
+    assert guard.rollbacks == 2
+    with pytest.raises(
+        CheckpointError, match=r"cannot go back at step 0 \(NaNGuard: .* there is no checkpoint"
+    ):
+        fit(tmp_path / "b", DataLoader(TensorDataset(torch.arange(4), values[8:12])), NaNGuard(exclude=True))
+
+
+def test_spike_guard_names_the_samples_it_reports(tmp_path: Path, caplog: Any) -> None:
+    with caplog.at_level(logging.WARNING):
+        trainer, _ = fit(tmp_path, data(500.0), SpikeGuard(window=8))
+    spikes = events(tmp_path, "spike")
+    assert spikes and all(BAD in each["samples"]["train"] for each in spikes)
+    assert "Its samples: " in caplog.text
+    for each in spikes:
+        assert sorted(sample.id for sample in trainer.samples(each["step"])) == each["samples"]["train"]
+
+
+def test_spike_guard_leaves_the_samples_out_after_going_back(tmp_path: Path) -> None:
+    guard = SpikeGuard("rollback", window=8, patience=1, exclude=True)
+    trainer, net = fit(tmp_path, data(500.0), guard, Save())
+    assert trainer.status == "completed" and guard.rollbacks == 1 and not guard.left_out
+    after = net.trained[net.trained.index(BAD) + 1 :] if guard.spikes == 1 else []
+    assert BAD not in after
+
+
+def test_exclude_is_refused_where_it_cannot_work(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="exclude=True is for action='rollback'"):
+        SpikeGuard(exclude=True)
+    with pytest.raises(OptionError, match="leave out the check 'parameters'"):
+        NaNGuard(exclude=True, check=["parameters"])
+
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            yield from ((torch.tensor(1), torch.tensor(1.0)),) * 8
+
+    with pytest.raises(OptionError, match="'train' is not read by index"):
+        fit(tmp_path, DataLoader(Stream(), batch_size=2), NaNGuard(exclude=True))
+
+
+def test_samples_of_several_updates_and_loaders_are_named() -> None:
+    found = merge([{"web": [3, 1]}, {"web": [1], "code": [9]}])
+    assert found == {"web": [1, 3], "code": [9]}
+    assert name_samples(found) == " Its samples: 1, 3 of the loader 'web'; 9 of the loader 'code'."
+    assert name_samples({}) == ""

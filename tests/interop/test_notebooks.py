@@ -1,0 +1,200 @@
+"""Training in a notebook with a real kernel: one output for progress, rich output, interrupts, cells that run again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from jupyter_client.blocking import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+from nbclient import NotebookClient
+
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook" / "spirals.ipynb"
+
+
+@dataclass
+class Cell:
+    """What a cell has shown: texts of streams, the last version of each display, its result and its error."""
+
+    text: str = ""
+    stderr: str = ""
+    displays: dict[str, dict[str, str]] = field(default_factory=dict)
+    result: dict[str, str] = field(default_factory=dict)
+    error: str = ""
+
+
+class Kernel:
+    """A real kernel of this environment, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.start_kernel(cwd=str(folder), env={**os.environ, "OMP_NUM_THREADS": "1"})
+        self.client: BlockingKernelClient = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=300)
+
+    def run(self, code: str, interrupt_at: str = "") -> Cell:
+        """Run a cell. interrupt_at: interrupt the kernel, as the button of a notebook does, once this was printed."""
+        cell = Cell()
+        request = self.client.execute(code)
+        while True:
+            message = self.client.get_iopub_msg(timeout=300)
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "status" and content["execution_state"] == "idle":
+                return cell
+            if kind == "stream":
+                cell.text += content["text"]
+                cell.stderr += content["text"] if content["name"] == "stderr" else ""
+            elif kind in ("display_data", "update_display_data"):
+                cell.displays[content["transient"]["display_id"]] = content["data"]
+            elif kind == "execute_result":
+                cell.result = content["data"]
+            elif kind == "error":
+                cell.error = "\n".join([content["ename"], *content["traceback"]])
+            if interrupt_at and interrupt_at in cell.text:
+                interrupt_at = ""
+                self.manager.interrupt_kernel()
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    started = Kernel(tmp_path_factory.mktemp("notebook"))
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+SETUP = """
+import time, threading
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from hookline import Hook, Report, Trainer
+
+torch.manual_seed(0)
+inputs = torch.randn(240, 4)
+data = TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
+
+class Slow(Hook):
+    pause = 0.0
+
+    def on_step_end(self, step):
+        time.sleep(self.pause)
+        if step == 3:
+            print("third step", flush=True)
+
+    def on_exception(self, exception):
+        print("exception", type(exception).__name__)
+
+    def on_train_end(self, status):
+        print("end", status)
+
+    def teardown(self):
+        print("teardown")
+
+def fit(trainer, workers=0, **options):
+    net = torch.nn.Linear(4, 1)
+    loader = DataLoader(data, batch_size=4, num_workers=workers)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.01)
+    return trainer.fit(net, loader, loss=torch.nn.functional.mse_loss, optimizer=sgd, **options)
+
+slow = Slow()
+trainer = Trainer(max_epochs=2, run_dir="run", hooks=[slow])
+"""
+
+
+@pytest.fixture(scope="module")
+def prepared(kernel: Kernel) -> Kernel:
+    made = kernel.run(SETUP)
+    assert made.error == ""
+    return kernel
+
+
+def test_progress_is_one_output_that_is_replaced_and_metrics_are_a_table(prepared: Kernel) -> None:
+    cell = prepared.run("fit(trainer)")
+    assert cell.error == ""
+    (bar,) = cell.displays.values()
+    assert bar["text/plain"].startswith("epoch 1 █")
+    assert "60/60" in bar["text/plain"]
+    assert "epoch 0 batch" not in cell.text  # no line for each refresh
+    assert "Hooks took" in cell.text and "Model: run/checkpoints/last" in cell.text
+    assert cell.stderr == ""  # a notebook marks it as an error
+    assert "train/loss" in cell.result["text/html"]
+    assert "<table" in cell.result["text/html"]
+    assert cell.result["text/plain"].startswith("{'train/loss': ")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_interrupted_cell_ends_the_run_cleanly_and_can_be_run_again(
+    prepared: Kernel, workers: int
+) -> None:
+    prepared.run("slow.pause = 0.05")
+    cell = prepared.run(f"fit(trainer, workers={workers})", interrupt_at="third step")
+    assert "end interrupted" in cell.text
+    assert cell.text.count("exception KeyboardInterrupt") == cell.text.count("teardown\n") == 1
+    assert cell.error.startswith("KeyboardInterrupt")
+    assert "Saved: run/checkpoints/last, at step" in cell.error
+    assert "Traceback" not in cell.error  # how to resume, and not where the loop was
+    assert prepared.run("print(trainer.status)").text == "interrupted\n"
+    prepared.run("slow.pause = 0.0")
+    # the same trainer, then a new one in the same directory: nothing is locked, and no hook is there twice
+    resumed = prepared.run(
+        f"fit(trainer, workers={workers}, resume='auto')\nprint('at', trainer.global_step)"
+    )
+    assert resumed.error == ""
+    assert "resuming from run/checkpoints/last" in resumed.text
+    assert "at 120\n" in resumed.text
+    again = prepared.run(
+        f"new = Trainer(max_epochs=1, run_dir='run', hooks=[slow])\nfit(new, workers={workers})\nprint(new.status)"
+    )
+    assert again.error == ""
+    assert again.text.count("third step") == again.text.count("teardown\n") == 1
+    assert "completed\n" in again.text
+    assert len(again.displays) == 1
+
+
+def test_explain_and_report_are_shown_in_cells(prepared: Kernel) -> None:
+    explained = prepared.run("trainer.explain(torch.nn.Linear(4, 1))").result
+    assert "<details open><summary>each epoch</summary>" in explained["text/html"]
+    assert "on_step_end" in explained["text/html"]
+    assert explained["text/plain"].startswith("trainer.fit()")
+    prepared.run("other = Trainer(max_epochs=1, run_dir='other')\nfit(other)")
+    report = prepared.run("Report(other)").result
+    assert report["text/html"].startswith("<iframe sandbox=")
+    assert report["text/plain"].startswith("other: completed, step 60")
+
+
+def test_the_example_notebook_runs_and_learns(kernel: Kernel) -> None:
+    notebook: Any = nbformat.read(NOTEBOOK, as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "commit it without outputs"
+    for cell in notebook.cells:
+        cell.source = cell.source.replace("max_epochs=20", "max_epochs=8")
+    client: Any = NotebookClient(notebook, km=kernel.manager, timeout=500)
+    try:
+        client.execute()
+    finally:
+        client.kc.stop_channels()
+    results = [
+        output["data"]
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if output["output_type"] == "execute_result"
+    ]
+    tree, fitted, report, validated = results
+    assert "each epoch" in tree["text/html"]
+    assert "show" in tree["text/html"]
+    assert report["text/html"].startswith("<iframe sandbox=")
+    for metrics in (fitted, validated):
+        assert eval(metrics["text/plain"])["val/accuracy"] > 0.85  # 0.5 is chance

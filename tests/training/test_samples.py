@@ -1,0 +1,253 @@
+"""The samples behind each update of random runs, and samples that are left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks.sample_cases import Weighed, Witness, compare, plan, run
+from ranks.torchrun import torchrun
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from hookline import Hook, Trainer
+from hookline.util.errors import HooklineError, OptionError, UnknownSamples
+
+ON_RANKS = """
+import os, sys
+from pathlib import Path
+from ranks.sample_cases import compare, plan, run
+rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+pairs = 0
+for seed in range(int(sys.argv[2]), int(sys.argv[3])):
+    chosen = plan(seed, world_size)
+    folder = Path(sys.argv[1]) / str(seed)
+    seen, wrong, trainer = run(chosen, folder)
+    problems = compare(seen, trainer, folder, rank)
+    assert not wrong and not problems, (chosen, wrong[:3], problems[:3])
+    pairs += len(seen)
+print("pairs", pairs)
+"""
+
+
+@pytest.mark.parametrize("first", range(0, 40, 8))
+def test_the_samples_named_are_the_samples_trained_on(tmp_path: Path, first: int) -> None:
+    pairs = 0
+    for seed in range(first, first + 8):
+        chosen = plan(seed)
+        folder = tmp_path / str(seed)
+        seen, wrong, trainer = run(chosen, folder)
+        assert not wrong, (chosen, wrong[:3])
+        assert not (problems := compare(seen, trainer, folder)), (chosen, problems[:3])
+        pairs += len(seen)
+    assert pairs > 100, "1,000 pairs in all, with those of several ranks"
+
+
+@pytest.mark.parametrize("seed", [0, 1, 4])
+def test_the_samples_that_workers_read_are_named(tmp_path: Path, seed: int) -> None:
+    seen, wrong, trainer = run(plan(seed, workers=True), tmp_path)
+    assert len(seen) > 5 and not wrong and not compare(seen, trainer, tmp_path)
+
+
+@pytest.mark.parametrize(("ranks", "first"), [(2, 1003), (3, 2000)])
+def test_the_samples_of_all_ranks_are_named(tmp_path: Path, ranks: int, first: int) -> None:
+    ended = torchrun(ON_RANKS, tmp_path, str(tmp_path), str(first), str(first + 5), ranks=ranks)
+    assert ended.code == 0, ended.output
+    assert [int(each) > 30 for each in ended.lines("pairs ")] == [True] * ranks
+
+
+class Halves(torch.utils.data.Sampler[int]):
+    """A sampler of a user: draws from its own generator."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples, self.generator = samples, torch.Generator().manual_seed(5)
+
+    def __iter__(self) -> Any:
+        order = torch.randperm(self.samples, generator=self.generator).tolist()
+        yield from order[: self.samples // 2]
+
+    def __len__(self) -> int:
+        return self.samples // 2
+
+
+def numbers(count: int) -> TensorDataset:
+    return TensorDataset(torch.arange(float(count)).reshape(-1, 1))
+
+
+def trained(
+    tmp_path: Path, data: Any, *hooks: Any, resume: bool = False, **options: Any
+) -> tuple[Witness, Trainer]:
+    witness = Witness(0, skips=False)
+    settings = {
+        "max_epochs": 3,
+        "logger": False,
+        "enable_progress_bar": False,
+        "run_dir": tmp_path,
+        "seed": 1,
+    }
+    trainer = Trainer(hooks=[witness, *hooks], **(settings | options))
+    torch.manual_seed(1)
+    trainer.fit(Weighed(), data, **({"resume": "auto"} if resume else {}))
+    return witness, trainer
+
+
+def test_a_sampler_of_the_user_is_drawn_again_from_a_copy(tmp_path: Path) -> None:
+    sampler = Halves(20)
+    witness, trainer = trained(tmp_path, DataLoader(numbers(20), batch_size=2, sampler=sampler))
+    after = sampler.generator.get_state()
+    for step, expected in witness.steps.items():
+        assert sorted((each.loader, each.rank, each.id) for each in trainer.samples(step)) == expected
+    assert torch.equal(after, sampler.generator.get_state()), "the order of the training is as before"
+    with pytest.raises(
+        UnknownSamples, match="order comes from .*Halves, which only the program of the run has"
+    ):
+        compare(witness.steps, trainer, tmp_path)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        yield from torch.arange(8.0).reshape(-1, 1)
+
+
+def test_a_stream_has_no_indices_and_may_supply_ids_of_its_own(tmp_path: Path) -> None:
+    ids = []
+
+    class Keep(Hook):
+        def on_train_batch_end(self, sample_ids: Any) -> None:
+            ids.append(sample_ids)
+
+    loader: Any = DataLoader(Stream(), batch_size=4, collate_fn=lambda rows: [torch.stack(rows)])
+    keep = {"logger": False, "enable_progress_bar": False, "max_epochs": 1}
+    trainer = Trainer(hooks=[Keep()], run_dir=tmp_path / "a", **keep)
+    trainer.fit(Weighed(), loader)
+    assert ids == [None, None]
+    with pytest.raises(
+        UnknownSamples, match=r"'train' cannot be computed: it is not read by index \(as an iter"
+    ):
+        trainer.samples(1)
+    loader.sample_ids = lambda batch: [f"doc-{int(each)}" for each in batch[0].flatten()]
+    Trainer(hooks=[Keep()], run_dir=tmp_path / "b", **keep).fit(Weighed(), loader)
+    assert ids[2] == ["doc-0", "doc-1", "doc-2", "doc-3"]
+    with pytest.raises(
+        OptionError, match="'train' is not read by index .* Leave the samples out in its dataset"
+    ):
+        Trainer(hooks=[Leaves(0, [1])], run_dir=tmp_path / "c", **keep).fit(Weighed(), loader)
+
+
+def test_a_step_that_was_not_made_is_refused(tmp_path: Path) -> None:
+    trainer = Trainer(run_dir=tmp_path, max_epochs=1, logger=False, enable_progress_bar=False)
+    with pytest.raises(HooklineError, match="there was none yet"):
+        trainer.samples(1)
+    trainer.fit(Weighed(), DataLoader(numbers(4), batch_size=2))
+    with pytest.raises(
+        OptionError, match=r"samples\(3\): the run has made 2 updates, so the step is from 1 to 2"
+    ):
+        trainer.samples(3)
+    with pytest.raises(HooklineError, match="works in a fit: hooks call it"):
+        trainer.exclude_samples([1])
+
+
+# ---- samples that are left out
+
+
+class Leaves(Hook):
+    """Leaves samples out after so many batches; 0: before the first. Then goes back, if it must."""
+
+    def __init__(self, at: int, samples: list[int], back: bool = False, crash: int = -1) -> None:
+        super().__init__("leaves")
+        self.at, self.samples, self.back, self.crash = at, samples, back, crash
+
+    def on_train_start(self, trainer: Any) -> None:
+        if self.at == 0:
+            trainer.exclude_samples(self.samples, reason="a test")
+
+    def on_train_batch_end(self, trainer: Any, batches_seen: int, epoch: int) -> None:
+        if batches_seen == self.at and not self.done:
+            trainer.exclude_samples(self.samples, reason="a test")
+            if self.back:
+                trainer.roll_back()
+            self.done = True
+        if batches_seen == self.crash:
+            trainer.save_checkpoint()
+        if batches_seen == self.crash + 1 >= 1:
+            raise RuntimeError("half way")
+
+    done = False
+
+
+class Saves(Hook):
+    def __init__(self, at: int) -> None:
+        super().__init__("saves")
+        self.at = at
+
+    def on_train_batch_end(self, trainer: Any, batches_seen: int) -> None:
+        if batches_seen == self.at:
+            trainer.save_checkpoint()
+
+
+def order_of(witness: Witness) -> list[int]:
+    return [sample for step in sorted(witness.steps) for _, _, sample in witness.steps[step]]
+
+
+def shuffled() -> DataLoader[Any]:
+    return DataLoader(numbers(13), batch_size=3, shuffle=True, drop_last=True)
+
+
+def test_samples_are_left_out_from_the_first_batch_and_batches_stay_full(tmp_path: Path) -> None:
+    witness, trainer = trained(tmp_path, shuffled(), Leaves(0, [2, 5]))
+    assert sorted(witness.steps) == list(range(1, 10)), "3 epochs of 11 // 3 batches"
+    assert not {2, 5} & set(order_of(witness))
+    assert all(len(each) == 3 for each in witness.steps.values())
+    assert not compare(witness.steps, trainer, tmp_path)
+    plain, _ = trained(tmp_path / "plain", shuffled(), max_epochs=1)
+    first = [each for each in order_of(plain) if each not in (2, 5)]
+    assert set(first[:6]) <= set(order_of(witness)[:9]), "the others keep their order"
+
+
+def test_samples_are_left_out_from_the_next_epoch_on_if_the_data_is_open(tmp_path: Path) -> None:
+    witness, trainer = trained(tmp_path, shuffled(), Leaves(2, [2, 5]))
+    plain, _ = trained(tmp_path / "plain", shuffled())
+    assert {step: witness.steps[step] for step in range(1, 5)} == {s: plain.steps[s] for s in range(1, 5)}
+    later = [sample for step in range(5, 11) for _, _, sample in witness.steps[step]]
+    assert len(later) == 18 and not {2, 5} & set(later)
+
+
+@pytest.mark.parametrize("crash", [3, 4, 6, 8])
+def test_exclusions_are_exact_across_a_resume(tmp_path: Path, crash: int) -> None:
+    whole, trainer = trained(tmp_path / "whole", shuffled(), Leaves(2, [2, 5]))
+    with pytest.raises(RuntimeError, match="half way"):
+        trained(tmp_path / "cut", shuffled(), Leaves(2, [2, 5], crash=crash))
+    rest, resumed = trained(tmp_path / "cut", shuffled(), Leaves(-1, []), resume=True)
+    assert rest.steps and rest.steps == {step: whole.steps[step] for step in rest.steps}
+    for step in range(1, 11):
+        assert resumed.samples(step) == trainer.samples(step)
+    assert not compare(whole.steps, resumed, tmp_path / "cut")
+
+
+def test_after_going_back_they_are_left_out_at_once(tmp_path: Path) -> None:
+    plain, _ = trained(tmp_path / "plain", shuffled())
+    third = [sample for _, _, sample in plain.steps[3]]
+    witness, trainer = trained(tmp_path, shuffled(), Saves(1), Leaves(3, third, back=True))
+    assert witness.steps[1] == plain.steps[1] and witness.steps[2] == plain.steps[2]
+    later = [sample for step in range(2, max(witness.steps) + 1) for _, _, sample in witness.steps[step]]
+    assert not set(third) & set(later)
+    assert not compare(witness.steps, trainer, tmp_path)
+
+
+def test_a_longer_list_at_a_resume_holds_from_there_on(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="half way"):
+        trained(tmp_path, shuffled(), Leaves(0, [2], crash=2))
+    rest, trainer = trained(tmp_path, shuffled(), Leaves(0, [2, 7]), resume=True)
+    assert min(rest.steps) == 3 or min(rest.steps) == 4
+    assert not {2, 7} & set(order_of(rest))
+    assert not compare(rest.steps, trainer, tmp_path)
+
+
+def test_a_wrong_sample_or_loader_is_refused(tmp_path: Path) -> None:
+    for samples, text in (([13], "no such sample: 13. .* from 0 to 12"), ([True], "no such sample: True")):
+        with pytest.raises(OptionError, match=text):
+            trained(tmp_path / str(samples), shuffled(), Leaves(0, samples))
+    two = {"web": shuffled(), "code": shuffled()}
+    with pytest.raises(OptionError, match=r"several training loaders: web, code. Pass loader="):
+        trained(tmp_path / "two", two, Leaves(0, [1]))

@@ -1,0 +1,97 @@
+"""Write docs/reference/commands.md: every command, its arguments and its exit codes, from the parser."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+
+from markdown_links import escaped, sentence
+
+from hookline.cli import CODES, make_parser
+
+Command = tuple[str, argparse.ArgumentParser, str]
+"""The full name of a command, its parser and its short help."""
+
+
+def commands() -> Iterator[tuple[str, argparse.ArgumentParser, str]]:
+    """Yield the full name, the parser and the short help of every command."""
+
+    def walk(
+        parser: argparse.ArgumentParser, above: str
+    ) -> Iterator[tuple[str, argparse.ArgumentParser, str]]:
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                helps = {each.dest: each.help or "" for each in action._choices_actions}
+                for name, below in action.choices.items():
+                    yield f"{above} {name}", below, helps.get(name, "")
+                    yield from walk(below, f"{above} {name}")
+
+    yield from walk(make_parser(), "hookline")
+
+
+def exit_codes(text: str) -> list[tuple[str, str]]:
+    """Return the codes and their meaning from the end of a command's help."""
+    said = " ".join(text.partition("exit codes: ")[2].split())
+    parts = re.split(r"(?:^|, (?=\d))(\d+) ", said)[1:]
+    found = list(zip(parts[::2], parts[1::2], strict=True))
+    common = re.search(r"\s*\(all three (.*)\)", said)
+    if common:  # what the help says of the codes of signals together
+        found = [(code, re.sub(r"\s*\(all three .*\)", "", means)) for code, means in found]
+        found = [(code, f"stopped {means}" if means.startswith("by SIG") else means) for code, means in found]
+        found = [
+            (code, f"{means}; it {common.group(1).replace('save and print', 'saves and prints')}")
+            if code in ("130", "138", "143")
+            else (code, means)
+            for code, means in found
+        ]
+    return found
+
+
+def page() -> str:
+    """Return the text of docs/reference/commands.md."""
+    out = [
+        "# Command line reference: commands and exit codes",
+        "",
+        "<!-- Generated from src/hookline/cli by tools/commands.py. -->",
+        "",
+        "Every command of `hookline`, its arguments and its exit codes. `hookline COMMAND --help` prints the "
+        "same.",
+        "",
+        "## Exit codes",
+        "",
+        "| exit code | what it means |",
+        "|---|---|",
+        *(f"| {code} | {sentence(means)} |" for code, means in exit_codes(CODES)),
+        "",
+        "Two more codes come from outside: 132 is a processor instruction that does not exist, and 137 is a "
+        "process that the kernel killed because memory was full. [Troubleshooting](../troubleshooting.md) "
+        "explains both.",
+    ]
+    for name, parser, about in commands():
+        epilog = parser.epilog or ""
+        usage = " ".join(parser.format_usage().split()).removeprefix("usage: ").replace("|", "\\|")
+        out += ["", f"## {name}", "", sentence(about), "", "```", usage.replace("\\|", "|"), "```"]
+        rows = []
+        for action in parser._actions:
+            if isinstance(action, (argparse._HelpAction, argparse._SubParsersAction)):
+                continue
+            flags = (
+                ", ".join(f"`{each}`" for each in action.option_strings)
+                or f"`{action.metavar or action.dest}`"
+            )
+            choices = f" One of: {', '.join(map(str, action.choices))}." if action.choices else ""
+            default = ""
+            if action.default not in (None, False, [], argparse.SUPPRESS):
+                default = f" Default: `{action.default}`."
+            rows.append(f"| {flags} | {escaped(sentence(action.help or '') + choices + default)} |")
+        if rows:
+            out += ["", "| argument | what it is |", "|---|---|", *rows]
+        if epilog and epilog != CODES and CODES not in epilog:
+            codes = exit_codes(epilog)
+            if codes:
+                said = "; ".join(f"{code}: {means}" for code, means in codes)
+                out += ["", f"Exit codes: {said}."]
+        elif CODES in epilog or epilog == CODES:
+            out += ["", "Exit codes: [the table](#exit-codes)."]
+    return "\n".join(out) + "\n"
