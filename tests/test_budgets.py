@@ -221,6 +221,12 @@ def test_a_step_without_a_span_of_opentelemetry_costs_no_call() -> None:
     assert per_step(lambda data: traced(data, Counts())) - without_hooks() == counted
 
 
+def test_a_step_without_a_digest_costs_no_call(tmp_path: Path) -> None:
+    assert per_step(with_hooks(digest=False)) == without_hooks()
+    # the first step is digested, and no other; when the timer samples a step, it asks for the next digest
+    assert per_step(with_hooks(digest=10**6, run_dir=tmp_path)) == pytest.approx(without_hooks(), abs=0.2)
+
+
 def test_accounting_costs_no_call() -> None:
     plain = per_step(with_hooks(Counts(), accounting=False)) - per_step(with_hooks(accounting=False))
     counted = per_step(with_hooks(Counts())) - without_hooks()

@@ -154,6 +154,37 @@ def test_the_lines_for_the_program_find_the_step(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.startswith("A and B diverge at step 5: weights.")
 
 
+def test_runs_without_digests_are_narrowed_from_their_logs(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    options = ["--trainer.digest", "false", "--trainer.log_every_n_steps", "20"]
+    for config, run in (("run", "c"), ("nudged", "d")):
+        assert main(["fit", f"{config}.toml", "--trainer.run_dir", f"runs/{run}", *options]) == 0
+    capsys.readouterr()
+    assert main(["diverge", "c", "d", "--json"]) == 3
+    printed = capsys.readouterr()
+    divergence = json.loads(printed.out)["divergence"]
+    assert (divergence["step"], divergence["kind"], divergence["names"]) == (13, "hook", ["nudge"])
+    assert "running runs/c again, up to step 20" in printed.err
+
+
+def test_code_that_fails_when_it_runs_again_leaves_the_interval(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    import diverge_parts  # type: ignore[import-not-found]
+
+    def fails(self: object, batch: object, batch_idx: int) -> None:
+        raise ZeroDivisionError("broken since")
+
+    monkeypatch.setattr(diverge_parts.Net, "training_step", fails)
+    assert main(["diverge", "a", "b"]) == 3
+    out = capsys.readouterr().out
+    assert out.startswith("A and B diverge between step 8, which is equal, and step 16: weights.")
+    assert "the step cannot be narrowed: ZeroDivisionError: broken since" in out
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -167,11 +167,11 @@ def nudge(name: str) -> Callable[[Any], None]:
     return change
 
 
-def scale_gradient(name: str) -> Callable[[Any], None]:
+def scale_gradient(name: str) -> Callable[[Any], Any]:
     return lambda s: s.module.get_parameter(name).grad.mul_(1.25)
 
 
-def draw(stream: str) -> Callable[[Any], None]:
+def draw(stream: str) -> Callable[[Any], Any]:
     if stream == "python":
         return lambda s: random.random()
     if stream == "numpy":

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from diverge.planted import PLANTS, STEPS, Plant, found
+import pytest
+import torch
+from diverge.planted import PLANTS, STEPS, Plant, Setup, found, samples
+from torch.utils.data import DataLoader, TensorDataset
 
-from hookline.digests.compare import KINDS, METRIC
+from hookline.digests.compare import BATCH, DATA_ORDER, KINDS, METRIC
+from hookline.digests.diverge import diverge
 
 
 def test_the_step_is_always_found_and_the_kind_nearly_always(tmp_path: Path) -> None:
@@ -39,3 +43,18 @@ def test_with_sparse_digests_the_interval_contains_the_step(tmp_path: Path) -> N
             continue
         low = (divergence.last_equal or 0) + 1
         assert (divergence.step if divergence.is_exact else low) <= plant.step <= divergence.step, plant.name
+
+
+@pytest.mark.parametrize(("change", "kind"), [("order", DATA_ORDER), ("contents", BATCH)])
+def test_a_loader_with_another_order_is_told_from_one_with_other_contents(change: str, kind: str) -> None:
+    """Also with batches that have no digests of single samples: the loader knows which samples they are."""
+    for folder in ("one", "other"):
+        is_changed = folder == "other"
+        inputs, targets = (torch.cat(each) for each in zip(*samples(60), strict=True))
+        if is_changed and change == "contents":
+            inputs = inputs.clone() + 1e-3
+        generator = torch.Generator().manual_seed(8 if is_changed and change == "order" else 7)
+        data = TensorDataset(inputs, targets)
+        Setup(data=DataLoader(data, batch_size=80, shuffle=True, generator=generator)).run(Path(folder))
+    divergence = diverge("one", "other").divergence
+    assert divergence is not None and (divergence.step, divergence.first.kind) == (1, kind), divergence

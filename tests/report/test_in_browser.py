@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from browsing import Opened, in_browser, scroll_through, wait_until
+from diverge.planted import AtStepEnd, nudge, samples
+from diverge.planted import Net as Planted
 from report.reported import MARKUP, metrics, traced, whole_run, written
+from tiny import quiet
 
 from hookline.loggers import read_log
 from hookline.report import write_report
@@ -325,3 +329,23 @@ def test_a_run_that_is_over_and_called_no_hook_says_so(browser: Any) -> None:
         made = Opened(browser, address(write_report([written("run", *records)])[0]))
         assert said in made.page.evaluate(cost)
         made.page.close()
+
+
+def test_a_strip_of_digests_marks_where_runs_diverge(browser: Any) -> None:
+    for folder, hooks in (("one", []), ("other", [AtStepEnd(4, nudge("last.bias"))])):
+        torch.manual_seed(3)
+        options = {"digest": True, "log_every_n_steps": 1}
+        quiet(run_dir=folder, seed=1, logger=True, hooks=hooks, **options).fit(Planted(), samples())
+    opened = Opened(browser, address(write_report(["other"], against="one")[0]))
+    page = opened.page
+    strip = page.locator("#digests svg")
+    assert strip.get_attribute("aria-label") == "Digests: 3 equal, 3 different"
+    titles = [each.text_content() for each in strip.locator("rect title").all()]
+    assert titles[2:4] == ["step 3: equal to one", "step 4: different"]
+    fills = page.evaluate(
+        "[...document.querySelectorAll('#digests rect')].map((each) => getComputedStyle(each).fill)"
+    )
+    assert len(set(fills[:3])) == len(set(fills[3:])) == 1 and fills[0] != fills[3]
+    assert page.locator("#digests .verdict").inner_text().startswith("diverges at step 4 weights:")
+    assert opened.trouble == opened.elsewhere == []
+    page.close()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from hookline.cli.output import DIFFERENT, OK, print_result
+from hookline.digests.compare import CARRIED
 from hookline.digests.diverge import DivergeReport, diverge, diverge_attempts, diverge_ranks
 from hookline.digests.file import read_digests
 from hookline.loggers.jsonl import jsonable
@@ -55,22 +58,38 @@ def narrow(report: DivergeReport, configs: list[str], allow: list[str]) -> Diver
     """
     found = report.divergence
     assert found is not None
-    begin = found.last_equal or 0
-    if len(configs) not in (0, 1, 2):
-        raise OptionError("--config is for A, or once for each of the two runs.")
+    if len(configs) > 2:
+        raise OptionError("--config is for both runs, or once for each of the two.")
     files = [*configs, *configs][:2] if configs else [None, None]
+    try:
+        again, repeated = _compare_again(report, files, allow, found.last_equal or 0)
+        first = again.divergence
+        if first is not None and first.first.kind in CARRIED and first.step == again.steps[0] > 1:
+            # they have differed before: equal metrics do not mean equal weights
+            again, repeated = _compare_again(report, files, allow, 0)
+    except Exception as error:  # of the code of the runs, too: the interval is known nevertheless
+        name = "" if isinstance(error, HooklineError) else f"{type(error).__name__}: "
+        report.notes.append(f"the step cannot be narrowed: {name}{_first_line(error)}")
+        report.notes += python_form(report)
+        return report
+    return _merged(report, again, repeated)
+
+
+def _compare_again(
+    report: DivergeReport, files: list[Any], allow: list[str], begin: int
+) -> tuple[DivergeReport, list[bool | None]]:
+    """Run both runs again, and compare the copies; also return whether each is as recorded."""
+    assert report.divergence is not None
     with tempfile.TemporaryDirectory(prefix="hookline-diverge-") as folder:
         places = (Path(folder) / "a", Path(folder) / "b")
-        try:
+        # output of hooks and modules must not mix with the result
+        with contextlib.redirect_stdout(sys.stderr):
             for path, place, config in zip(report.paths, places, files, strict=True):
-                run_again(path, found.step, begin, place, config, allow)
-            again = diverge(*places, report.names)
-        except HooklineError as error:
-            report.notes.append(f"the step cannot be narrowed: {_first_line(error)}")
-            report.notes += python_form(report)
-            return report
-        repeated = [_is_as_recorded(path, place) for path, place in zip(report.paths, places, strict=True)]
-    return _merged(report, again, repeated)
+                print(f"running {path} again, up to step {report.divergence.step} ...", file=sys.stderr)
+                run_again(path, report.divergence.step, begin, place, config, allow)
+        again = diverge(*places, report.names)
+        pairs = zip(report.paths, places, strict=True)
+        return again, [_is_as_recorded(path, place) for path, place in pairs]
 
 
 def run_again(path: Path, to: int, begin: int, out: Path, config: str | None, allow: list[str]) -> None:
@@ -120,7 +139,8 @@ def _merged(report: DivergeReport, again: DivergeReport, repeated: list[bool | N
         return report
     assert report.divergence is not None
     found.last_equal = found.last_equal if found.last_equal is not None else report.divergence.last_equal
-    found.is_exact = found.is_exact or found.step == (report.divergence.last_equal or 0) + 1
+    is_next = report.basis == "digests" and found.step == (report.divergence.last_equal or 0) + 1
+    found.is_exact = found.is_exact or is_next
     steps = f"steps {again.steps[0]} to {again.steps[-1]}"
     notes = [*again.notes, f"found by running both again, {steps} ({said})"]
     return DivergeReport(

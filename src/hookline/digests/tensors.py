@@ -118,11 +118,12 @@ def dense_parts(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the plain tensors that a tensor consists of: its local shard, or the parts of a sparse one."""
     if is_lazy(tensor):
         return
-    if callable(wait := getattr(tensor, "wait", None)):  # the result of a collective that is under way
+    wait: Any = getattr(tensor, "wait", None)
+    flatten: Any = getattr(tensor, "__tensor_flatten__", None)
+    if wait is not None:  # the result of a collective that is under way
         yield from dense_parts(wait())
-    elif hasattr(tensor, "__tensor_flatten__"):  # a DTensor, or a class of another package
-        parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-        for part in parts:  # a DTensor also has its mesh there
+    elif flatten is not None:  # a DTensor, or a class of another package
+        for part in (getattr(tensor, name) for name in flatten()[0]):  # a DTensor also has its mesh there
             yield from dense_parts(part) if isinstance(part, Tensor) else ()
     elif tensor.is_quantized:
         yield tensor.int_repr()
