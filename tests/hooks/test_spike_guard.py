@@ -231,7 +231,7 @@ def test_the_run_goes_back_and_leaves_the_batches_of_the_spike_out(
     (done,) = json.loads((tmp_path / "run.json").read_text())["rollbacks"]
     assert (done["from_step"], done["step"], done["from_batch"]) == (30, 25, 33)
     assert re.fullmatch(
-        r"SpikeGuard: loss .* at epoch 0, batch 32, step 30, the last of 3 spikes in a row", done["reason"]
+        r"SpikeGuard: loss .* at step 31 \(epoch 0, batch 32\), the last of 3 spikes in a row", done["reason"]
     )
     assert trainer.hooks.list_hooks() == ["seen", "model_checkpoint", "spike_guard"]
     shown = [each for each in all_events(read_run(tmp_path)) if each.kind == "rollback"]

@@ -41,6 +41,11 @@ class Update(NamedTuple):
     first: int
     last: int
 
+    @property
+    def place(self) -> str:
+        """Return where it is in the run."""
+        return f"step {self.step} (epoch {self.epoch}, batch {self.last})"
+
 
 Batches = tuple[int, int, int]
 """An epoch, and the first and last number of batches in it."""
@@ -278,7 +283,8 @@ class SpikeGuard(Hook):
         return len(self._series) + 1 == self.patience or not math.isfinite(value or 0.0)
 
     def _request_rollback(self, state: Any, value: float | None) -> None:
-        first, count, reason = self._series[0], len(self._series), f"{WHO}: {self.monitor} {value:.6g}"
+        first, last, count = self._series[0], self._series[-1], len(self._series)
+        reason = f"{WHO}: {self.monitor} {value:.6g} at {last.place}"
         width = first.last - first.first + 1  # whole windows, so that the others keep their batches
         start = max(0, first.first - -(-self.skip_batches // width) * width)
         self._requested = [
@@ -287,11 +293,10 @@ class SpikeGuard(Hook):
         ]
         if self.exclude and (samples := merge(self._samples)):
             self._requested = []
-            exclude(state.trainer, samples, f"{reason} at {state.position}")
+            exclude(state.trainer, samples, reason)
         state.trainer.roll_back(
             before=max(0, first.step - 1 - self.margin),
-            reason=f"{reason} at {state.position}"
-            + (f", the last of {count} spikes in a row" if count > 1 else ""),
+            reason=reason + (f", the last of {count} spikes in a row" if count > 1 else ""),
             on_missing="continue",
         )
 
@@ -371,10 +376,9 @@ class SpikeGuard(Hook):
                 if math.isfinite(value)
                 else "is not finite"
             )
-            where = f"step {update.step} (epoch {update.epoch}, batch {update.last})"
             then = "" if self.action == "report" else " The update is skipped."
             named = name_samples(samples)
-            log.warning("%s: %s %.6g at %s %s.%s%s", WHO, self.monitor, value, where, why, then, named)
+            log.warning("%s: %s %.6g at %s %s.%s%s", WHO, self.monitor, value, update.place, why, then, named)
 
     # ---- its own state -------------------------------------------------------------------------------------
 

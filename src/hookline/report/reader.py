@@ -33,8 +33,8 @@ MOST_NAMES = 5000
 MOST_EVENTS = 2000
 LATEST_SECOND = 1e11
 """Seconds since 1970. A larger value, or NaN, is not a time."""
-LASTING = ("failure", "control", "resume", "rollback")
-"""Records about the job, not about the model: shown even if a resume has superseded the steps around them."""
+LASTING = ("failure", "control", "resume", "rollback", "spike", "nonfinite", "exclusion")
+"""Records about the job, or why it went back: shown even if a resume has superseded the steps around them."""
 BEGINS = ("hyperparams", "resume")
 """The first records of a job. The time before them was not spent in a job."""
 MOST_TEXTS = 20
