@@ -27,6 +27,7 @@ SLOW = (
     "tests/training/ranks/*",
     "tests/distributed/test_ddp.py",
     "tests/distributed/test_fsdp.py",
+    "tests/gpu/*",
     "tests/interop/*",
     "tests/interop/*/*",
     "tests/watch/*",

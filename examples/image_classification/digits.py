@@ -15,13 +15,13 @@ from torch.nn.functional import cross_entropy, pad
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import DataModule, Hook, Metrics, Module, Trainer, seed_everything
-from hookline.hooks import EarlyStopping, LRSchedule, ModelCheckpoint, WeightAveraging
+from hookline.hooks import EarlyStopping, ModelCheckpoint, WeightAveraging
 
 
 class DigitNet(Module):
     """A CNN for images of 8 x 8 pixels."""
 
-    def __init__(self, width: int = 24, lr: float = 3e-3) -> None:
+    def __init__(self, width: int = 16, lr: float = 3e-3) -> None:
         super().__init__()
         self.lr = lr
         self.net = nn.Sequential(
@@ -98,7 +98,7 @@ class Report(Hook):
 def main() -> None:
     """Train, then test the best checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=25)
+    parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--run-dir", default="runs/digits")
     options = parser.parse_args()
 
@@ -110,7 +110,6 @@ def main() -> None:
         hooks=[
             Augment(),
             Report(),
-            LRSchedule("cosine", warmup=20),
             WeightAveraging("ema", decay=0.98),  # validations and checkpoints use the averaged weights
             EarlyStopping("val/loss", patience=5),
             ModelCheckpoint(monitor="val/loss", filename="best"),

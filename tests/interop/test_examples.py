@@ -48,7 +48,7 @@ def test_digits_are_learned_and_another_program_classifies_with_the_best_checkpo
         tmp_path, "image_classification/digits.py --epochs 7", "image_classification/classify_digits.py"
     )
     accuracy = number(r"test accuracy of the best checkpoint: ([\d.]+)", trained)
-    assert accuracy > 0.75  # 0.1 is chance
+    assert accuracy > 0.6  # 0.1 is chance
     assert "averaged weights" in classified
     assert number(r"accuracy ([\d.]+) on 300 images", classified) == pytest.approx(accuracy, abs=0.004)
 

@@ -85,10 +85,8 @@ def data(kind: str) -> dict[str, Any]:
 def hooks(kind: str) -> list[Any]:
     """The hooks of a run, made anew; some of them change the training."""
     saves = ModelCheckpoint(every_n_train_steps=4, save_top_k=-1)
-    if kind == "averaged":
+    if kind in ("averaged", "ranks"):
         return [WeightAveraging(decay=0.9), FreezeSchedule({"first.*": "6 steps"}), saves]
-    if kind == "ranks":
-        return [WeightAveraging(decay=0.9), saves]
     return [saves]
 
 

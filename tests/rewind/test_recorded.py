@@ -39,7 +39,7 @@ def test_a_run_begins_at_its_newest_checkpoint_before_a_step(tmp_path: Path) -> 
     assert start is not None
     at = log_position(start.contents)
     assert at is not None and b'"step": 6' in (tmp_path / "run" / "log.jsonl").read_bytes()[:at]
-    assert len(run.rows) == 8 + 2 and run.options["max_epochs"] == 2
+    assert len(list(run.rows())) == 8 + 2 and run.options["max_epochs"] == 2
 
 
 def test_a_bare_name_is_a_run_in_runs(tmp_path: Path) -> None:

@@ -110,6 +110,9 @@ def test_what_a_rewound_run_writes_can_be_kept(recorded: tuple[Path, dict[int, s
         trainer.logger.add_text("found", "something", 6)
     lines = (tmp_path / "kept" / "log.jsonl").read_text().splitlines()
     assert "something" in str([json.loads(line) for line in lines])
+    written = json.loads((tmp_path / "kept" / "run.json").read_text())
+    assert (written["status"], written["step"]) == ("stopped", 6)
+    assert not (tmp_path / "kept" / "checkpoints").exists()
     with pytest.raises(OptionError, match="not an empty directory"):
         again(recorded[0], 6, out=tmp_path / "kept")
     with pytest.raises(OptionError, match="inside of the recorded run"):
@@ -153,7 +156,7 @@ def test_a_probe_may_declare_that_it_changes_the_run(recorded: tuple[Path, dict[
     assert run.may_differ == ["the probe Scales may change the run"] and run.collector.detached == {}
 
 
-def test_values_that_a_probe_logs_are_told_from_those_of_the_run(
+def test_values_that_a_probe_logs_are_separate_from_those_of_the_run(
     recorded: tuple[Path, dict[int, str]],
 ) -> None:
     class Logs(Hook):
@@ -326,6 +329,8 @@ def test_the_learning_rate_that_was_set_from_outside_is_set_again(tmp_path: Path
 
     class SetsRate(Hook):  # as `hookline control RUN lr x0.5` does
         def on_train_batch_end(self, trainer: Any, step: int, batch_idx: int) -> None:
+            if step == 5:  # a job that was stopped and resumed
+                trainer.logger.log_event("control", {"command": "stop", "step": 5, "epoch": 0})
             if step == 6 and batch_idx % 2:
                 execute(trainer._run, check_request(trainer._run, {"command": "lr", "value": "x0.5"}))
 

@@ -97,8 +97,8 @@ class DDP(MultiRankStrategy):
         self._trained = list(map(is_trained, self._parameters))
         if any(self._trained):
             self._wrapped = self.make_wrapper(StepModule(self._module))
-            if self._is_manual:
-                self._wrapped.require_backward_grad_sync = False  # each manual_backward sets it
+            # it may be made inside an accumulation window; each manual_backward sets it
+            self._wrapped.require_backward_grad_sync = self._syncs and not self._is_manual
 
     def make_wrapper(self, step_module: StepModule) -> Any:
         """Return the wrapper around a module that is on its device."""

@@ -177,8 +177,9 @@ def from_program(
         }
         known |= {name: value for name, value in parts.items() if name not in options}
     given = {name: value for name, value in options.items() if name not in DROPPED}
+    made: dict[str, Any] = {**known, **given, **REPLACED, "logger": loggers, "hooks": hooks}
     try:
-        trainer = Trainer(**{**known, **given, **REPLACED, "logger": loggers, "hooks": hooks})
+        trainer = Trainer(**made)
     except OptionError as error:
         if error.option not in known:
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -52,13 +53,11 @@ class RecordedRun:
 
     # ---- how far it came -----------------------------------------------------------------------------------
 
-    @cached_property
-    def rows(self) -> list[dict[str, Any]]:
-        """The valid rows of metrics in its log, in order; empty if it has no log."""
-        if not self.has_log:
-            return []
-        records = read_log(self.path / LOG)
-        return [each for each in records if each.get("type") == "metrics" and is_count(each.get("step"))]
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the valid rows of metrics in its log, in order; none if it has no log."""
+        for each in read_log(self.path / LOG) if self.has_log else ():
+            if each.get("type") == "metrics" and is_count(each.get("step")):
+                yield each
 
     @property
     def has_log(self) -> bool:
@@ -68,9 +67,8 @@ class RecordedRun:
     @cached_property
     def last_step(self) -> int:
         """The last update that is known: from the record, the log and the checkpoints."""
-        steps: list[int] = [self.record["step"], *(each["step"] for each in self.rows)]
-        steps += [each.manifest["step"] for each in self._checkpoints[0]]
-        return max(steps)
+        steps: list[int] = [self.record["step"], *self.checkpoint_steps]
+        return max([*steps, max((each["step"] for each in self.rows()), default=0)])
 
     @property
     def world_size(self) -> int:

@@ -204,8 +204,9 @@ class RunAgain:
     def _after_update(self, run: Run) -> bool:
         """Repeat what was done to the recorded run after this update; return whether it is the last one."""
         step = run.state.step
-        for asked in [each for each in self._commands if each["step"] == step]:
-            execute(run, asked)
+        for asked in self._commands:
+            if asked.get("step") == step and asked.get("command") in REPEATED_COMMANDS:
+                execute(run, asked)
         waiting = self._rollbacks[self._rollbacks_done :]
         if not waiting:
             return step >= self.to
@@ -255,7 +256,9 @@ class RunAgain:
 
     def compared(self) -> Comparison:
         """Return the values so far, beside those of the log. Only rank zero has them."""
-        return compare(recorded_rows(self.recorded.rows), self.collector.rows, self._ignore)
+        steps = {step for step, _ in self.collector.rows}
+        rows = recorded_rows(each for each in self.recorded.rows() if each["step"] in steps)
+        return compare(rows, self.collector.rows, self._ignore)
 
     @property
     def may_differ(self) -> list[str]:

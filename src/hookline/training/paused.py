@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hookline.data.seeding import seed_everything
 from hookline.distributed.comm import Ranks
 from hookline.reliability.watchdog import Watchdog
+from hookline.run.record import record_end
 from hookline.run.run import Run
 from hookline.training import run_events
 from hookline.training.fit import fit
@@ -163,12 +164,14 @@ def _standing(run: Run, rules: PausingRules, prepare: Callable[[Run], None]) -> 
             _train_to_pause(run, rules)
         run_events.set_paused(run, True)
         yield
+        run_events.end_as(run, "stopped")
     except BaseException as error:
         run_events.mark_failed(run, error)
         if run.failure_monitor is not None:
             run.failure_monitor.report_failure(error)
         failures.append(error)
     run_events.set_paused(run, False)
+    record_end(run)
     if strategy_is_up:
         failures += run_events.tear_down_strategy(run)
     failures += tear_down_all(run)
