@@ -152,3 +152,10 @@ def test_the_factors_are_odd_and_use_no_random_stream() -> None:
 
 def test_plain_values_have_the_same_digest_in_every_process() -> None:
     assert text_digest("a", 1, [0.5]) == text_digest("a", 1, [0.5]) == "65395f8e5020"
+
+
+def test_a_number_of_a_device_without_64_bits_is_read_as_it_is() -> None:
+    sums = Sums()
+    sums._single.add(0)
+    sums._keep(torch.tensor(-0.1, dtype=torch.float32).view(torch.int32).to(torch.int64))
+    assert as_number(f"{sums.read()[0] % 2**64:016x}") == float(torch.tensor(-0.1))

@@ -54,6 +54,8 @@ class Sums:
     def __init__(self) -> None:
         self._waiting: list[tuple[int, Tensor]] = []
         self._count = 0
+        self._single: set[int] = set()
+        """The places of numbers that are in 32 bits."""
 
     def add(self, name: str, tensor: Tensor) -> Entry:
         """Start the digest of a tensor."""
@@ -75,8 +77,12 @@ class Sums:
         return tuple(range(first, self._count))
 
     def add_number(self, tensor: Tensor) -> int:
-        """Take a single number, to be read as it is."""
-        return self._keep(tensor.detach().to(torch.float64).reshape(()).view(torch.int64))
+        """Take a single number, to be read as it is: `read` returns its bits in 64."""
+        if tensor.device.type != "mps":
+            return self._keep(tensor.detach().to(torch.float64).reshape(()).view(torch.int64))
+        bits = tensor.detach().to(torch.float32).reshape(()).view(torch.int32)  # it has no numbers of 64 bits
+        self._single.add(self._count)
+        return self._keep(bits.to(torch.int64))
 
     def _keep(self, value: Tensor) -> int:
         self._waiting.append((self._count, value.reshape(1)))
@@ -97,6 +103,8 @@ class Sums:
                 for offset in range(len(value)):
                     found[place + offset] = next(numbers)
         self._waiting.clear()
+        for place in self._single:
+            found[place] = int(np.float64(np.int32(found[place]).view(np.float32)).view(np.int64))
         return found
 
 

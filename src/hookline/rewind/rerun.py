@@ -333,12 +333,15 @@ def rewound(
 ) -> Iterator[Trainer]:
     """Run a recorded run again to an update, and yield its trainer, paused after that update.
 
-    run: the run's directory. to: the number of updates that are made. A run that was started from a
-    configuration needs nothing else; config and allow: as for `hookline rewind`. For a run of a program, pass
-    what the program passed to `fit`, and its hooks; options of the trainer are taken from the record, and
-    replaced by **options. probes: further hooks, which may only observe. out: a new directory for what the
-    run writes; None: a temporary one. without: names of hooks to leave out. ignore: patterns of metrics that
-    are not compared with the log.
+    A run that was started from a configuration needs nothing but `run` and `to`. For a run of a program, pass
+    what the program passed to `fit`, and its hooks. Options of the trainer are those of the record.
+
+    run: the run's directory, or its name in `runs/`. to: the number of updates that are made. module, train,
+    val, datamodule, loss, step, optimizer, mixture: as for `fit`. hooks: all hooks of the run; those that
+    only observe are left out. probes: further hooks, which may only observe. out: a new directory for what
+    the run writes; None: a temporary one. without: names of hooks to leave out. ignore: patterns of metrics
+    that are not compared with the log. config, allow: as for `hookline rewind`. options: options of the
+    trainer, in place of the recorded ones.
 
     >>> with hookline.rewound("runs/a", to=120, module=Net(), train=loader) as trainer:
     ...     print(trainer.state.batch, trainer.model, trainer.optimizers)
