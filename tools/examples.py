@@ -37,7 +37,8 @@ def commands(readme: Path) -> list[list[str]]:
 def run(name: str, workplace: Path, log: Path) -> bool:
     """Run the commands of an example, with the programs of this environment; return whether all passed."""
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
-    environment = {**os.environ, "PATH": path}
+    # threads that wait actively would make small steps slow on a machine that does something else as well
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PATH": path}
     with log.open("w", encoding="utf-8") as output:
         for words in commands(workplace / "examples" / name / "README.md"):
             print("$", shlex.join(words), file=output, flush=True)
