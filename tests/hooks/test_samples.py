@@ -66,10 +66,26 @@ class Save(Hook):
 
 
 def test_nan_guard_names_the_samples_behind_the_update(tmp_path: Path) -> None:
-    with pytest.raises(NonFiniteLoss, match=r"Its samples: (\d+, )*11(, \d+)*\."):
-        fit(tmp_path, data(torch.nan), NaNGuard())
+    for check in ("loss", "batch"):
+        folder = tmp_path / check
+        with pytest.raises(NonFiniteLoss, match=r"Its samples: 11\."):
+            fit(folder, data(torch.nan), NaNGuard(check=check))
+        (event,) = events(folder, "nonfinite")
+        assert event["samples"] == {"train": [BAD]}, "the one whose values are not finite"
+
+
+def test_nan_guard_names_all_samples_if_the_batch_is_finite(tmp_path: Path) -> None:
+    class Overflows(Hook):
+        def on_before_optimizer_step(self, module: Any, step: int, trainer: Any) -> None:
+            if step == 4:
+                self.samples = sorted(each.id for each in trainer.samples())
+                module.layer.weight.grad.fill_(torch.inf)
+
+    overflows = Overflows()
+    with pytest.raises(NonFiniteLoss, match="gradient of parameter"):
+        fit(tmp_path, data(1.0), overflows, NaNGuard(), accumulate_grad_batches=2)
     (event,) = events(tmp_path, "nonfinite")
-    assert BAD in event["samples"]["train"] and len(event["samples"]["train"]) == 2
+    assert event["samples"] == {"train": overflows.samples} and len(overflows.samples) == 4
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

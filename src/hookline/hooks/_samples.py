@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from hookline.hooks._statistics import tensors_in
 from hookline.util.errors import OptionError, UnknownSamples
 from hookline.util.text import list_some
 
@@ -24,6 +27,21 @@ def find_samples(trainer: Any, step: int | None = None) -> Samples:
     except (UnknownSamples, OptionError):
         return {}
     return {name: sorted(ids) for name, ids in found.items()}
+
+
+def find_bad_samples(state: Any) -> Samples:
+    """Return the samples of this rank's batch that have a value that is not finite; empty if unknown."""
+    ids = state.sample_ids
+    if not ids or not all(type(each) is int for each in ids):
+        return {}
+    names = state.trainer.loaders.names
+    bad = set[int]()
+    for _, tensor in tensors_in("batch", state.batch, "{}{}"):
+        if tensor.is_floating_point() and tensor.dim() and len(tensor) == len(ids) and not tensor.is_meta:
+            rows = (~torch.isfinite(tensor)).reshape(len(ids), -1).any(1)
+            bad.update(ids[row] for row in rows.nonzero().flatten().tolist())
+    name = state.dataloader_name if state.dataloader_name in names else names[0]
+    return {name: sorted(bad)} if bad else {}
 
 
 def merge(parts: list[Samples]) -> Samples:

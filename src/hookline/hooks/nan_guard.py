@@ -15,7 +15,14 @@ from torch.utils.hooks import RemovableHandle
 from hookline.distributed.sharded_norms import local_part
 from hookline.engine.checks import Count, Several, checked_parameters
 from hookline.engine.hook import Hook
-from hookline.hooks._samples import check_can_exclude, exclude, find_samples, for_log, name_samples
+from hookline.hooks._samples import (
+    check_can_exclude,
+    exclude,
+    find_bad_samples,
+    find_samples,
+    for_log,
+    name_samples,
+)
 from hookline.hooks._statistics import between_graphs, norms, tensors_in, with_gradients
 from hookline.util.errors import SKIP_STEP, NonFiniteLoss, OptionError, Signal
 from hookline.util.text import list_some
@@ -150,7 +157,7 @@ class NaNGuard(Hook):
             clues.append(f"Parameters are not finite: {list_some(bad)}.")
         if "activations" not in self.check and len(clues) == 1:
             clues.append("NaNGuard(check='activations') names the module that made it.")
-        samples = find_samples(state.trainer)
+        samples = find_bad_samples(state) or find_samples(state.trainer)
         message = " ".join(clues) + name_samples(samples)
         state.logger.log_event(
             "nonfinite",

@@ -84,7 +84,8 @@ def samples_of(run: Run, step: int | None) -> list[Sample]:
     """Return the samples behind an update of this run; None: the update that is being made."""
     order, s = order_of(run), run.state
     if step is None:
-        is_made = s.step > run.progress.step_before_batch and run.progress.step_before_batch >= 0
+        newest = order.windows.find(s.step)
+        is_made = newest is not None and (newest.epoch, newest.last) == (s.epoch, s.batch_idx)
         batches = order.windows.open_batches(s.step - is_made, s.epoch, s.batch_idx)
         return order.of_batches(s.epoch, batches, _live(run))
     if not 1 <= step <= s.step:
