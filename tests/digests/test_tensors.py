@@ -152,3 +152,22 @@ def test_the_factors_are_odd_and_use_no_random_stream() -> None:
 
 def test_plain_values_have_the_same_digest_in_every_process() -> None:
     assert text_digest("a", 1, [0.5]) == text_digest("a", 1, [0.5]) == "65395f8e5020"
+
+
+def test_nested_tensors_have_the_same_digest_in_every_process_and_others_do_not_end_the_run() -> None:
+    def nested(layout: Any, *lengths: int) -> Tensor:
+        parts = torch.arange(6.0).split(list(lengths))
+        return torch.nested.nested_tensor(list(parts), layout=layout)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for layout in (torch.jagged, torch.strided):
+            # the symbol of a ragged size has another number each time
+            assert digest(nested(layout, 2, 4)) == digest(nested(layout, 2, 4))
+            assert digest(nested(layout, 2, 4)) != digest(nested(layout, 3, 3))
+        ragged = nested(torch.jagged, 2, 4)
+        known = digest(ragged)
+        ragged._get_max_seqlen()  # type: ignore[operator]
+        assert digest(ragged) == known
+        masked = torch.masked.masked_tensor(torch.ones(2), torch.tensor([True, False]))
+        assert digest(masked) == digest(masked) != digest(torch.ones(2))

@@ -255,7 +255,7 @@ class SeenBatches:
         if isinstance(a.get("sample_ids"), str) and isinstance(b.get("sample_ids"), str):
             return bool(a["sample_ids"] != b["sample_ids"])
         ours, theirs = a.get("samples") or (), b.get("samples") or ()
-        if ours and theirs:
+        if ours and theirs and ours != theirs:  # if they are equal, something beside the tensors differs
             if sorted(ours) == sorted(theirs):
                 return True
             new = [each for each in ours if each not in theirs]
