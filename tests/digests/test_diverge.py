@@ -125,6 +125,6 @@ def test_logs_without_a_metric_in_common_cannot_be_compared() -> None:
     train("a", digest=False, log_every_n_steps=1)
     train("b", digest=False, log_every_n_steps=1)
     log = Path("b/log.jsonl")
-    log.write_text(log.read_text().replace("loss", "other"))
+    log.write_text(log.read_text().replace("loss", "other").replace('"lr"', '"rate"'))
     with pytest.raises(OptionError, match="cannot be compared"):
         diverge("a", "b")

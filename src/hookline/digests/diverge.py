@@ -107,8 +107,8 @@ def _read_on(report: DivergeReport) -> None:
     ends = [max((step for step, _ in read_digests(each).current), default=0) for each in report.paths]
     if ends != [last, last]:
         report.notes.append(
-            f"{report.names[0]} has digests up to step {ends[0]}, {report.names[1]} up to step {ends[1]}; only "
-            "steps that both have are compared"
+            f"{report.names[0]} has digests up to step {ends[0]}, {report.names[1]} up to step {ends[1]}; "
+            "only steps that both have are compared"
         )
 
 
