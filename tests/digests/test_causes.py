@@ -82,3 +82,43 @@ def test_logs_are_compared_without_times_and_memory(tmp_path: Path) -> None:
     assert (found.step, found.last_equal, found.is_exact, found.first.kind) == (2, 1, False, kinds.METRIC)
     assert found.first.text == "loss is 0.5 in A and 0.25 in B"
     assert causes.compare_logs(one, one, ("A", "B")) == ([1, 2], None)
+
+
+def test_only_whole_words_say_that_a_metric_is_measured() -> None:
+    measured = [
+        "step_seconds",
+        "time/step",
+        "throughput/samples_per_sec",
+        "tokens/s",
+        "gpu/memory_gb",
+        "gc/collected",
+    ]
+    assert all(
+        causes.MEASURED.search(each) for each in [*measured, "samples_per_second", "fetch_time", "ETA"]
+    )
+    trained = [
+        "val/sentiment",
+        "beta",
+        "loss_per_sample",
+        "train/meta_loss",
+        "retained",
+        "preserved",
+        "seconded",
+    ]
+    assert not any(causes.MEASURED.search(each) for each in trained)
+
+
+def test_a_metric_that_differs_where_the_runs_are_equal_is_left_out(tmp_path: Path) -> None:
+    def rows(chance: float, loss: float) -> list[dict[str, Any]]:
+        made: list[dict[str, Any]] = [{"chance": chance, "loss": 1.0}, {"chance": 2 * chance, "loss": loss}]
+        return [
+            {"type": "metrics", "step": step, "over": "step", "metrics": row} for step, row in enumerate(made)
+        ]
+
+    one, other, third = (
+        run(tmp_path / name, None, *rows(chance, loss))
+        for name, chance, loss in (("a", 1.0, 0.5), ("b", 3.0, 0.5), ("c", 1.0, 0.25))
+    )
+    assert causes.compare_logs(one, other, ("A", "B"), equal_until=0) == ([0, 1], None)
+    found = causes.compare_logs(other, third, ("B", "C"), equal_until=0)[1]
+    assert found is not None and (found.step, found.first.names) == (1, ("loss",))

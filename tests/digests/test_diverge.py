@@ -106,3 +106,25 @@ def test_sharded_ranks_are_not_compared() -> None:
     Path("run/digests.rank1.jsonl").write_text(text)
     with pytest.raises(OptionError, match="FSDP: each rank holds another part of the weights"):
         diverge_ranks("run")
+
+
+def test_after_the_last_common_digest_the_logs_decide() -> None:
+    train("a", digest=4, log_every_n_steps=1)
+    train("b", [AtStepEnd(6, nudge("last.bias"))], digest=4, log_every_n_steps=1)
+    found = diverge("a", "b").divergence
+    assert found is not None and (found.last_equal, found.step, found.first.kind) == (5, 6, "metric")
+    train("c", [AtStepEnd(3, nudge("last.bias"))], digest=5, log_every_n_steps=1)  # only step 1 is in both
+    found = diverge("a", "c").divergence
+    assert found is not None and (found.last_equal, found.step, found.first.kind) == (2, 3, "metric")
+    train("d", digest=5, log_every_n_steps=3)
+    report = diverge("a", "d")
+    assert report.is_equal and "A has digests up to step 4, B up to step 5; only steps" in report.text()
+
+
+def test_logs_without_a_metric_in_common_cannot_be_compared() -> None:
+    train("a", digest=False, log_every_n_steps=1)
+    train("b", digest=False, log_every_n_steps=1)
+    log = Path("b/log.jsonl")
+    log.write_text(log.read_text().replace("loss", "other").replace('"lr"', '"rate"'))
+    with pytest.raises(OptionError, match="cannot be compared"):
+        diverge("a", "b")

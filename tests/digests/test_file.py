@@ -104,3 +104,10 @@ def test_a_file_that_cannot_be_written_ends_the_digests_not_the_run(
     for step in (1, 2):
         file.write(run(), record(step))
     assert caplog.text.count("cannot be written, and are switched off") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_ends_the_digests_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "digests.jsonl").symlink_to("/dev/full")
+    written(tmp_path, record(1), record(2))  # what was not written is tried again when the file is closed
+    assert caplog.text.count("cannot be written, and are switched off") == 1

@@ -96,3 +96,16 @@ def test_arrays_are_digested_by_their_bytes() -> None:
     assert torch.equal(host_facts.as_tensor(array), host_facts.as_tensor(array.copy()))  # type: ignore[arg-type]
     assert not torch.equal(host_facts.as_tensor(array), host_facts.as_tensor(array + 1))  # type: ignore[arg-type]
     assert host_facts.as_tensor(np.array([object()])) is None and host_facts.as_tensor("text") is None
+
+
+def test_nested_optimizer_state_counts_by_its_bits_and_places_in_memory_do_not_count() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    sgd = torch.optim.SGD([weight, other := nn.Parameter(torch.ones(1))], lr=0.1)
+    sgd.param_groups[0]["rule"] = lambda rate: rate
+    sgd.state[weight] = {"factors": [torch.ones(2000)], "rule": object()}
+    state = dict(host_facts.optimizer_state([sgd], {}))
+    assert isinstance(state["optimizer 0, ? 0: factors[0]"], torch.Tensor)
+    assert state["optimizer 0, ? 0: rule"] == "object"
+    assert " at 0x" not in host_facts.optimizer_settings(0, sgd)["optimizer 0, group 0: rule"]
+    # parameters that the module does not have are kept apart
+    assert dict(host_facts.parameters_of(sgd, {})) == {"? 0": weight, "? 1": other}

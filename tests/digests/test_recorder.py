@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diverge.planted import AtBatchStart, AtStepEnd, BeforeUpdate, Net, Skips, nudge, samples, scale_gradient
 from tiny import Net as Plain
 from tiny import batches, quiet
 
-from hookline import Hook, read_digests
+from hookline import Hook, diverge, read_digests
 
 EVERY: dict[str, Any] = {"digest": {"every": 1, "modules": True}}
 
@@ -146,3 +147,25 @@ def test_a_batch_of_text_and_objects_is_digested() -> None:
         first["batches"][0]["fetched parts"]["batch['words'][1]"]
         != second["batches"][0]["fetched parts"]["batch['words'][1]"]
     )
+
+
+def test_a_batch_that_begins_with_a_single_number_has_samples_and_arrays_have_a_shape() -> None:
+    class Scaled(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch["x"], batch_idx)
+
+    def made(shape: tuple[int, int]) -> list[Any]:
+        return [
+            {"scale": torch.tensor(2.0), "x": each, "grid": np.arange(6).reshape(shape)}
+            for each in batches(1)
+        ]
+
+    one, other = (
+        records(folder, data=made(shape), net=Scaled())[0]["batches"][0]
+        for folder, shape in (("a", (2, 3)), ("b", (3, 2)))
+    )
+    assert len(one["samples"]) == len(batches(1)[0][0])
+    parts = [each["fetched parts"] for each in (one, other)]
+    assert [name for name in parts[0] if parts[0][name] != parts[1][name]] == ["batch['grid']"]
+    divergence = diverge("a", "b").divergence
+    assert divergence is not None and divergence.first.kind == "batch"  # the samples have the same order

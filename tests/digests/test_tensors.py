@@ -159,3 +159,22 @@ def test_a_number_of_a_device_without_64_bits_is_read_as_it_is() -> None:
     sums._single.add(0)
     sums._keep(torch.tensor(-0.1, dtype=torch.float32).view(torch.int32).to(torch.int64))
     assert as_number(f"{sums.read()[0] % 2**64:016x}") == float(torch.tensor(-0.1))
+
+
+def test_nested_tensors_have_the_same_digest_in_every_process_and_others_do_not_end_the_run() -> None:
+    def nested(layout: Any, *lengths: int) -> Tensor:
+        parts = torch.arange(6.0).split(list(lengths))
+        return torch.nested.nested_tensor(list(parts), layout=layout)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for layout in (torch.jagged, torch.strided):
+            # the symbol of a ragged size has another number each time
+            assert digest(nested(layout, 2, 4)) == digest(nested(layout, 2, 4))
+            assert digest(nested(layout, 2, 4)) != digest(nested(layout, 3, 3))
+        ragged = nested(torch.jagged, 2, 4)
+        known = digest(ragged)
+        ragged._get_max_seqlen()  # type: ignore[operator]
+        assert digest(ragged) == known
+        masked = torch.masked.masked_tensor(torch.ones(2), torch.tensor([True, False]))
+        assert digest(masked) == digest(masked) != digest(torch.ones(2))

@@ -499,3 +499,18 @@ def test_a_run_that_ends_before_the_step_says_so(recorded: tuple[Path, dict[int,
 def test_the_manifests_of_the_recorded_run_are_as_expected(recorded: tuple[Path, dict[int, str]]) -> None:
     places = sorted((recorded[0] / "checkpoints").iterdir())
     assert [read_manifest(each)["step"] for each in places] == [4, 8, 12, 15]
+
+
+def test_a_probe_that_goes_back_again_and_again_does_not_run_for_ever(
+    recorded: tuple[Path, dict[int, str]],
+) -> None:
+    class Returns(Hook):
+        observes = False
+
+        def on_step_end(self, trainer: Any, step: int) -> None:
+            if step == 7:
+                trainer.roll_back()
+
+    run = again(recorded[0], 8, probes=[Returns()])
+    with pytest.raises(HooklineError, match="goes back at step 7 for the second time"), run.paused():
+        pass

@@ -37,9 +37,11 @@ FIELDS = ("git", "versions", "machine", "config", "options", "module", "hooks", 
 PLACES = re.compile(r"(^|\.)(run_dir|default_root_dir|trace|digest|host|resumed_from|problem)(\.|$)")
 """Settings that do not affect training."""
 MEASURED = re.compile(
-    r"time|second|per_s|throughput|memory|/s\b|gpu|cpu|fetch|eta|allocated|reserved", re.IGNORECASE
+    r"(?<![a-z])(time|times|timer|seconds?|secs?|ms|per_s|throughput|memory|gpu|cpu|gc|disk|network|fetch|"
+    r"fetching|eta|elapsed|duration|allocated|reserved)(?![a-z])|/s\b",
+    re.IGNORECASE,
 )
-"""Names of metrics that differ between any two runs."""
+"""Names of metrics that differ between any two runs. Whole words: a `sentiment` is not a time."""
 MOST_CAUSES = 12
 LONGEST = 120
 
@@ -166,13 +168,25 @@ def logged_values(run: Path) -> dict[int, dict[str, Any]]:
     return found
 
 
-def compare_logs(one: Path, other: Path, names: tuple[str, str]) -> tuple[list[int], Divergence | None]:
-    """Return the steps that both logs have, and the first one at which a logged value differs."""
+def compare_logs(
+    one: Path, other: Path, names: tuple[str, str], equal_until: int = 0
+) -> tuple[list[int], Divergence | None]:
+    """Return the steps at which both logs have a value of the same name, and the first one at which it
+    differs.
+
+    equal_until: the runs are known to be equal up to this step. A metric that differs nevertheless does not
+    depend on the training alone, and is left out.
+    """
     first, second = logged_values(one), logged_values(other)
     common: list[int] = []
+    ignored: set[str] = set()
     for step in sorted(first.keys() & second.keys()):
         mine, theirs = first[step], second[step]
+        if not mine.keys() & theirs.keys():
+            continue
         differing = [name for name in mine if name in theirs and mine[name] != theirs[name]]
+        ignored.update(differing if step <= equal_until else ())
+        differing = [name for name in differing if name not in ignored]
         if differing:
             shown = ", ".join(
                 f"{name} is {mine[name]} in {names[0]} and {theirs[name]} in {names[1]}"

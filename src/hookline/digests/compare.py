@@ -51,7 +51,7 @@ KINDS: dict[str, str] = {
     UPDATE: "an optimizer computed something else from the same gradients and settings",
     SKIPPED: "an update was made in one run and skipped in the other",
     HOOK: "a hook changed something, as the audit of the run recorded",
-    METRIC: "a logged value differs; the runs have no digests to say why",
+    METRIC: "a logged value differs; there are no digests of both runs at this step to say why",
 }
 """What a divergence can be, in words."""
 CARRIED = (RANDOM, WEIGHTS, BUFFERS, STATE)
@@ -255,7 +255,7 @@ class SeenBatches:
         if isinstance(a.get("sample_ids"), str) and isinstance(b.get("sample_ids"), str):
             return bool(a["sample_ids"] != b["sample_ids"])
         ours, theirs = a.get("samples") or (), b.get("samples") or ()
-        if ours and theirs:
+        if ours and theirs and ours != theirs:  # if they are equal, something beside the tensors differs
             if sorted(ours) == sorted(theirs):
                 return True
             new = [each for each in ours if each not in theirs]

@@ -83,6 +83,8 @@ def diverge(one: str | Path, other: str | Path, names: tuple[str, str] = ("A", "
         return _from_logs(paths, names)
     report = _earliest(found, names, paths)
     report.causes = causes.different_records(*paths)
+    if report.is_equal:
+        _read_on(report)
     _explain(report, read_digests(paths[0]), read_digests(paths[1]))
     counts = [len(ranks_of(path)) for path in paths]
     if counts[0] != counts[1]:
@@ -91,6 +93,23 @@ def diverge(one: str | Path, other: str | Path, names: tuple[str, str] = ("A", "
             "compared"
         )
     return report
+
+
+def _read_on(report: DivergeReport) -> None:
+    """Compare the logs after the last digest that both runs have, and say up to where each has digests."""
+    last = report.steps[-1]
+    _, logged = causes.compare_logs(*report.paths, report.names, equal_until=last)
+    if logged is not None:
+        logged.last_equal = max(last, logged.last_equal or 0)
+        report.divergence = logged
+        report.notes.append(f"the digests are equal up to step {last}, the last one that both runs have")
+        return
+    ends = [max((step for step, _ in read_digests(each).current), default=0) for each in report.paths]
+    if ends != [last, last]:
+        report.notes.append(
+            f"{report.names[0]} has digests up to step {ends[0]}, {report.names[1]} up to step {ends[1]}; "
+            "only steps that both have are compared"
+        )
 
 
 def diverge_attempts(run: str | Path) -> DivergeReport:

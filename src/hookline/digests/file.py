@@ -96,9 +96,13 @@ class DigestFile:
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError as error:  # the rest of a line, which a full disk did not take
+                if not self._failed:
+                    log.warning("The last digest of this run cannot be written: %s", error)
 
 
 # ---- reading -----------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import os
 import random
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from hookline.digests.tensors import text_digest
 from hookline.run.optimizers import bare
 
 MOST_DEPTH = 20
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 Settings = dict[str, str]
 """A setting in words, by its name: `optimizer 0, group 1: lr`."""
@@ -47,6 +49,11 @@ def _bytes_digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=6).hexdigest()
 
 
+def plain_text(value: Any) -> str:
+    """Return the text of a value without places in memory, which are others in each process."""
+    return ADDRESS.sub("", repr(value))
+
+
 # ---- optimizers --------------------------------------------------------------------------------------------
 
 
@@ -58,7 +65,7 @@ def optimizer_settings(number: int, optimizer: Any) -> Settings:
             if name == "params":
                 found[f"optimizer {number}, group {place}: parameters"] = str(len(value))
             elif not isinstance(value, Tensor):
-                found[f"optimizer {number}, group {place}: {name}"] = repr(value)
+                found[f"optimizer {number}, group {place}: {name}"] = plain_text(value)
             elif value.device.type == "cpu":
                 found[f"optimizer {number}, group {place}: {name}"] = repr(value.tolist())
     return found
@@ -75,17 +82,18 @@ def device_settings(number: int, optimizer: Any) -> Iterator[tuple[str, Tensor]]
 def optimizer_state(optimizers: Iterable[Any], names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
     """Yield the state of optimizers in the order of their parameters, which a resume does not change."""
     for number, optimizer in enumerate(map(bare, optimizers)):
-        for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        for place, parameter in enumerate(parameters):
             entries = optimizer.state.get(parameter)
+            owner = names.get(id(parameter), f"? {place}")
             for name, value in entries.items() if isinstance(entries, Mapping) else ():
-                yield f"optimizer {number}, {names.get(id(parameter), '?')}: {name}", value
+                yield from batch_leaves(value, f"optimizer {number}, {owner}: {name}")
 
 
 def parameters_of(optimizer: Any, names: Mapping[int, str]) -> list[tuple[str, Tensor]]:
     """Return the parameters of an optimizer with their names."""
-    return [
-        (names.get(id(each), "?"), each) for group in bare(optimizer).param_groups for each in group["params"]
-    ]
+    parameters = [each for group in bare(optimizer).param_groups for each in group["params"]]
+    return [(names.get(id(each), f"? {place}"), each) for place, each in enumerate(parameters)]
 
 
 # ---- the module and the process ----------------------------------------------------------------------------

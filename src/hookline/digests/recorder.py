@@ -7,6 +7,7 @@ is over, and writes one line.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -163,7 +164,7 @@ class StepDigests:
             if isinstance(value, Tensor):
                 found.append(self._record.sums.add(name, value))
             else:
-                found.append(Entry(name, repr(value), ()))
+                found.append(Entry(name, host_facts.plain_text(value), ()))
         scale = getattr(self.run.traits.scaler, "_scale", None)
         if isinstance(scale, Tensor):
             found.append(self._record.sums.add("the gradient scale", scale))
@@ -176,10 +177,13 @@ class StepDigests:
         with torch.no_grad():
             for name, leaf in host_facts.batch_leaves(s.batch):
                 if (tensor := host_facts.as_tensor(leaf)) is None:
-                    entries.append(Entry(name, repr(leaf), ()))
-                else:
+                    entries.append(Entry(name, host_facts.plain_text(leaf), ()))
+                elif isinstance(leaf, Tensor):
                     entries.append(sums.add(name, tensor))
-                    tensors += [leaf] if isinstance(leaf, Tensor) else []
+                    tensors.append(leaf)
+                else:  # the bytes of an array
+                    kind = f"{leaf.dtype} {leaf.shape}"
+                    entries.append(dataclasses.replace(sums.add(name, tensor), kind=kind))
             if field == "fetched":
                 current.samples = [sums.add_samples(each) for each in tensors if _has_samples(each, tensors)]
         setattr(current, field, entries)
@@ -286,8 +290,9 @@ def _has_samples(tensor: Tensor, tensors: list[Tensor]) -> bool:
     return (
         type(tensor) is Tensor
         and tensor.layout is torch.strided
+        and not tensor.is_nested
         and tensor.dim() > 0
-        and len(tensor) == len(tensors[0])
+        and len(tensor) == next(len(each) for each in tensors if each.dim() > 0 and not each.is_nested)
         and 1 < len(tensor) <= MOST_SAMPLES
         and tensor.numel() * max(1, tensor.element_size() // 4) * (2 if tensor.is_complex() else 1)
         <= WIDTH * len(tensor)

@@ -59,8 +59,12 @@ class Sums:
 
     def add(self, name: str, tensor: Tensor) -> Entry:
         """Start the digest of a tensor."""
-        parts = list(dense_parts(tensor))
-        return Entry(name, describe(tensor), tuple(self._keep(weighted_sum(each)) for each in parts))
+        try:
+            sums = [weighted_sum(each) for each in dense_parts(tensor)]
+            return Entry(name, describe(tensor), tuple(map(self._keep, sums)))
+        except (RuntimeError, TypeError, NotImplementedError):
+            # a class of another package without these operators: its digest says so, and the run continues
+            return Entry(name, f"{type(tensor).__name__} that cannot be read", ())
 
     def add_all(self, named: Iterable[tuple[str, Tensor | None]]) -> list[Entry]:
         """Start the digests of several tensors; None has one, too."""
@@ -118,7 +122,11 @@ def as_number(text: str) -> float:
 
 def describe(tensor: Tensor) -> str:
     """Return type, shape and layout of a tensor."""
-    shape = "" if is_lazy(tensor) else tuple(tensor.shape)
+    shape: Any = ""
+    if tensor.is_nested:  # ragged sizes are among its parts; their symbols are numbered anew in each process
+        shape = f"nested {tensor.dim()}"
+    elif not is_lazy(tensor):
+        shape = tuple(tensor.shape)
     return f"{tensor.dtype} {shape} {tensor.layout}"
 
 
@@ -130,9 +138,15 @@ def dense_parts(tensor: Tensor) -> Iterator[Tensor]:
     flatten: Any = getattr(tensor, "__tensor_flatten__", None)
     if wait is not None:  # the result of a collective that is under way
         yield from dense_parts(wait())
+    elif tensor.layout is torch.jagged:  # without the lengths that it may have computed meanwhile
+        nested: Any = tensor
+        yield from (each for each in (nested._values, nested._offsets, nested._lengths) if each is not None)
     elif flatten is not None:  # a DTensor, or a class of another package
         for part in (getattr(tensor, name) for name in flatten()[0]):  # a DTensor also has its mesh there
             yield from dense_parts(part) if isinstance(part, Tensor) else ()
+    elif tensor.is_nested:
+        for part in tensor.unbind():
+            yield from (torch.tensor(part.shape), *dense_parts(part))
     elif tensor.is_quantized:
         yield tensor.int_repr()
     elif tensor.layout is torch.strided:

@@ -93,6 +93,8 @@ class RunAgain:
         self._rollbacks: list[dict[str, Any]] = []
         """The rollbacks of the recorded run before it reached the step for the last time."""
         self._commands: list[dict[str, Any]] = []
+        self._unrecorded: set[int] = set()
+        """The steps at which this run went back, and the recorded one did not."""
         self._check_trainer()
 
     def _check_trainer(self) -> None:
@@ -237,6 +239,13 @@ class RunAgain:
         if waiting:
             known = _is_checkpoint(waiting[0])
             to, before = (waiting[0]["checkpoint"], None) if known else (None, waiting[0]["step"])
+        elif (step := self.trainer.state.step) in self._unrecorded:
+            raise HooklineError(
+                f"The run goes back at step {step} for the second time{_because({'reason': reason})}, and "
+                "the recorded one did not go back there. So it would never reach the step."
+            )
+        else:
+            self._unrecorded.add(step)
         Trainer.roll_back(self.trainer, to, before=before, reason=reason, on_missing=on_missing)
 
     def _keeps(self, run: Run, error: Exception) -> bool:
