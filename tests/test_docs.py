@@ -117,6 +117,18 @@ def test_the_site_has_pages_as_its_markdown_reads_them(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("folder", sorted(ROOT.glob("examples/*/")), ids=lambda folder: folder.name)
+def test_the_page_of_an_example_has_its_whole_program(folder: Path) -> None:
+    text = (folder / "README.md").read_text()
+    page = site.with_programs(text, folder / "README.md")
+    assert page.startswith(text.rstrip("\n"))
+    programs = [*folder.glob("*.py"), *folder.glob("*.toml")]
+    assert all(f"\n{each.read_text().rstrip()}\n```" in page for each in programs)
+    titles = [title for level, title, _ in markdown.headings(page) if level == 2]
+    assert {each.name for each in (*programs, *folder.glob("*.ipynb"))} <= set(titles)
+    assert programs or "import hookline" in page or "from hookline import" in page
+
+
 def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) -> None:
     pytest.importorskip("zensical")
     site.stage(tmp_path)

@@ -5,12 +5,13 @@ builds it again when a page changes. Broken links and anchors are errors. Nothin
 neither by the build nor by the pages.
 
 The pages are copied to build/site first: with those outside of docs/, and written as Python-Markdown reads
-them. The sources stay as GitHub shows them.
+them. The page of an example gets the code of its program. The sources stay as GitHub shows them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -49,6 +50,28 @@ def sources() -> dict[Path, Path]:
         for picture in (each for each in readme.parent.rglob("*") if each.suffix in (".png", ".svg", ".gif")):
             found[picture] = Path("examples", readme.parent.name, picture.relative_to(readme.parent))
     return found
+
+
+def with_programs(text: str, readme: Path) -> str:
+    """Return the page of an example with the files of its program below it, as code."""
+    kinds = {".py": "py", ".toml": "toml"}
+    files = [each for each in sorted(readme.parent.iterdir()) if each.suffix in kinds]
+    parts = [text.rstrip("\n")]
+    for file in files:
+        source = file.read_text().rstrip("\n")
+        fence = "`" * max(3, *(len(run) + 1 for run in re.findall(r"`{3,}", source)), 3)
+        parts.append(f"## {file.name}\n\n{fence}{kinds[file.suffix]}\n{source}\n{fence}")
+    for notebook in sorted(readme.parent.glob("*.ipynb")):
+        parts.append(f"## {notebook.name}")
+        for cell in json.loads(notebook.read_text())["cells"]:
+            source = "".join(cell["source"])
+            parts.append(f"```py\n{source}\n```" if cell["cell_type"] == "code" else below(source))
+    return "\n\n".join(parts) + "\n"
+
+
+def below(text: str) -> str:
+    """Return a text of Markdown whose headings are two levels lower."""
+    return re.sub(r"^#", "###", text, flags=re.MULTILINE)
 
 
 def for_site(text: str, source: Path, places: dict[Path, Path]) -> str:
@@ -121,7 +144,10 @@ def stage(folder: Path) -> None:
     for source, place in places.items():
         content = source.read_bytes()
         if source.suffix == ".md":
-            content = for_site(content.decode(), source, places).encode()
+            text = content.decode()
+            if source.parent.parent == ROOT / "examples":
+                text = with_programs(text, source)
+            content = for_site(text, source, places).encode()
         wanted[folder / "docs" / place] = content
     if (folder / "docs").exists():
         for old in [each for each in (folder / "docs").rglob("*") if each.is_file() and each not in wanted]:

@@ -16,6 +16,7 @@ import pytest
 from hookline import OptionError
 from hookline.cli import main
 from hookline.cli.scaffold import PROJECT, write_project
+from hookline.testing import fire
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -86,7 +87,7 @@ def test_its_test_fails_when_the_hook_does_nothing(
         names: dict[str, Any] = {}
         exec(PROJECT["test_hooks.py"], names)
         with contextlib.nullcontext() if works else pytest.raises(AssertionError):
-            names["test_a_rise_is_counted_and_said"](capsys)
+            names["test_a_rise_is_counted_and_said"](fire, capsys)
 
 
 def test_nothing_that_exists_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,3 +112,4 @@ def test_the_command_says_what_it_wrote_and_what_is_next(
     said = capsys.readouterr().out
     assert all(name in said for name in PROJECT)
     assert "hookline fit run.toml" in said
+    assert "pip install pytest && python -m pytest" in said

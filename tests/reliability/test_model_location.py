@@ -227,9 +227,11 @@ def test_the_best_one_is_named_too(capsys: pytest.CaptureFixture[str]) -> None:
     Trainer(max_epochs=3, run_dir="run", logger=False, hooks=[keep]).fit(
         Scripted(1, 3, 2), batches(2), batches(1)
     )
-    assert last_line(capsys).startswith(
-        "Model: run/checkpoints/last (step 6). Best: run/checkpoints/best (val/score 3, step 4). Load it: "
+    line = last_line(capsys)
+    assert line.startswith(
+        "Model: run/checkpoints/last (step 6). Best: run/checkpoints/best (val/score 3, step 4). Load the best: "
     )
+    assert line.endswith('load_from_checkpoint("run/checkpoints/best")')
 
 
 def test_a_run_that_keeps_nothing_says_so_and_a_trial_says_nothing(

@@ -111,37 +111,38 @@ by = 0.05
 class_path = "model_checkpoint"
 monitor = "val/loss"
 
-[hooks.hparams]  # saves `width`, so that Classifier.load_from_checkpoint("runs/...") needs no arguments
+[hooks.hparams]  # logs the module's arguments (`width`, `lr`) as hyper-parameters, for trackers and for comparisons
 class_path = "hparams"
 """
 
-TEST_FILE = '''"""A hook's methods are ordinary methods: call them, or watch a real run."""
+TEST_FILE = '''"""Tests of the hook and the model. The fixtures `fire_event` and `hook_player` are part of Hookline."""
 
 from hooks import WarnOnRise
 from model import Classifier, Points
 
 from hookline import Trainer
-from hookline.hooks import HParams
 
 
-def test_a_rise_is_counted_and_said(capsys):
+def test_a_rise_is_counted_and_said(fire_event, capsys):
     hook = WarnOnRise(by=0.1)
     for epoch, loss in enumerate([1.0, 0.5, 0.55, 0.7]):
-        hook.on_validation_end(metrics={"val/loss": loss}, epoch=epoch, sanity_checking=False)
+        fire_event(hook, "validation_end", metrics={"val/loss": loss}, epoch=epoch, sanity_checking=False)
     assert (hook.rises, hook.best) == (1, 0.5)
     assert "epoch 3: the validation loss rose to 0.7000" in capsys.readouterr().out
 
 
-def test_it_sees_every_validation_of_a_run():
-    hook = WarnOnRise()
-    trainer = Trainer(max_epochs=2, logger=False, enable_progress_bar=False, hooks=[hook])
-    trainer.fit(Classifier(), datamodule=Points(size=64))
-    assert hook.best < float("inf")
-    assert hook.best <= trainer.metrics["val/loss"]
+def test_it_is_called_at_every_validation(hook_player):
+    hook, data = WarnOnRise(), Points(size=64)
+    data.setup("fit")
+    played = hook_player(
+        hook, module=Classifier(), train=data.train_dataloader(), val=data.val_dataloader(), max_epochs=2
+    )
+    assert played.events("warn_on_rise").count("on_validation_end") >= 2
+    assert hook.best <= played.trainer.metrics["val/loss"]
 
 
 def test_a_trained_model_can_be_loaded_again(tmp_path):
-    trainer = Trainer(max_epochs=1, run_dir=tmp_path, logger=False, hooks=[HParams()])
+    trainer = Trainer(max_epochs=1, run_dir=tmp_path, logger=False)
     trainer.fit(Classifier(width=8), datamodule=Points(size=64))
     trainer.save_checkpoint(tmp_path / "saved")
     assert Classifier.load_from_checkpoint(tmp_path / "saved").net[0].out_features == 8

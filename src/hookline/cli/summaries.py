@@ -14,7 +14,7 @@ from hookline.report import write_report
 from hookline.report.cell import describe
 from hookline.report.run_events import format_duration, position, status_in_words, timestamp
 from hookline.report.runs import ListedRun, Listing, list_runs, status_word
-from hookline.report.summary import summarize
+from hookline.report.summary import MOST_SKIPS, summarize
 from hookline.run.options import Options
 from hookline.run.state import progress
 from hookline.run.timings import PART_WORDS, SAMPLED, TIMED_PARTS, Timings
@@ -103,6 +103,15 @@ def _rollbacks_text(rollbacks: list[dict[str, Any]]) -> str:
     return f"{len(rollbacks)}{', the last' if len(rollbacks) > 1 else ','} {steps}{reason}"
 
 
+def _skips_text(skips: list[dict[str, Any]]) -> str:
+    """Return how many updates the run skipped, and the newest of them."""
+    if not skips:
+        return ""
+    many = len(skips)
+    count = f"{many} or more updates" if many >= MOST_SKIPS else f"{many} update{'s' * (many > 1)}"
+    return f"{count}, the last after step {skips[-1]['step']} ({skips[-1]['reason']})"
+
+
 def _summary_text(data: dict[str, Any]) -> str:
     if len(data["runs"]) > 1:
         return _comparison_text(data)
@@ -128,6 +137,7 @@ def _summary_text(data: dict[str, Any]) -> str:
         ("error", f"{error.get('type')}: {error.get('message')}" if error else ""),
         ("time", ", ".join([*took, *([f"{many} sessions"] if many > 1 else []), *_span(about)])),
         ("rollbacks", _rollbacks_text(about["rollbacks"])),
+        ("skipped", _skips_text(about["skips"])),
         ("best", _best_text(about["best"])),
         ("checkpoints", _newest_checkpoint_text(about)),
         ("code", _code(git)),

@@ -21,6 +21,15 @@ from hookline.util.errors import END_EPOCH, HooklineError, LossError, StopTraini
 
 log = logging.getLogger("hookline")
 
+OF_BATCHES = (
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_step_end",
+    "on_train_epoch_end",
+)
+"""Events that need the batches or epochs of the loop: `optimizer.step()` does not fire them."""
+
 
 class Line(HostedRun):
     """Emits Hookline's events in a hand-written loop; hooks see it as `trainer`.
@@ -60,6 +69,7 @@ class Line(HostedRun):
         """
         super().__init__(host, hooks=hooks, **options)
         self._current_epoch: object = None
+        self._began = (0, 0)
         if module is not None:
             self.attach(module, optimizers, schedulers)
 
@@ -72,6 +82,7 @@ class Line(HostedRun):
             self.begin()
             self.start_fit()
             self.start_training()
+            self._began = (self.global_step, self.state.batches_seen)
         except BaseException as error:
             self.fail(error)
             raise
@@ -88,11 +99,31 @@ class Line(HostedRun):
         try:
             self.end_training()
             self.end_fit()
+            self._warn_of_missing_batches()
         except BaseException as failure:
             self.fail(failure)
             raise
         self.close()
         return True
+
+    def _warn_of_missing_batches(self) -> None:
+        """Warn of hooks that wait for events of batches and epochs, if updates were made without them."""
+        step, batches = self._began
+        if self.global_step == step or self.state.batches_seen != batches:
+            return
+        validates = {each.name for each in self.plan.listeners("on_validation_end")}
+        waiting = {
+            event: names
+            for event in OF_BATCHES
+            if (names := [each.name for each in self.plan.listeners(event) if each.name not in validates])
+        }
+        if waiting:
+            log.warning(
+                "%d updates were made outside of line.epoch(loader) and line.start_batch(batch), so these "
+                "events did not fire: %s.",
+                self.global_step - step,
+                "; ".join(f"{event} (hooks: {', '.join(names)})" for event, names in waiting.items()),
+            )
 
     # ---- epochs, batches, validation -----------------------------------------------------------------------
 

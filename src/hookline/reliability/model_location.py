@@ -52,9 +52,12 @@ def model_line(run: Run) -> str:
             f"Model: the last state, of step {s.step}, is NOT saved. The newest checkpoint is "
             f"{_as_posix(path)} (step {step})"
         )
+    chosen, which = _restored_path(run) or path, "it"
     if (best := best_checkpoint_of(run)) is not None and Path(best["path"]) != Path(path):
         text += f". Best: {_as_posix(best['path'])} ({best['name']} {best['score']:.4g}, step {best['step']})"
-    return f"{text}. Load it: {how_to_load(run.module, _restored_path(run) or path, run.state.hooks)}"
+        if _has_ended(run):
+            chosen, which = _restored_path(run) or best["path"], "the best"
+    return f"{text}. Load {which}: {how_to_load(run.module, chosen, run.state.hooks)}"
 
 
 def _not_saved(run: Run) -> str:
@@ -67,10 +70,15 @@ def _not_saved(run: Run) -> str:
 
 def _restored_path(run: Run) -> Path | str | None:
     """Return the checkpoint whose weights a hook has put back into the module at the end (`restore_best`)."""
-    if run.state.exception is not None or run.state.status in ("preempted", "interrupted"):
+    if not _has_ended(run):
         return None
     hooks = [each.hook for each in run.state.hooks.entries() if getattr(each.hook, "restore_best", False)]
     return next((each.best_model_path for each in hooks if each.best_model_path), None)
+
+
+def _has_ended(run: Run) -> bool:
+    """Return whether the run neither failed nor will be resumed."""
+    return run.state.exception is None and run.state.status not in ("preempted", "interrupted")
 
 
 def model_line_after_failure(run: Run) -> str:

@@ -277,6 +277,8 @@ def _take_metrics(run: RecordedRun, record: dict[str, Any], step: int) -> None:
         return
     over = record.get("over") or ("step" if "lr" in metrics else "")  # logs of older versions have no "over"
     kept = run.own if over == "step" else run.between
+    if run.ending and over in ("step", "epoch"):  # a loop with a Line that continues in its directory
+        run.ending, run.failed = {}, {}
     if over == "epoch" and run.epochs.newest is not None:
         run.epochs.complete, run.epochs.at = run.epochs.newest + 1, step
     for name, value in metrics.items():

@@ -119,7 +119,7 @@ class FiniteWatch:
     def _look_on_cpu(self, loss: Any) -> None:
         previous, self.previous = self.previous, loss
         if previous is not None and not math.isfinite(previous):
-            self._fail(float(previous))
+            self._fail(float(previous), ", in the batch before this one")
 
     def _look_on_cuda(self, loss: Tensor) -> None:
         """Copy into pinned memory without blocking; look once the copy has arrived, then send the next."""
@@ -130,7 +130,7 @@ class FiniteWatch:
         elif not self._arrived.query():
             return
         elif not math.isfinite(self._host.item()):
-            self._fail(self._host.item())
+            self._fail(self._host.item(), ", in an earlier batch")
         self._host.copy_(loss.reshape(()), non_blocking=True)
         self._arrived.record()
 
@@ -178,15 +178,19 @@ class FiniteWatch:
         on_meta = isinstance(self.previous, Tensor) and self.previous.device.type == "meta"
         return self.previous is None or on_meta or math.isfinite(self.previous)
 
-    def _fail(self, value: float) -> None:
+    def _fail(self, value: float, where: str = "") -> None:
+        """Raise, or warn once. where: how much earlier it was than the position that the run names."""
         if not self.stops:
-            log.warning("The loss became %s. The run continues; Trainer(nonfinite='stop') ends it.", value)
+            log.warning(
+                "The loss became %s%s. The run continues; Trainer(nonfinite='stop') ends it.", value, where
+            )
             self.look = self._remember
             return
         self.broken = True
         if self.ranks is not None:
             return  # all ranks raise together at the end of this window
         raise NonFiniteLoss(
-            f"The loss became {value}. The run stops, and nothing made from it is saved. "
-            "Trainer(nonfinite='skip') skips such updates instead."
+            f"The loss became {value}{where}. The run stops, and nothing made from it is saved. The hook "
+            "NaNGuard() stops at the batch itself and names it; NaNGuard(check='activations') also names the "
+            "module. Trainer(nonfinite='skip') skips such updates instead."
         )

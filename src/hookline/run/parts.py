@@ -14,6 +14,7 @@ from hookline.engine.cost import Cost
 from hookline.engine.plan import Plan
 from hookline.run.commands import CommandQueue
 from hookline.run.optimizer_router import OptimizerRouter
+from hookline.run.options import Options
 from hookline.run.rows import MetricRows
 from hookline.run.save_request import RollbackRequest, Saved, SaveRequest
 from hookline.run.state import State
@@ -294,6 +295,8 @@ class Progress:
     """The number of skipped updates."""
     last_skip: tuple[str, int] = ("", -1)
     """The reason of the newest skip, and the batches seen before it."""
+    has_skipped_nonfinite: bool = False
+    """Whether an update was skipped because a value was not finite; the first one is a warning."""
     windows: UpdateWindows = field(default_factory=UpdateWindows)
     """The batches behind each update."""
     epoch_began: tuple[int, int, int] = (0, 0, 0)
@@ -479,6 +482,7 @@ class Saves:
 class EmittingRun(Protocol):
     """A run that emits events: of a trainer, or a hosted run that another loop drives."""
 
+    options: Options
     plan: Plan
     state: State
     progress: Progress

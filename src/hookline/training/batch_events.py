@@ -6,6 +6,7 @@ same objects from another loop.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from hookline.engine.plan import Plan, noop
 from hookline.run.parts import EmittingRun
 from hookline.run.state import State
 from hookline.util.errors import Signal
+
+log = logging.getLogger("hookline")
 
 FIRST_SKIPS = 100
 """The number of skips that are all written to the log; after them every hundredth is."""
@@ -269,6 +272,15 @@ def skip_step(run: EmittingRun, reason: str) -> None:
     progress.skips += 1
     progress.last_skip = (reason, s.counts.batches_seen)
     progress.windows.end_without_update(s.counts.epoch, s.current.batch_idx)
+    if reason == "nonfinite" and not progress.has_skipped_nonfinite:
+        progress.has_skipped_nonfinite = True
+        if run.options.nonfinite == "skip" and s.rank == 0:
+            log.warning(
+                "The update of epoch %d, batch %d is skipped, because its loss or a gradient is not finite "
+                "(nonfinite='skip'). Further ones are only in the log: records of type 'skip' in log.jsonl.",
+                s.epoch,
+                s.batch_idx,
+            )
     if progress.skips <= FIRST_SKIPS or progress.skips % FIRST_SKIPS == 0:
         s.logger.log_event(
             "skip",

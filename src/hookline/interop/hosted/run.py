@@ -305,10 +305,22 @@ class HostedRun(HostView):
         failures = tear_down_all(self)
         self.hooks.stopwatch.stop()
         self.hooks.observer = None
+        if self.state.setup.stage == "fit":
+            self._log_ending()
         self.loggers.close()
         run_events.release(self)
         self.is_running = False
         return failures
+
+    def _log_ending(self) -> None:
+        """Log how the run ended, from which `hookline runs` and the report know it."""
+        s, error = self.state, self.state.ending.exception
+        at = {"step": s.step, "epoch": s.epoch}
+        if isinstance(error, Exception):
+            found = {"rank": s.rank, "exception": type(error).__name__, "message": str(error)}
+            self.loggers.log_event("failure", {**at, **found})
+        ended = {"epochs": s.epochs_seen, "status": s.status, "reason": s.stop_reason}
+        self.loggers.log_event("end", {**at, **ended})
 
     def close(self) -> None:
         """Tear the hooks down after a run that did not fail, and raise what a request to stop asked for."""
