@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from ranks.sample_cases import Weighed, Witness, compare, plan, run
 from ranks.torchrun import torchrun
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from hookline import Hook, Trainer
+from hookline import Hook, Mixture, Trainer
 from hookline.util.errors import HooklineError, OptionError, UnknownSamples
 
 ON_RANKS = """
@@ -146,6 +147,51 @@ def test_a_step_that_was_not_made_is_refused(tmp_path: Path) -> None:
         trainer.samples(3)
     with pytest.raises(HooklineError, match="works in a fit: hooks call it"):
         trainer.exclude_samples([1])
+
+
+# ---- mixtures that change
+
+
+class Changes(Hook):
+    """Changes the mixture of a run several times: weights, a loader that is added, one that is removed."""
+
+    def on_train_start(self, trainer: Any, batches_seen: int) -> None:
+        self.added = shuffled()
+        if batches_seen > 6:
+            trainer.loaders.add("later", self.added, weight=2.0)
+
+    def on_train_batch_end(self, trainer: Any, batches_seen: int) -> None:
+        if batches_seen == 3:
+            trainer.loaders.set_weights({"web": 5.0})
+        elif batches_seen == 6:
+            trainer.loaders.add("later", self.added, weight=2.0)
+        elif batches_seen == 9:
+            trainer.loaders.remove("code")
+
+
+@pytest.mark.parametrize(("when", "crash"), [("cycle", -1), ("cycle", 4), ("cycle", 7), ("end", 7)])
+def test_the_samples_of_a_mixture_that_changes_are_named(tmp_path: Path, when: str, crash: int) -> None:
+    def data() -> dict[str, Any]:
+        more = {"weights": {"web": 1.0, "code": 3.0}, "window": 2, "when_exhausted": when}
+        loaders = {"web": shuffled(), "code": DataLoader(numbers(7), batch_size=2, shuffle=True)}
+        return {"train": loaders, "mixture": Mixture("weighted", **more)}
+
+    seen, wrong = {}, []
+    for at in (crash, -1) if crash > 0 else (-1,):
+        witness = Witness(0, skips=False, crash=at)
+        trainer = Trainer(
+            hooks=[witness, Changes()],
+            max_epochs=3,
+            seed=1,
+            run_dir=tmp_path,
+            logger=False,
+            enable_progress_bar=False,
+        )
+        with contextlib.suppress(RuntimeError):
+            trainer.fit(Weighed(), **data(), **({"resume": "auto"} if seen else {}))
+        seen |= witness.steps
+        wrong += witness.wrong
+    assert not wrong and len(seen) > 15 and not compare(seen, trainer, tmp_path)
 
 
 # ---- samples that are left out

@@ -98,6 +98,11 @@ class MixedLoader:
         """Return the number of batches in this epoch, as far as it is known."""
         return self.cursor.total
 
+    @property
+    def may_change(self) -> bool:
+        """Return whether a change of the mixture is pending, which may change the length of this epoch."""
+        return self.cursor.is_pending
+
     # ---- reading -------------------------------------------------------------------------------------------
 
     def open(self, epoch: int, position: int = 0, seed: int | None = None) -> Iterator[Any]:
@@ -316,6 +321,7 @@ class MixedLoader:
         )
         if name not in self.loaders:
             self._register(made)
+            self.turned(self.cursor.position)  # again, because the order now has this loader
         return at
 
     def _make_loader(self, name: str, source: Any) -> Loader:

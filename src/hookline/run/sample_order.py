@@ -209,7 +209,8 @@ def _cursor(state: dict[str, Any]) -> MixtureCursor:
 
     given = state["given"]
     cursor = MixtureCursor(Mixture(**given["mixture"]), given["lengths"])
-    cursor.load_state_dict(state, awaited=state["names"])
+    settings = [state["stretch"], state["now"], state["pending"] or state["now"]]
+    cursor.load_state_dict(state, awaited=[name for each in settings for name in each["lengths"]])
     return cursor
 
 
@@ -228,8 +229,8 @@ def _pick(state: dict[str, Any], epoch: int, batch: int) -> tuple[str, int, int]
     """Return the loader of a batch of a mixture, with the loader's pass and the batch in it."""
     cursor = _cursor(state)
     _advance(cursor, epoch, batch)
-    positions = [cursor.reading(index) for index in range(len(cursor.names))]
     index = next(cursor, None)
     if index is None:
         raise UnknownSamples(f"The mixture has {cursor.position} batches in epoch {epoch}, not {batch + 1}.")
-    return (cursor.names[index], *positions[index])
+    with cursor.as_of(batch):  # not before the pick, which may begin with a loader that was added
+        return (cursor.names[index], *cursor.reading(index))
