@@ -138,6 +138,7 @@ class MixedLoader:
                 self.turned(cursor.position - 1)
                 del self._streams[index]
                 if (batch := next(self._stream(index, name), END)) is END:
+                    self._refuse_excluded(name)
                     cursor.ended(index)  # raises, because the loader is empty
             self._newest = (name, 0, 0)
             self._newest_index = index
@@ -182,6 +183,13 @@ class MixedLoader:
             raise OptionError(
                 f"The training loader {name!r} ended after {read} of {loader.length} batches. "
                 "Check whether its dataset raises StopIteration."
+            )
+
+    def _refuse_excluded(self, name: str) -> None:
+        """Raise if a loader is empty because its samples are excluded."""
+        if excluded := self.loaders[name].exclusions.samples:
+            raise OptionError(
+                f"The training loader {name!r} has no batch left: {len(excluded)} of its samples are excluded."
             )
 
     def _draw_seed(self) -> int | None:

@@ -102,6 +102,7 @@ class SampleOrder:
         self.windows.load_state_dict(saved)
         self.layouts, self.samplers = list(saved["layouts"]), dict(saved["samplers"])
         self.generators = {name: dict(states) for name, states in saved["generators"].items()}
+        self._orders, self._cursor = {}, None
 
     def _continues_mixture(self, now: dict[str, Any]) -> bool:
         """Return whether the mixture of the newest layout arrives at this state by itself."""
@@ -163,7 +164,7 @@ class SampleOrder:
         """Return the order of a loader; the newest ones are kept, with the passes that they have drawn."""
         key = (name, json.dumps(known, sort_keys=True))
         states = self.generators.setdefault(name, {})
-        if key not in self._orders or self._orders[key].live is not live:
+        if key not in self._orders or self._orders[key].given is not live:
             sampler = None if known["sampler"] is None else self.samplers[known["sampler"]]
             while len(self._orders) >= 8:
                 del self._orders[next(iter(self._orders))]
