@@ -72,7 +72,7 @@ class Loader:
     generator_states: dict[int, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
     """The states of the sampler's generators at the start of the newest passes, by the pass's number."""
     first_batches: dict[int, tuple[int, Any]] = field(default_factory=dict, init=False, repr=False)
-    """The first batch that was drawn in the newest passes: its number and its indices, by the pass's number."""
+    """The number and the indices of the first batch drawn in the newest passes, by the pass's number."""
     shard_plan: ShardPlan = field(init=False, repr=False)
     _whole: int | None = field(init=False, repr=False)
     """Batches of this rank in a whole pass."""
@@ -219,10 +219,11 @@ class Loader:
 
     def keep_generator_states(self) -> None:
         """Keep the generator states and the first batch of the pass that is open, for `trainer.samples`."""
-        for kept, newest in (
+        both: tuple[tuple[dict[int, Any], Any], ...] = (
             (self.generator_states, self.reader.pass_generators()),
             (self.first_batches, self.reader.pass_first()),
-        ):
+        )
+        for kept, newest in both:
             if newest and self._epoch >= 0:
                 kept[self._epoch] = newest
                 for number in sorted(kept)[:-MOST_PASSES]:

@@ -189,7 +189,7 @@ class MixedLoader:
         """Raise if a loader is empty because its samples are excluded."""
         if excluded := self.loaders[name].exclusions.samples:
             raise OptionError(
-                f"The training loader {name!r} has no batch left: {len(excluded)} of its samples are excluded."
+                f"The training loader {name!r} has no batch: {len(excluded)} of its samples are excluded."
             )
 
     def _draw_seed(self) -> int | None:

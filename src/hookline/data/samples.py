@@ -261,12 +261,13 @@ class LoaderOrder:
             return
         position, drawn = known[number]
         found = self._batch(units, number, position, live.sharding.ranks.data_rank)
-        if found and found != _as_indices(self.name, drawn):
+        had = _as_indices(self.name, drawn)
+        if found and found != had:
             raise UnknownSamples(
-                f"The samples of the loader {self.name!r} cannot be computed: {self.known['why']}, and a copy "
-                f"of it returns {list_some(map(str, found))} for batch {position} of pass {number}, where the "
-                f"training had {list_some(map(str, _as_indices(self.name, drawn)))}. Does it count its passes? "
-                "Let set_epoch or its generator determine the order."
+                f"The samples of the loader {self.name!r} cannot be computed: {self.known['why']}, and a "
+                f"copy of it returns {list_some(map(str, found))} for batch {position} of pass {number}, "
+                f"where the training had {list_some(map(str, had))}. Does it count its passes? Let set_epoch "
+                "or its generator determine the order."
             )
 
     def _sampler(self, number: int, rank: int) -> Iterable[Any]:

@@ -67,6 +67,8 @@ class SampleOrder:
         self.layouts.append(layout)
         self._cursor = None
         del self.layouts[1 : len(self.layouts) - MOST_LAYOUTS + 1]
+        used = {known["sampler"] for each in self.layouts for known in each["loaders"].values()}
+        self.samplers = {digest: known for digest, known in self.samplers.items() if digest in used}
 
     def _describe(self, loader: Loader) -> dict[str, Any]:
         found = describe_loader(loader)
@@ -174,6 +176,10 @@ class SampleOrder:
 
 def read_order(recorded: dict[str, Any]) -> SampleOrder:
     """Return the order in a run record."""
+    if isinstance(recorded, dict) and "why" in recorded:
+        raise UnknownSamples(f"The record does not have the order of the training data: {recorded['why']}.")
+    if not isinstance(recorded, dict):
+        raise UnknownSamples(f"The order in the record is damaged: it is a {type(recorded).__name__}.")
     if recorded.get("version") != ORDER_VERSION:
         raise UnknownSamples(
             f"The record has the order of the training data in version {recorded.get('version')!r}; this "
