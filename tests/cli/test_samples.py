@@ -11,9 +11,10 @@ import torch
 from ranks.sample_cases import Weighed, Witness
 from torch.utils.data import DataLoader, TensorDataset
 
-from hookline import Trainer
+from hookline import Hook, Trainer
 from hookline.cli import main
 from hookline.hooks import ExcludeSamples
+from hookline.run.record import _encode_record
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +89,42 @@ def test_a_run_without_an_order_says_so(recorded: Any, tmp_path: Path, capsys: A
         (tmp_path / "run.json").write_text(json.dumps({**record, "order": given}))
         assert main(["samples", str(tmp_path), "--step", "1"]) == 1
         assert message in capsys.readouterr().err
+
+
+def test_a_damaged_or_left_out_order_says_why(recorded: Any, tmp_path: Path, capsys: Any) -> None:
+    folder, _ = recorded
+    record = json.loads((folder / "run.json").read_text())
+    damages: list[tuple[Any, str]] = [
+        ({**record["order"], "layouts": [{"epoch": 0}]}, "in run.json is damaged: KeyError"),
+        ([1], "is damaged: it is a list"),
+        (
+            {"why": "it is too large: run.json has at most 1 MB"},
+            "data: it is too large: run.json has at most",
+        ),
+    ]
+    for order, message in damages:
+        (tmp_path / "run.json").write_text(json.dumps({**record, "order": order}))
+        assert main(["samples", str(tmp_path), "--step", "1"]) == 1
+        assert message in capsys.readouterr().err
+
+
+def test_a_resumed_run_that_is_killed_at_once_keeps_the_order(tmp_path: Path, capsys: Any) -> None:
+    def fit(*hooks: Any, **more: Any) -> None:
+        trainer = Trainer(
+            max_epochs=2, run_dir=tmp_path, hooks=hooks, logger=False, enable_progress_bar=False, **more
+        )
+        data = DataLoader(TensorDataset(torch.arange(8.0).reshape(-1, 1)), batch_size=2, shuffle=True)
+        trainer.fit(Weighed(), data, resume="auto")
+
+    class Looks(Hook):
+        def on_train_start(self) -> None:
+            assert main(["samples", str(tmp_path), "--step", "3"]) == 0
+
+    fit(max_steps=3)
+    fit(Looks())
+    assert "step 3: 2 samples, epoch 0, batch 2" in capsys.readouterr().out
+
+
+def test_an_order_that_is_too_large_leaves_a_reason() -> None:
+    order = {"values": "x" * 2**20}
+    assert "too large" in json.loads(_encode_record({"order": order, "id": "a"}))["order"]["why"]

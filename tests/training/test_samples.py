@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from ranks.sample_cases import Weighed, Witness, compare, plan, run
 from ranks.torchrun import torchrun
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from hookline import Hook, Trainer
+from hookline import Hook, Mixture, Trainer
+from hookline.data import samples as data_samples
+from hookline.data.samples import LoaderOrder
 from hookline.util.errors import HooklineError, OptionError, UnknownSamples
 
 ON_RANKS = """
@@ -105,6 +108,68 @@ def test_a_sampler_of_the_user_is_drawn_again_from_a_copy(tmp_path: Path) -> Non
         compare(witness.steps, trainer, tmp_path)
 
 
+class Counts(torch.utils.data.Sampler[int]):
+    """A sampler that counts its passes, so that a copy does not return the same order."""
+
+    passes = 0
+
+    def __iter__(self) -> Any:
+        self.passes += 1
+        yield from torch.randperm(20, generator=torch.Generator().manual_seed(self.passes)).tolist()
+
+    def __len__(self) -> int:
+        return 20
+
+
+def test_an_order_that_cannot_be_drawn_again_is_refused(tmp_path: Path) -> None:
+    _, trainer = trained(tmp_path / "a", DataLoader(numbers(20), batch_size=2, sampler=Counts()))
+    for step in (1, 30):
+        with pytest.raises(UnknownSamples, match=r"a copy of it returns .* where the training had .*"):
+            trainer.samples(step)
+    data = DataLoader(numbers(20), batch_size=2, num_workers=1, in_order=False)
+    witness, trainer = trained(tmp_path / "b", data, max_epochs=1)
+    assert witness.wrong[0][2] is None, "the fact is not known either"
+    with pytest.raises(UnknownSamples, match="in_order=False, so the workers determine"):
+        trainer.samples(1)
+
+
+def test_the_state_of_a_generator_of_an_earlier_process_is_not_replaced_by_a_newer_one(
+    tmp_path: Path,
+) -> None:
+    def data() -> DataLoader[Any]:
+        return DataLoader(numbers(20), batch_size=2, sampler=Halves(20))
+
+    witness, _ = trained(tmp_path, data(), max_epochs=2)
+    rest, trainer = trained(tmp_path, data(), resume=True)
+    with pytest.raises(UnknownSamples, match="does not have its state for pass 0"):
+        trainer.samples(1)
+    for step, expected in rest.steps.items():
+        assert sorted((each.loader, each.rank, each.id) for each in trainer.samples(step)) == expected
+    assert len(witness.steps) == 10 and len(rest.steps) == 5
+
+
+def test_one_part_of_a_distributed_sampler_in_one_process_is_named(tmp_path: Path) -> None:
+    sampler = torch.utils.data.DistributedSampler(numbers(20), num_replicas=4, rank=2)
+    witness, trainer = trained(tmp_path, DataLoader(numbers(20), batch_size=2, sampler=sampler))
+    assert len(witness.steps) == 9 and not compare(witness.steps, trainer, tmp_path)
+
+
+def test_a_large_pass_is_drawn_once_and_its_values_are_not_compressed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    draw = LoaderOrder._draw
+    monkeypatch.setattr(LoaderOrder, "_draw", lambda *given: drawn.append(given[1]) or draw(*given))
+    monkeypatch.setattr(data_samples, "MOST_VALUES", 19)
+    sampler = torch.utils.data.SubsetRandomSampler(range(20))
+    witness, trainer = trained(tmp_path, DataLoader(numbers(20), batch_size=2, sampler=sampler))
+    for step, expected in witness.steps.items():
+        assert sorted((each.loader, each.rank, each.id) for each in trainer.samples(step)) == expected
+    assert drawn == [0, 1, 2]
+    with pytest.raises(UnknownSamples, match="the 20 values of its SubsetRandomSampler are too many"):
+        compare(witness.steps, trainer, tmp_path)
+
+
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Any:
         yield from torch.arange(8.0).reshape(-1, 1)
@@ -146,6 +211,51 @@ def test_a_step_that_was_not_made_is_refused(tmp_path: Path) -> None:
         trainer.samples(3)
     with pytest.raises(HooklineError, match="works in a fit: hooks call it"):
         trainer.exclude_samples([1])
+
+
+# ---- mixtures that change
+
+
+class Changes(Hook):
+    """Changes the mixture of a run several times: weights, a loader that is added, one that is removed."""
+
+    def on_train_start(self, trainer: Any, batches_seen: int) -> None:
+        self.added = shuffled()
+        if batches_seen > 6:
+            trainer.loaders.add("later", self.added, weight=2.0)
+
+    def on_train_batch_end(self, trainer: Any, batches_seen: int) -> None:
+        if batches_seen == 3:
+            trainer.loaders.set_weights({"web": 5.0})
+        elif batches_seen == 6:
+            trainer.loaders.add("later", self.added, weight=2.0)
+        elif batches_seen == 9:
+            trainer.loaders.remove("code")
+
+
+@pytest.mark.parametrize(("when", "crash"), [("cycle", -1), ("cycle", 4), ("cycle", 7), ("end", 7)])
+def test_the_samples_of_a_mixture_that_changes_are_named(tmp_path: Path, when: str, crash: int) -> None:
+    def data() -> dict[str, Any]:
+        more = {"weights": {"web": 1.0, "code": 3.0}, "window": 2, "when_exhausted": when}
+        loaders = {"web": shuffled(), "code": DataLoader(numbers(7), batch_size=2, shuffle=True)}
+        return {"train": loaders, "mixture": Mixture("weighted", **more)}
+
+    seen, wrong = {}, []
+    for at in (crash, -1) if crash > 0 else (-1,):
+        witness = Witness(0, skips=False, crash=at)
+        trainer = Trainer(
+            hooks=[witness, Changes()],
+            max_epochs=3,
+            seed=1,
+            run_dir=tmp_path,
+            logger=False,
+            enable_progress_bar=False,
+        )
+        with contextlib.suppress(RuntimeError):
+            trainer.fit(Weighed(), **data(), **({"resume": "auto"} if seen else {}))
+        seen |= witness.steps
+        wrong += witness.wrong
+    assert not wrong and len(seen) > 15 and not compare(seen, trainer, tmp_path)
 
 
 # ---- samples that are left out
@@ -233,6 +343,26 @@ def test_after_going_back_they_are_left_out_at_once(tmp_path: Path) -> None:
     later = [sample for step in range(2, max(witness.steps) + 1) for _, _, sample in witness.steps[step]]
     assert not set(third) & set(later)
     assert not compare(witness.steps, trainer, tmp_path)
+
+
+def test_going_back_over_passes_keeps_the_states_of_a_generator(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Asks(Hook):
+        def on_train_batch_end(self, trainer: Any, step: int) -> None:
+            trainer.samples(step)
+
+    data = DataLoader(numbers(13), batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(2))
+    third, back = [0, 1, 2, 3, 4], Leaves(7, [0, 1, 2, 3, 4], back=True)
+    witness, trainer = trained(tmp_path, data, Saves(1), Asks(), back)
+    later = [sample for step in range(2, max(witness.steps) + 1) for _, _, sample in witness.steps[step]]
+    assert not set(third) & set(later) and not compare(witness.steps, trainer, tmp_path)
+    assert "did not deliver the expected batch" not in caplog.text, "it is without some of its samples"
+
+
+def test_a_loader_whose_samples_are_all_excluded_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="yielded no batch in epoch 1: 13 of its samples are excluded"):
+        trained(tmp_path, shuffled(), Leaves(2, [*range(13)]))
 
 
 def test_a_longer_list_at_a_resume_holds_from_there_on(tmp_path: Path) -> None:

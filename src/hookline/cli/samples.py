@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
+import zlib
 
 from hookline.cli.output import format_table, print_result
 from hookline.report.summary import find_run_dir
@@ -29,7 +30,13 @@ def print_samples(chosen: argparse.Namespace) -> int:
             "older version, or ended before its first batch."
         )
     order, steps = read_order(record["order"]), _parse_steps(chosen.step, record["step"])
-    found = {step: order.samples(step) for step in steps}
+    try:
+        found = {step: order.samples(step) for step in steps}
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, zlib.error) as error:
+        raise UnknownSamples(
+            f"{run_dir}: the order of the training data in run.json is damaged: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     if chosen.plain:
         print("\n".join(_as_lines(found)))
         return 0

@@ -85,14 +85,15 @@ class Exclusions:
 
 def without(units: Iterable[Any], cuts: Sequence[Cut]) -> Iterator[Any]:
     """Yield the samples, or batches of samples, that are not excluded."""
-    count = 0
+    count, excluded, later = 0, set[int](), sorted(cuts, key=lambda each: each[0])
     for unit in units:
-        excluded = [samples for cut, samples in cuts if count >= cut]
+        while later and count >= later[0][0]:
+            excluded |= later.pop(0)[1]
         if isinstance(unit, list | tuple):
-            unit = [each for each in unit if not any(each in samples for samples in excluded)]
+            unit = [each for each in unit if each not in excluded]
             if not unit:
                 continue
-        elif any(unit in samples for samples in excluded):
+        elif unit in excluded:
             continue
         count += 1
         yield unit

@@ -71,6 +71,8 @@ class Loader:
     """The samples that are left out of the order."""
     generator_states: dict[int, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
     """The states of the sampler's generators at the start of the newest passes, by the pass's number."""
+    first_batches: dict[int, tuple[int, Any]] = field(default_factory=dict, init=False, repr=False)
+    """The number and the indices of the first batch drawn in the newest passes, by the pass's number."""
     shard_plan: ShardPlan = field(init=False, repr=False)
     _whole: int | None = field(init=False, repr=False)
     """Batches of this rank in a whole pass."""
@@ -201,8 +203,11 @@ class Loader:
         """Let the exclusions take effect in this pass; return how many samples certainly fall out of it."""
         self.exclusions.open(self._epoch, passed_over)
         cuts = self.exclusions.cuts(self._epoch)
+        if not cuts:  # else all indices of a sampler are read here, in each pass
+            self._is_cut = False
+            return 0
         known = known_samples(self.source) if self.shard_plan.of_samples else None
-        self._is_cut = bool(cuts) and (known is None or any(cut for cut, _ in cuts))
+        self._is_cut = known is None or any(cut for cut, _ in cuts)
         certain = set[int]().union(*(samples for cut, samples in cuts if cut == 0))
         return 0 if known is None else sum(each in known for each in certain)
 
@@ -213,12 +218,16 @@ class Loader:
         return check_samples(self.name, samples, length_of(self.source.dataset))  # type: ignore[attr-defined]
 
     def keep_generator_states(self) -> None:
-        """Keep the generator states of the pass that is open, for `hookline samples`."""
-        begins = self.reader.pass_generators()
-        if begins and self._epoch >= 0:
-            self.generator_states[self._epoch] = begins
-            for number in sorted(self.generator_states)[:-MOST_PASSES]:
-                del self.generator_states[number]
+        """Keep the generator states and the first batch of the pass that is open, for `trainer.samples`."""
+        both: tuple[tuple[dict[int, Any], Any], ...] = (
+            (self.generator_states, self.reader.pass_generators()),
+            (self.first_batches, self.reader.pass_first()),
+        )
+        for kept, newest in both:
+            if newest and self._epoch >= 0:
+                kept[self._epoch] = newest
+                for number in sorted(kept)[:-MOST_PASSES]:
+                    del kept[number]
 
     @property
     def pass_start(self) -> tuple[int, int, int]:
@@ -341,7 +350,11 @@ class Loader:
         self.seed = saved["seed"]
         self.exclusions.load_state_dict(saved)
         saved = as_saved_now(saved, self._facts(), self.shard_plan.of_samples)
-        self.is_as_saved = saved["kind"] == self.reader.kind and saved["facts"] == self._facts()
+        self.is_as_saved = (
+            saved["kind"] == self.reader.kind
+            and saved["facts"] == self._facts()
+            and not self.exclusions.pending  # the next batch may be without some of its samples
+        )
         was, now = saved["facts"]["workers"], self._facts()["workers"]
         if saved["kind"] == self.reader.kind == "state" and (refused := refused_state(self.source, was, now)):
             raise CheckpointError(f"The {self.name} loader {refused}")

@@ -98,6 +98,11 @@ class MixedLoader:
         """Return the number of batches in this epoch, as far as it is known."""
         return self.cursor.total
 
+    @property
+    def may_change(self) -> bool:
+        """Return whether a change of the mixture is pending, which may change the length of this epoch."""
+        return self.cursor.is_pending
+
     # ---- reading -------------------------------------------------------------------------------------------
 
     def open(self, epoch: int, position: int = 0, seed: int | None = None) -> Iterator[Any]:
@@ -133,6 +138,7 @@ class MixedLoader:
                 self.turned(cursor.position - 1)
                 del self._streams[index]
                 if (batch := next(self._stream(index, name), END)) is END:
+                    self._refuse_excluded(name)
                     cursor.ended(index)  # raises, because the loader is empty
             self._newest = (name, 0, 0)
             self._newest_index = index
@@ -177,6 +183,13 @@ class MixedLoader:
             raise OptionError(
                 f"The training loader {name!r} ended after {read} of {loader.length} batches. "
                 "Check whether its dataset raises StopIteration."
+            )
+
+    def _refuse_excluded(self, name: str) -> None:
+        """Raise if a loader is empty because its samples are excluded."""
+        if excluded := self.loaders[name].exclusions.samples:
+            raise OptionError(
+                f"The training loader {name!r} has no batch: {len(excluded)} of its samples are excluded."
             )
 
     def _draw_seed(self) -> int | None:
@@ -316,6 +329,7 @@ class MixedLoader:
         )
         if name not in self.loaders:
             self._register(made)
+            self.turned(self.cursor.position)  # again, because the order now has this loader
         return at
 
     def _make_loader(self, name: str, source: Any) -> Loader:

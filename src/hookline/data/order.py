@@ -77,6 +77,8 @@ class IndexOrder:
         self.is_positioned = False
         """Whether the sampler's own state has moved it to the position."""
         self.drawn = position
+        self.first: tuple[int, Any] | None = None
+        """The first batch that this pass has drawn: its number, and its indices."""
         self.states: deque[tuple[int, Any]] = deque(maxlen=self.ahead + 2)
 
     def __len__(self) -> int:
@@ -109,6 +111,8 @@ class IndexOrder:
                 return
             if is_first and self.check is not None:
                 self.check.after_first()
+            if is_first:
+                self.first = (position, index)
             is_first = False
             if self.kept is not None:
                 self.kept[position] = index

@@ -86,6 +86,10 @@ class Reader:
         """Return the states of the generators at the start of the order of this pass, if it is by index."""
         return {}
 
+    def pass_first(self) -> tuple[int, Any] | None:
+        """Return the number and the indices of the first batch of this pass, if it is by index."""
+        return None
+
     def leave_out(self, cuts: list[Cut]) -> None:
         """Leave these samples out of the next pass; only a reader by index can."""
 
@@ -183,14 +187,22 @@ class IndexReader(Reader):
         """End the workers."""
         self.copy.close()
 
+    @property
+    def in_order(self) -> bool:
+        """Return whether the batches come in the order of the sampler."""
+        return self.loader.num_workers == 0 or self.loader.in_order
+
     def keep_indices(self, keeps: bool) -> None:
         """Keep the indices, unless a user's __iter__ or the workers may return the batches otherwise."""
-        in_order = self.loader.num_workers == 0 or self.loader.in_order
-        self.order.kept = {} if keeps and self.caps and in_order else None
+        self.order.kept = {} if keeps and self.caps and self.in_order else None
 
     def pass_generators(self) -> dict[str, Any]:
         """Return the states of the generators at the start of the order of this pass."""
         return self.order.begins or {}
+
+    def pass_first(self) -> tuple[int, Any] | None:
+        """Return the number and the indices of the first batch of this pass."""
+        return self.order.first
 
     def leave_out(self, cuts: list[Cut]) -> None:
         """Leave these samples out of the order of the next pass."""

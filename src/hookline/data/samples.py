@@ -10,7 +10,8 @@ import base64
 import copy
 import functools
 import zlib
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,11 +32,13 @@ from hookline.data.rng_exchange import OwnStream
 from hookline.data.seeding import find_generators, key_of, put_back
 from hookline.data.sharding import ShardPlan
 from hookline.util.errors import UnknownSamples
-from hookline.util.text import kind_of
+from hookline.util.text import kind_of, list_some
 
 MOST_BYTES = 2**17
 """The largest list of indices or weights of a sampler, compressed, that is written to the record."""
-Units = list[Any]
+MOST_VALUES = 2**20
+"""The largest number of indices or weights that are compressed at the start of a pass."""
+Units = Sequence[Any]
 """The samples of a pass in their order, or the batches of a batch sampler."""
 
 
@@ -74,7 +77,11 @@ def describe_loader(loader: Loader) -> dict[str, Any]:
         return {**found, "why": f"it is not read by index ({reader.describe()})"}
     if not reader.caps:
         return {**found, "why": f"{kind_of(type(source))} has an __iter__ of its own"}
+    if not reader.in_order:
+        return {**found, "why": "in_order=False, so the workers determine the order of the batches"}
     sampler = reader.order.sampler.sampler if plan.of_samples else reader.order.sampler
+    if not found["shared"] and not _is_of_rank(sampler, loader):
+        return {**found, "why": "each rank has its own source, and only a DistributedSampler is known here"}
     described = _describe_sampler(sampler)
     if described is None:
         found["why"] = f"its order comes from {kind_of(type(sampler))}"
@@ -84,6 +91,15 @@ def describe_loader(loader: Loader) -> dict[str, Any]:
         found["sampler"] = described
         found["has_generator"] = getattr(sampler, "generator", None) is not None
     return found
+
+
+def _is_of_rank(sampler: Any, loader: Loader) -> bool:
+    """Return whether a sampler gives each rank its part, so that the parts of the others are known too."""
+    ranks = loader.sharding.ranks
+    return type(sampler) is DistributedSampler and (sampler.num_replicas, sampler.rank) == (
+        ranks.data_size,
+        ranks.data_rank,
+    )
 
 
 def _describe_sampler(sampler: Any) -> dict[str, Any] | None:
@@ -112,16 +128,34 @@ def _describe_sampler(sampler: Any) -> dict[str, Any] | None:
         settings = {"replacement": sampler.replacement, "drawn": sampler.num_samples}
         return _with_values("WeightedRandomSampler", np.asarray(sampler.weights, np.float64), settings)
     indices = sampler.indices if kind is SubsetRandomSampler else sampler
+    if kind in (SubsetRandomSampler, list, tuple, range) and len(indices) > MOST_VALUES:
+        return _too_many(kind.__name__, len(indices))
     if kind in (SubsetRandomSampler, list, tuple, range) and all(type(each) is int for each in indices):
         return _with_values(kind.__name__, np.asarray(indices, np.int64), {})
     return None
 
 
 def _with_values(kind: str, values: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    packed = _pack(values.tobytes())
-    if len(packed) > MOST_BYTES:
-        return {"why": f"the {len(values)} values of its {kind} are too many for the record"}
+    packed = _pack_small(values) if len(values) <= MOST_VALUES else None
+    if packed is None:
+        return _too_many(kind, len(values))
     return {"class": kind, "type": str(values.dtype), "values": packed, **settings}
+
+
+def _too_many(kind: str, count: int) -> dict[str, Any]:
+    return {"why": f"the {count} values of its {kind} are too many for the record"}
+
+
+def _pack_small(values: Any) -> str | None:
+    """Return the values compressed; None, without reading them all, if that is too large."""
+    data, packer, packed = memoryview(values.tobytes()), zlib.compressobj(), bytearray()
+    for first in range(0, len(data), 2**16):
+        packed += packer.compress(data[first : first + 2**16])
+        if len(packed) * 4 > MOST_BYTES * 3:  # base64 makes 4 characters of 3 bytes
+            return None
+    packed += packer.flush()
+    text = base64.b64encode(packed).decode("ascii")
+    return text if len(text) <= MOST_BYTES else None
 
 
 def _pack(data: bytes) -> str:
@@ -164,6 +198,7 @@ class LoaderOrder:
         live: the loader, if this process has it; then the order may come from a sampler of any class.
         """
         self.name, self.known, self.states = name, known, states
+        self.given = live
         self.live = live if known["sampler"] is None else None
         self.exclusions = Exclusions()
         self.exclusions.load_state_dict(known)
@@ -171,40 +206,69 @@ class LoaderOrder:
 
     def samples(self, number: int, position: int) -> Iterator[tuple[int, list[int]]]:
         """Yield each rank with the indices of its samples in a batch of a pass; a padding batch has none."""
+        for rank in range(self.known["ranks"]):
+            units = self._passes(number, 0 if self.known["shared"] else rank)
+            yield rank, self._batch(units, number, position, rank)
+
+    def _batch(self, units: Units, number: int, position: int, rank: int) -> list[int]:
+        """Return the samples of a rank's batch, from the samples or batches of a pass."""
         known = self.known
         first, start, before = known["start"]
-        for rank in range(known["ranks"]):
-            world_size = known["ranks"] if known["shared"] else 1
-            plan = ShardPlan(
-                rank if known["shared"] else 0,
-                world_size,
-                known["size"],
-                known["of_samples"],
-                known["drops_short"],
+        world_size = known["ranks"] if known["shared"] else 1
+        plan = ShardPlan(
+            rank if known["shared"] else 0,
+            world_size,
+            known["size"],
+            known["of_samples"],
+            known["drops_short"],
+        )
+        passed_over = (
+            before + (position - start) * plan.per_turn
+            if number == first and position >= start
+            else position * plan.per_turn
+        )
+        turn = list(units[passed_over : passed_over + plan.per_turn])
+        if not turn or (len(turn) < plan.per_turn and plan.drops_short):
+            raise UnknownSamples(
+                f"The loader {self.name!r} has no batch {position} in its pass {number}: the order in "
+                "the record is not that of the training. Was the dataset changed?"
             )
-            passed_over = (
-                before + (position - start) * plan.per_turn
-                if number == first and position >= start
-                else position * plan.per_turn
-            )
-            units = self._passes(number, 0 if known["shared"] else rank)
-            turn = units[passed_over : passed_over + plan.per_turn]
-            if not turn or (len(turn) < plan.per_turn and plan.drops_short):
-                raise UnknownSamples(
-                    f"The loader {self.name!r} has no batch {position} in its pass {number}: the order in "
-                    "the record is not that of the training. Was the dataset changed?"
-                )
-            if plan.of_samples:
-                yield rank, _as_indices(self.name, turn[plan.rank :: world_size])
-            else:
-                yield rank, _as_indices(self.name, turn[plan.rank] if plan.rank < len(turn) else [])
+        if plan.of_samples:
+            return _as_indices(self.name, turn[plan.rank :: world_size])
+        return _as_indices(self.name, turn[plan.rank] if plan.rank < len(turn) else [])
 
     def _draw(self, number: int, rank: int) -> Units:
         """Return a pass without the excluded samples."""
         sampler = self._sampler(number, rank)
         set_epoch(_Samplers(sampler), number)
         with OwnStream(key_of(self.known["seed"] or 0, number, self.name)):
-            return list(without(sampler, self.exclusions.cuts(number)))
+            cuts = self.exclusions.cuts(number)
+            if isinstance(sampler, range) and not cuts:
+                return sampler
+            units = list(sampler) if not cuts else list(without(sampler, cuts))
+        if self.live is None and self.known["of_samples"]:
+            return array("q", units)  # an eighth of the memory
+        if self.live is not None:
+            self._compare(number, units, self.live)
+        return units
+
+    def _compare(self, number: int, units: Units, live: Loader) -> None:
+        """Raise if a user's sampler does not return the order of the training again."""
+        known = live.first_batches
+        if number not in known:  # the pass was read by another process, or long ago
+            if known and number < (newest := max(known)):
+                self._passes(newest, 0)  # is compared
+            return
+        position, drawn = known[number]
+        found = self._batch(units, number, position, live.sharding.ranks.data_rank)
+        had = _as_indices(self.name, drawn)
+        if found and found != had:
+            raise UnknownSamples(
+                f"The samples of the loader {self.name!r} cannot be computed: {self.known['why']}, and a "
+                f"copy of it returns {list_some(map(str, found))} for batch {position} of pass {number}, "
+                f"where the training had {list_some(map(str, had))}. Does it count its passes? Let set_epoch "
+                "or its generator determine the order."
+            )
 
     def _sampler(self, number: int, rank: int) -> Iterable[Any]:
         known = self.known["sampler"]
@@ -218,7 +282,7 @@ class LoaderOrder:
             drawn = known["drawn"] if known["replacement"] or known["drawn"] != known["samples"] else None
             return RandomSampler(range(known["samples"]), known["replacement"], drawn, generator)
         if kind == "DistributedSampler":
-            return _distributed(known, rank if known["ranks"] > 1 else known["rank"])
+            return _distributed(known, known["rank"] if self.known["shared"] else rank)
         values = np.frombuffer(_unpack(known["values"]), known["type"]).tolist()
         if kind == "WeightedRandomSampler":
             return WeightedRandomSampler(values, known["drawn"], known["replacement"], generator)
@@ -244,11 +308,13 @@ class LoaderOrder:
     def _copied_sampler(self, number: int) -> Iterable[Any]:
         """Return a copy of the live loader's sampler, at the start of a pass; the original stays as it is."""
         live = self.live
-        if live is None or not isinstance(live.reader, IndexReader) or not live.reader.caps:
+        is_copied = "order comes" in self.known["why"] or "too many" in self.known["why"]
+        if live is None or not isinstance(live.reader, IndexReader) or not is_copied:
             program = ", which only the program of the run has" if "order comes" in self.known["why"] else ""
             raise UnknownSamples(
                 f"The samples of the loader {self.name!r} cannot be computed: {self.known['why']}{program}."
             )
+        live.keep_generator_states()
         order = live.reader.order
         if order.stateful is not None:
             raise UnknownSamples(
@@ -265,10 +331,16 @@ class LoaderOrder:
                 f"The samples of the loader {self.name!r} cannot be computed: a copy of its "
                 f"{type(given).__name__} failed: {type(error).__name__}: {error}"
             ) from error
-        live.keep_generator_states()
-        states = live.generator_states.get(number, {})
-        for name in ("sampler", "batch_sampler"):
-            put_back(find_generators(**{name: copied}), states)
+        states, copies = live.generator_states.get(number, {}), find_generators(given=copied)
+        for name, generator in find_generators(given=given).items():
+            known = [each for each, other in live.reader.generators.items() if other is generator]
+            if not known or known[0] not in states:
+                raise UnknownSamples(
+                    f"The {type(given).__name__} of the loader {self.name!r} has its own generator, and this "
+                    f"process does not have its state for pass {number}, which is long ago or was read by "
+                    "another process."
+                )
+            put_back({name: copies[name]}, {name: states[known[0]]})
         return copied  # type: ignore[no-any-return]
 
 

@@ -88,6 +88,11 @@ class RunRecord:
             "exclusions": _tables(self.before, "exclusions"),
             **_started_with(run),
         }
+        position = run.resume.contents.get("position")
+        if isinstance(position, dict) and position.get("order"):
+            self.data["order"] = position[
+                "order"
+            ]  # a kill before the next update keeps that of the steps so far
 
     def update(self, run: Run) -> None:
         """Write the progress, unless the last update was less than `UPDATE_SECONDS` ago."""
@@ -284,7 +289,10 @@ def _encode_record(data: dict[str, Any]) -> str:
     for name in LARGE:
         if len(text) < RECORD_BYTES:
             break
-        data[name] = None
+        if name == "order" and data.get(name):  # a reader says why
+            data[name] = {"why": f"it is too large: run.json has at most {RECORD_BYTES // 2**20} MB"}
+        else:
+            data[name] = None
         text = json.dumps(data, indent=1, allow_nan=False)
     return text
 

@@ -67,6 +67,8 @@ class SampleOrder:
         self.layouts.append(layout)
         self._cursor = None
         del self.layouts[1 : len(self.layouts) - MOST_LAYOUTS + 1]
+        used = {known["sampler"] for each in self.layouts for known in each["loaders"].values()}
+        self.samplers = {digest: known for digest, known in self.samplers.items() if digest in used}
 
     def _describe(self, loader: Loader) -> dict[str, Any]:
         found = describe_loader(loader)
@@ -102,6 +104,7 @@ class SampleOrder:
         self.windows.load_state_dict(saved)
         self.layouts, self.samplers = list(saved["layouts"]), dict(saved["samplers"])
         self.generators = {name: dict(states) for name, states in saved["generators"].items()}
+        self._orders, self._cursor = {}, None
 
     def _continues_mixture(self, now: dict[str, Any]) -> bool:
         """Return whether the mixture of the newest layout arrives at this state by itself."""
@@ -163,7 +166,7 @@ class SampleOrder:
         """Return the order of a loader; the newest ones are kept, with the passes that they have drawn."""
         key = (name, json.dumps(known, sort_keys=True))
         states = self.generators.setdefault(name, {})
-        if key not in self._orders or self._orders[key].live is not live:
+        if key not in self._orders or self._orders[key].given is not live:
             sampler = None if known["sampler"] is None else self.samplers[known["sampler"]]
             while len(self._orders) >= 8:
                 del self._orders[next(iter(self._orders))]
@@ -173,6 +176,10 @@ class SampleOrder:
 
 def read_order(recorded: dict[str, Any]) -> SampleOrder:
     """Return the order in a run record."""
+    if isinstance(recorded, dict) and "why" in recorded:
+        raise UnknownSamples(f"The record does not have the order of the training data: {recorded['why']}.")
+    if not isinstance(recorded, dict):
+        raise UnknownSamples(f"The order in the record is damaged: it is a {type(recorded).__name__}.")
     if recorded.get("version") != ORDER_VERSION:
         raise UnknownSamples(
             f"The record has the order of the training data in version {recorded.get('version')!r}; this "
@@ -209,7 +216,8 @@ def _cursor(state: dict[str, Any]) -> MixtureCursor:
 
     given = state["given"]
     cursor = MixtureCursor(Mixture(**given["mixture"]), given["lengths"])
-    cursor.load_state_dict(state, awaited=state["names"])
+    settings = [state["stretch"], state["now"], state["pending"] or state["now"]]
+    cursor.load_state_dict(state, awaited=[name for each in settings for name in each["lengths"]])
     return cursor
 
 
@@ -228,8 +236,8 @@ def _pick(state: dict[str, Any], epoch: int, batch: int) -> tuple[str, int, int]
     """Return the loader of a batch of a mixture, with the loader's pass and the batch in it."""
     cursor = _cursor(state)
     _advance(cursor, epoch, batch)
-    positions = [cursor.reading(index) for index in range(len(cursor.names))]
     index = next(cursor, None)
     if index is None:
         raise UnknownSamples(f"The mixture has {cursor.position} batches in epoch {epoch}, not {batch + 1}.")
-    return (cursor.names[index], *positions[index])
+    with cursor.as_of(batch):  # not before the pick, which may begin with a loader that was added
+        return (cursor.names[index], *cursor.reading(index))

@@ -301,6 +301,8 @@ def check_loader_end(run: Run, loader: Loader, exhausted: bool) -> None:
             if run.state.epoch
             else ""
         )
+        if getattr(loader, "exclusions", None):  # a mixture has none of its own
+            hint = f": {len(loader.exclusions.samples)} of its samples are excluded"
         raise OptionError(
             f"The training loader {loader.name!r} yielded no batch in epoch {run.state.epoch}{hint}."
         )

@@ -56,7 +56,7 @@ def describe_order(run: Run) -> None:
 
 def _describe(run: Run, order: SampleOrder, position: int) -> None:
     s, train = run.state, run.data.train
-    is_certain = run.data.is_mixture or train.is_exact
+    is_certain = not train.may_change if run.data.is_mixture else train.is_exact
     length = train.length if is_certain and train.length is not None else 0
     order.windows.begin_epoch(s.step, s.epoch, position, length, run.traits.accumulate)
     try:

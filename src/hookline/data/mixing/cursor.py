@@ -237,6 +237,11 @@ class MixtureCursor:
         return self._pending or self._now
 
     @property
+    def is_pending(self) -> bool:
+        """Return whether a change takes effect at the next window."""
+        return self._pending is not None
+
+    @property
     def lengths(self) -> Lengths:
         """Return the batches in a pass of each loader in this epoch."""
         return self._now[1]
