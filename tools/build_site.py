@@ -36,6 +36,8 @@ OUTSIDE = {
     "README.md": "index.md",
 }
 """Pages outside of docs/, and their places on the site. That of the README is the page in docs/."""
+LINK_OR_CODE = re.compile(rf"{LINK.pattern}|(?<!`)(`+)(?!`).*?(?<!`)\2(?!`)")
+"""A link, or a span of code, in which brackets are not a link."""
 ITEM = re.compile(r"^( *)([-*]|\d+\.) ")
 
 
@@ -95,7 +97,12 @@ def for_site(text: str, source: Path, places: dict[Path, Path]) -> str:
         if fence:
             out.append(line)
             continue
-        line = LINK.sub(lambda link: relinked(link, source, here, places), line)
+        line = LINK_OR_CODE.sub(
+            lambda found: (
+                found.group() if found.group(1) is None else relinked(found, source, here, places)
+            ),
+            line,
+        )
         item = ITEM.match(line)
         if item:
             indent = len(item.group(1))

@@ -88,6 +88,8 @@ def _execute_stage(stage: str, trainer: Any, parts: Parts) -> Any:
         trainer.fit(parts.module, datamodule=parts.datamodule, resume=resume, **parts.fit_arguments)
         return None
     checkpoint = parts.checkpoint or None
+    if parts.checkpoint is None and trainer.strategy.rank == 0:
+        _warn_untrained(stage, trainer.options.run_dir)
     if stage == "predict":
         return trainer.predict(parts.module, datamodule=parts.datamodule, checkpoint=checkpoint)
     functions = {name: each for name, each in parts.fit_arguments.items() if name in ("loss", "step")}
@@ -96,11 +98,25 @@ def _execute_stage(stage: str, trainer: Any, parts: Parts) -> Any:
     return None
 
 
+def _warn_untrained(stage: str, run_dir: Any) -> None:
+    """Warn that a stage uses the initial weights, although the directory of the run has checkpoints."""
+    from hookline.checkpoint.catalog import find_checkpoints
+
+    if run_dir is not None and find_checkpoints(Path(run_dir))[0]:
+        print(
+            f"WARNING: {stage} uses the initial weights of the module, although {run_dir} has checkpoints "
+            "of this run. For trained weights pass --checkpoint best, --checkpoint auto (the newest one) or "
+            "--checkpoint PATH. For the initial weights, without this warning: --checkpoint false.",
+            file=sys.stderr,
+        )
+
+
 class SavedPath(Hook):
     """Remembers the newest checkpoint, for the command that continues the run."""
 
     name = "cli_saved_path"
     tier = "builtin"
+    is_internal = True
     path: Path | None = None
     predictions: Path | None = None
     """The folder that a hook has written the predictions to."""

@@ -417,6 +417,9 @@ def _look_up(source: ConfigSource, key: str, dotted: str, fits: Callable[[Any], 
             except (ModuleNotFoundError, AttributeError):
                 pass
         problem = f"there is no module {error.name!r}. Is it installed, or beside the file?"
+        if file := re.fullmatch(r"(?:\./)?([\w/]+)\.py[:.](\w+)", given):
+            right = f"{file[1].strip('/').replace('/', '.')}.{file[2]}"
+            problem = f"a class path has dots and no '.py'. Did you mean {right!r}?"
         raise source.wrong(key, problem, given) from None
     except AttributeError as error:
         if "has no attribute" not in str(error):

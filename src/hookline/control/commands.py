@@ -527,7 +527,11 @@ def job_status(run: Run) -> PlainData:
         "world_size": s.world_size,
         "elapsed": elapsed,
         "stopping": s.should_stop,
-        "hooks": [_hook_status(entry, elapsed) for entry in s.hooks.entries()],
+        "hooks": [
+            _hook_status(entry, elapsed)
+            for entry in s.hooks.entries()
+            if not getattr(entry.hook, "is_internal", False)  # of the command line, which needs it
+        ],
     }
 
 

@@ -168,7 +168,12 @@ def begin_failure(run: Run, error: BaseException) -> None:
     is_agreed = s.status == "interrupted"  # Ctrl-C ends all ranks
     run_events.mark_failed(run, error)
     run.watch.ranks = None  # from here on this rank does not wait for others
-    error.add_note(f"the run ended in {run.stage} at {s.position}")
+    ended = (
+        "the run failed before its checkpoint was restored"
+        if run.resume.was_refused
+        else f"the run ended in {run.stage} at {s.position}"
+    )
+    error.add_note(ended)
     if run.failure_monitor is not None and not is_agreed:
         run.failure_monitor.report_failure(error)
     run.saves.requests.clear()  # the state that they were meant to save may be inconsistent now

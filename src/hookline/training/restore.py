@@ -90,8 +90,14 @@ def restore_module(run: Run) -> None:
         run.module.load_state_dict(s.checkpoint["module"], **options)
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         where = shown(run.resume.path)
+        anew = (
+            "\nIf you have changed the module, begin a new run: pass resume=None (on the command line: "
+            "hookline fit --fresh), or choose another run_dir, which keeps the old checkpoints."
+            if run.stage == "fit"
+            else ""
+        )
         raise CheckpointError(
-            f"The weights in {where} do not fit {type(run.module).__name__}: {error}"
+            f"The weights in {where} do not fit {type(run.module).__name__}: {error}{anew}"
         ) from error
     if run.datamodule is not None and "datamodule" in s.checkpoint:  # one with weights only has none
         run.datamodule.load_state_dict(s.checkpoint["datamodule"])

@@ -124,7 +124,18 @@ def _why_finished(run: Run, record: dict[str, Any]) -> str:
         if missing
         else f"{record['status']} at step {record['step']}{why}"
     )
-    return f"this run was {ended}. {START_OVER}"
+    return f"this run was {ended}. {_continue_advice(run, record)}{START_OVER}"
+
+
+def _continue_advice(run: Run, record: dict[str, Any]) -> str:
+    """Return how to continue a run that was stopped before its limits; empty for another run."""
+    if record["status"] != "stopped" or run.resume.path is None:
+        return ""
+    path = shown(run.resume.path)
+    return (
+        f"To continue up to the same limits, pass its checkpoint: resume={path!r} (on the command line: "
+        f"--checkpoint {path}). "
+    )
 
 
 # ---- finding a checkpoint ----------------------------------------------------------------------------------

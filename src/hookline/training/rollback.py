@@ -79,8 +79,10 @@ def find_target(run: Run) -> bool:
     if request.on_missing == "raise":
         raise CheckpointError(text)
     run.resume.end_rollback()
+    excluded = sum(len(each.exclusions.pending) for each in run.data.loaders["train"])
+    later = f" {excluded} excluded samples are left out from the next epoch on." if excluded else ""
     if run.state.rank == 0:
-        log.warning("%s The run continues without going back.", text)
+        log.warning("%s The run continues without going back.%s", text, later)
     return False
 
 

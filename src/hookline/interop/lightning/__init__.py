@@ -11,9 +11,29 @@ Our hooks in their loop: `host`. Lightning need not be installed for the first g
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from hookline.interop.lightning.modules import Callback, LightningDataModule, LightningModule
+from hookline.interop.lightning.shared_stream import seed_everything
 from hookline.interop.lightning.table import MAPPING
 from hookline.interop.lightning.trainer import Trainer
 from hookline.interop.lightning.tuning import Tuner
 
-__all__ = ["MAPPING", "Callback", "LightningDataModule", "LightningModule", "Trainer", "Tuner"]
+__all__ = [
+    "MAPPING",
+    "Callback",
+    "LightningDataModule",
+    "LightningModule",
+    "Trainer",
+    "Tuner",
+    "seed_everything",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Return `callbacks`, or a callback of it, which is imported when it is first used."""
+    if name != "callbacks" and not name[:1].isupper():  # a submodule, or a name of Python's import system
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    callbacks = importlib.import_module(f"{__name__}.callbacks")
+    return callbacks if name == "callbacks" else getattr(callbacks, name)

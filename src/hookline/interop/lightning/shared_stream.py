@@ -10,12 +10,14 @@ import contextlib
 import copy
 import itertools
 import os
+import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
+from hookline.data import seeding
 from hookline.data.loaders import Loader, set_epoch
 from hookline.data.readers import LoaderState, Reader, StateReader, read_again
 from hookline.data.seeding import find_generators, put_back, rng_state, set_rng_state, states_of
@@ -23,7 +25,7 @@ from hookline.data.sharding import END
 from hookline.data.sources import has_state
 from hookline.data.workers import WorkerStart, end_workers, signals_held
 from hookline.interop.lightning.loaders import Turns
-from hookline.interop.lightning.package import find
+from hookline.interop.lightning.package import find, root
 
 
 class SharedStreamReader(Reader):
@@ -180,6 +182,20 @@ def parts_of(source: Any) -> list[Any]:
     combined = getattr(source, "combined", source)
     parts = getattr(combined, "flattened", getattr(combined, "loaders", None))
     return list(parts) if isinstance(parts, list) else [source]
+
+
+def seed_everything(seed: int | None = None, workers: bool = False, verbose: bool = True) -> int:
+    """Seed Python, NumPy and torch, with Lightning's arguments, and return the seed.
+
+    seed: None takes PL_GLOBAL_SEED of the environment, or 0. workers, verbose: for Lightning's own function,
+    which is called if the program has imported the package; torch seeds the workers of loaders without it.
+    """
+    theirs = getattr(sys.modules.get(root()), "seed_everything", None)
+    if theirs is not None:
+        return int(theirs(seed, workers=workers, verbose=verbose))
+    chosen = int(os.environ.get("PL_GLOBAL_SEED", "0")) if seed is None else seed
+    seeding.seed_everything(chosen)
+    return chosen
 
 
 def seed_workers(source: Any) -> None:
