@@ -192,7 +192,7 @@ class _CallArguments:
     def positional_rest(self) -> None:
         for name in self.event.facts:
             fact = self.table.fact(name, self.event)
-            if fact is not None and fact.name not in self.facts:
+            if fact is not None and fact.name not in self.facts and not fact.only_named:
                 self.source.append(self.table.expression(fact, self.event))
                 self.facts.append(fact.name)
 

@@ -112,7 +112,7 @@ FACT_ROWS: tuple[Fact, ...] = (
     Fact("sample_ids",
          "the indices of the batch's samples in the dataset, or what `loader.sample_ids(batch)` returns, a "
          "list; None if they are not known",
-         spellings=("batch_indices",), costly=True),
+         spellings=("batch_indices",), costly=True, only_named=True),
     Fact("loss", "the loss of your step: a live tensor before backward, a float after it", costly=True),
     Fact("outputs", "the value that the step returned, detached"),
     Fact("metrics", "a mapping of names to floats; a value is read from the device when it is accessed"),

@@ -33,6 +33,8 @@ class Fact:
     """Whether it takes a device read, a reduction or a pass over tensors; it is captured only on request."""
     needs: tuple[str, ...] = ()
     """Other facts that must be captured for this one."""
+    only_named: bool = False
+    """Whether only a listener that names it gets it, not one with `*args`."""
 
     @property
     def expression(self) -> str:

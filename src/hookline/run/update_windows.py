@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 MOST_STRETCHES = 5_000
@@ -94,7 +93,7 @@ class UpdateWindows:
 
     def find(self, step: int) -> UpdateWindow | None:
         """Return the batches of the update that makes a step; None for steps before the first stretch."""
-        index = bisect.bisect_right(self.stretches, step, key=attrgetter("step")) - 1
+        index = bisect.bisect_right(self.stretches, step, key=lambda each: each.step) - 1
         if index < 0:
             return None
         stretch = self.stretches[index]
