@@ -6,6 +6,7 @@ import difflib
 import inspect
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -21,6 +22,7 @@ import hookline
 from hookline import EVENTS, Hook, HooklineError, Line, declare_event, every
 from hookline.hooks import EarlyStopping, GradientMonitor, Webhook
 from hookline.interop.hosted.host import RAW_LOOP
+from hookline.report.runs import list_runs
 
 CALLS_PER_STEP = 23
 
@@ -137,6 +139,58 @@ def test_steps_are_heard_even_if_the_loop_says_nothing_else() -> None:
 
 
 # ---- facts ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_batches", [False, True])
+def test_a_loop_without_batches_warns_of_hooks_that_wait_for_them(
+    has_batches: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Waits(Hook):
+        def on_step_end(self) -> None: ...
+
+        def on_train_epoch_end(self) -> None: ...
+
+    class Served(Hook):
+        def on_after_optimizer_step(self) -> None: ...
+
+    net, sgd = net_and_sgd()
+    with Line(net, sgd, hooks=[Waits(), Served(), EarlyStopping("val/loss")]) as line:
+        for batch in line.epoch(batches(2)) if has_batches else batches(2):
+            F.mse_loss(net(batch[0]), batch[1]).backward()
+            sgd.step()
+        for batch in line.validation(batches(1)):
+            line.log("val/loss", F.mse_loss(net(batch[0]), batch[1]))
+    said = [each for each in caplog.messages if "did not fire" in each]
+    assert len(said) == (not has_batches)
+    if said:
+        assert said[0].startswith("2 updates were made outside of line.epoch(loader)")
+        assert said[0].endswith("on_step_end (hooks: waits); on_train_epoch_end (hooks: waits).")
+
+
+def test_the_list_of_runs_says_how_a_loop_ended(tmp_path: Path) -> None:
+    def status() -> tuple[str, bool, str]:
+        (found,) = list_runs(tmp_path).runs
+        return found.status, found.is_certain, found.reason
+
+    def loop(epochs: int, fails: bool = False) -> None:
+        net, sgd = net_and_sgd()
+        with Line(net, sgd, logger=True, run_dir=tmp_path / "x") as line:
+            for _ in line.epochs(epochs):
+                for batch in line.epoch(batches(2)):
+                    line.backward(F.mse_loss(net(batch[0]), batch[1]))
+                    sgd.step()
+                if fails:
+                    seen.append(status()[0])
+            if fails:
+                raise ValueError("on purpose")
+
+    seen: list[str] = []
+    loop(2)
+    assert status() == ("completed", True, "")
+    with pytest.raises(ValueError, match="on purpose"):
+        loop(3, fails=True)
+    assert seen == ["completed", "running", "running"]  # known from the row of its first epoch
+    assert status() == ("failed", True, "ValueError: on purpose")
 
 
 def test_facts_are_those_of_the_trainer() -> None:

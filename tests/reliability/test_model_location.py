@@ -266,12 +266,10 @@ def test_after_restore_best_the_code_loads_the_best(capsys: pytest.CaptureFixtur
     )
     line = last_line(capsys)
     assert line.startswith(
-        "Model: run/checkpoints/last (step 6). Best: run/checkpoints/best (val/score 1, step 4). Load it: "
+        "Model: run/checkpoints/last (step 6). Best: run/checkpoints/best (val/score 1, step 4). Load the best: "
     )
-    assert (
-        '"run/checkpoints/best"' in line.partition("Load it: ")[2]
-        and "checkpoints/last" not in line.partition("Load it: ")[2]
-    )
+    code = line.partition("Load the best: ")[2]
+    assert '"run/checkpoints/best"' in code and "checkpoints/last" not in code
 
 
 def test_without_a_progress_bar_it_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ from tiny import Net, batches, quiet
 from hookline import Hook, Line, NonFiniteLoss
 from hookline.checkpoint.files import read
 from hookline.hooks import ModelCheckpoint
+from hookline.report.summary import summarize
 from hookline.run.finite import FiniteWatch, all_finite, find_nonfinite
 
 
@@ -28,7 +29,9 @@ def poisoned(at: int, n: int = 4, value: float = math.nan) -> list[Any]:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_the_run_stops_one_step_late(value: float) -> None:
     trainer = quiet()
-    with pytest.raises(NonFiniteLoss, match=f"The loss became {value}"):
+    with pytest.raises(
+        NonFiniteLoss, match=f"The loss became {value}, in the batch before this one.*NaNGuard"
+    ):
         trainer.fit(Net(), poisoned(at=1, value=value))
     assert trainer.status == "error"
     assert trainer.state.batch_idx == 2
@@ -70,6 +73,21 @@ def test_skip_leaves_the_update_out_and_says_so() -> None:
     assert trainer.global_step == 3
     assert torch.equal(net.layer.weight, twin.layer.weight)
     assert metrics["train/loss"] == expected["train/loss"]
+
+
+def test_the_first_skip_is_a_warning_and_the_summary_counts_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = poisoned(at=1)
+    data[3][1].fill_(math.nan)
+    quiet(nonfinite="skip", logger=True, run_dir=tmp_path / "x").fit(Net(), data)
+    said = [each for each in caplog.messages if "is skipped" in each]
+    assert len(said) == 1 and said[0].startswith("The update of epoch 0, batch 1 is skipped")
+    (about,) = summarize([tmp_path / "x"])["runs"]
+    assert about["skips"] == [
+        {"step": 1, "reason": "nonfinite, batch 1"},
+        {"step": 2, "reason": "nonfinite, batch 3"},
+    ]
 
 
 def test_skip_leaves_a_whole_window_out() -> None:

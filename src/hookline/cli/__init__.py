@@ -193,7 +193,8 @@ def _command(given: list[str]) -> int:
         from hookline.cli.scaffold import write_project
 
         wrote = "\n".join(f"wrote {path}" for path in write_project(chosen.directory))
-        print(f"{wrote}\n\nNext: cd {chosen.directory} && hookline fit run.toml\nTest: pip install pytest && python -m pytest")
+        print(f"{wrote}\n\nNext: cd {chosen.directory} && hookline fit run.toml")
+        print("Its tests: pip install pytest && python -m pytest")
         return OK
     from hookline.cli.lists import list_parts
 

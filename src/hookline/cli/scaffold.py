@@ -111,11 +111,11 @@ by = 0.05
 class_path = "model_checkpoint"
 monitor = "val/loss"
 
-[hooks.hparams]  # logs the module's arguments (`width`, `lr`) as hyper-parameters, for trackers and for comparisons
+[hooks.hparams]  # logs the arguments of the module (`width`, `lr`) as hyper-parameters
 class_path = "hparams"
 """
 
-TEST_FILE = '''"""Tests of the hook and the model. The fixtures `fire_event` and `hook_player` are part of Hookline."""
+TEST_FILE = '''"""Tests of the hook and the model. `fire_event` and `hook_player` are fixtures of Hookline."""
 
 from hooks import WarnOnRise
 from model import Classifier, Points

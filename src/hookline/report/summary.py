@@ -25,7 +25,7 @@ removed.
 """
 MOST_CHECKPOINTS = 100
 MOST_SKIPS = 100
-"""Skipped updates in a summary, the newest ones. A log has the first 100 of a session and then every hundredth."""
+"""The newest skipped updates. A log has the first 100 of a session, and then every hundredth."""
 PLACES = ("run_dir", "default_root_dir", "trace", "digest")
 """Options that usually differ between runs and do not affect training."""
 LOGGED = ("options", "module", "device", "precision", "strategy", "hooks", "torch", "hookline")
@@ -87,9 +87,9 @@ def _summarize_run(run: RecordedRun, name: str, metric: str | None) -> dict[str,
         "seconds": None if spent is None else round(spent, 3),
         "sessions": sessions if isinstance(sessions, list) else [],
         "rollbacks": recorded_rollbacks(record),
-        "skips": [
-            {"step": each.step, "reason": each.text} for each in run.events if each.kind == "skip"
-        ][-MOST_SKIPS:],
+        "skips": [{"step": each.step, "reason": each.text} for each in run.events if each.kind == "skip"][
+            -MOST_SKIPS:
+        ],
         "best": None if best is None else best.data(),
         "metrics": [each.data() for each in progress_of(run)],
         "cost": {"hooks": run.costs.rows, "time": _newest_record(run)},

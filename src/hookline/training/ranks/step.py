@@ -179,7 +179,7 @@ class RankGradientSync:
             where = f"on rank {guilty:.0f}" if broken == 1 else f"on {broken:.0f} of {ranks.world_size} ranks"
             raise NonFiniteLoss(
                 f"The loss was not finite {where}. The run stops, and nothing made from it is saved. "
-                "It may be from an earlier batch: the hook NaNGuard() stops at the batch itself and names it. "
+                "It may be from an earlier batch: NaNGuard() stops at the batch itself and names it. "
                 "Trainer(nonfinite='skip') leaves such updates out instead."
             )
         if run.data.router is not None:
