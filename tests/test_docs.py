@@ -111,9 +111,11 @@ def test_the_site_has_pages_as_its_markdown_reads_them(tmp_path: Path) -> None:
     text = (
         "in\n60. Text:\n- one\n  more\n  - two\n- three\n\n| `a \\| b` |\n|---|\n\n"
         "[f](../faults/README.md#x) [s](../src/gone.py) [r](../README.md)\n"
+        "`b[0](x)` [`f`](../faults/README.md)\n"
     )
     assert site.for_site(text, ROOT / "docs/a.md", places) == (
         "in\n60. Text:\n\n- one\n  more\n    - two\n- three\n\n| `a | b` |\n|---|\n\n[f](faults.md#x) s [r](index.md)\n"
+        "`b[0](x)` [`f`](faults.md)\n"
     )
 
 

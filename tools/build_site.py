@@ -98,9 +98,7 @@ def for_site(text: str, source: Path, places: dict[Path, Path]) -> str:
             out.append(line)
             continue
         line = LINK_OR_CODE.sub(
-            lambda found: (
-                found.group() if found.group(1) is None else relinked(found, source, here, places)
-            ),
+            lambda found: found.group() if found.group(1) is None else relinked(found, source, here, places),
             line,
         )
         item = ITEM.match(line)

@@ -410,6 +410,24 @@ def test_validate_test_and_predict_use_the_weights_of_a_checkpoint(
     assert [len(each) for each in lines] == [2, 2, 2, 2]
 
 
+def test_a_stage_with_initial_weights_warns_if_the_run_directory_has_trained_ones(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = [str(project / "run.toml"), "--trainer.run_dir", "trained"]
+    assert main(["validate", *config]) == 0
+    assert "WARNING" not in capsys.readouterr().err  # there are no checkpoints yet
+    said(capsys, "fit", *config)
+    for stage in ("validate", "test", "predict"):
+        assert main([stage, *config, "--json"]) == 0
+        printed = capsys.readouterr()
+        assert f"WARNING: {stage} uses the initial weights" in printed.err
+        assert "trained has checkpoints" in printed.err and "--checkpoint best" in printed.err
+        assert json.loads(printed.out)["status"] == "completed"
+    for chosen in ("auto", "false"):
+        assert main(["validate", *config, "--checkpoint", chosen]) == 0
+        assert "WARNING" not in capsys.readouterr().err
+
+
 def test_a_pruned_run_is_not_a_failure(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prunes = ["--hooks.prunes.class_path", "cli_parts.Prunes", "--trainer.run_dir", "pruned"]
     assert "fit pruned (not promising) at step 1" in said(capsys, "fit", str(project / "run.toml"), *prunes)

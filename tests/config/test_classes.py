@@ -9,7 +9,7 @@ import pytest
 from config.configured import BASIC, trainer_of
 
 from hookline import OptionError
-from hookline.config import HooksConfig
+from hookline.config import ConfigError, HooksConfig
 from hookline.config.classes import annotation, parameters
 from hookline.config.problems import describe_type
 from hookline.config.sections import TrainerSection
@@ -100,6 +100,17 @@ def test_a_module_that_needs_another_one_says_which(project: Path) -> None:
     with pytest.raises(ModuleNotFoundError, match="surely_not_installed") as caught:
         trainer_of(project, f'{BASIC}[hooks.h]\nclass_path = "parts_here_needing.Bad"\n')
     assert "hooks.h.class_path of" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "right"),
+    [("probes.py:Pace", "probes.Pace"), ("./probes.py:Pace", "probes.Pace"), ("a/b.py:Pace", "a.b.Pace")],
+)
+def test_a_file_in_place_of_a_class_path_is_refused_with_the_right_path(
+    project: Path, given: str, right: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"Did you mean '{right}'"):
+        trainer_of(project, f'{BASIC}[hooks.h]\nclass_path = "{given}"\n')
 
 
 @pytest.mark.parametrize(

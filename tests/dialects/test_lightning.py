@@ -17,9 +17,25 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from hookline import Hook, HookError, OptionError
+from hookline.data.seeding import isolated_rng
 from hookline.engine.events import EVENTS
 from hookline.interop.demo import BoringModel
 from hookline.interop.lightning import MAPPING, Callback, LightningDataModule, LightningModule, Trainer
+
+LINES = """\
+import random
+import torch
+from hookline.interop.lightning import EarlyStopping, ModelCheckpoint, Timer, progress, seed_everything
+import hookline.interop.lightning as pl
+assert seed_everything(5, workers=True) == 5
+drawn = (torch.rand(1).item(), random.random())
+pl.seed_everything(5, verbose=False)
+assert (torch.rand(1).item(), random.random()) == drawn
+assert pl.callbacks.EarlyStopping is EarlyStopping is pl.EarlyStopping
+assert progress.__name__ == "hookline.interop.lightning.progress"  # a submodule, not that of a callback
+assert not hasattr(pl, "nothing") and not hasattr(pl, "Nothing")
+"""
+"""What a program imports after its import line was changed."""
 
 EXAMPLE = """\
 from lightning.pytorch import Trainer
@@ -554,3 +570,8 @@ def test_a_run_keeps_its_model_unless_checkpointing_is_switched_off(
         BoringModel()
     )
     assert sorted(each.name for each in Path("run").glob("checkpoints/*")) == kept
+
+
+def test_callbacks_and_seed_everything_are_imported_from_the_same_place() -> None:
+    with isolated_rng():
+        exec(LINES, {})

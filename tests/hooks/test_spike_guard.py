@@ -318,6 +318,16 @@ def test_without_a_good_checkpoint_the_update_is_skipped(
     trainer = fit(tmp_path, planted(30), saves(40), watch)
     assert (watch.rollbacks, watch.left_out, trainer.global_step) == (0, [], 47)
     assert "no checkpoint of step 29 or before of this run" in caplog.text
+    assert caplog.messages[-1].endswith("The run continues without going back.")
+
+
+def test_without_a_good_checkpoint_excluded_samples_are_left_out_later_and_a_warning_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = guard("rollback", patience=1, threshold=1000, exclude=True)
+    trainer = fit(tmp_path, planted(30), saves(40), watch, max_epochs=2)
+    assert "without going back. 2 excluded samples are left out from the next epoch on." in caplog.text
+    assert (watch.rollbacks, watch.spikes, trainer.global_step) == (0, 1, 47 + 47)
 
 
 def test_too_many_rollbacks_end_the_run(tmp_path: Path) -> None:

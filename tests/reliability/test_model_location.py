@@ -294,6 +294,21 @@ def test_a_finished_run_that_is_started_again_says_where_it_is_and_how_to_start_
     assert "Nothing to train: max_epochs=1 is reached. To train longer, raise its limits" in caplog.text
 
 
+def test_a_run_that_was_stopped_continues_as_the_message_says(caplog: pytest.LogCaptureFixture) -> None:
+    class Stops(Hook):
+        def on_step_end(self, trainer: Any, step: int) -> None:
+            if step == 2:
+                trainer.stop("requested by hookline control")
+
+    quiet(max_epochs=1, run_dir="x", checkpoint=True, hooks=[Stops()]).fit(Net(), batches(4))
+    again = quiet(max_epochs=1, run_dir="x", checkpoint=True)
+    again.fit(Net(), batches(4), resume="auto")
+    assert (again.global_step, again.status) == (2, "stopped")
+    assert "up to the same limits, pass its checkpoint: resume='x/checkpoints/last' (on" in caplog.text
+    again.fit(Net(), batches(4), resume="x/checkpoints/last")
+    assert (again.global_step, again.status) == (4, "completed")
+
+
 # ---- the best ----------------------------------------------------------------------------------------------------
 
 

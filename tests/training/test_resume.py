@@ -210,8 +210,12 @@ def test_other_optimizers_or_another_model_are_refused_by_name(tmp_path: Path) -
         quiet(run_dir=tmp_path).fit(Momentum(), batches(4), resume="auto")
     other = Net()
     other.layer = torch.nn.Linear(4, 3)
-    with pytest.raises(CheckpointError, match=r"The weights in .*step=4 do not fit Net(.|\n)*size mismatch"):
+    with pytest.raises(
+        CheckpointError, match=r"The weights in .*step=4 do not fit Net(.|\n)*size mismatch(.|\n)*fit --fresh"
+    ) as caught:
         quiet(run_dir=tmp_path).fit(other, batches(4), resume="auto")
+    notes = "\n".join(caught.value.__notes__)
+    assert "failed before its checkpoint was restored" in notes and "the run ended in" not in notes
 
 
 def test_what_is_requested_before_a_save_error_stays_and_the_run_continues_if_the_option_says_so(

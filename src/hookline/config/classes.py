@@ -109,9 +109,8 @@ def resolve(source: ConfigSource, part: ConfigPart, place: ConfigKey, permission
     path = part.class_path
     key = f"{part.key}.class_path"
     if not PATH.fullmatch(path):
-        raise source.wrong(
-            key, f"this is not the dotted name of {place.word}, such as 'package.module.Class'.", path
-        )
+        problem = f"this is not the dotted name of {place.word}, such as 'package.module.Class'."
+        raise source.wrong(key, _about_file(path) or problem, path)
     if "." not in path and ":" not in path:
         if not place.home:
             raise source.wrong(key, f"a class path needs its module: 'module.{path}'.", path)
@@ -395,7 +394,7 @@ def import_path(
     """
     dotted, given = path.replace(":", "."), given or path
     if refusal := permissions.refusal(dotted):
-        raise source.wrong(key, refusal, given)
+        raise source.wrong(key, _about_file(given) or refusal, given)
     permissions.open_folder()
     found = _look_up(source, key, dotted, fits, given)
     if refusal := permissions.refusal_of(dotted, found, function=function):
@@ -417,10 +416,7 @@ def _look_up(source: ConfigSource, key: str, dotted: str, fits: Callable[[Any], 
             except (ModuleNotFoundError, AttributeError):
                 pass
         problem = f"there is no module {error.name!r}. Is it installed, or beside the file?"
-        if file := re.fullmatch(r"(?:\./)?([\w/]+)\.py[:.](\w+)", given):
-            right = f"{file[1].strip('/').replace('/', '.')}.{file[2]}"
-            problem = f"a class path has dots and no '.py'. Did you mean {right!r}?"
-        raise source.wrong(key, problem, given) from None
+        raise source.wrong(key, _about_file(given) or problem, given) from None
     except AttributeError as error:
         if "has no attribute" not in str(error):
             raise
@@ -435,6 +431,15 @@ def _look_up(source: ConfigSource, key: str, dotted: str, fits: Callable[[Any], 
         raise source.wrong(
             key, f"{module} has no {name!r}.{nearest(name, offered, 'It has')}", given
         ) from None
+
+
+def _about_file(given: str) -> str:
+    """Return the class path that `FILE.py:CLASS` may stand for, as a sentence; empty for other text."""
+    file = re.fullmatch(r"(?:\./)?(\w+(?:/\w+)*)\.py[:.](\w+)", given)
+    if file is None:
+        return ""
+    right = f"{file[1].replace('/', '.')}.{file[2]}"
+    return f"this is a file; a class path has the module, without '.py'. Did you mean {right!r}?"
 
 
 def is_subclass_of(kinds: tuple[type, ...]) -> Callable[[Any], bool]:

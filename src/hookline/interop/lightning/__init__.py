@@ -11,7 +11,6 @@ Our hooks in their loop: `host`. Lightning need not be installed for the first g
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from hookline.interop.lightning.modules import Callback, LightningDataModule, LightningModule
@@ -35,5 +34,6 @@ def __getattr__(name: str) -> Any:
     """Return `callbacks`, or a callback of it, which is imported when it is first used."""
     if name != "callbacks" and not name[:1].isupper():  # a submodule, or a name of Python's import system
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    callbacks = importlib.import_module(f"{__name__}.callbacks")
+    import hookline.interop.lightning.callbacks as callbacks  # `from ... import` would call this function
+
     return callbacks if name == "callbacks" else getattr(callbacks, name)

@@ -31,8 +31,11 @@ def is_lightnings(what: Any, name: str = "") -> bool:
 
 
 def find(module: str, name: str, package: str = "") -> Any:
-    """Return an object of the imported package, or None: `find("callbacks", "ModelCheckpoint")`."""
-    found = sys.modules.get(f"{package or root()}.{module}")
+    """Return an object of the imported package, or None: `find("callbacks", "ModelCheckpoint")`.
+
+    module: empty for the package itself.
+    """
+    found = sys.modules.get(f"{package or root()}.{module}".rstrip("."))
     return getattr(found, name, None)
 
 

@@ -10,7 +10,6 @@ import contextlib
 import copy
 import itertools
 import os
-import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -25,7 +24,7 @@ from hookline.data.sharding import END
 from hookline.data.sources import has_state
 from hookline.data.workers import WorkerStart, end_workers, signals_held
 from hookline.interop.lightning.loaders import Turns
-from hookline.interop.lightning.package import find, root
+from hookline.interop.lightning.package import find
 
 
 class SharedStreamReader(Reader):
@@ -190,8 +189,7 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
     seed: None takes PL_GLOBAL_SEED of the environment, or 0. workers, verbose: for Lightning's own function,
     which is called if the program has imported the package; torch seeds the workers of loaders without it.
     """
-    theirs = getattr(sys.modules.get(root()), "seed_everything", None)
-    if theirs is not None:
+    if (theirs := find("", "seed_everything")) is not None:
         return int(theirs(seed, workers=workers, verbose=verbose))
     chosen = int(os.environ.get("PL_GLOBAL_SEED", "0")) if seed is None else seed
     seeding.seed_everything(chosen)
