@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -224,3 +225,17 @@ def test_a_graph_that_was_kept_says_nothing() -> None:
 def test_live_tensors_are_all_that_objects_hold() -> None:
     held = torch.ones(3)
     assert any(each is held for each in live_tensors())
+
+
+def test_tensors_without_memory_are_left_out() -> None:
+    """torch.compile keeps tensors without memory in its caches, whose sizes may be symbols."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(torch.ones(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    real = torch.ones(3)
+    found = {id(each) for each in live_tensors()}
+    assert id(real) in found and id(fake) not in found and id(ragged) not in found

@@ -214,8 +214,16 @@ def _spans(tree: dict[str, nn.Module]) -> dict[str, tuple[int, int]]:
 
 
 def live_tensors() -> list[Tensor]:
-    """Return every tensor that Python objects hold."""
-    return [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
+    """Return every tensor that Python objects hold, without those of torch.compile that have no memory."""
+    from torch._subclasses.fake_tensor import FakeTensor  # takes long to load, and only a failure needs it
+
+    found = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
+    return [each for each in found if not isinstance(each, FakeTensor) and not _has_symbols(each)]
+
+
+def _has_symbols(tensor: Tensor) -> bool:
+    """Return whether a size is a symbol, as in a nested tensor."""
+    return tensor.is_nested or any(type(size) is not int for size in tensor.shape)
 
 
 def _parameters_in_graphs() -> set[int]:
