@@ -13,8 +13,9 @@ from control.asking import Asks, Counts, Steps, asked
 from tiny import Net, batches, quiet
 
 from hookline import Hook, every
+from hookline.cli.runs import SavedPath
 from hookline.control.client import Refused, ask
-from hookline.control.commands import change_interval
+from hookline.control.commands import change_interval, job_status
 from hookline.hooks import EarlyStopping, GradientMonitor, Heartbeat
 from hookline.loggers import read_log
 
@@ -375,3 +376,13 @@ def test_a_run_that_was_changed_from_outside_resumes_as_it_was_written_down() ->
     )
     trainer.fit(Net(), batches(), resume=saved)
     assert len(counts.steps) == 8 and again.steps == [] and "probe" not in trainer.hooks
+
+
+def test_the_status_does_not_list_the_hook_of_the_command_line() -> None:
+    class Reads(Hook):
+        def on_train_start(self, trainer: Any) -> None:
+            self.names = [each["name"] for each in job_status(trainer._run)["hooks"]]
+
+    reads = Reads()
+    quiet(hooks=[reads, SavedPath()]).fit(Net(), batches(1))
+    assert reads.names == ["reads"]

@@ -289,7 +289,7 @@ def _describe_failure(run: Run, error: BaseException) -> str:
     source, text = failure_source(error), _short_message(error)
     who = f"in {source.name}, {source.event}, " if source is not None else "at "
     word, kind = "Pruned" if type(error).__name__ == PRUNED else "Failed", type(error).__name__
-    where = "the start" if run.resume.was_refused else run.state.position
+    where = "the start" if run.resume.was_refused and source is None else run.state.position
     return f"{word}: {kind}{': ' if text else ''}{text}, {who}{where}, rank {run.state.rank}."
 
 
