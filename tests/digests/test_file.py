@@ -28,7 +28,7 @@ def written(folder: Path, *parts: Any, name: str = "one", rank: int = 0) -> Dige
     file = DigestFile(lambda: folder, rank, {"every": 2})
     for part in parts:
         if isinstance(part, int):
-            file.restart(part)
+            file.restart(run(name=name), part)
         else:
             file.write(run(name=name), dict(part))
     file.close()
@@ -45,6 +45,8 @@ def test_a_resume_supersedes_later_steps_and_keeps_them_apart(tmp_path: Path) ->
         (2, 3, 1),
     ]
     assert found.every == 2 and found.attempts[1].digests[4, 3]["weights"] == "B"
+    written(tmp_path, 3)  # a resume that ends before its first digest
+    assert [key[0] for key in read_digests(tmp_path).current] == [2]
 
 
 def test_values_are_written_when_they_change_and_read_for_every_step(tmp_path: Path) -> None:

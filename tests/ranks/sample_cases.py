@@ -128,7 +128,7 @@ def plan(seed: int, world_size: int = 1, workers: bool = False) -> dict[str, Any
         "names": names,
         "order": order,
         "weights": {name: rng.choice([1.0, 2.0, 5.0]) for name in names},
-        "exhausted": rng.choice(["cycle", "stop", "drop"]),
+        "exhausted": rng.choice(["cycle", "end"]),
         "accumulate": rng.choice([1, 1, 2, 3]),
         "epochs": rng.randint(2, 4),
         "skips": rng.random() < 0.4,
@@ -145,7 +145,7 @@ def data_of(chosen: dict[str, Any]) -> dict[str, Any]:
     loaders = {name: loader(rng, chosen["world_size"], chosen["workers"]) for name in chosen["names"]}
     if len(loaders) == 1:
         return {"train": next(iter(loaders.values()))}
-    settings: dict[str, Any] = {"when_exhausted": "cycle"}
+    settings: dict[str, Any] = {"when_exhausted": chosen["exhausted"]}
     if chosen["order"] in ("weighted", "random"):
         settings["weights"] = chosen["weights"]
     if chosen["order"] == "alternating":

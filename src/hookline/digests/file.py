@@ -44,10 +44,14 @@ class DigestFile:
         """The digests of the settings that this attempt has written."""
         self._failed = False
 
-    def restart(self, step: int) -> None:
-        """Begin another attempt: the run was resumed, or has gone back, to this step."""
-        self._from = step
-        self._known = {}
+    def restart(self, run: Run, step: int) -> None:
+        """Begin another attempt: the run was resumed, or has gone back, to this step.
+
+        Its line follows at once if there are digests: the run may end before the next one.
+        """
+        self._from, self._known = step, {}
+        if self._file is not None or file_of_rank(self._run_dir(), self._rank).is_file():
+            self._attempt(lambda: self._write_start(run, step))
 
     def write(self, run: Run, record: dict[str, Any]) -> None:
         """Write one digest. A file that cannot be written ends the digests, not the run."""
@@ -59,10 +63,17 @@ class DigestFile:
             if self._known.get(name) != record[name]:
                 record.setdefault("values", {})[name] = each
                 self._known[name] = record[name]
+        if self._from is not None:
+            step = self._from
+            self._attempt(lambda: self._write_start(run, step))
+        self._attempt(lambda: self._put({"type": "digest", **record}))
+
+    def _attempt(self, write: Callable[[], None]) -> None:
+        """Write something, unless an earlier write has failed."""
+        if self._failed:
+            return
         try:
-            if self._from is not None:
-                self._write_start(run, self._from)
-            self._put({"type": "digest", **record})
+            write()
         except OSError as error:
             self._failed = True
             log.warning("The digests of this run cannot be written, and are switched off: %s", error)
@@ -70,7 +81,7 @@ class DigestFile:
     def _write_start(self, run: Run, step: int) -> None:
         path = file_of_rank(self._run_dir(), self._rank)
         if self._file is None:
-            ends_well = not path.is_file() or path.read_bytes()[-1:] in (b"\n", b"")
+            ends_well = not path.is_file() or _last_byte(path) in (b"\n", b"")
             self._file = path.open("a", encoding="utf-8", buffering=1)
             if not ends_well:  # a line that was cut off by a kill
                 self._file.write("\n")
@@ -103,6 +114,12 @@ class DigestFile:
             except OSError as error:  # the rest of a line, which a full disk did not take
                 if not self._failed:
                     log.warning("The last digest of this run cannot be written: %s", error)
+
+
+def _last_byte(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, 2) - 1))
+        return file.read()
 
 
 # ---- reading -----------------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ class StepDigests:
         """Begin another attempt: the run was resumed, or has gone back to a checkpoint."""
         if self.is_open:
             self.abandon()
-        self.file.restart(s.counts.step)
+        self.file.restart(self.run, s.counts.step)
 
     def _fetched(self, s: Any) -> None:
         """Read the batch as the loader returned it."""
