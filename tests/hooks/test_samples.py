@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from ranks.torchrun import torchrun
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -60,8 +61,12 @@ def events(tmp_path: Path, kind: str) -> list[dict[str, Any]]:
 
 
 class Save(Hook):
+    def __init__(self, every: int = 3) -> None:
+        super().__init__("save")
+        self.every = every
+
     def on_train_batch_end(self, trainer: Any, batches_seen: int) -> None:
-        if batches_seen % 3 == 0:
+        if batches_seen % self.every == 0:
             trainer.save_checkpoint()
 
 
@@ -156,3 +161,33 @@ def test_samples_of_several_updates_and_loaders_are_named() -> None:
     assert found == {"web": [1, 3], "code": [9]}
     assert name_samples(found) == " Its samples: 1, 3 of the loader 'web'; 9 of the loader 'code'."
     assert name_samples({}) == ""
+
+
+def test_spike_guard_leaves_out_only_the_samples_that_are_not_finite(tmp_path: Path) -> None:
+    guard = SpikeGuard("rollback", window=8, patience=1, exclude=True)
+    trainer, net = fit(tmp_path, data(torch.nan), guard, Save())
+    assert trainer.status == "completed" and guard.rollbacks == 1
+    (done,) = json.loads((tmp_path / "run.json").read_text())["exclusions"]
+    assert done["samples"] == [BAD] and net.trained.count(BAD) == 1
+
+
+ON_RANKS = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from hooks.test_samples import BAD, NaNGuard, Save, SpikeGuard, data, fit
+import torch
+for name, guard in (("nan", NaNGuard(exclude=True)), ("spike", SpikeGuard("rollback", window=8, patience=1, exclude=True))):
+    folder = Path(sys.argv[1]) / name
+    trainer, net = fit(folder, data(torch.nan), guard, Save(1))
+    ok = trainer.status == "completed" and guard.rollbacks == 1 and bool(torch.isfinite(net.layer.weight).all())
+    if trainer.strategy.rank == 0:
+        done = json.loads((folder / "run.json").read_text())["exclusions"]
+        print("excluded", name, ok, [each["samples"] for each in done])
+"""
+
+
+def test_on_several_ranks_only_the_bad_sample_is_left_out(tmp_path: Path) -> None:
+    ended = torchrun(ON_RANKS, tmp_path, str(tmp_path), str(Path(__file__).parents[1]))
+    assert ended.code == 0, ended.output
+    assert ended.lines("excluded ") == [f"nan True [[{BAD}]]", f"spike True [[{BAD}]]"]

@@ -133,6 +133,8 @@ class NaNGuard(Hook):
                     f"The gradient of parameter {bad[-1]!r} is not finite, the first on the way back from "
                     f"the loss; {len(bad)} of {len(grads)} are: {list_some(reversed(bad))}.",
                     state,
+                    # gradients are averaged: the rank with the bad loss has named its samples before
+                    is_of_others="loss" in self.check and state.world_size > 1,
                 )
         return SKIP_STEP if self._skips else None
 
@@ -147,7 +149,8 @@ class NaNGuard(Hook):
 
     on_train_epoch_end = teardown = on_validation_start
 
-    def _report(self, what: str, state: Any) -> None:
+    def _report(self, what: str, state: Any, is_of_others: bool = False) -> None:
+        """Stop, warn or go back. is_of_others: whether it came from the batches of other ranks."""
         self.found += 1
         clues = [f"{what} ({state.position}; batch: {describe_batch(state.batch)})"]
         if bad := not_finite(tensors_in("batch", state.batch, BRACKETS)):
@@ -157,19 +160,21 @@ class NaNGuard(Hook):
             clues.append(f"Parameters are not finite: {list_some(bad)}.")
         if "activations" not in self.check and len(clues) == 1:
             clues.append("NaNGuard(check='activations') names the module that made it.")
-        samples = find_bad_samples(state) or find_samples(state.trainer)
+        reason = f"{WHO}: {what.rstrip('.')}"
+        samples = {} if is_of_others else find_bad_samples(state) or find_samples(state.trainer)
         message = " ".join(clues) + name_samples(samples)
         state.logger.log_event(
             "nonfinite",
             {"step": state.step, "epoch": state.epoch, "batch": state.batch_idx, "message": what}
             | for_log(samples),
         )
-        if self.exclude and samples and self.rollbacks < self.max_rollbacks:
-            log.warning("%s The run goes back and leaves these samples out.", message)
-            exclude(state.trainer, samples, f"{WHO}: {what}")
+        if self.exclude and (samples or is_of_others) and self.rollbacks < self.max_rollbacks:
+            left_out = " and leaves these samples out" if samples else ""
+            log.warning("%s The run goes back%s.", message, left_out)
+            exclude(state.trainer, samples, reason)
             # without a checkpoint, the loss ends the run one step later, unless such updates are skipped
             skips = state.trainer.options.nonfinite == "skip"
-            state.trainer.roll_back(reason=f"{WHO}: {what}", on_missing="continue" if skips else "raise")
+            state.trainer.roll_back(reason=reason, on_missing="continue" if skips else "raise")
             self._skips = True
         elif not self.break_on_nan:
             log.warning(message)

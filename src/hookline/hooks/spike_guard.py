@@ -16,6 +16,7 @@ from hookline.hooks._samples import (
     Samples,
     check_can_exclude,
     exclude,
+    find_bad_samples,
     find_samples,
     for_log,
     merge,
@@ -335,7 +336,7 @@ class SpikeGuard(Hook):
             self.spikes += 1
             state.trainer.log("spike/count", self.spikes, reduce="max")
             if len(self._series) < self.patience:
-                samples = find_samples(state.trainer, update.step if self.action == "report" else None)
+                samples = self._find_samples(value, update, state)
                 if not self._series:
                     self._report(value, update, samples, state)
                 self._series.append(update)
@@ -345,6 +346,16 @@ class SpikeGuard(Hook):
             self._samples.clear()
         if math.isfinite(value):
             self._recent.append(value)
+
+    def _find_samples(self, value: float, update: Update, state: Any) -> Samples:
+        """Return the samples behind an update; of a loss that is not finite, only those that are not."""
+        if self.action == "report":
+            return find_samples(state.trainer, update.step)
+        bad: Samples = {}
+        if not math.isfinite(value):
+            bad = find_bad_samples(state)
+            bad = bad if self._is_alone else merge(self._ranks.gather(bad))
+        return bad or find_samples(state.trainer)
 
     def _range(self) -> tuple[float, float]:
         """Return the median of the recent values, and the limit above which a value is a spike."""

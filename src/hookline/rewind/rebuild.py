@@ -210,7 +210,8 @@ def python_form(recorded: RecordedRun) -> str:
     """Return the error for a run that a program has started: how to rewind it in Python."""
     module = recorded.record.get("module")
     name = str(module.get("class", "")) if isinstance(module, dict) else ""
-    made = f"module={name.rpartition('.')[2] or 'Net'}(...), train=loader, hooks=[...], probes=[Probe()]"
+    own = "loss=..., optimizer=..., " if name.startswith("torch.nn.") else ""
+    made = f"module={name.rpartition('.')[2] or 'Net'}(...), train=loader, {own}hooks=[...], probes=[Probe()]"
     return (
         f"{recorded.path} was started by a program and not from a configuration, as its {RECORD} says: only "
         "the program can make its module and its data again. In Python, pass what was passed to fit:\n\n"

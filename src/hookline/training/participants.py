@@ -114,7 +114,8 @@ def attach_failures(error: BaseException, failures: list[BaseException]) -> None
     """Attach later failures to the first error as notes."""
     for failure in failures:
         where = "; ".join(getattr(failure, "__notes__", []))
-        error.add_note(f"then, while the run was ending: {type(failure).__name__}: {failure} ({where})")
+        place = f" ({where})" if where else ""
+        error.add_note(f"then, while the run was ending: {type(failure).__name__}: {failure}{place}")
 
 
 def raise_first(failures: list[BaseException]) -> None:
