@@ -219,15 +219,14 @@ class Loader:
 
     def keep_generator_states(self) -> None:
         """Keep the generator states and the first batch of the pass that is open, for `trainer.samples`."""
-        both: tuple[tuple[dict[int, Any], Any], ...] = (
-            (self.generator_states, self.reader.pass_generators()),
-            (self.first_batches, self.reader.pass_first()),
-        )
-        for kept, newest in both:
-            if newest and self._epoch >= 0:
-                kept[self._epoch] = newest
-                for number in sorted(kept)[:-MOST_PASSES]:
-                    del kept[number]
+        self._keep(self.generator_states, self.reader.pass_generators())
+        self._keep(self.first_batches, self.reader.pass_first())
+
+    def _keep(self, kept: dict[int, Any], newest: Any) -> None:
+        if newest and self._epoch >= 0:
+            kept[self._epoch] = newest
+            for number in sorted(kept)[:-MOST_PASSES]:
+                del kept[number]
 
     @property
     def pass_start(self) -> tuple[int, int, int]:

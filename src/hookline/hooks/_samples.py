@@ -72,6 +72,15 @@ def exclude(trainer: Any, samples: Samples, reason: str) -> None:
         trainer.exclude_samples(ids, loader, reason)
 
 
+def go_back(trainer: Any, reason: str) -> None:
+    """Go back to the last checkpoint.
+
+    Without one, the loss ends the run one step later, unless such updates are skipped; so that is an error.
+    """
+    skips = trainer.options.nonfinite == "skip"
+    trainer.roll_back(reason=reason, on_missing="continue" if skips else "raise")
+
+
 def check_can_exclude(who: str, trainer: Any) -> None:
     """Raise in on_train_start if the samples of a training loader cannot be left out."""
     if not hasattr(trainer, "exclude_samples") or getattr(trainer, "rules", None) is not None:

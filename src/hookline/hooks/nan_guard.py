@@ -21,6 +21,7 @@ from hookline.hooks._samples import (
     find_bad_samples,
     find_samples,
     for_log,
+    go_back,
     name_samples,
 )
 from hookline.hooks._statistics import between_graphs, norms, tensors_in, with_gradients
@@ -172,9 +173,7 @@ class NaNGuard(Hook):
             left_out = " and leaves these samples out" if samples else ""
             log.warning("%s The run goes back%s.", message, left_out)
             exclude(state.trainer, samples, reason)
-            # without a checkpoint, the loss ends the run one step later, unless such updates are skipped
-            skips = state.trainer.options.nonfinite == "skip"
-            state.trainer.roll_back(reason=reason, on_missing="continue" if skips else "raise")
+            go_back(state.trainer, reason)
             self._skips = True
         elif not self.break_on_nan:
             log.warning(message)

@@ -39,9 +39,10 @@ def describe_order(run: Run) -> None:
         train.turned = lambda position: _describe(run, order, position)
 
     def sample_ids(batch: int) -> list[Any] | None:
-        supplied = getattr(_newest_loader(run).source, "sample_ids", None)
+        supplied: Any = getattr(_newest_loader(run).source, "sample_ids", None)
         if callable(supplied):
-            return list(supplied(s.current.batch))
+            ids: list[Any] = supplied(s.current.batch)
+            return [*ids]
         drawn: list[Any] | None = train.sample_ids(batch)
         if drawn is not None:
             return drawn
