@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hookline.data.loaders import Loader
@@ -39,10 +39,10 @@ def describe_order(run: Run) -> None:
         train.turned = lambda position: _describe(run, order, position)
 
     def sample_ids(batch: int) -> list[Any] | None:
-        supplied: Any = getattr(_newest_loader(run).source, "sample_ids", None)
-        if callable(supplied):
-            ids: list[Any] = supplied(s.current.batch)
-            return [*ids]
+        supplied: Callable[[Any], Iterable[Any]] | None
+        supplied = getattr(_newest_loader(run).source, "sample_ids", None)
+        if supplied is not None:
+            return list(supplied(s.current.batch))
         drawn: list[Any] | None = train.sample_ids(batch)
         if drawn is not None:
             return drawn
