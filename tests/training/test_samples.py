@@ -50,7 +50,7 @@ def test_the_samples_named_are_the_samples_trained_on(tmp_path: Path, first: int
 @pytest.mark.parametrize("seed", [0, 1, 4])
 def test_the_samples_that_workers_read_are_named(tmp_path: Path, seed: int) -> None:
     seen, wrong, trainer = run(plan(seed, workers=True), tmp_path)
-    assert len(seen) > 5 and not wrong and not compare(seen, trainer, tmp_path)
+    assert len(seen) > 3 and not wrong and not compare(seen, trainer, tmp_path)
 
 
 @pytest.mark.parametrize(("ranks", "first"), [(2, 1003), (3, 2000)])
