@@ -5,7 +5,7 @@ handling.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import copy
 import logging
 import os
 import random
@@ -109,7 +109,10 @@ class WorkerStart:
         info: Any = torch_worker._worker_info
         if info is not None and type(info.dataset) is KeyedDataset:
             own = object.__getattribute__(info.dataset, "_dataset")
-            torch_worker._worker_info = dataclasses.replace(info, dataset=own)
+            # not dataclasses.replace, because it is a dataclass only in newer versions of torch
+            replaced = copy.copy(info)
+            object.__setattr__(replaced, "dataset", own)
+            torch_worker._worker_info = replaced
         block_signals()
         if self.users is not None:
             self.users(worker_id)
