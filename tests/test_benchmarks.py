@@ -90,3 +90,13 @@ def test_one_command_makes_the_table_with_medians_quartiles_minimum_and_both_bas
         assert (own[0]["by_hand"] is None) == (section == "validation")
         assert f"| {title} |" in text and title in ended.stdout
     assert (tmp_path / "overhead.png").stat().st_size > 10_000
+
+
+def test_the_costs_of_audits_and_digests_are_measured_on_the_gpt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    import audit
+    import digest
+
+    assert len(audit.step_times(True, 3)) == 2
+    times, size = digest.step_times(True, 3)
+    assert len(times) == 2 and size > 500

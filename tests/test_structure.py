@@ -562,7 +562,7 @@ MOST_STATEMENTS = {
     "cli": 2035,
     "config": 1593,
     "control": 783,
-    "data": 3555,
+    "data": 3556,
     "digests": 1311,
     "distributed": 1386,
     "engine": 3208,

@@ -41,15 +41,25 @@ class Net(Module):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class Products(Net):
+    """Its gradients are not finite if a sample is not."""
+
+    def training_step(self, batch: Any) -> Tensor:
+        self.trained += batch[0].tolist()
+        return (self.layer(torch.ones(len(batch[1]), 1)) * batch[1].reshape(-1, 1)).mean()
+
+
 def data(value: float, samples: int = 24) -> DataLoader[Any]:
     values = torch.ones(samples) + torch.arange(samples) * 1e-3
     values[BAD] = value
     return DataLoader(TensorDataset(torch.arange(samples), values), batch_size=2, shuffle=True)
 
 
-def fit(tmp_path: Path, train: Any, *hooks: Any, **options: Any) -> tuple[Trainer, Net]:
+def fit(
+    tmp_path: Path, train: Any, *hooks: Any, model: type[Net] = Net, **options: Any
+) -> tuple[Trainer, Net]:
     torch.manual_seed(0)
-    net = Net()
+    net = model()
     settings = {"max_epochs": 4, "enable_progress_bar": False, "log_every_n_steps": 1, "seed": 3}
     trainer = Trainer(run_dir=tmp_path, hooks=[*hooks], logger=JSONLines(), **(settings | options))
     trainer.fit(net, train)
@@ -175,11 +185,11 @@ ON_RANKS = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from hooks.test_samples import BAD, NaNGuard, Save, SpikeGuard, data, fit
+from hooks.test_samples import BAD, NaNGuard, Products, Save, SpikeGuard, data, fit
 import torch
 for name, guard in (("nan", NaNGuard(exclude=True)), ("spike", SpikeGuard("rollback", window=8, patience=1, exclude=True))):
     folder = Path(sys.argv[1]) / name
-    trainer, net = fit(folder, data(torch.nan), guard, Save(1))
+    trainer, net = fit(folder, data(torch.nan), guard, Save(1), model=Products)
     ok = trainer.status == "completed" and guard.rollbacks == 1 and bool(torch.isfinite(net.layer.weight).all())
     if trainer.strategy.rank == 0:
         done = json.loads((folder / "run.json").read_text())["exclusions"]

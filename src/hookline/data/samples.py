@@ -84,9 +84,11 @@ def describe_loader(loader: Loader) -> dict[str, Any]:
         return {**found, "why": "each rank has its own source, and only a DistributedSampler is known here"}
     described = _describe_sampler(sampler)
     if described is None:
-        found["why"] = f"its order comes from {kind_of(type(sampler))}"
+        found["why"] = f"its order comes from {kind_of(type(sampler))}, which only the program of the run has"
+        found["program_has_it"] = True
     elif "why" in described:
         found["why"] = described["why"]
+        found["program_has_it"] = True
     else:
         found["sampler"] = described
         found["has_generator"] = getattr(sampler, "generator", None) is not None
@@ -308,11 +310,10 @@ class LoaderOrder:
     def _copied_sampler(self, number: int) -> Iterable[Any]:
         """Return a copy of the live loader's sampler, at the start of a pass; the original stays as it is."""
         live = self.live
-        is_copied = "order comes" in self.known["why"] or "too many" in self.known["why"]
-        if live is None or not isinstance(live.reader, IndexReader) or not is_copied:
-            program = ", which only the program of the run has" if "order comes" in self.known["why"] else ""
+        is_drawn_again = self.known.get("program_has_it", False)
+        if live is None or not isinstance(live.reader, IndexReader) or not is_drawn_again:
             raise UnknownSamples(
-                f"The samples of the loader {self.name!r} cannot be computed: {self.known['why']}{program}."
+                f"The samples of the loader {self.name!r} cannot be computed: {self.known['why']}."
             )
         live.keep_generator_states()
         order = live.reader.order

@@ -134,12 +134,7 @@ def run_lifecycle(run: Run, body: Callable[[Run], T]) -> T:
         record_end(run, run.resume.was_refused)
         if strategy_is_up:
             failures += run_events.tear_down_strategy(run)
-    failures += tear_down_all(run)
-    try:
-        participants.leave()
-    except BaseException as caught:
-        failures.append(caught)
-    release_resources(run)
+    failures += leave_run(run, participants)
     if error is not None:
         failures.insert(0, error)
         error = None  # avoids a reference cycle: its traceback holds this frame
@@ -189,6 +184,20 @@ def write_pending_metrics(run: Run) -> None:
     if pending and s.logger and run.stage == "fit" and run.failure_monitor is None:
         with contextlib.suppress(Exception):  # reading a broken device fails too, and must not hide the error
             s.logger.log_row(Metrics(pending).read(), s.step, s.epoch, "step")
+
+
+def leave_run(run: Run, participants: RunParticipants) -> list[BaseException]:
+    """Tear down hooks, module and data module, detach them from the run and free its resources.
+
+    Return the failures.
+    """
+    failures = tear_down_all(run)
+    try:
+        participants.leave()
+    except BaseException as caught:
+        failures.append(caught)
+    release_resources(run)
+    return failures
 
 
 def release_resources(run: Run) -> None:

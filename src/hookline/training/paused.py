@@ -23,14 +23,14 @@ from hookline.training.lifecycle import (
     RunParticipants,
     controlled,
     join_ranks,
+    leave_run,
     locked,
     monitoring_ranks,
     prepare_run,
-    release_resources,
     set_up_strategy,
     wait_for_ranks,
 )
-from hookline.training.participants import raise_first, tear_down_all
+from hookline.training.participants import raise_first
 from hookline.training.resume import Start, choose_start
 from hookline.training.rules import LoopRules
 
@@ -174,12 +174,7 @@ def _standing(run: Run, rules: PausingRules, prepare: Callable[[Run], None]) -> 
     record_end(run)
     if strategy_is_up:
         failures += run_events.tear_down_strategy(run)
-    failures += tear_down_all(run)
-    try:
-        participants.leave()
-    except BaseException as caught:
-        failures.append(caught)
-    release_resources(run)
+    failures += leave_run(run, participants)
     raise_first(failures)
 
 
