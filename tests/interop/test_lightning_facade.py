@@ -1,8 +1,9 @@
-"""`hookline.interop.lightning.callbacks` and `Tuner`, with Lightning installed and without."""
+"""`hookline.interop.lightning.callbacks`, `loggers` and `Tuner`, with Lightning installed and without."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from typing import Any
 
@@ -14,7 +15,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from tiny import batches
 
 import hookline.hooks
-from hookline.interop.lightning import LightningModule, Trainer, Tuner, callbacks
+from hookline.interop.lightning import LightningModule, Trainer, Tuner, callbacks, loggers
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]  # Lightning's own advice
 NAMES = [
@@ -77,10 +78,30 @@ def test_without_the_package_it_is_hooklines_that_does_the_same() -> None:
 
 @pytest.mark.usefixtures("without_lightning")
 def test_without_the_package_other_names_say_what_to_use() -> None:
-    with pytest.raises(AttributeError, match="SpikeDetection needs the package lightning.*NaNGuard"):
-        callbacks.SpikeDetection  # noqa: B018
+    with pytest.raises(ImportError, match=r"^SpikeDetection needs the package lightning.*SpikeGuard"):
+        from hookline.interop.lightning.callbacks import SpikeDetection  # noqa: F401
+    with pytest.raises(ImportError, match=r"^BatchSizeFinder needs .*hookline\.hooks\.BatchSizeFinder"):
+        from hookline.interop.lightning import BatchSizeFinder  # noqa: F401
+    with pytest.raises(ImportError, match=r"^CSVLogger needs .*hookline\.loggers\.CSV\."):
+        from hookline.interop.lightning.loggers import CSVLogger  # noqa: F401
     with pytest.raises(AttributeError, match="Did you mean 'EarlyStopping'"):
         callbacks.EarlyStoping  # noqa: B018
+    with pytest.raises(AttributeError, match="Did you mean 'CSVLogger'"):
+        loggers.CSVLoger  # noqa: B018
+
+
+@pytest.mark.parametrize(("table", "package"), [(callbacks.INSTEAD, "hooks"), (loggers.INSTEAD, "loggers")])
+def test_what_to_use_without_the_package_exists(table: dict[str, str], package: str) -> None:
+    named = [each for text in table.values() for each in re.findall(rf"hookline\.{package}\.(\w+)", text)]
+    assert len(named) > 5
+    assert [each for each in named if not hasattr(importlib.import_module(f"hookline.{package}"), each)] == []
+    missing = [each for each in dir(loggers) if each.endswith("Logger") and each != "AdoptedLogger"]
+    assert set(pl.loggers.__all__) <= set(missing)
+
+
+@pytest.mark.parametrize("name", pl.loggers.__all__)
+def test_a_logger_is_that_of_the_installed_package(name: str) -> None:
+    assert getattr(loggers, name) is getattr(pl.loggers, name)
 
 
 def test_the_tuner_takes_modules_of_the_package() -> None:

@@ -88,7 +88,9 @@ def test_a_failed_and_an_interrupted_run_say_how_they_ended(capsys: pytest.Captu
     )
     assert (interrupted["status"], interrupted["error"]) == ("interrupted", None)
     assert main(["summary", "runs/failed"]) == 0
-    assert "error        ValueError: on purpose" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "error        ValueError: on purpose" in shown
+    assert "status       failed (hook 'ends' in on_step_end), step 3" in shown
 
 
 def test_a_stop_says_why() -> None:

@@ -116,8 +116,10 @@ def _summary_text(data: dict[str, Any]) -> str:
     if len(data["runs"]) > 1:
         return _comparison_text(data)
     about = data["runs"][0]
-    reason = f" ({about['reason']})" if about["reason"] else ""
-    error = about["error"] if isinstance(about["error"], dict) else {}
+    failure = about["error"] if isinstance(about["error"], dict) else {}
+    error = f"{failure.get('type')}: {failure.get('message')}" if failure else ""
+    why = about["reason"].removesuffix(error).rstrip(": ")  # the error has a line of its own
+    reason = f" ({why})" if why else ""
     seconds = about["seconds"]
     took = (
         []
@@ -134,7 +136,7 @@ def _summary_text(data: dict[str, Any]) -> str:
             f"{status_word(about['status'], about['is_certain'])}{reason}, "
             f"{progress(about['step'], about['epochs'])}",
         ),
-        ("error", f"{error.get('type')}: {error.get('message')}" if error else ""),
+        ("error", error),
         ("time", ", ".join([*took, *([f"{many} sessions"] if many > 1 else []), *_span(about)])),
         ("rollbacks", _rollbacks_text(about["rollbacks"])),
         ("skipped", _skips_text(about["skips"])),

@@ -13,7 +13,7 @@ from hookline.hooks import progress_bar
 from hookline.hooks.device_stats import DeviceStats
 from hookline.hooks.lr_monitor import LRMonitor
 from hookline.interop.lightning import modules
-from hookline.interop.lightning.package import installed
+from hookline.interop.lightning.package import installed, missing
 from hookline.util.errors import closest
 
 SAME = {"EarlyStopping": "early_stopping", "ModelCheckpoint": "model_checkpoint", "Timer": "timer"}
@@ -21,17 +21,17 @@ SAME = {"EarlyStopping": "early_stopping", "ModelCheckpoint": "model_checkpoint"
 INSTEAD = {
     "BackboneFinetuning": "hookline.hooks.FreezeSchedule",
     "BaseFinetuning": "hookline.hooks.FreezeSchedule",
-    "BasePredictionWriter": "a Callback with on_predict_batch_end",
-    "BatchSizeFinder": "hookline.interop.lightning.Tuner",
+    "BasePredictionWriter": "hookline.hooks.PredictionWriter, or a Callback with on_predict_batch_end",
+    "BatchSizeFinder": "hookline.hooks.BatchSizeFinder",
     "EMAWeightAveraging": "hookline.hooks.WeightAveraging",
-    "GradientAccumulationScheduler": "a Callback that sets trainer.accumulate_grad_batches",
+    "GradientAccumulationScheduler": "hookline.hooks.AccumulationSchedule",
     "LambdaCallback": "Callback",
     "LearningRateFinder": "hookline.interop.lightning.Tuner",
     "ModelPruning": "a Callback with torch.nn.utils.prune",
     "ModelSummary": "hookline.hooks.ModelSummary",
     "OnExceptionCheckpoint": "ModelCheckpoint(save_on_exception=True)",
     "RichModelSummary": "hookline.hooks.ModelSummary",
-    "SpikeDetection": "hookline.hooks.NaNGuard",
+    "SpikeDetection": "hookline.hooks.SpikeGuard",
     "StochasticWeightAveraging": "hookline.hooks.WeightAveraging",
     "ThroughputMonitor": "hookline.hooks.Throughput",
     "WeightAveraging": "hookline.hooks.WeightAveraging",
@@ -93,8 +93,13 @@ def __getattr__(name: str) -> Any:
     if name in OWN:
         return OWN[name]
     if name in INSTEAD:
-        raise AttributeError(f"{name} needs the package lightning; without it use {INSTEAD[name]}.")
+        raise missing(name, INSTEAD[name])
     known = [*SAME, *OWN, *INSTEAD]
     raise AttributeError(
         f"There is no callback {name!r}.{closest(name, known)} There are: {', '.join(known)}."
     )
+
+
+def __dir__() -> list[str]:
+    """Return the names of all callbacks: Python compares a name that it cannot import with them."""
+    return sorted({*globals(), *SAME, *OWN, *INSTEAD})

@@ -1,4 +1,6 @@
-"""Lightning's loggers among Hookline's, unchanged."""
+"""Lightning's loggers among Hookline's, unchanged, and by name:
+`from hookline.interop.lightning.loggers import CSVLogger`.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline.interop.lightning.package import find
-from hookline.loggers.base import Logger, number
+from hookline.interop.lightning.package import find, installed, missing
+from hookline.loggers import base  # not its Logger: here that name is Lightning's
 from hookline.loggers.jsonl import JSONLines
+from hookline.util.errors import closest
+
+INSTEAD = {
+    "CSVLogger": "hookline.loggers.CSV",
+    "CometLogger": "hookline.loggers.Comet",
+    "LitLogger": "a logger of hookline.loggers",
+    "Logger": "hookline.loggers.Logger",
+    "MLFlowLogger": "hookline.loggers.MLflow",
+    "TensorBoardLogger": "hookline.loggers.TensorBoard",
+    "WandbLogger": "hookline.loggers.WandB",
+}
+"""Loggers of the package, and what to use without it."""
 
 
-class AdoptedLogger(Logger):
+class AdoptedLogger(base.Logger):
     """Represents one of Lightning's loggers in `hookline.Trainer`."""
 
     queued = False
@@ -52,7 +66,7 @@ class AdoptedLogger(Logger):
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
         """Log a number."""
-        self.original.log_metrics({tag: number(tag, scalar_value)}, global_step)
+        self.original.log_metrics({tag: base.number(tag, scalar_value)}, global_step)
 
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
         """Log a distribution, if the client can."""
@@ -85,10 +99,10 @@ def originals(loggers: Any) -> list[Any]:
     return [each.original for each in loggers.members if isinstance(each, AdoptedLogger)]
 
 
-def split(given: list[Any]) -> tuple[list[Any], list[Logger]]:
+def split(given: list[Any]) -> tuple[list[Any], list[base.Logger]]:
     """Return the loggers that Lightning's trainer calls as Lightning does, and those of Hookline."""
-    own = [each for each in given if isinstance(each, Logger)]
-    return [each for each in given if not isinstance(each, Logger)], own
+    own = [each for each in given if isinstance(each, base.Logger)]
+    return [each for each in given if not isinstance(each, base.Logger)], own
 
 
 def default_loggers(directory: str) -> list[Any]:
@@ -109,3 +123,21 @@ def directory_of_logs(loggers: list[Any]) -> str | None:
     """Return the directory of the first logger that has one."""
     found = (getattr(each, "log_dir", None) for each in loggers)
     return next((each for each in found if isinstance(each, str | Path)), None)  # type: ignore[return-value]
+
+
+def __getattr__(name: str) -> Any:
+    """Return the logger of the installed package."""
+    if not name[:1].isupper():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if (theirs := installed("loggers", name)) is not None:
+        return theirs
+    if name in INSTEAD:
+        raise missing(name, INSTEAD[name])
+    raise AttributeError(
+        f"There is no logger {name!r}.{closest(name, INSTEAD)} There are: {', '.join(INSTEAD)}."
+    )
+
+
+def __dir__() -> list[str]:
+    """Return the names of all loggers: Python compares a name that it cannot import with them."""
+    return sorted({*globals(), *INSTEAD})

@@ -47,6 +47,13 @@ def installed(module: str, name: str) -> Any:
     return None
 
 
+def missing(name: str, instead: str) -> ImportError:
+    """Return the error for a class that only the package has. `from ... import` shows an `ImportError` as it
+    is; for an `AttributeError` it would say no more than that it cannot import the name.
+    """
+    return ImportError(f"{name} needs the package lightning; without it use {instead}.", name=name)
+
+
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn on the first rank, where users see it and may filter it."""
     if os.environ.get("RANK", "0") == "0":
