@@ -259,6 +259,8 @@ def bare(annotation: Any) -> str:
     """Return a type as a user writes it, without `Annotated`."""
     if annotation is inspect.Parameter.empty:
         return ""
+    if isinstance(annotation, typing.ForwardRef):  # of a named tuple, up to Python 3.13
+        annotation = annotation.__forward_arg__
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     try:
         tree = _Bare(ALIASES).visit(ast.parse(text, mode="eval").body)

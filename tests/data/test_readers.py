@@ -152,11 +152,12 @@ def test_a_loader_with_its_own_iter_keeps_working(kind: type[ByHand], workers: i
     check(lambda: kind(Samples(), 3, shuffle=True, num_workers=workers), tmp_path, (3, 7), max_epochs=2)
 
 
-def test_a_batch_that_is_read_at_once_is_keyed_too(tmp_path: Path) -> None:
-    class AtOnce(Samples):
-        def __getitems__(self, indices: list[int]) -> Any:
-            return [self[index] for index in indices]
+class AtOnce(Samples):
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [self[index] for index in indices]
 
+
+def test_a_batch_that_is_read_at_once_is_keyed_too(tmp_path: Path) -> None:
     def make(workers: int) -> Any:
         return DataLoader(AtOnce(noise=ALL), 3, shuffle=True, num_workers=workers)
 

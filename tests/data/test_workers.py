@@ -87,7 +87,14 @@ def test_workers_end_with_the_loader() -> None:
     only.close()
 
 
-def test_a_signal_to_the_whole_group_leaves_the_workers_to_the_main_process(tmp_path: Path) -> None:
+# Python's ways to start a worker: the one before 3.14, and the one since
+START_METHODS = pytest.mark.parametrize("method", ["fork", "forkserver"])
+
+
+@START_METHODS
+def test_a_signal_to_the_whole_group_leaves_the_workers_to_the_main_process(
+    tmp_path: Path, method: str
+) -> None:
     """The main process notes the signal and continues; its workers serve it to the end, and then end with it."""
     script = tmp_path / "script.py"
     script.write_text(
@@ -98,18 +105,27 @@ def test_a_signal_to_the_whole_group_leaves_the_workers_to_the_main_process(tmp_
         from torch.utils.data import DataLoader
         from hookline.data.loaders import make_loaders
 
-        noted = []
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            signal.signal(number, lambda number, frame: noted.append(number))
-        (only,) = make_loaders(DataLoader(Samples(60), 1, num_workers=2, persistent_workers=True), 1.0, "train")
-        os.register_at_fork(after_in_child=lambda: time.sleep(0.4))  # time enough for a signal before a worker is ready for it
-        print("opening", flush=True)
-        batches = only.open(0, 0, 5)
-        next(batches)
-        print("opened", flush=True)
-        while len(noted) < 6:
-            time.sleep(0.01)
-        print(1 + len(list(batches)), len(list(only.open(1))), flush=True)
+        def main():
+            noted = []
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+                signal.signal(number, lambda number, frame: noted.append(number))
+            source = DataLoader(
+                Samples(60), 1, num_workers=2, persistent_workers=True, multiprocessing_context={method!r}
+            )
+            (only,) = make_loaders(source, 1.0, "train")
+            os.register_at_fork(after_in_child=lambda: time.sleep(0.4))
+            print("opening", flush=True)
+            batches = only.open(0, 0, 5)
+            next(batches)
+            print("opened", flush=True)
+            while len(noted) < 6:
+                time.sleep(0.01)
+            print(1 + len(list(batches)), len(list(only.open(1))), flush=True)
+
+        if __name__ == "__main__":
+            main()
+        else:
+            time.sleep(0.4)  # as above: time enough for a signal before a worker is ready for it
     """)
     )
     with preloaded.Popen(
@@ -123,11 +139,22 @@ def test_a_signal_to_the_whole_group_leaves_the_workers_to_the_main_process(tmp_
                 os.killpg(child.pid, number)
         assert child.stdout.readline() == "60 60\n"
         assert child.wait(timeout=60) == 0
-        with pytest.raises(ProcessLookupError):
-            os.killpg(child.pid, 0)  # nobody of the group is left
+        wait_for_the_end_of_a_group(child.pid)
 
 
-def test_a_worker_that_cannot_be_told_to_end_is_killed_and_the_program_ends(tmp_path: Path) -> None:
+def wait_for_the_end_of_a_group(group: int) -> None:
+    """Wait until no process of a group is left: what multiprocessing has started notices the end of the main process."""
+    deadline = time.monotonic() + 60
+    with pytest.raises(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(group, 0)
+            time.sleep(0.01)
+
+
+@START_METHODS
+def test_a_worker_that_cannot_be_told_to_end_is_killed_and_the_program_ends(
+    tmp_path: Path, method: str
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(f"""
@@ -148,16 +175,21 @@ def test_a_worker_that_cannot_be_told_to_end_is_killed_and_the_program_ends(tmp_
                     time.sleep(0.01)
                 return super().__getitem__(index)
 
-        torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5  # seconds that torch waits for a worker
-        logging.basicConfig(stream=sys.stdout)
-        (only,) = make_loaders(DataLoader(Stuck(60), 1, num_workers=1), 1.0, "train")
-        batches = only.open(0, 0, 5)
-        print(len([next(batches), next(batches)]), flush=True)
-        (here / "hold").touch()
-        while not (here / "held").exists():
-            time.sleep(0.01)
-        only.close()
-        print("closed", flush=True)
+        def main():
+            torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5  # seconds that torch waits for a worker
+            logging.basicConfig(stream=sys.stdout)
+            source = DataLoader(Stuck(60), 1, num_workers=1, multiprocessing_context={method!r})
+            (only,) = make_loaders(source, 1.0, "train")
+            batches = only.open(0, 0, 5)
+            print(len([next(batches), next(batches)]), flush=True)
+            (here / "hold").touch()
+            while not (here / "held").exists():
+                time.sleep(0.01)
+            only.close()
+            print("closed", flush=True)
+
+        if __name__ == "__main__":
+            main()
     """)
     )
     with (tmp_path / "output").open("w") as output:
@@ -166,8 +198,7 @@ def test_a_worker_that_cannot_be_told_to_end_is_killed_and_the_program_ends(tmp_
         )
         try:
             assert child.wait(timeout=60) == 0
-            with pytest.raises(ProcessLookupError):
-                os.killpg(child.pid, 0)  # nobody of the group is left
+            wait_for_the_end_of_a_group(child.pid)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)

@@ -503,7 +503,7 @@ class PrivateCopy:
         if self.order is not None and reads_directly(self.made):
             self.batches = direct_batches(self.made)
             return self.batches
-        with signals_held() if self.loader.num_workers else contextlib.nullcontext():
+        with signals_held(self.loader) if self.loader.num_workers else contextlib.nullcontext():
             self.batches = iter(self.made)
         return self.batches
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import multiprocessing
 import os
 import random
 import signal
 import threading
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from typing import Any
 
 import numpy as np
@@ -135,13 +137,20 @@ def block_signals() -> None:
 
 
 @contextlib.contextmanager
-def signals_held() -> Iterator[None]:
-    """Block signals while workers start; they inherit the mask until `block_signals` runs in them."""
+def signals_held(loader: Any) -> Iterator[None]:
+    """Block signals while the workers of a DataLoader start. They inherit the mask until `block_signals` runs
+    in them, and so do Python's processes that help to start them, as long as they live.
+    """
     if not hasattr(signal, "sigwaitinfo"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1})
+    held = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:
+        if (loader.multiprocessing_context or multiprocessing).get_start_method() != "fork":
+            # up to Python 3.13 its start unblocks signals
+            resource_tracker.ensure_running()
+            signal.pthread_sigmask(signal.SIG_BLOCK, held)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -169,6 +178,8 @@ def _ignore_signal(number: int, frame: Any) -> None:
 
 
 def _wait_for_parent_sigterm() -> None:
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+    main = multiprocessing.parent_process()  # not os.getppid(), which may be Python's fork server
+    assert main is not None
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != main.pid:
         pass
     os._exit(0)

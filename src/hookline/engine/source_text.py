@@ -45,9 +45,21 @@ def attributes_read(
 def parse_source(thing: Any) -> ast.Module | None:
     """Return the syntax tree of a class, function or module; None if it has no source text."""
     try:
-        return ast.parse(textwrap.dedent(inspect.getsource(thing)))
+        tree = ast.parse(textwrap.dedent(inspect.getsource(thing)))
     except (OSError, TypeError, SyntaxError):
         return None
+    return tree if inspect.ismodule(thing) or _defines(tree, inspect.unwrap(thing)) else None
+
+
+def _defines(tree: ast.Module, thing: Any) -> bool:
+    """Return whether a text is that of this class or function. For code made by `exec`, inspect returns the
+    text of whatever else is called `<string>`: since Python 3.13 that is the text of `python -c`.
+    """
+    name = thing.__name__ if inspect.isclass(thing) else thing.__code__.co_name
+    if name == "<lambda>":
+        return any(isinstance(each, ast.Lambda) for each in ast.walk(tree))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return any(isinstance(each, kinds) and each.name == name for each in tree.body)
 
 
 def words_of(tree: ast.AST) -> set[str]:

@@ -39,7 +39,7 @@ class _ReadFloat:
         setattr(ctx, self._name, value)
 
 
-@dataclass(init=False, repr=False)
+@dataclass(init=False, repr=False, eq=False)
 class StepContext:
     """One optimizer update. `loss` (the window's mean) and `grad_norm` are read from the device on use.
 
@@ -90,6 +90,15 @@ class StepContext:
         self.rank = rank
         self.world_size = world_size
         self.metrics = {} if metrics is None else metrics
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StepContext) or type(other) is not type(self):
+            return NotImplemented
+        mine, others = (
+            (each.step, each.loss, each.grad_norm, each.lr, each.tokens_seen, each.model, each.optimizer)
+            for each in (self, other)
+        )
+        return mine == others  # tuples, so that a number that was never set (one NaN) equals itself
 
     def __repr__(self) -> str:
         return (

@@ -63,7 +63,7 @@ class SharedStreamReader(Reader):
         if not self.loader_is_kept():
             self.close()
             self.loader = with_safe_workers(self.source)
-        with signals_held() if self.loader is not self.source else contextlib.nullcontext():
+        with signals_held(self.loader) if self.loader is not self.source else contextlib.nullcontext():
             self.batches = batches = iter(self.loader)
         if now is not None:  # a run that resumes before the first batch has restored its streams already
             set_rng_state(now)
