@@ -298,6 +298,7 @@ def test_a_failing_first_batch_leaves_nothing() -> None:
     with pytest.raises(ValueError, match="no"):
         trainer.fit(module, batches(1))
     assert not left_behind(module)
+    assert trainer.hooks.list_hooks() == ["model_summary"]
     trainer.fit(TwoLayers(), batches(1))  # and the next run is not disturbed
     assert not left_behind(module)
 

@@ -220,6 +220,7 @@ class FirstBatch(Hook):
         self._shapes: dict[str, tuple[str, str]] = {}
         self._flops: dict[str, int] = {}
         self._in_updates = 0
+        self._is_removed = False
 
     def on_train_batch_start(self, module: nn.Module) -> None:
         self._stop()  # a batch before this one was skipped
@@ -246,10 +247,16 @@ class FirstBatch(Hook):
             made.flops_backward = counter.backward
             made.batch = describe_batch(batch)
         self._owner._show(made, logger, rank)
-        trainer.remove_hook(self)
+        self._remove(trainer)
 
-    def teardown(self) -> None:
+    def teardown(self, trainer: Any) -> None:
         self._stop()
+        if not self._is_removed:  # the first batch failed, or there was none; a next run adds one of its own
+            self._remove(trainer)
+
+    def _remove(self, trainer: Any) -> None:
+        self._is_removed = True  # a removal calls teardown
+        trainer.remove_hook(self)
 
     def _total(self) -> int:
         return 0 if self._counter is None else int(self._counter.get_total_flops())
