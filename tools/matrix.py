@@ -201,7 +201,9 @@ def commands(cell: Cell, folder: Path, processes: int, more: Sequence[str]) -> I
     yield [*pip, f"torch=={cell.torch}"]
     yield [*pinned, f"torch=={cell.torch}", "--editable", ".", *PACKAGES]
     left_out = [f"--ignore={path}" for path in LEFT_OUT]
-    side_by_side = ["--numprocesses", str(processes), "--dist", "loadfile"] if processes > 1 else []
+    # a process that crashes fails the cell; xdist would wait for ever for the tests that it had left
+    several = ["--numprocesses", str(processes), "--dist", "loadfile", "--max-worker-restart", "0"]
+    side_by_side = several if processes > 1 else []
     yield [python, "-m", "pytest", *side_by_side, *CORE, *left_out, *more]
 
 

@@ -204,3 +204,33 @@ def test_a_worker_that_cannot_be_told_to_end_is_killed_and_the_program_ends(
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
     assert "did not end and is killed" in (tmp_path / "output").read_text()
+
+
+def test_a_program_that_a_worker_would_run_again_is_refused_there(tmp_path: Path) -> None:
+    """Without `if __name__ == "__main__":`, on macOS, Windows and since Python 3.14."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import sys
+        sys.path.insert(0, {str(TESTS)!r})
+        import multiprocessing
+        from data.resumed import Samples
+        from torch.utils.data import DataLoader
+        from hookline import Trainer
+        from hookline.testing import TinyModule
+
+        multiprocessing.set_forkserver_preload(["__main__"])  # the default since Python 3.14
+        source = DataLoader(Samples(6), 1, num_workers=1, multiprocessing_context="forkserver")
+        Trainer(max_epochs=1, run_dir="run", enable_progress_bar=False).fit(TinyModule(), source)
+    """)
+    )
+    done = preloaded.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1
+    assert (
+        "HooklineError: fit() was called by a process that Python starts for the workers of a loader. Such a "
+        "process imports script.py, and must not train. In script.py, put what begins the training under `if "
+        '__name__ == "__main__":`.'
+    ) in done.stderr
+    assert "RunLockedError" not in done.stderr
+    # which of the processes has imported it depends on the version of Python
+    assert "its own error is above" in done.stderr or "exited unexpectedly" in done.stderr

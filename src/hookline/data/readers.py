@@ -30,7 +30,7 @@ from hookline.data.rng_exchange import OwnStream
 from hookline.data.seeding import Generators, find_generators, put_back, states_of, with_generator
 from hookline.data.sharding import END, ShardPlan
 from hookline.data.sources import has_state, is_indexed
-from hookline.data.workers import KeyedDataset, WorkerStart, end_workers, signals_held
+from hookline.data.workers import KeyedDataset, WorkerStart, end_workers, starting_workers
 
 log = logging.getLogger("hookline")
 
@@ -503,7 +503,7 @@ class PrivateCopy:
         if self.order is not None and reads_directly(self.made):
             self.batches = direct_batches(self.made)
             return self.batches
-        with signals_held(self.loader) if self.loader.num_workers else contextlib.nullcontext():
+        with starting_workers(self.loader) if self.loader.num_workers else contextlib.nullcontext():
             self.batches = iter(self.made)
         return self.batches
 

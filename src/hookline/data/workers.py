@@ -132,12 +132,12 @@ def block_signals() -> None:
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, _ignore_signal)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGUSR1})  # see signals_held
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGUSR1})  # see starting_workers
     threading.Thread(target=_wait_for_parent_sigterm, name="hookline-signals", daemon=True).start()
 
 
 @contextlib.contextmanager
-def signals_held(loader: Any) -> Iterator[None]:
+def starting_workers(loader: Any) -> Iterator[None]:
     """Block signals while the workers of a DataLoader start. They inherit the mask until `block_signals` runs
     in them, and so do Python's processes that help to start them, as long as they live.
     """
@@ -152,6 +152,9 @@ def signals_held(loader: Any) -> Iterator[None]:
             resource_tracker.ensure_running()
             signal.pthread_sigmask(signal.SIG_BLOCK, held)
         yield
+    except (ConnectionError, EOFError) as error:  # the fork server has ended
+        error.add_note("A process that starts the workers of the loader has ended; its own error is above.")
+        raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

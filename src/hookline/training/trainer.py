@@ -30,6 +30,7 @@ from hookline.run.options import read_arguments, refuse_unknown, with_signature
 from hookline.run.state import State
 from hookline.training.run_view import RunView
 from hookline.util.errors import CheckpointError, HooklineError, OptionError
+from hookline.util.processes import refuse_unguarded_program
 
 if TYPE_CHECKING:
     from hookline.checkpoint.weights import WeightsReport
@@ -228,6 +229,7 @@ class Trainer(RunView):
         """Check the arguments of a stage and make its run. connects: whether the ranks connect now."""
         from hookline.training import lifecycle
 
+        refuse_unguarded_program(f"{stage}()")
         if self._run is not None:
             raise HooklineError(
                 f"{stage}() was called inside a run ({self._run.stage}); only validate() can be."

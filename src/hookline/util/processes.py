@@ -1,15 +1,19 @@
-"""Process-local resources: descriptors that forked children must not keep, and threads that end with a
-run.
+"""Process-local resources: descriptors that forked children must not keep, threads that end with a run, and
+programs that a worker imports again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
 import os
+import sys
 import threading
 import weakref
 from typing import Any
+
+from hookline.util.errors import HooklineError
 
 log = logging.getLogger("hookline")
 
@@ -38,6 +42,20 @@ def _close_copies() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_copies)
+
+
+def refuse_unguarded_program(what: str) -> None:
+    """Raise if Python imports the program again, to start a worker process (every way to start one but fork).
+
+    Otherwise the worker would begin the same run once more, and fail over the lock of its directory.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        program = os.path.basename(getattr(sys.modules["__main__"], "__file__", None) or sys.argv[0])
+        raise HooklineError(
+            f"{what} was called by a process that Python starts for the workers of a loader. Such a process "
+            f"imports {program}, and must not train. In {program}, put what begins the training under "
+            '`if __name__ == "__main__":`.'
+        )
 
 
 def wait_for_end(thread: threading.Thread, seconds: float) -> bool:

@@ -22,7 +22,7 @@ from hookline.data.readers import LoaderState, Reader, StateReader, read_again
 from hookline.data.seeding import find_generators, put_back, rng_state, set_rng_state, states_of
 from hookline.data.sharding import END
 from hookline.data.sources import has_state
-from hookline.data.workers import WorkerStart, end_workers, signals_held
+from hookline.data.workers import WorkerStart, end_workers, starting_workers
 from hookline.interop.lightning.loaders import Turns
 from hookline.interop.lightning.package import find
 
@@ -63,7 +63,7 @@ class SharedStreamReader(Reader):
         if not self.loader_is_kept():
             self.close()
             self.loader = with_safe_workers(self.source)
-        with signals_held(self.loader) if self.loader is not self.source else contextlib.nullcontext():
+        with starting_workers(self.loader) if self.loader is not self.source else contextlib.nullcontext():
             self.batches = batches = iter(self.loader)
         if now is not None:  # a run that resumes before the first batch has restored its streams already
             set_rng_state(now)
