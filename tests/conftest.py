@@ -17,6 +17,20 @@ with contextlib.suppress(ImportError):  # not there where other trainers' packag
     settings.load_profile("unhurried")
 
 
+OF_OLDER_TORCH = (
+    "ignore:TypedStorage is deprecated:UserWarning",  # a save with torch.distributed.checkpoint
+    "ignore:The given buffer is not writable:UserWarning",  # torch.export.load
+    "ignore:Warning. Profiler clears events at the end of each cycle:UserWarning",
+)
+"""Warnings of torch 2.10 to 2.12 about its own code."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        for each in OF_OLDER_TORCH:
+            config.addinivalue_line("filterwarnings", each)
+
+
 @pytest.fixture(autouse=True)
 def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

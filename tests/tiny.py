@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hookline import Hook, Module, Trainer
 from hookline.run.option_tables import OLD_NAMES, OLD_SAVING
+
+step_graphs = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13), reason="compile='step' needs torch 2.13"
+)
 
 
 class Net(Module):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from test_budgets import is_ours, per_step, with_hooks, without_hooks
-from tiny import Net, batches, quiet
+from tiny import Net, batches, quiet, step_graphs
 from torch import Tensor
 
 from hookline import Hook, HookError, Line, Mixture, OptionError
@@ -206,11 +206,12 @@ ROUTED = {"mixture": Mixture("weighted", {"a": 1, "b": 1}, epoch_length=4, optim
         (ByHand, {}, {}, "2 batches from 5 steps on: Manual optimization accumulates by itself"),
         (Searching, {}, {}, r"2 batches from 5 steps on: .*LBFGS.*accumulate_grad_batches > 1"),
         (Twice, {}, ROUTED, "2 batches from 5 steps on: Mixture: optimizers 0 and 1 train the same"),
-        (
+        pytest.param(
             Net,
             {"compile": {"step": True, "backend": "aot_eager", "fullgraph": True}},
             {},
             "fullgraph=True makes one graph",
+            marks=step_graphs,
         ),
         (Net, {"accumulate_grad_batches": 4}, {}, "accumulate_grad_batches=4 would never be used"),
     ],
@@ -228,6 +229,7 @@ def test_a_number_that_the_run_cannot_have_is_refused_before_the_first_step(
     assert trainer.global_step == 0
 
 
+@step_graphs
 def test_a_compiled_step_follows_the_schedule() -> None:
     def weights(**options: Any) -> tuple[list[int], Tensor]:
         windows, net = fit({0: 1, 2: 2}, batches(6), **options)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Net, batches, quiet
+from tiny import Net, batches, quiet, step_graphs
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -107,6 +107,7 @@ class AroundTheStep(SingleDevice):
         call()
 
 
+@step_graphs
 def test_what_cannot_be_compiled_is_refused_before_the_first_step(monkeypatch: Any) -> None:
     with pytest.raises(OptionError, match="Manual has automatic_optimization = False.*compile=True"):
         quiet(compile="step").fit(Manual(), batches())
@@ -134,6 +135,7 @@ def test_a_torch_without_the_option_is_refused(monkeypatch: Any) -> None:
         quiet(compile=STEP).fit(Net(), batches())
 
 
+@step_graphs
 def test_explain_names_the_listener_that_splits_the_step_before_it_runs() -> None:
     trainer = quiet(compile=STEP, gradient_clip_val=1.0)
     assert "graph 1: training_step, loss and backward\n  graph 2: clipping and optimizer.step" in str(

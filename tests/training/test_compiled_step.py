@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Net, batches, quiet
+from tiny import Net, batches, quiet, step_graphs
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
@@ -22,10 +22,13 @@ from hookline import SKIP_BATCH, SKIP_STEP, Hook
 from hookline.util.errors import LossError
 
 STEP = {"step": True, "backend": "eager"}  # traces and guards like the real thing, without a compiler
-pytestmark = pytest.mark.filterwarnings(  # torch's own: when it first compiles, and when it looks at what a graph break hands on
-    "ignore:.torch.jit.script_method:DeprecationWarning",
-    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
-)
+pytestmark = [
+    step_graphs,
+    pytest.mark.filterwarnings(  # torch's own: when it first compiles, and when it looks at what a graph break hands on
+        "ignore:.torch.jit.script_method:DeprecationWarning",
+        "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
+    ),
+]
 ONE_GRAPH = "training_step, loss and backward"
 SPLIT = "split between forward and backward: "
 
