@@ -20,6 +20,7 @@ with contextlib.suppress(ImportError):  # not there where other trainers' packag
 OF_OLDER_TORCH = (
     "ignore:TypedStorage is deprecated:UserWarning",  # a save with torch.distributed.checkpoint
     "ignore:The given buffer is not writable:UserWarning",  # torch.export.load
+    "ignore:Sparse invariant checks are implicitly disabled:UserWarning",
     "ignore:Warning. Profiler clears events at the end of each cycle:UserWarning",
 )
 """Warnings of torch 2.10 to 2.12 about its own code."""

@@ -130,7 +130,7 @@ def test_what_exists_before_training_may_be_left_out_of_collections() -> None:
             counts.append(gc.get_freeze_count())
 
     quiet(hooks=[GarbageCollection(freeze=True), Counts()]).fit(Net(), batches(1))
-    assert counts[0] > 1000 and gc.get_freeze_count() == 0
+    assert counts[0] > 10_000 and gc.get_freeze_count() < 1000  # Python 3.12 has some of its own there
     gc.freeze()
     before = gc.get_freeze_count()
     quiet(hooks=[GarbageCollection(freeze=True)]).fit(Net(), batches(1))

@@ -20,6 +20,10 @@ MOMENTS = {
 }
 OLDEST = 2
 """The generation of a full collection."""
+OF_PYTHON = 10_000
+"""Fewer frozen objects than this are Python's own: in 3.12, a collection freezes a few hundred. A program that
+freezes its objects has more of them, because torch alone has over 100,000.
+"""
 
 
 class GarbageCollection(Hook):
@@ -78,7 +82,7 @@ class GarbageCollection(Hook):
     def on_train_start(self, state: Any) -> None:
         """Collect once, so that all ranks begin with as little garbage."""
         self._collect(OLDEST, state)
-        if self.freeze and not gc.get_freeze_count():  # what the user has frozen stays frozen
+        if self.freeze and gc.get_freeze_count() < OF_PYTHON:  # what the user has frozen stays frozen
             gc.freeze()
             self._is_frozen = True
 
