@@ -21,8 +21,8 @@ MOMENTS = {
 OLDEST = 2
 """The generation of a full collection."""
 OF_PYTHON = 10_000
-"""Fewer frozen objects than this are Python's own: in 3.12, a collection freezes a few hundred. A program that
-freezes its objects has more of them, because torch alone has over 100,000.
+"""Fewer frozen objects than this are Python's own: in 3.12, a collection freezes a few hundred. A program
+that freezes its objects has more of them, because torch alone has over 100,000.
 """
 
 
