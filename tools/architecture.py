@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,19 +65,23 @@ def picture() -> str:
             shade = "#c6dafc" if name in ("engine", "training") else "#e8f0fe"
             box = f'x="{x:.0f}" y="{y}" width="{wide:.0f}" height="{ROW}" rx="6"'
             middle = f'x="{x + wide / 2:.0f}" text-anchor="middle"'
-            caption = _short(known[name][0], int(wide / 5.6))
             out += [
                 f'<rect {box} fill="{shade}" stroke="#3b5b92"/>',
-                f'<text {middle} y="{y + 23}" font-size="15" font-weight="bold" fill="#17305c">{name}</text>',
-                f'<text {middle} y="{y + 42}" font-size="11" fill="#333333">{caption}</text>',
+                f'<text {middle} y="{y + 21}" font-size="15" font-weight="bold" fill="#17305c">{name}</text>',
             ]
+            for number, line in enumerate(_caption(known[name][0], int(wide / 6))):
+                at = f'{middle} y="{y + 37 + 14 * number}"'
+                out.append(f'<text {at} font-size="11" fill="#333333">{line}</text>')
     return "\n".join([*out, "</svg>"]) + "\n"
 
 
-def _short(text: str, most: int) -> str:
-    """Return what fits into a box: whole words of the first clause."""
-    text = re.split(r"[:;.]", text)[0] if len(re.split(r"[:;.]", text)[0]) > 12 else text.rstrip(".")
-    words = text.replace("&", "and").replace("<", "").split()
-    while len(" ".join(words)) > most:
-        words.pop()
-    return " ".join(words).rstrip(",")
+def _caption(text: str, width: int) -> list[str]:
+    """Return one or two lines that fit into a box: the longest beginning that is a clause of its own."""
+    text = re.sub(r"[`<]", "", text).replace("&", "and").rstrip(".")
+    lines: list[str] = []
+    for marks in (r"[:;.]|$", r"[:;.,]|$"):  # a part of a list only if nothing else is long enough to tell
+        wrapped = [textwrap.wrap(text[: end.start()], width) for end in re.finditer(marks, text)]
+        lines = max((each for each in wrapped if len(each) <= 2), key=lambda each: len(" ".join(each)))
+        if len(" ".join(lines)) > 12:
+            break
+    return lines
