@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from ranks.torchrun import torchrun
-from test_budgets import per_step, with_hooks, without_hooks
+from test_budgets import per_step, with_hooks
 from tiny import Net, batches, quiet
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -305,7 +305,9 @@ def test_a_failing_first_batch_leaves_nothing() -> None:
 
 def test_steps_cost_nothing() -> None:
     for made in (lambda: ModelSummary(), lambda: ModelSummary(flops=True, shapes=True)):
-        assert per_step(lambda data, made=made: with_hooks(made())(data)) == without_hooks()
+        counted = per_step(lambda data, made=made: with_hooks(made())(data))
+        # counted anew: once torch has imported its compiler, it takes more calls for a step
+        assert counted == per_step(with_hooks())
 
 
 def test_a_compiled_model_cannot_be_measured() -> None:
