@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hookline.metrics.direction import HIGHER, LOWER, direction_of
+from hookline.metrics.direction import HIGHER, LOWER, REVERSING, direction_of
 from hookline.report.reader import EPOCH, RecordedRun, Series
 
 VALIDATION_WORDS = ("val", "valid", "validation", "eval", "dev")
@@ -21,7 +21,8 @@ FLAT = 0.01
 RULES = {
     "direction": "The mode of a hook that monitors the metric; else by the words in its name: lower is "
     "better for "
-    f"{', '.join(LOWER)}; higher for {', '.join(HIGHER)}; else unknown (null).",
+    f"{', '.join(LOWER)}; higher for {', '.join(HIGHER)}; unknown (null) if the name has words of both, or "
+    f"one of {', '.join(REVERSING)}, and for other names.",
     "trend": f"Of the last third of the finite values (at least {SHORTEST}), the mean of the later half is "
     f"compared with that "
     f"of the earlier half. 'flat': they differ by less than {FLAT:.0%} of the larger one, or by less than "
