@@ -190,7 +190,7 @@ SEE = {
     "SingleDevice": ("strategies", "../ranks.md#strategies"),
 }
 """Where names of `hookline` are explained that no page shows in code or names in its text."""
-ALIASES: dict[str, ast.expr] = {"Mode": ast.parse('Literal["min", "max"]', mode="eval").body}
+ALIASES: dict[str, ast.expr] = {"Mode": ast.parse('Literal["auto", "min", "max"]', mode="eval").body}
 """Names of types that a reader would have to look up."""
 LONGEST_DEFAULT = 80
 """Characters of a default that is shown."""

@@ -253,7 +253,7 @@ def test_an_evaluation_of_its_own_is_no_check() -> None:
         ({"patience": -1}, "patience=-1 must be a whole number from 0"),
         ({"patience": 1.5}, "patience=1.5"),
         ({"patience": True}, "patience=True"),
-        ({"mode": "auto"}, "mode='auto'"),
+        ({"mode": "least"}, "mode='least', allowed: 'auto', 'min', 'max'"),
         ({"min_delta": "a"}, "min_delta='a'"),
         ({"monitor": None}, "monitor=None"),
         ({"stopping_threshold": "low"}, "stopping_threshold='low'"),
@@ -266,3 +266,73 @@ def test_an_evaluation_of_its_own_is_no_check() -> None:
 def test_wrong_parameters_are_refused_when_they_are_written(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         EarlyStopping(**options)
+
+
+# ---- which direction is better -----------------------------------------------------------------------------------
+
+
+def test_the_name_of_the_metric_decides_which_direction_is_better(caplog: pytest.LogCaptureFixture) -> None:
+    hook = EarlyStopping("val/accuracy", patience=2)
+    runner = quiet(max_epochs=5, hooks=[hook])
+    with caplog.at_level(logging.INFO, "hookline"):
+        runner.fit(Scripted(0.1, 0.2, 0.3, 0.4, 0.5, name="val/accuracy"), batches(2), batches(1))
+    assert (runner.status, hook.mode, hook.best_score) == ("completed", "max", 0.5)
+    said = [each.message for each in caplog.records if "higher is better" in each.message]
+    assert said == [
+        "EarlyStopping: higher is better for 'val/accuracy', by its name (mode='max'). Pass mode='min' for the "
+        "opposite."
+    ]
+    assert [EarlyStopping(name).mode for name in ("val/loss", "val/distance", "val/score")] == ["min"] * 3
+
+
+def test_a_given_mode_wins_over_the_name(caplog: pytest.LogCaptureFixture) -> None:
+    hook = EarlyStopping("val/accuracy", patience=1, mode="min")
+    with caplog.at_level(logging.INFO, "hookline"):
+        quiet(max_epochs=5, hooks=[hook]).fit(Scripted(0.1, 0.2, name="val/accuracy"), batches(2), batches(1))
+    assert (hook.mode, hook.best_score, hook.checks) == ("min", 0.1, 2)
+    assert "by its name" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        (
+            {"mode": "min"},
+            {"mode": "max"},
+            "saved with mode='min', and the hook has mode='max': its best value, 0.1",
+        ),
+        ({"mode": "min"}, {}, "has mode='max', by the name of the metric: its best value, 0.1, is not used"),
+        (
+            {"monitor": "val/loss", "check_on_train_epoch_end": True},
+            {},
+            "with monitor='val/loss' and mode='min', and the hook has monitor='val/accuracy' and mode='max'",
+        ),
+    ],
+)
+def test_a_best_value_of_another_mode_or_metric_is_not_used(
+    before: dict[str, Any], after: dict[str, Any], says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Both(Scripted):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("val/loss", 0.1)
+
+    usual = {"monitor": "val/accuracy", "patience": 3}
+    for epochs, options, scores in ((3, before, (0.1, 0.2, 0.3)), (4, after, (0.4,))):
+        hook = EarlyStopping(**{**usual, **options})
+        runner = quiet(max_epochs=epochs, run_dir="run", checkpoint=True, hooks=[hook])
+        runner.fit(Both(*scores, name="val/accuracy"), batches(2), batches(1), resume="auto")
+    assert (hook.best_score, hook.wait_count, hook.checks) == (0.4, 0, 4)
+    assert len([each for each in caplog.records if says in each.message]) == 1
+
+
+def test_a_saved_state_without_a_mode_was_of_the_default_of_that_version(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    given = EarlyStopping("val/accuracy", mode="max")
+    state = {**given.state_dict(), "best_score": 0.4, "wait_count": 1}
+    del state["mode"], state["monitor"]
+    given.load_state_dict(state)
+    assert (given.best_score, caplog.text) == (0.4, "")  # a mode that is given is taken for that of the state
+    by_name = EarlyStopping("val/accuracy")
+    by_name.load_state_dict(state)
+    assert (by_name.best_score, by_name.wait_count) == (None, 0) and "mode='min'" in caplog.text

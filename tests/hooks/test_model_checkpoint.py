@@ -397,3 +397,81 @@ def test_a_hook_that_is_added_during_a_run_is_refused_at_its_first_request(tmp_p
 def test_weights_of_another_kind_are_refused() -> None:
     with pytest.raises(OptionError, match="ModelCheckpoint: weights='lora', allowed: .*'trainable'"):
         ModelCheckpoint(weights="lora")  # type: ignore[arg-type]
+
+
+# ---- which direction is better -----------------------------------------------------------------------------------
+
+
+class Accurate(Net):
+    """A network whose validation accuracy is dictated."""
+
+    def __init__(self, *scores: float) -> None:
+        super().__init__()
+        self.scores = list(scores)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("val/loss", 1.0)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val/accuracy", self.scores.pop(0))
+
+
+def accurate(*scores: float, epochs: int, **options: Any) -> tuple[ModelCheckpoint, Net]:
+    """Continue the run in the directory `run` up to an epoch."""
+    hook = ModelCheckpoint(**{"monitor": "val/accuracy", "restore_best": True, **options})
+    net = Accurate(*scores)
+    trainer = quiet(max_epochs=epochs, run_dir="run", checkpoint=True, hooks=[hook])
+    trainer.fit(net, batches(2), batches(1), resume="auto")
+    return hook, net
+
+
+def test_the_best_accuracy_is_the_highest_without_a_mode() -> None:
+    hook, net = accurate(0.2, 0.9, 0.1, epochs=3)
+    assert (hook.mode, hook.best_model_score, Path(hook.best_model_path).name) == (
+        "max",
+        0.9,
+        "epoch=1-step=4",
+    )
+    assert torch.equal(net.layer.weight, weights(hook.best_model_path)["layer.weight"])
+    assert ModelCheckpoint(monitor="val/accuracy", mode="min").mode == "min"
+    assert ModelCheckpoint().mode == ModelCheckpoint(monitor="val/score").mode == "min"
+
+
+def test_the_best_of_another_mode_is_not_restored(caplog: pytest.LogCaptureFixture) -> None:
+    worst, _ = accurate(0.4, 0.3, 0.8, epochs=3, mode="min")
+    assert worst.best_model_score == 0.3
+    caplog.clear()
+    hook, net = accurate(epochs=3, mode="max")  # nothing to train
+    assert (hook.best_model_path, hook.best_model_score) == ("", None)
+    assert not torch.equal(net.layer.weight, weights(worst.best_model_path)["layer.weight"])
+    assert torch.equal(net.layer.weight, weights("run/checkpoints/last")["layer.weight"])
+    assert caplog.text.count("saved with mode='min', and the hook has mode='max'") == 1
+    assert f"its best, {worst.best_model_path}, is not used. The best is found anew" in caplog.text
+    assert "no checkpoint was kept for a score of val/accuracy (mode='max')" in caplog.text
+    hook, _ = accurate(0.7, epochs=4, mode="max")
+    assert (hook.best_model_score, names()) == (0.7, ["epoch=3-step=8"])
+    caplog.clear()
+    hook, _ = accurate(0.6, epochs=5, mode="max")
+    assert (hook.best_model_score, "saved with" in caplog.text) == (0.7, False)
+
+
+def test_kept_checkpoints_are_ranked_anew_when_the_mode_changes() -> None:
+    accurate(0.4, 0.3, 0.8, epochs=3, mode="min", save_top_k=-1)
+    hook, net = accurate(epochs=3, save_top_k=-1)
+    assert (hook.best_model_score, Path(hook.best_model_path).name) == (0.8, "epoch=2-step=6")
+    accurate(0.9, 0.1, epochs=5, mode="min", save_top_k=2)  # 0.4, 0.3 and the newest
+    hook, _ = accurate(0.2, epochs=6, save_top_k=2)
+    assert hook.best_model_score == max(hook.best_k_models.values()) >= 0.3
+
+
+def test_the_scores_of_another_metric_are_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    accurate(0.4, 0.3, epochs=2, monitor="val/loss")
+    hook, _ = accurate(0.2, epochs=3)
+    assert hook.best_k_models == {hook.best_model_path: 0.2}
+    assert "saved with monitor='val/loss' and mode='min'" in caplog.text
+    assert len(names()) == 2  # that of the other metric stays
+    accurate(0.2, epochs=4, monitor=None, restore_best=False)
+    assert "and the hook has monitor=None" in caplog.text
+    caplog.clear()
+    accurate(0.2, epochs=5, monitor=None, restore_best=False, mode="max")  # a mode of nothing
+    assert "saved with" not in caplog.text

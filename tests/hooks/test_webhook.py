@@ -235,7 +235,7 @@ def test_other_mistakes_do_not_show_it_either(wrong: dict[str, Any]) -> None:
         ({"template": "{best.real}"}, "without dots"),
         ({"template": {"best_modl": "x"}}, r"Did you mean 'best_model'\?"),
         ({"template": {"best_model": 3}}, "template=3 must be text"),
-        ({"mode": "least"}, "mode='least', allowed: 'min', 'max'"),
+        ({"mode": "least"}, "mode='least', allowed: 'auto', 'min', 'max'"),
         ({"monitor": ""}, "monitor='' must be the name of a metric"),
         ({"timeout": 0}, "timeout=0 must be a number"),
         ({"queue_size": 0}, "queue_size=0 must be a whole number from 1"),

@@ -678,3 +678,33 @@ def test_a_callback_can_be_tested_with_single_events():
         HookError, match=r"Report.on_train_batch_end takes outputs, without a value outside a run"
     ):
         fire(Report(), "train_batch_end", trainer=trainer, pl_module=None, batch=None)
+
+
+def test_the_best_that_a_callback_keeps_outside_of_the_run_is_found() -> None:
+    """A logger of Lightning has a folder of its own, and the callback writes there."""
+    seen: list[torch.Tensor] = []
+    callback = ModelCheckpoint(monitor="score", mode="min")
+    trainer = hookline.Trainer(
+        hooks=[callback],
+        logger=pl.loggers.CSVLogger("logs", "digits"),
+        max_epochs=3,
+        run_dir="run",
+        enable_progress_bar=False,
+    )
+    model = Model()
+    trainer.fit(model, loader(4), loader(1))
+    best = Path(callback.best_model_path)
+    assert Path("logs/digits/version_0") in best.parents and not best.is_relative_to("run")
+    trainer.on("validation_start")(lambda module: seen.append(module.layer.weight.detach().clone()))
+    trainer.validate(model, loader(1), checkpoint="best")
+    again = Model()
+    report = trainer.load_best(again)
+    assert Path(report.source) == best
+    assert torch.equal(seen[0], again.layer.weight)
+    assert float(callback.best_model_score) == 0.0
+    with pytest.raises(
+        hookline.CheckpointError, match=r"Searched: run, and where the hooks .* \(none of them knows one\)"
+    ):
+        other = quiet(max_epochs=1, run_dir="run", checkpoint=True)
+        other.fit(Net(), batches(2))
+        other.test(Net(), batches(1), checkpoint="best")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import pickle
 import re
 import sys
 from typing import Any
@@ -67,8 +68,12 @@ def test_a_callback_is_that_of_the_installed_package(name: str) -> None:
 
 @pytest.mark.usefixtures("without_lightning")
 def test_without_the_package_it_is_hooklines_that_does_the_same() -> None:
-    assert callbacks.EarlyStopping is hookline.hooks.EarlyStopping
-    assert callbacks.ModelCheckpoint is hookline.hooks.ModelCheckpoint
+    assert issubclass(callbacks.EarlyStopping, hookline.hooks.EarlyStopping)
+    assert issubclass(callbacks.ModelCheckpoint, hookline.hooks.ModelCheckpoint)
+    assert callbacks.EarlyStopping("val_accuracy").mode == theirs.EarlyStopping("val_accuracy").mode == "min"
+    assert callbacks.ModelCheckpoint(monitor="val_accuracy").mode == "min"
+    assert callbacks.ModelCheckpoint(monitor="val_accuracy", mode="max").mode == "max"
+    assert pickle.loads(pickle.dumps(callbacks.EarlyStopping)) is callbacks.EarlyStopping
     made = [callbacks.TQDMProgressBar(refresh_rate=2), callbacks.LearningRateMonitor("step")]
     trainer = Trainer(callbacks=[*made, callbacks.DeviceStatsMonitor()], max_epochs=1, logger=False)
     assert list(trainer.callbacks)[:3] == [*made, trainer.callbacks[2]]

@@ -10,12 +10,22 @@ import pytest
 from ranks.torchrun import torchrun
 
 SCRIPT = '''
-import json, os, signal, sys, time
+import json, logging, os, signal, sys, time
 from pathlib import Path
 from tiny import Net, batches, quiet
 from hookline import Hook, Preempted
+from hookline.hooks import EarlyStopping
 
 FOLDER = sys.argv[1]
+
+
+class Warnings(logging.Handler):
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.said = []
+
+    def emit(self, record):
+        self.said.append(record.getMessage())
 
 
 class Diary(Hook):
@@ -75,9 +85,9 @@ class KilledInValidation(Killed):
         time.sleep(0.01)
 
 
-def run(name, hook, val=None, data=40, run_dir=None, resume=None, **options):
+def run(name, hook, val=None, data=40, run_dir=None, resume=None, more=(), **options):
     diary, ended = Diary(), "returned"
-    trainer = quiet(hooks=[*([hook] if hook else []), diary], run_dir=run_dir, default_root_dir=FOLDER, **options)
+    trainer = quiet(hooks=[*([hook] if hook else []), diary, *more], run_dir=run_dir, default_root_dir=FOLDER, **options)
     try:
         trainer.fit(Net(), batches(data), val, resume=resume)
     except (Preempted, KeyboardInterrupt) as caught:
@@ -96,6 +106,11 @@ run("SIGINT on one rank", Killed(signal.SIGINT, {0}))
 run("when the last batch is over", Killed(signal.SIGTERM, {1}, batch=19))
 run("in a validation", KilledInValidation(signal.SIGTERM, {1}), val=batches(1000), val_check_interval=3, run_dir=f"{FOLDER}/cut")
 run("resumed", None, val=batches(4), data=10, val_check_interval=3, run_dir=f"{FOLDER}/cut", resume="auto")
+warned = Warnings()
+logging.getLogger("hookline").addHandler(warned)
+run("before a check", Killed(signal.SIGTERM, {1}), val=batches(2), more=[EarlyStopping("val/loss")])
+said = [each for each in warned.said if "EarlyStopping" in each]
+sys.stdout.write(f"RESULT {json.dumps(['warnings', said])}\\n")
 run("twice", KilledTwice(signal.SIGTERM, {0, 1}))
 run("stuck", Stuck(signal.SIGTERM, {1}), grace_period=1)  # no rank can continue after it
 '''
@@ -127,6 +142,12 @@ def test_a_signal_to_one_rank_saves_once_and_ends_all(results: dict[str, list[di
     assert seen["told"] == [[f"step-{seen['step']}", seen["step"], "signal"], "preempted", "teardown"]
     assert seen["ended"] == ["Preempted", 128 + signal.SIGTERM]
     assert seen["reason"] == "SIGTERM"
+
+
+def test_that_a_metric_was_never_checked_is_said_by_one_rank(results: dict[str, list[Any]]) -> None:
+    assert same(results["before a check"])["status"] == "preempted"
+    never = "EarlyStopping never checked 'val/loss': the run ended before a check was due."
+    assert sorted(results["warnings"]) == [[], [f"[rank 0] {never}"]]
 
 
 def test_a_signal_to_all_ranks_is_one_signal(results: dict[str, list[dict[str, Any]]]) -> None:

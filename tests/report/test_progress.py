@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hookline.report.progress import best_of, direction_of, progress_of, trend_of
+from hookline.report.progress import best_of, progress_of, trend_of
 from hookline.report.reader import RecordedRun, take
 
 
@@ -18,33 +18,6 @@ def run_of(*rows: dict[str, Any], record: dict[str, Any] | None = None) -> Recor
         take(run, {"type": "metrics", **row})
     run.name_curves()
     return run
-
-
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [
-        ("train/loss", "lower"),
-        ("val/loss", "lower"),
-        ("val_error_rate", "lower"),
-        ("perplexity", "lower"),
-        ("valPpl", "lower"),
-        ("eval/WER", "lower"),
-        ("acc", "higher"),
-        ("val/accuracy", "higher"),
-        ("F1", "higher"),
-        ("val_auc", "higher"),
-        ("top1", "higher"),
-        ("bleu", "higher"),
-        ("lr", None),
-        ("throughput/samples_per_sec", None),
-        ("glossary", None),
-        ("accumulated", None),
-        ("loss_accuracy", None),
-        ("", None),
-    ],
-)
-def test_what_is_better_is_known_by_the_words_of_a_name(name: str, way: str | None) -> None:
-    assert direction_of(name) == way
 
 
 def test_a_monitor_says_more_than_a_name() -> None:

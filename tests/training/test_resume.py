@@ -182,12 +182,24 @@ def test_best_is_found_by_the_scores_in_the_manifests(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.usefixtures("memory_urls")
+def test_the_best_that_a_hook_keeps_at_a_url_is_found(tmp_path: Path) -> None:
+    keep = ModelCheckpoint("val/loss", dirpath="memory://bucket/kept")
+    trainer = quiet(run_dir=tmp_path, hooks=[keep], max_epochs=3, checkpoint=True)
+    net, measured = Scored(), []
+    trainer.on("train_epoch_end")(lambda module: measured.append(module.layer.weight.detach().clone()))
+    trainer.on("test_start")(lambda module: measured.append(module.layer.weight.detach().clone()))
+    trainer.fit(net, batches(2), batches(1))
+    trainer.test(net, batches(1), checkpoint="best")
+    assert torch.equal(measured[0], measured[3]) and not torch.equal(measured[2], measured[3])
+
+
 def test_a_checkpoint_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"nothing.* is not a checkpoint"):
         quiet().fit(Net(), batches(2), resume=tmp_path / "nothing")
     with pytest.raises(OptionError, match="Did you mean 'auto'"):
         quiet().fit(Net(), batches(2), resume="aut")
-    with pytest.raises(CheckpointError, match="no checkpoint was found"):
+    with pytest.raises(CheckpointError, match=f"no checkpoint was found below {tmp_path}"):
         quiet(run_dir=tmp_path).validate(Net(), batches(2), checkpoint="best")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from hookline.distributed.comm import Ranks
 from hookline.run.record import RECORD
 from hookline.util.errors import CheckpointError
 from hookline.util.snapshot import TRACKER_FOLDERS
-from hookline.util.urls import MANIFEST, is_checkpoint_file
+from hookline.util.urls import MANIFEST, is_checkpoint_file, is_url
 
 ALONE = Ranks()
 T = TypeVar("T")
@@ -83,6 +84,22 @@ def find_checkpoints(folder: Path) -> tuple[list[FoundCheckpoint], dict[Path, st
         except CheckpointError as error:
             broken[path] = str(error)
     return newest_first(found, lambda each: each.manifest), broken
+
+
+def with_outside(
+    found: list[FoundCheckpoint], paths: Iterable[str], folder: Path | None
+) -> list[FoundCheckpoint]:
+    """Return the checkpoints of a folder and those at paths outside of it, the newest first.
+
+    paths: where hooks keep their best ones. Those that are gone, or of another format, are left out.
+    """
+    outside = []
+    for path in {Path(each).absolute(): Path(each) for each in paths if not is_url(each)}.values():
+        inside = folder is not None and path.resolve().is_relative_to(folder.resolve())
+        if not inside and (path / MANIFEST).is_file():
+            with contextlib.suppress(CheckpointError):
+                outside.append(FoundCheckpoint(path, read_manifest(path)))
+    return newest_first([*found, *outside], lambda each: each.manifest) if outside else found
 
 
 def clean_up_below(folder: Path, alone: bool = False) -> None:

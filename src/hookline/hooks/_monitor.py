@@ -12,14 +12,17 @@ from typing import Annotated, Any
 
 from hookline.engine.checks import LONGEST_FILE_NAME, Number, OneOf, check_bool, refused
 from hookline.engine.hook import Hook
+from hookline.metrics.direction import mode_of
 from hookline.util.errors import OptionError, closest
 
 log = logging.getLogger("hookline")
 
-MODES = OneOf("min", "max")
+MODES = OneOf("auto", "min", "max")
 Mode = Annotated[str, MODES]
 NEARLY_THE_SAME = 0.85
 """Similarity from which a missing name counts as misspelt in the sanity check."""
+NO_METRIC = "-"
+"""The name for a hook that may monitor a metric and monitors none."""
 NAME_COUNTERS = ("epoch", "step")
 LOSSES = ("train/loss", "val/loss")
 """Metrics that every run has."""
@@ -27,11 +30,11 @@ LOSSES = ("train/loss", "val/loss")
 
 class Monitored:
     """The metric `monitor` on behalf of a hook called `who`; lower is better with mode 'min', higher with
-    'max'.
+    'max'. With 'auto' the words of its name decide.
     """
 
     def __init__(
-        self, who: str, monitor: str, mode: str = "min", min_delta: float = 0.0, strict: bool = True
+        self, who: str, monitor: str, mode: str = "auto", min_delta: float = 0.0, strict: bool = True
     ) -> None:
         if not isinstance(monitor, str) or not monitor.strip() or not monitor.isprintable():
             raise refused(f"{who}: monitor", monitor, "the name of a metric, such as 'val/loss'")
@@ -46,14 +49,51 @@ class Monitored:
                 option="monitor",
                 value=monitor,
             )
-        self.who, self.monitor, self.mode, self.min_delta, self.strict = (
-            who,
-            monitor,
-            mode,
-            float(min_delta),
-            strict,
-        )
+        self.who, self.monitor, self.min_delta, self.strict = who, monitor, float(min_delta), strict
+        self.is_by_name = mode == "auto" and monitor != NO_METRIC
+        """Whether the name of the metric has decided about the mode."""
+        self.mode = mode_of(monitor) if mode == "auto" else mode
+        """'min' or 'max'."""
+        self._is_quiet = False
         self._has_warned = False
+
+    def begin(self, stage: str, rank: int) -> None:
+        """Let only rank zero of a fit log messages. Log that higher is better, if the name has decided it."""
+        self._is_quiet = stage != "fit" or rank != 0
+        if self.is_by_name and self.mode == "max" and not self._is_quiet:
+            log.info(
+                "%s: higher is better for %r, by its name (mode='max'). Pass mode='min' for the opposite.",
+                self.who,
+                self.monitor,
+            )
+
+    def warn(self, text: str, *values: Any) -> None:
+        """Log a warning, once in a run with several ranks."""
+        if not self._is_quiet:
+            log.warning(text, *values)
+
+    def saved_with(self) -> dict[str, str]:
+        """Return what a saved best value depends on; empty texts without a metric."""
+        if self.monitor == NO_METRIC:
+            return {"monitor": "", "mode": ""}
+        return {"monitor": self.monitor, "mode": self.mode}
+
+    def difference(self, state: Mapping[str, Any]) -> str:
+        """Return how the saved state of a hook differs in metric or mode, in words; empty if it does not.
+
+        A state of version 0.1 does not have them. Then a mode by name was the default, 'min'.
+        """
+        now = self.saved_with()
+        earlier = {**now, "mode": "min"} if self.is_by_name else now
+        old = {key: state.get(key, value) for key, value in earlier.items()}
+        changed = [key for key in now if old[key] != now[key]]
+        if not changed:
+            return ""
+        why = ", by the name of the metric" if self.is_by_name and "mode" in changed else ""
+        saved, here = (
+            " and ".join(f"{key}={values[key] or None!r}" for key in changed) for values in (old, now)
+        )
+        return f"{self.who}: the checkpoint was saved with {saved}, and the hook has {here}{why}"
 
     def find(self, metrics: Mapping[str, Any]) -> float | None:
         """Return the newest value. If it is missing, raise; with `strict=False` warn once and return None."""
@@ -62,14 +102,14 @@ class Monitored:
         if self.strict:
             raise OptionError(self._missing(metrics) + " Pass strict=False to only be warned.")
         if not self._has_warned:
-            log.warning(self._missing(metrics))
+            self.warn("%s", self._missing(metrics))
             self._has_warned = True
         return None
 
     def warn_of_nonfinite(self, value: float) -> None:
         """Warn once that a value is not finite, so that no checkpoint is the best by it."""
         if not math.isfinite(value) and not self._has_warned:
-            log.warning(
+            self.warn(
                 "%s monitors %r, which is %s: such a value is never the best.", self.who, self.monitor, value
             )
             self._has_warned = True
@@ -133,6 +173,8 @@ class MetricCheck(Hook):
     """Base of hooks that check a metric after every validation, or at the end of training epochs."""
 
     tier = "monitor"
+    usual_mode = "auto"
+    """What mode='auto' means. A facade of a package with another default changes it."""
 
     def __init__(
         self, watch: Monitored, check_on_train_epoch_end: bool | None = None, name: str | None = None
@@ -146,6 +188,11 @@ class MetricCheck(Hook):
         self.needs_metrics = (watch.monitor,) if watch.strict else ()
         self.needs_validation = watch.strict and check_on_train_epoch_end is False
         self._validated = False
+
+    @property
+    def mode(self) -> str:
+        """Whether 'min' or 'max' is better."""
+        return self.watch.mode
 
     def _check(self, state: Any, metrics: Any) -> None:
         """Check the metric now."""

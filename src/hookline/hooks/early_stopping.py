@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Annotated, Any
 
 from hookline.engine.checks import Count, Number, checked_parameters
 from hookline.hooks._monitor import MetricCheck, Mode, Monitored
-
-log = logging.getLogger("hookline")
 
 
 class EarlyStopping(MetricCheck):
@@ -25,7 +22,7 @@ class EarlyStopping(MetricCheck):
         self,
         monitor: str = "val/loss",
         patience: Annotated[int, Count(0)] = 3,
-        mode: Mode = "min",
+        mode: Mode = "auto",
         min_delta: float = 0.0,
         check_on_train_epoch_end: bool | None = None,
         strict: bool = True,
@@ -37,8 +34,9 @@ class EarlyStopping(MetricCheck):
     ) -> None:
         """Watch a metric.
 
-        monitor: the metric's name. mode: 'min' or 'max', which is better. patience: checks without
-        improvement. min_delta: an improvement must be greater than this.
+        monitor: the metric's name. mode: 'min' or 'max', which is better; 'auto': 'max' if the name says that
+        higher is better (accuracy, f1, auc, ...), else 'min'. patience: checks without improvement.
+        min_delta: an improvement must be greater than this.
         check_on_train_epoch_end: True: at epoch ends; False: after validations; None: after validations if
         there are any, but at epoch ends for a metric of training ('train/loss').
         strict: a missing metric is an error, else a warning. verbose: print the result of each check.
@@ -46,7 +44,9 @@ class EarlyStopping(MetricCheck):
         divergence_threshold: stop as soon as it is worse than this. check_finite: stop when it is NaN or
         infinite.
         """
-        watch = Monitored("EarlyStopping", monitor, mode, min_delta, strict)
+        watch = Monitored(
+            "EarlyStopping", monitor, self.usual_mode if mode == "auto" else mode, min_delta, strict
+        )
         super().__init__(watch, check_on_train_epoch_end, name)
         self.patience, self.verbose, self.check_finite = patience, verbose, check_finite
         self.stopping_threshold, self.divergence_threshold = stopping_threshold, divergence_threshold
@@ -60,13 +60,14 @@ class EarlyStopping(MetricCheck):
         self.stopped_step: int | None = None
         self._validated = False
 
-    def setup(self, stage: str) -> None:
+    def setup(self, stage: str, rank: int) -> None:
+        self.watch.begin(stage, rank)
         if stage == "fit":  # a second fit is a new run; a resumed one gets its state right after this
             self._begin()
 
     def on_train_end(self) -> None:
         if not self.checks:
-            log.warning(
+            self.watch.warn(
                 "EarlyStopping never checked %r: the run ended before a check was due.", self.watch.monitor
             )
 
@@ -107,6 +108,7 @@ class EarlyStopping(MetricCheck):
 
     def state_dict(self) -> dict[str, Any]:
         return {
+            **self.watch.saved_with(),
             "wait_count": self.wait_count,
             "best_score": self.best_score,
             "checks": self.checks,
@@ -122,6 +124,12 @@ class EarlyStopping(MetricCheck):
             state["checks"],
         )
         self.stopped_epoch, self.stopped_step = state["stopped_epoch"], state["stopped_step"]
-        self._validated = state[
-            "validated"
-        ]  # so that a resumed run does not repeat the check of the saved epoch
+        # so that a resumed run does not repeat the check of the saved epoch
+        self._validated = state["validated"]
+        if difference := self.watch.difference(state):
+            self.watch.warn(
+                "%s: its best value, %s, is not used, and its patience starts anew.",
+                difference,
+                self.best_score,
+            )
+            self.best_score, self.wait_count, self.stopped_epoch, self.stopped_step = None, 0, None, None

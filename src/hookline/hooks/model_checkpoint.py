@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from hookline.engine.checks import Count, Duration, OnDisk, checked_parameters, longest_name
 from hookline.engine.filters import FilterSettings
 from hookline.engine.hook import Hook
-from hookline.hooks._monitor import WHO, FileName, Mode, Monitored, no_validation_in, raw_values
+from hookline.hooks._monitor import NO_METRIC, WHO, FileName, Mode, Monitored, no_validation_in, raw_values
 from hookline.util.errors import HookError, OptionError
 from hookline.util.urls import check_url, is_url, shown, split_query, url_below
 
@@ -59,6 +59,8 @@ class ModelCheckpoint(Hook):
     """
 
     tier = "monitor"
+    usual_mode = "auto"
+    """What mode='auto' means. A facade of a package with another default changes it."""
     may_listen = ("on_step_end", "on_exception")
     rewinds = False
 
@@ -66,7 +68,7 @@ class ModelCheckpoint(Hook):
     def __init__(
         self,
         monitor: str | None = None,
-        mode: Mode = "min",
+        mode: Mode = "auto",
         save_top_k: Annotated[int, Count(-1)] = 1,
         save_last: bool = False,
         filename: str | None = None,
@@ -84,8 +86,10 @@ class ModelCheckpoint(Hook):
     ) -> None:
         """Choose what to keep, when to check, and the names.
 
-        monitor, mode: the metric, and whether 'min' or 'max' is better. save_top_k: how many to keep; -1:
-        all, 0: none. save_last: also keep the state of the newest check, and of the run's end, as 'last'.
+        monitor: the metric; None: keep the newest. mode: 'min' or 'max', which is better; 'auto': 'max' if
+        the name of the metric says that higher is better (accuracy, f1, auc, ...), else 'min'.
+        save_top_k: how many to keep; -1: all, 0: none. save_last: also keep the state of the newest check,
+        and of the run's end, as 'last'.
         filename: a template with {epoch}, {step} and metrics, such as 'epoch_{epoch}_loss_{val/loss:.2f}'.
         auto_insert_metric_name: put 'name=' before each value in it.
         every_n_train_steps, every_n_epochs, train_time_interval ('10 minutes'): when to check; one of them,
@@ -100,10 +104,13 @@ class ModelCheckpoint(Hook):
         None: as `Trainer(checkpoint={"weights": ...})` says.
         """
         super().__init__(name)
+        mode = self.usual_mode if mode == "auto" else mode
         self.watch = (
-            Monitored(WHO, monitor, mode, strict=strict) if monitor is not None else Monitored(WHO, "-", mode)
+            Monitored(WHO, monitor, mode, strict=strict)
+            if monitor is not None
+            else Monitored(WHO, NO_METRIC, mode)
         )
-        self.monitor, self.mode = monitor, mode
+        self.monitor, self.mode = monitor, self.watch.mode
         self.save_top_k, self.save_last, self.save_on_exception = save_top_k, save_last, save_on_exception
         self.save_on_train_epoch_end = save_on_train_epoch_end
         self.restore_best = restore_best
@@ -174,6 +181,7 @@ class ModelCheckpoint(Hook):
         self._loaded = LoadedState(is_training=self._loaded.is_training)
 
     def setup(self, stage: str, hooks: Any, state: Any) -> None:
+        self.watch.begin(stage, state.rank)
         if stage != "fit":
             return
         self._begin()
@@ -263,10 +271,11 @@ class ModelCheckpoint(Hook):
             state.trainer.load_best(state.module, path=self.best_model_path)
         else:
             log.warning(
-                "%s: restore_best=True, but no checkpoint was kept for a score of %s: the module has its "
-                "last weights.",
+                "%s: restore_best=True, but no checkpoint was kept for a score of %s (mode=%r): the module "
+                "has its last weights.",
                 WHO,
                 self.monitor,
+                self.mode,
             )
 
     def _after_steps(self, state: Any) -> None:
@@ -325,6 +334,10 @@ class ModelCheckpoint(Hook):
                 self.watch.warn_of_nonfinite(score)
                 if self._is_wanted(score):
                     self._request(state, metrics, score, "best", certain)
+                elif (
+                    not self.best_model_path
+                ):  # forgotten, and the new score is not better than the kept ones
+                    self._record_best(self.best_k_models)
         if self.save_last:
             self._request_last(state)
 
@@ -449,8 +462,11 @@ class ModelCheckpoint(Hook):
 
     def state_dict(self) -> dict[str, Any]:
         kept = self._with_requested()
-        best = next(iter(self._ranked(kept)), self.best_model_path)
+        is_known = bool(self.best_model_path or self._requested)
+        best = next(iter(self._ranked(kept)), self.best_model_path) if is_known else ""
         return {
+            **self.watch.saved_with(),
+            "save_top_k": self.save_top_k,
             "best_k_models": _without_secrets(kept),
             "best_model_path": shown(best),
             "current_score": self.current_score,
@@ -476,6 +492,22 @@ class ModelCheckpoint(Hook):
         self.best_model_path, self.best_model_score = state["best_model_path"], state["best_model_score"]
         self.last_model_path, self.current_score = state["last_model_path"], state["current_score"]
         self._metric.is_waiting, self._metric.has_validated = state["waiting"], state["validated"]
+        if difference := self.watch.difference(state):
+            self._forget_best(difference, state)
+
+    def _forget_best(self, difference: str, state: dict[str, Any]) -> None:
+        """Rank the kept checkpoints anew. Not all were kept: the best of this mode is not among them."""
+        was, self.best_model_path, self.best_model_score = self.best_model_path, "", None
+        self._loaded.unwritten = {}
+        so = "The best is found anew, from the next check on"
+        if state.get("monitor", self.monitor or "") != (self.monitor or ""):
+            self.best_k_models, self.current_score, self._metric.is_waiting = {}, None, False
+            so += "; the checkpoints that were kept stay where they are"
+        elif state.get("save_top_k", self.save_top_k) == -1:
+            self._record_best(self.best_k_models)
+            so = f"All checkpoints were kept: the best is now {self.best_model_path or 'none'}"
+        if was:
+            self.watch.warn("%s: its best, %s, is not used. %s.", difference, was, so)
 
     def on_checkpoint_load(self, state: Any) -> None:
         """Rebase saved paths: the run's directory may have been moved, and a checkpoint has no secrets."""

@@ -41,7 +41,7 @@ class OptunaPruning(MetricCheck):
         self,
         trial: Any = None,
         monitor: str = "val/loss",
-        mode: Mode | None = None,
+        mode: Mode | None = "auto",
         every: int | str | None = None,
         strict: bool = True,
         name: str | None = None,
@@ -50,9 +50,10 @@ class OptunaPruning(MetricCheck):
 
         trial: the trial that Optuna passes to the objective. With several ranks: on rank zero; None, or
         Optuna's TorchDistributedTrial, on the others. monitor: the metric's name.
-        mode: 'min' or 'max', which is better; None: as the study's direction says. every: report at an
-        interval, such as '100 steps'; None: after every validation, or at the end of epochs for a metric of
-        training. strict: a missing metric is an error, else a warning.
+        mode: 'min' or 'max', which is better; 'auto' or None: as the study's direction says, without a study
+        by the metric's name. every: report at an interval, such as '100 steps'; None: after every validation,
+        or at the end of epochs for a metric of training. strict: a missing metric is an error, else a
+        warning.
         """
         if importlib.util.find_spec("optuna") is None:
             raise OptionError(missing_package(WHO, "optuna", "optuna"))
@@ -76,6 +77,7 @@ class OptunaPruning(MetricCheck):
     # ---- before the first step -----------------------------------------------------------------------------
 
     def setup(self, stage: str, rank: int, hooks: Any) -> None:
+        self.watch.begin(stage, rank)
         if stage != "fit":
             return
         self._begin()
@@ -170,7 +172,7 @@ class OptunaPruning(MetricCheck):
 
     def on_train_end(self) -> None:
         if not self.reports:
-            log.warning(
+            self.watch.warn(
                 "%s never reported %r: the run ended before a report was due.", WHO, self.watch.monitor
             )
 
@@ -207,12 +209,13 @@ def _check_mode(trial: Any, mode: str | None) -> str:
             "a study. Remove the hook, or optimize one value."
         )
     wanted = DIRECTIONS.get(directions[0]) if directions else None
-    if wanted is not None and mode is not None and mode != wanted:
+    mode = mode or "auto"
+    if wanted is not None and mode not in ("auto", wanted):
         raise OptionError(
             f"{WHO}: mode={mode!r}, but the study has direction={directions[0].lower()!r}: pass "
-            f"mode={wanted!r} or None, or create the study with another direction.",
+            f"mode={wanted!r} or 'auto', or create the study with another direction.",
             option="mode",
             value=mode,
             allowed=(wanted,),
         )
-    return wanted or mode or "min"
+    return wanted or mode

@@ -11,7 +11,7 @@ from typing import Any
 
 from hookline.engine.checks import as_tuple, refused
 from hookline.engine.hook import Hook
-from hookline.hooks._monitor import Monitored
+from hookline.hooks._monitor import Mode, Monitored
 from hookline.hooks._outbox import Outbox, Secret
 from hookline.util.errors import OptionError, closest
 from hookline.util.text import redact
@@ -64,14 +64,15 @@ class Webhook(Hook):
         notify_on: Iterable[str] = ("training_end", "best_model", "exception"),
         template: str | Mapping[str, str] | None = None,
         monitor: str = "val/loss",
-        mode: str = "min",
+        mode: Mode = "auto",
         timeout: float = 10.0,
         queue_size: int = 32,
     ) -> None:
         """`url`: the address, or `env:NAME` to take it from an environment variable.
 
-        `template`: the message of every event, or a mapping from events to messages. `monitor`, `mode`: the
-        metric of `best_model`. `timeout`: seconds for a request, and for queued messages at the end of a run.
+        `template`: the message of every event, or a mapping from events to messages. `monitor`: the metric of
+        `best_model`. `mode`: 'min' or 'max', which is better; 'auto': by the metric's name. `timeout`:
+        seconds for a request, and for queued messages at the end of a run.
         """
         address = Secret(url)
         url = ""  # an error below may be shown with the variables of this function
@@ -82,12 +83,13 @@ class Webhook(Hook):
         self.best: float | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best}
+        return {**self.watch.saved_with(), "best": self.best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best = state["best"]
+        self.best = None if self.watch.difference(state) else state["best"]
 
-    def setup(self, stage: str) -> None:
+    def setup(self, stage: str, rank: int) -> None:
+        self.watch.begin(stage, rank)
         if stage == "fit":
             self.best = None  # a resumed run gets it from load_state_dict next
 

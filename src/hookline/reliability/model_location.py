@@ -10,12 +10,13 @@ import os
 import site
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hookline.checkpoint.catalog import best_first, find_checkpoints
+from hookline.checkpoint.catalog import best_first, find_checkpoints, with_outside
 from hookline.engine.init_arguments import init_arguments
 from hookline.run.directory import LAST, LAST_STATE
 from hookline.run.module import Module
@@ -186,14 +187,25 @@ def _as_posix(path: Path | str) -> str:
 
 def best_checkpoint_of(run: Run) -> dict[str, Any] | None:
     """Return the best checkpoint in the run's directory: path, step, and the metric's name and score."""
-    known = run.directory.existing()
-    return best_below(known, run.identity.id) if known is not None else None
+    return best_below(run.directory.existing(), run.identity.id, best_paths(run.state.hooks))
 
 
-def best_below(folder: Path, run_id: str = "") -> dict[str, Any] | None:
-    """Return the best checkpoint below a folder. run_id: by default the run of the folder's record."""
-    run_id = run_id or read_record(folder).get("id", "")
-    found = best_first([each for each in find_checkpoints(folder)[0] if not run_id or each.run == run_id])
+def best_paths(hooks: Any) -> list[str]:
+    """Return where hooks and callbacks keep their best checkpoints, as each of them knows it."""
+    known = [getattr(entry.given, "best_model_path", None) for entry in hooks.entries()]
+    return [path for path in known if isinstance(path, str) and path]
+
+
+def best_below(folder: Path | None, run_id: str = "", kept: Sequence[str] = ()) -> dict[str, Any] | None:
+    """Return the best checkpoint below a folder and at the paths `kept`.
+
+    run_id: by default the run of the folder's record.
+    """
+    run_id = run_id or (read_record(folder).get("id", "") if folder is not None else "")
+    inside = find_checkpoints(folder)[0] if folder is not None else []
+    found = best_first(
+        with_outside([each for each in inside if not run_id or each.run == run_id], kept, folder)
+    )
     if not found:
         return None
     manifest = found[0].manifest
@@ -211,16 +223,16 @@ def load_best(
 ) -> WeightsReport:
     """Load the best weights by a monitored metric into a module, in place, and report their checkpoint.
 
-    path: the checkpoint; by default the best one below the folder, or at the URL of a hook that keeps
-    checkpoints there. folder: the run's directory, which need not exist; None if there is none yet.
+    path: the checkpoint; by default the best one below the folder or where a hook keeps its best, otherwise
+    at the URL of a hook that keeps checkpoints there. folder: the run's directory, which need not exist; None
+    if there is none yet.
     """
     from hookline.checkpoint.weights import load_weights
 
-    monitors = [each.hook for each in hooks.entries() if getattr(each.hook, "monitor", None)]
     if path is None:
-        best = best_below(folder) if folder is not None and folder.is_dir() else None
-        urls = [each.best_model_path for each in monitors if is_url(getattr(each, "best_model_path", ""))]
-        path = best["path"] if best is not None else next(iter(urls), None)
+        kept = best_paths(hooks)
+        best = best_below(folder if folder is not None and folder.is_dir() else None, kept=kept)
+        path = best["path"] if best is not None else next(filter(is_url, kept), None)
     if path is None:
         where = "because no run has begun and the trainer has no run_dir"
         if folder is not None:
@@ -230,8 +242,8 @@ def load_best(
                 else f"because run_dir={folder.as_posix()!r} does not exist"
             )
         raise CheckpointError(
-            f"load_best(): no monitor has kept a checkpoint {where}. Train with "
-            'hooks=[ModelCheckpoint(monitor="val/loss")].'
+            f"load_best(): no monitor has kept a checkpoint {where}, and no hook has one elsewhere. Train "
+            'with hooks=[ModelCheckpoint(monitor="val/loss")].'
         )
     report = load_weights(module, path)
     for entry in hooks.entries():

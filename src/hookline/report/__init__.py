@@ -1,8 +1,8 @@
 """Views of recorded runs: an HTML page (`hookline report`), a list (`hookline runs`), numbers (`hookline
 summary`).
 
-It reads files only and never changes a run. May import: util, loggers, run, checkpoint, reliability,
-digests, control.
+It reads files only and never changes a run. May import: util, metrics, loggers, run, checkpoint,
+reliability, digests, control.
 """
 
 from __future__ import annotations

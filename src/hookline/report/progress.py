@@ -9,58 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from hookline.metrics.direction import HIGHER, LOWER, REVERSING, direction_of
 from hookline.report.reader import EPOCH, RecordedRun, Series
 
-LOWER = (
-    "loss",
-    "error",
-    "err",
-    "perplexity",
-    "ppl",
-    "nll",
-    "mse",
-    "rmse",
-    "mae",
-    "mape",
-    "wer",
-    "cer",
-    "bpc",
-    "bpb",
-    "fid",
-    "kl",
-    "divergence",
-    "entropy",
-)
-HIGHER = (
-    "acc",
-    "accuracy",
-    "top1",
-    "top5",
-    "f1",
-    "auc",
-    "auroc",
-    "auprc",
-    "ap",
-    "map",
-    "precision",
-    "recall",
-    "iou",
-    "miou",
-    "dice",
-    "bleu",
-    "rouge",
-    "score",
-    "r2",
-    "psnr",
-    "ssim",
-    "reward",
-    "return",
-    "mcc",
-    "sensitivity",
-    "specificity",
-    "ndcg",
-    "mrr",
-)
 VALIDATION_WORDS = ("val", "valid", "validation", "eval", "dev")
 DIRECTIONS = {"min": "lower", "max": "higher"}
 """The mode of a hook that monitors a metric -> the better direction."""
@@ -70,7 +21,8 @@ FLAT = 0.01
 RULES = {
     "direction": "The mode of a hook that monitors the metric; else by the words in its name: lower is "
     "better for "
-    f"{', '.join(LOWER)}; higher for {', '.join(HIGHER)}; else unknown (null).",
+    f"{', '.join(LOWER)}; higher for {', '.join(HIGHER)}; unknown (null) if the name has words of both, or "
+    f"one of {', '.join(REVERSING)}, and for other names.",
     "trend": f"Of the last third of the finite values (at least {SHORTEST}), the mean of the later half is "
     f"compared with that "
     f"of the earlier half. 'flat': they differ by less than {FLAT:.0%} of the larger one, or by less than "
@@ -80,7 +32,6 @@ RULES = {
     f"unknown. 'too short': fewer than {SHORTEST} values. 'not finite': the last value is NaN or infinite.",
 }
 """In words, for people and programs that read a summary."""
-_NAME_WORDS = re.compile(r"[a-z]+[0-9]*|[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +122,6 @@ def _progress(name: str, over: str, series: Series, mode: str | None) -> MetricP
     )
 
 
-def direction_of(name: str) -> str | None:
-    """Return the better direction by the words of a name; None if they do not say it, or say both."""
-    words = set(_NAME_WORDS.findall(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()))
-    known = [side for side, marks in (("lower", LOWER), ("higher", HIGHER)) if words & set(marks)]
-    return known[0] if len(known) == 1 else None
-
-
 def trend_of(values: Any, direction: str | None) -> str:
     """Return the trend of the values, by the rule in RULES."""
     if len(values) and not math.isfinite(values[-1]):
@@ -266,7 +210,7 @@ def best_of(run: RecordedRun, metric: str | None = None) -> Best | None:
 
 
 def _preference(name: str) -> tuple[bool, bool, int, str]:
-    words = _NAME_WORDS.findall(name.lower())
+    words = re.findall(r"[a-z]+[0-9]*|[0-9]+", name.lower())
     return not any(each in VALIDATION_WORDS for each in words), "loss" not in words, len(name), name
 
 

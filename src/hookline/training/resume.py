@@ -8,6 +8,7 @@ import logging
 import os
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,6 +27,7 @@ from hookline.checkpoint.catalog import (
     places_below,
     save_number,
     start_of,
+    with_outside,
     without_abandoned,
 )
 from hookline.checkpoint.cleanup import clean_up, left_overs
@@ -157,6 +159,7 @@ def find_checkpoint(
     within: Path | None = None,
     ranks: Ranks = ALONE,
     option: str = "resume",
+    kept: Sequence[str] = (),
 ) -> Start | None:
     """Return the checkpoint at a path, or the newest ('auto') or best one of the run; None if there is none.
 
@@ -164,13 +167,15 @@ def find_checkpoint(
 
     ranks: all of them call it. Rank zero searches; each rank reads its part. option: the name of the argument
     in messages. With 'resume' the run continues, and its directory is cleaned up; with another it only reads.
+    kept: where hooks keep their best checkpoints, which 'best' also considers.
     """
     if isinstance(which, Start):
         return which
     if not isinstance(which, str | os.PathLike):
         raise OptionError(f"{option}={which!r}: pass None, 'auto', 'best' or the path of a checkpoint.")
     if which in SEARCH_WORDS:
-        return _search(Asked(option, which), within or directory.searched, ranks, directory)
+        asked = Asked(option, which, tuple(kept) if which == "best" else ())
+        return _search(asked, within or directory.searched, ranks, directory)
     hint = closest(which, SEARCH_WORDS) if isinstance(which, str) and "/" not in which else ""
     if hint and not Path(which).exists():
         raise OptionError(f"{option}={which!r}: pass 'auto', 'best' or the path of a checkpoint.{hint}")
@@ -196,6 +201,8 @@ class Asked:
 
     option: str
     which: str | os.PathLike[str]
+    kept: tuple[str, ...] = ()
+    """Paths and URLs at which hooks keep their best checkpoints."""
 
     def __str__(self) -> str:
         return f"{self.option}={shown(os.fspath(self.which))!r}"
@@ -217,6 +224,9 @@ def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -
     chosen, contents, unreadable = first_whole(mine, functools.partial(read_on_all_ranks, ranks=ranks))
     say = log.warning if ranks.rank == 0 else log.debug
     unusable = {**looked["broken"], **{str(path): reason for path, reason in unreadable.items()}}
+    if chosen is None and looked["url"]:
+        say("%s: the weights are those of %s, which a hook has kept.", asked, shown(looked["url"]))
+        return Start(looked["url"], read_on_all_ranks(looked["url"], ranks))
     if chosen is None:
         _refuse_to_begin(asked, folder, {**unusable, **looked["others"]})
         so = ", so a new run begins" if asked.resumes else ""
@@ -272,6 +282,12 @@ def _refuse_to_begin(asked: Asked, folder: Path, unusable: dict[str, str]) -> No
     count = f"there are {len(lines)} checkpoints" if len(lines) > 1 else "there is 1 checkpoint"
     advice = []
     if asked.is_best:
+        advice.append(
+            f"Searched: {folder}, and where the hooks of the trainer keep their best checkpoints ("
+            f"{', '.join(map(shown, asked.kept)) or 'none of them knows one'})."
+            if not asked.resumes
+            else f"Searched: {folder}."
+        )
         advice.append(f"{asked.option}='auto' takes the newest one, with or without a score.")
     if asked.resumes:
         advice.append(
@@ -296,8 +312,9 @@ def _look(asked: Asked, folder: Path, directory: RunDirectory) -> dict[str, Any]
         "others": {},
         "known": 0,
         "earlier": 0,
+        "url": next(filter(is_url, asked.kept), ""),
     }
-    if not exists:
+    if not exists and not asked.kept:
         return looked
     if (
         asked.resumes and asked.which in SEARCH_WORDS
@@ -307,6 +324,7 @@ def _look(asked: Asked, folder: Path, directory: RunDirectory) -> dict[str, Any]
         else:
             _claim_newest(asked, folder, directory)
     found, mine, broken = _own(folder)
+    mine = with_outside(mine, asked.kept, folder)
     ordered = best_first(mine) if asked.is_best else mine
     others = {str(each.path): "no monitor has kept it for a score" for each in mine if each not in ordered}
     if not found:
@@ -320,7 +338,7 @@ def _look(asked: Asked, folder: Path, directory: RunDirectory) -> dict[str, Any]
         "others": others,
         "broken": {str(path): why for path, why in broken.items()},
         "known": len(mine),
-        "earlier": len(found) - len(mine),
+        "earlier": sum(each not in mine for each in found),
     }
 
 

@@ -327,10 +327,16 @@ class Trainer(RunView):
         # after a fit, 'best' and 'auto' mean checkpoints of that fit only
         own = self._directory.existing() if self._fitted is not None else None
         found = lifecycle.find_checkpoint(
-            checkpoint, self._directory, own, run.strategy.ranks, option="checkpoint"
+            checkpoint,
+            self._directory,
+            own,
+            run.strategy.ranks,
+            option="checkpoint",
+            kept=lifecycle.best_paths(self.hooks) if self._fitted is not None else (),
         )
         if found is None:
-            raise CheckpointError(f"checkpoint={checkpoint!r}: no checkpoint was found.")
+            where = own or self._directory.searched
+            raise CheckpointError(f"checkpoint={checkpoint!r}: no checkpoint was found below {where}.")
         run.resume.take(found.contents, found.path)  # restored once the module has all its layers
         if self._fitted is not None:
             lifecycle.keep_monitor_state(run)

@@ -6,6 +6,7 @@ are Hookline's hooks that do the same.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal
 
 from hookline.engine.registry import hook_class
@@ -18,6 +19,8 @@ from hookline.util.errors import closest
 
 SAME = {"EarlyStopping": "early_stopping", "ModelCheckpoint": "model_checkpoint", "Timer": "timer"}
 """Callbacks, and the hooks of Hookline that take the same arguments."""
+MONITORS = ("EarlyStopping", "ModelCheckpoint")
+"""Those with a `mode`, whose default is 'min' as in Lightning, whatever the metric is called."""
 INSTEAD = {
     "BackboneFinetuning": "hookline.hooks.FreezeSchedule",
     "BaseFinetuning": "hookline.hooks.FreezeSchedule",
@@ -81,6 +84,13 @@ OWN = {
 """Callbacks, and the classes here that stand for them without the package."""
 
 
+@functools.cache
+def _by_lightnings_rule(name: str) -> Any:
+    """Return Hookline's hook with Lightning's default for `mode`."""
+    hook = hook_class(SAME[name])
+    return type(name, (hook,), {"usual_mode": "min", "__module__": __name__, "__doc__": hook.__doc__})
+
+
 def __getattr__(name: str) -> Any:
     """Return the callback of the installed package, otherwise Hookline's that does the same."""
     if name.startswith("_"):
@@ -89,7 +99,7 @@ def __getattr__(name: str) -> Any:
     if theirs is not None:
         return theirs
     if name in SAME:
-        return hook_class(SAME[name])
+        return _by_lightnings_rule(name) if name in MONITORS else hook_class(SAME[name])
     if name in OWN:
         return OWN[name]
     if name in INSTEAD:
