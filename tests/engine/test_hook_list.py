@@ -387,6 +387,9 @@ def test_what_a_notebook_shows_can_be_read_and_has_no_addresses():
         "  function (function): on_step_end every 2 steps",
     ]
     assert repr(quiet().hooks) == "no hooks"
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", trainer.hooks._repr_html_())
+    assert cells[0] == "mine (Note, switched off)" and cells[1].startswith("setup, on_train_start, ")
+    assert cells[2:] == ["function (function)", "on_step_end every 2 steps"]
     assert repr(trainer.explain()) == str(trainer.explain())
     trainer.fit(Net(), batches(3))
     assert repr(trainer) == "<Trainer: fit completed at step 3, 1 epoch; hooks: mine, function>"

@@ -49,7 +49,7 @@ def hooks_on(module: nn.Module) -> int:
 def test_a_loss_that_is_not_finite_stops_before_it_gets_into_the_weights() -> None:
     net = Deep()
     with pytest.raises(
-        NonFiniteLoss, match=r"The loss is (nan|inf).*epoch 0, batch 2, step 2; batch: float32\[3, 4\]"
+        NonFiniteLoss, match=r"The loss is (nan|inf).*epoch 0, batch 2, update 3; batch: float32\[3, 4\]"
     ) as caught:
         quiet(hooks=[NaNGuard()]).fit(net, batches(4))
     assert "check='activations'" in str(caught.value)

@@ -40,7 +40,15 @@ def test_skipped_batches_and_updates_are_behind_no_update() -> None:
     windows.begin_epoch(0, 0, 0, 10, 2)
     windows.skip(0, 1)
     assert windows.lag + windows.size == 1
-    windows.end_without_update(0, 3)
+    windows.end_without_update(0, 0, 3)
+    assert windows.open_window(0, 0, 3) == (0, 0, 3) and windows.open_window(0, 0, 4) == (0, 4, 4)
+    windows.end_without_update(0, 0, 4)
+    restored = UpdateWindows()
+    restored.load_state_dict(windows.state_dict())
+    assert restored.open_window(0, 0, 4) == (0, 4, 4), "the newest of two that were not made"
+    restored.load_state_dict({**windows.state_dict(), "ended": [0, 3]})  # of an older version
+    assert restored.open_window(0, 0, 3) == (0, 3, 3)
+    windows.end_without_update(0, 0, 3)
     windows.note(2, 0, 5)
     assert windows.batches(1) == (0, [0]) and windows.batches(2) == (0, [4, 5])
     assert windows.open_batches(2, 0, 6) == [6]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,7 +14,8 @@ from ranks.sample_cases import Weighed, Witness, compare, plan, run
 from ranks.torchrun import torchrun
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from hookline import Hook, Mixture, Trainer
+from hookline import SKIP_STEP, Hook, Mixture, Trainer
+from hookline.cli import main
 from hookline.data import samples as data_samples
 from hookline.data.samples import LoaderOrder
 from hookline.util.errors import HooklineError, OptionError, UnknownSamples
@@ -211,6 +214,118 @@ def test_a_step_that_was_not_made_is_refused(tmp_path: Path) -> None:
         trainer.samples(3)
     with pytest.raises(HooklineError, match="works in a fit: hooks call it"):
         trainer.exclude_samples([1])
+
+
+class Breaks(Hook):
+    """Fails in a batch, and skips the updates that end with some batches."""
+
+    def __init__(self, fails: int = -1, skips: tuple[int, ...] = ()) -> None:
+        super().__init__("breaks")
+        self.fails, self.skips = fails, skips
+        self.seen: list[list[int]] = []
+
+    def on_train_batch_start(self, batch: Any) -> None:
+        self.seen.append(batch[0].int().flatten().tolist())
+
+    def on_before_backward(self, batches_seen: int) -> None:
+        if batches_seen == self.fails:
+            raise RuntimeError("half way")
+
+    def on_before_optimizer_step(self, batches_seen: int) -> Any:
+        return SKIP_STEP if batches_seen in self.skips else None
+
+    def samples(self, *batches: int) -> list[int]:
+        """Return the samples of these batches of the run."""
+        return [sample for batch in batches for sample in self.seen[batch]]
+
+
+def broken(folder: Path, data: Any, hook: Breaks, **options: Any) -> Trainer:
+    settings: dict[str, Any] = {"max_epochs": 2, "logger": False, "enable_progress_bar": False, "seed": 1}
+    trainer = Trainer(hooks=[hook], run_dir=folder, **(settings | options))
+    with contextlib.suppress(RuntimeError):
+        trainer.fit(Weighed(), data)
+    return trainer
+
+
+def named(folder: Path, *where: str) -> tuple[list[int], Any]:
+    """Return the samples that the command names, and whether their update was made."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert main(["samples", str(folder), *where, "--json"]) == 0
+    data = json.loads(printed.getvalue())
+    found = data["steps"][0] if "steps" in data else data
+    return [each["id"] for each in found["samples"]], found.get("made")
+
+
+def test_an_update_that_was_begun_and_not_made_is_the_step_after_the_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for fails, size, last, batches in (
+        (2, 1, 2, [2]),
+        (5, 1, 5, [5]),
+        (3, 2, 1, [2, 3]),
+        (6, 3, 2, [4, 5, 6]),
+    ):
+        folder = tmp_path / f"{fails}-{size}"
+        trainer = broken(folder, shuffled(), hook := Breaks(fails), accumulate_grad_batches=size)
+        assert sorted(each.id for each in trainer.samples(last)) == sorted(
+            named(folder, "--step", str(last))[0]
+        )
+        assert [each.id for each in trainer.samples(last + 1)] == hook.samples(*batches)
+        assert named(folder, "--step", str(last + 1)) == (hook.samples(*batches), False)
+        assert named(folder, "--step", str(last))[1] is True
+        with pytest.raises(OptionError, match=f"to {last + 1}, which is the update that was begun and not m"):
+            trainer.samples(last + 2)
+        assert main(["samples", str(folder), "--step", str(last + 2)]) == 2
+        assert f"from 1 to {last + 1} (an update that was begun and not" in capsys.readouterr().err
+    assert main(["samples", str(tmp_path / "2-1"), "--step", "2-3"]) == 0
+    table = capsys.readouterr().out
+    assert "step 2: 3 samples, epoch 0, batch 1\n" in table
+    assert "step 3, an update that was begun and not made: 3 samples, epoch 0, batch 2\n" in table
+
+
+def test_the_samples_of_skipped_updates_are_named_by_their_batches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = broken(tmp_path, shuffled(), hook := Breaks(skips=(1, 7)))
+    assert trainer.status == "completed" and len(hook.seen) == 8
+    assert named(tmp_path, "--step", "2") == (hook.samples(2), True), "the next one makes the step"
+    assert named(tmp_path, "--epoch", "0", "--batch", "1") == (hook.samples(1), None)
+    assert named(tmp_path, "--epoch", "1", "--batch", "1-2") == (hook.samples(5, 6), None)
+    assert named(tmp_path, "--step", "7") == (hook.samples(7), False), "the last one, at the end of the run"
+    assert [each.id for each in trainer.samples(7)] == hook.samples(7)
+    for given, text in (
+        (["--epoch", "0", "--batch", "9"], "no batch 9 in its pass 0: the number is too high"),
+        (["--epoch", "0"], "pass --step N, or --epoch E and --batch B"),
+        (["--epoch", "0-1", "--batch", "1"], "--epoch 0-1: pass a number from 0 on."),
+        (["--epoch", "0", "--batch", "-1"], "--batch"),
+        (["--step", "8"], "The batches of an update that was skipped: --epoch E --batch B"),
+    ):
+        with contextlib.suppress(SystemExit):
+            assert main(["samples", str(tmp_path), *given]) in (1, 2)
+        assert text in capsys.readouterr().err
+
+
+def test_a_validation_does_not_move_the_place_of_the_run(tmp_path: Path) -> None:
+    class Looks(Hook):
+        reached: ClassVar[list[Any]] = []
+
+        def on_validation_batch_end(self, trainer: Any) -> None:
+            trainer.save_checkpoint()
+            self.reached.append(trainer._run.reached)
+
+    class Validated(Weighed):
+        def validation_step(self, batch: Any) -> None:
+            pass
+
+    hook = Breaks(fails=3)
+    trainer = Trainer(
+        hooks=[hook, Looks()], run_dir=tmp_path, seed=1, val_check_interval=2, enable_progress_bar=False
+    )
+    with contextlib.suppress(RuntimeError):
+        trainer.fit(Validated(), shuffled(), DataLoader(numbers(18), batch_size=2))
+    assert set(Looks.reached[-9:]) == {(0, 1)} and len(Looks.reached) >= 9
+    assert [each.id for each in trainer.samples(4)] == named(tmp_path, "--step", "4")[0] == hook.samples(3)
 
 
 # ---- mixtures that change

@@ -13,6 +13,7 @@ import torch
 from tiny import Net, batches, quiet
 from torch import nn
 
+import hookline
 from hookline import EVENTS, DataModule, Hook, HookError, HooklineError, OptionError, Trainer, on
 
 
@@ -277,6 +278,13 @@ def test_explain_shows_who_listens_before_anything_runs() -> None:
     text = str(trainer.explain(Listening(), datamodule=Data()))
     assert "on_train_batch_end" in text and "mine" in text
     assert "on_train_epoch_end" in text and "Listening" in text
+    loaders = (batches(1), batches(2))
+    explained = trainer.explain(Listening(), *loaders)
+    assert [*explained.loaders] == ["train", "val"], "the loaders as for fit"
+    assert [*trainer.explain(Listening(), val=loaders[1]).loaders] == ["val"]
+    assert [*trainer.explain(Listening(), loaders[0]).loaders] == ["train"]
+    assert str(hookline.explain(trainer, Listening(), *loaders)) == str(explained)
+    assert not trainer.explain(Listening(), *loaders, stage="test").loaders
     trainer.fit(Net(), batches(1))
     assert trainer.global_step == 1
 

@@ -360,7 +360,13 @@ def _add_result_commands(command: Any) -> None:
 
     added = command("samples", "print the samples behind a step of a run", SAMPLES_CODES)
     added.add_argument("run_dir", metavar="RUN", help="a run's directory, or its name in runs/")
-    added.add_argument("--step", required=True, metavar="N", help="a step as in the log, or several: 100-120")
+    added.add_argument(
+        "--step",
+        metavar="N",
+        help="a step as in the log, or several: 100-120; last step + 1: an update that was not made",
+    )
+    added.add_argument("--epoch", metavar="E", help="with --batch, instead of --step: an epoch, from 0 on")
+    added.add_argument("--batch", metavar="B", help="a batch of this epoch, from 0 on, or several: 10-13")
     added.add_argument("--plain", action="store_true", help="one sample on each line, for ExcludeSamples")
 
 

@@ -232,8 +232,9 @@ class LoaderOrder:
         turn = list(units[passed_over : passed_over + plan.per_turn])
         if not turn or (len(turn) < plan.per_turn and plan.drops_short):
             raise UnknownSamples(
-                f"The loader {self.name!r} has no batch {position} in its pass {number}: the order in "
-                "the record is not that of the training. Was the dataset changed?"
+                f"The loader {self.name!r} has no batch {position} in its pass {number}: the number "
+                "is too high, or the order in the record is not that of the training (was the dataset "
+                "changed?)."
             )
         if plan.of_samples:
             return _as_indices(self.name, turn[plan.rank :: world_size])
@@ -312,8 +313,14 @@ class LoaderOrder:
         live = self.live
         is_drawn_again = self.known.get("program_has_it", False)
         if live is None or not isinstance(live.reader, IndexReader) or not is_drawn_again:
+            instead = (
+                "In that program, trainer.samples(step) returns them, during the fit and after it."
+                if is_drawn_again
+                else "Let `loader.sample_ids = lambda batch: [...]` name them, and write the fact "
+                "`sample_ids` to the log in a hook."
+            )
             raise UnknownSamples(
-                f"The samples of the loader {self.name!r} cannot be computed: {self.known['why']}."
+                f"The samples of the loader {self.name!r} cannot be computed: {self.known['why']}. {instead}"
             )
         live.keep_generator_states()
         order = live.reader.order

@@ -117,11 +117,13 @@ class Explanation:
         return tree
 
 
-def explain(trainer: Any = None, module: Any = None, *, stage: str = "fit", **options: Any) -> Explanation:
+def explain(
+    trainer: Any = None, module: Any = None, *loaders: Any, stage: str = "fit", **options: Any
+) -> Explanation:
     """Return the lifecycle of a run of this trainer; without a trainer, of any run. `print` it."""
     if trainer is None:
         return explain_plan(Plan(EVENTS), stage)
-    explanation: Explanation = trainer.explain(module, stage=stage, **options)
+    explanation: Explanation = trainer.explain(module, *loaders, stage=stage, **options)
     return explanation
 
 
@@ -308,8 +310,8 @@ def _fill_rich_tree(tree: Any, node: Node, text: Any, everything: bool) -> None:
 class _CallableModule(types.ModuleType):
     """Makes `hookline.explain` both this module and the function."""
 
-    def __call__(self, trainer: Any = None, module: Any = None, **options: Any) -> Explanation:
-        return explain(trainer, module, **options)
+    def __call__(self, trainer: Any = None, module: Any = None, *loaders: Any, **options: Any) -> Explanation:
+        return explain(trainer, module, *loaders, **options)
 
 
 sys.modules[__name__].__class__ = _CallableModule

@@ -172,6 +172,12 @@ class HookList:
         head = "no hooks" if not count else "1 hook:" if count == 1 else f"{count} hooks:"
         return "\n".join([head, *map(_describe_entry, self._entries.values())])
 
+    def _repr_html_(self) -> str:
+        from hookline.util.notebook import table  # only a notebook calls this
+
+        rows = (_describe_entry(each).strip().partition(": ") for each in self._entries.values())
+        return table(("hook", "events"), ((hook, events) for hook, _, events in rows))
+
     # ---- lookup --------------------------------------------------------------------------------------------
 
     def list_hooks(self) -> list[str]:

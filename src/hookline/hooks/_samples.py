@@ -61,6 +61,22 @@ def name_samples(samples: Samples) -> str:
     return f" Its samples: {'; '.join(of_loaders)}."
 
 
+def name_command(trainer: Any, samples: Samples) -> str:
+    """Return a sentence with the command that lists the update that is being made; empty if it is unknown.
+
+    It names the batches, because the number of an update that is skipped is that of the next one, too.
+    """
+    try:
+        batches = [(each.epoch, each.batch) for each in trainer.samples()] if samples else []
+    except (UnknownSamples, OptionError):
+        return ""
+    if not batches:
+        return ""
+    (epoch, first), (_, last) = min(batches), max(batches)
+    several = f"{first}-{last}" if last > first else str(first)
+    return f" All of this update: hookline samples RUN --epoch {epoch} --batch {several}."
+
+
 def for_log(samples: Samples) -> dict[str, Any]:
     """Return the field of a log event that names samples."""
     return {"samples": {name: ids[:MOST_LOGGED] for name, ids in samples.items()}} if samples else {}

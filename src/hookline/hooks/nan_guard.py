@@ -22,6 +22,7 @@ from hookline.hooks._samples import (
     find_samples,
     for_log,
     go_back,
+    name_command,
     name_samples,
 )
 from hookline.hooks._statistics import between_graphs, norms, tensors_in, with_gradients
@@ -143,17 +144,23 @@ class NaNGuard(Hook):
         if "parameters" not in self.check or (step - 1) % self.every:
             return
         if bad := not_finite(list(module.named_parameters())):
-            self._report(f"The update left parameters that are not finite: {list_some(bad)}.", state)
+            self._report(
+                f"The update left parameters that are not finite: {list_some(bad)}.", state, is_made=True
+            )
 
     def on_validation_start(self) -> None:
         self._release()  # a step without a loss had no backward
 
     on_train_epoch_end = teardown = on_validation_start
 
-    def _report(self, what: str, state: Any, is_of_others: bool = False) -> None:
-        """Stop, warn or go back. is_of_others: whether it came from the batches of other ranks."""
+    def _report(self, what: str, state: Any, is_of_others: bool = False, is_made: bool = False) -> None:
+        """Stop, warn or go back.
+
+        is_of_others: whether it came from the batches of other ranks. is_made: whether the update was made.
+        """
         self.found += 1
-        clues = [f"{what} ({state.position}; batch: {describe_batch(state.batch)})"]
+        where = f"epoch {state.epoch}, batch {state.batch_idx}, update {state.step + (not is_made)}"
+        clues = [f"{what} ({where}; batch: {describe_batch(state.batch)})"]
         if bad := not_finite(tensors_in("batch", state.batch, BRACKETS)):
             clues.append(f"The batch itself is not finite: {list_some(bad)}.")
         # only this rank's shards: other ranks may have found nothing, so a collective would hang
@@ -169,7 +176,10 @@ class NaNGuard(Hook):
             {"step": state.step, "epoch": state.epoch, "batch": state.batch_idx, "message": what}
             | for_log(samples),
         )
-        if self.exclude and (samples or is_of_others) and self.rollbacks < self.max_rollbacks:
+        goes_back = self.exclude and (samples or is_of_others) and self.rollbacks < self.max_rollbacks
+        if not goes_back:  # the order is another one after it
+            message += name_command(state.trainer, samples)
+        if goes_back:
             left_out = " and leaves these samples out" if samples else ""
             log.warning("%s The run goes back%s.", message, left_out)
             exclude(state.trainer, samples, reason)

@@ -20,6 +20,7 @@ from hookline.hooks._samples import (
     find_samples,
     for_log,
     merge,
+    name_command,
     name_samples,
 )
 from hookline.metrics.metric_log import read_all
@@ -389,6 +390,8 @@ class SpikeGuard(Hook):
             )
             then = "" if self.action == "report" else " The update is skipped."
             named = name_samples(samples)
+            if self.action != "report" and not self.exclude:
+                named += name_command(state.trainer, samples)
             log.warning("%s: %s %.6g at %s %s.%s%s", WHO, self.monitor, value, update.place, why, then, named)
 
     # ---- its own state -------------------------------------------------------------------------------------

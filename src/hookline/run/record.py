@@ -140,7 +140,9 @@ class RunRecord:
             noted_at=_now(),
             monitors=_monitors(run),
             checkpoint=_newest_checkpoint(run),
-            order=None if run.data.order is None else run.data.order.state_dict(),
+            order=None
+            if run.data.order is None
+            else {**run.data.order.state_dict(), "reached": list(run.reached)},
         )
         self.session["step"] = s.step
 

@@ -142,6 +142,14 @@ class Run:
         return self.directory.path()
 
     @property
+    def reached(self) -> tuple[int, int]:
+        """The epoch and the newest batch that was drawn in it; inside an evaluation, that before it."""
+        s = self.state
+        batch = s.current.batch_idx if s.current.interrupted is None else s.current.interrupted
+        is_complete = s.epochs_seen > s.epoch  # the position is that of the next epoch
+        return s.epoch, batch if is_complete else min(batch, self.progress.position)
+
+    @property
     def stamp(self) -> tuple[Any, ...]:
         """The progress as a tuple. Two equal values mean that nothing was trained or evaluated in between."""
         s, own = self.state, self.progress

@@ -36,6 +36,8 @@ class SampleOrder:
         """Each with the epoch and the batch where it begins, its loaders, and the state of the mixture."""
         self.samplers: dict[str, dict[str, Any]] = {}
         """The samplers of the loaders, by the digest of their description."""
+        self.reached: tuple[int, int] | None = None
+        """In an order from a record: the epoch and the newest batch when it was written."""
         self.generators: dict[str, dict[str, str]] = {}
         """The states of their generators by loader and pass."""
         self._orders: dict[tuple[str, str], LoaderOrder] = {}
@@ -104,6 +106,7 @@ class SampleOrder:
         self.windows.load_state_dict(saved)
         self.layouts, self.samplers = list(saved["layouts"]), dict(saved["samplers"])
         self.generators = {name: dict(states) for name, states in saved["generators"].items()}
+        self.reached = (saved["reached"][0], saved["reached"][1]) if "reached" in saved else None
         self._orders, self._cursor = {}, None
 
     def _continues_mixture(self, now: dict[str, Any]) -> bool:

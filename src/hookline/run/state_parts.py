@@ -186,6 +186,8 @@ class CurrentBatch:
     fetch_ns: int | None = None
     """Nanoseconds that the loop waited for this batch; None if another loop fetches the batches."""
     batch_idx: int = 0
+    interrupted: int | None = None
+    """The number of the training batch that an evaluation interrupts; None outside of one."""
     dataloader_idx: int = 0
     dataloader_name: str = ""
     several_loaders: bool = False

@@ -51,6 +51,8 @@ class UpdateWindows:
     """Batches that are part of no update, by epoch."""
     ended: tuple[int, int] = (-1, -1)
     """The epoch and the last batch of the newest update that was not made."""
+    ended_first: int = -1
+    """Its first batch."""
 
     def begin_epoch(self, step: int, epoch: int, position: int, length: int, size: int) -> None:
         """Begin an epoch, or continue it at a position. size: the batches of an update in a new run."""
@@ -86,8 +88,10 @@ class UpdateWindows:
         while len(self.skipped) > 1 and sum(map(len, self.skipped.values())) > MOST_SKIPPED:
             del self.skipped[min(self.skipped)]
 
-    def end_without_update(self, epoch: int, batch: int) -> None:
-        """Note the last batch of an update that is not made."""
+    def end_without_update(self, step: int, epoch: int, batch: int) -> None:
+        """Note the last batch of an update that is not made. step: the steps that the run has made."""
+        window = self.open_window(step, epoch, batch)
+        self.ended_first = batch if window is None else window.first
         self.ended = (epoch, batch)
         self.lag = NEVER
 
@@ -109,16 +113,28 @@ class UpdateWindows:
     def batches(self, step: int) -> tuple[int, list[int]] | None:
         """Return the epoch and the batches of an update, without skipped ones."""
         window = self.find(step)
-        return None if window is None else (window.epoch, self._trained(window))
+        return None if window is None else (window.epoch, self.trained(window))
+
+    def open_window(self, step: int, epoch: int, batch: int) -> UpdateWindow | None:
+        """Return the batches after the newest update, up to this one; None if there are none.
+
+        step: the steps that the run has made. An update that was skipped at this batch counts as open.
+        """
+        window = self.find(step + 1)
+        if window is None or window.epoch != epoch or batch < window.first:
+            return None
+        first = self.ended_first if self.ended == (epoch, batch) else self._after_ended(*window[:2], batch)
+        return UpdateWindow(epoch, first, batch)
 
     def open_batches(self, step: int, epoch: int, batch: int) -> list[int]:
         """Return the batches, up to this one, of an update that is being made after so many steps."""
         window = self.find(step + 1)
         first = window.first if window is not None and window.epoch == epoch else batch
         first = self._after_ended(epoch, min(first, batch), batch)
-        return self._trained(UpdateWindow(epoch, first, batch))
+        return self.trained(UpdateWindow(epoch, first, batch))
 
-    def _trained(self, window: UpdateWindow) -> list[int]:
+    def trained(self, window: UpdateWindow) -> list[int]:
+        """Return the batches of a window without skipped ones."""
         skipped = self.skipped.get(window.epoch, ())
         return [each for each in range(window.first, window.last + 1) if each not in skipped]
 
@@ -146,13 +162,14 @@ class UpdateWindows:
         return {
             "stretches": [list(each) for each in self.stretches],
             "skipped": [[epoch, *sorted(batches)] for epoch, batches in self.skipped.items()],
-            "ended": list(self.ended),
+            "ended": [*self.ended, self.ended_first],
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restore the windows."""
         self.stretches = [Stretch(*each) for each in saved["stretches"]]
         self.skipped = {epoch: set(batches) for epoch, *batches in saved["skipped"]}
-        self.ended = (saved["ended"][0], saved["ended"][1])
+        epoch, last, *first = saved["ended"]  # older versions do not write the first one
+        self.ended, self.ended_first = (epoch, last), first[0] if first else last
         if self.stretches:
             self.size = self.stretches[-1].size

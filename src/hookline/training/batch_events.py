@@ -271,7 +271,7 @@ def skip_step(run: EmittingRun, reason: str) -> None:
     run.plan.on_step_skipped(s)
     progress.skips += 1
     progress.last_skip = (reason, s.counts.batches_seen)
-    progress.windows.end_without_update(s.counts.epoch, s.current.batch_idx)
+    progress.windows.end_without_update(s.counts.step, s.counts.epoch, s.current.batch_idx)
     if reason == "nonfinite" and not progress.has_skipped_nonfinite:
         progress.has_skipped_nonfinite = True
         if run.options.nonfinite == "skip" and s.rank == 0:

@@ -205,9 +205,10 @@ class RunView(View):
     def samples(self, step: int | None = None) -> list[Sample]:
         """Return every sample behind an update of this or the last fit: loader, rank, batch and index.
 
-        step: the step that the update makes, as rows of metrics have it; None: the update that is being
-        made, up to the current batch. The samples are computed from what determines the order, on every rank
-        for all ranks. Raise `UnknownSamples` if a loader is not read by index.
+        step: the step that the update makes, as rows of metrics have it. One more than the run has made: the
+        update that was begun and not made, because the run ended in it or skipped it. None: the update that
+        is being made, up to the current batch. The samples are computed from what determines the order, on
+        every rank for all ranks. Raise `UnknownSamples` if a loader is not read by index.
         """
         from hookline.training.samples import samples_of
 

@@ -89,9 +89,13 @@ def samples_of(run: Run, step: int | None) -> list[Sample]:
         is_made = newest is not None and (newest.epoch, newest.last) == (s.epoch, s.batch_idx)
         batches = order.windows.open_batches(s.step - is_made, s.epoch, s.batch_idx)
         return order.of_batches(s.epoch, batches, _live(run))
+    opened = order.windows.open_window(s.step, *run.reached)
+    if opened is not None and step == s.step + 1:
+        return order.of_batches(opened.epoch, order.windows.trained(opened), _live(run))
     if not 1 <= step <= s.step:
+        last = s.step if opened is None else f"{s.step + 1}, which is the update that was begun and not made"
         raise OptionError(
-            f"samples({step!r}): the run has made {s.step} updates, so the step is from 1 to {s.step}.",
+            f"samples({step!r}): the run has made {s.step} updates, so the step is from 1 to {last}.",
             option="step",
             value=step,
         )

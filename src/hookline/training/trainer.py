@@ -438,6 +438,7 @@ class Trainer(RunView):
         self,
         module: nn.Module | None = None,
         train: Any = None,
+        val: Any = None,
         *,
         datamodule: DataLike | None = None,
         stage: str = "fit",
@@ -445,8 +446,8 @@ class Trainer(RunView):
     ) -> Explanation:
         """Return the lifecycle of a run with its listeners, before it runs; `print` it, or use its `data()`.
 
-        train, mixture: as for `fit`; then it also shows which loader the batches will come from, and how each
-        is read.
+        train, val, mixture: as for `fit`; then it also shows which loader the batches will come from, and how
+        each is read.
         """
         from hookline.engine.explain import explain_plan
         from hookline.training import lifecycle
@@ -457,13 +458,15 @@ class Trainer(RunView):
             read = {} if self._run is None else self._run.data.readings()
             return explain_plan(self.plan, stage, str(self.loaders) if running else "", graphs, read)
         with self.strategy.silent():  # a single rank may call explain()
-            run = self._start(stage, module, datamodule, {"train": train}, None, None, None, connects=False)
+            given = {"train": train, "val": val}
+            run = self._start(stage, module, datamodule, given, None, None, None, connects=False)
             run.data.mixture = mixture
             participants = lifecycle.RunParticipants(run)
             try:
                 participants.attach()
-                if run.data.given["train"] is not None and stage == "fit":
-                    lifecycle.load(run, "train")
+                for kind in given if stage == "fit" else ():
+                    if run.data.given[kind] is not None:
+                        lifecycle.load(run, kind)
                 mixed = str(run.data.train) if run.data.is_mixture else ""
                 return explain_plan(
                     self.plan, stage, mixed, lifecycle.explain_graphs(run), run.data.readings()
