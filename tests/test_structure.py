@@ -553,30 +553,30 @@ def test_every_module_has_a_mirrored_test_file() -> None:
 
 # ---- figures of the whole --------------------------------------------------------------------------------------
 
-MOST_FILES, MOST_ONE_IMPORTER = 382, 12
+MOST_FILES, MOST_ONE_IMPORTER = 383, 12
 """Modules, and short modules with a single importer. They go down; only a new capability adds a module."""
 MOST_STATEMENTS = {
     "": 94,
     "audit": 428,
-    "checkpoint": 3539,
-    "cli": 2037,
+    "checkpoint": 3549,
+    "cli": 2080,
     "config": 1593,
     "control": 783,
-    "data": 3566,
+    "data": 3567,
     "digests": 1311,
     "distributed": 1386,
-    "engine": 3216,
-    "hooks": 6949,
-    "interop": 9922,
+    "engine": 3220,
+    "hooks": 7032,
+    "interop": 9929,
     "loggers": 2027,
-    "metrics": 392,
-    "reliability": 812,
-    "report": 1733,
+    "metrics": 415,
+    "reliability": 816,
+    "report": 1726,
     "rewind": 612,
-    "run": 4536,
+    "run": 4561,
     "testing": 198,
     "tracing": 868,
-    "training": 6440,
+    "training": 6458,
     "util": 649,
     "watch": 305,
 }

@@ -145,7 +145,7 @@ class Run:
     def reached(self) -> tuple[int, int]:
         """The epoch and the newest batch that was drawn in it; inside an evaluation, that before it."""
         s = self.state
-        batch = s.current.batch_idx if s.current.interrupted is None else s.current.interrupted
+        batch = s.current.batch_idx if s.current.interrupted_batch is None else s.current.interrupted_batch
         is_complete = s.epochs_seen > s.epoch  # the position is that of the next epoch
         return s.epoch, batch if is_complete else min(batch, self.progress.position)
 

@@ -186,7 +186,7 @@ class CurrentBatch:
     fetch_ns: int | None = None
     """Nanoseconds that the loop waited for this batch; None if another loop fetches the batches."""
     batch_idx: int = 0
-    interrupted: int | None = None
+    interrupted_batch: int | None = None
     """The number of the training batch that an evaluation interrupts; None outside of one."""
     dataloader_idx: int = 0
     dataloader_name: str = ""
@@ -231,6 +231,7 @@ class BatchFacts:
     dataloader_name: str = fact("current.dataloader_name")
     several_loaders: bool = fact("current.several_loaders")
     indices_of: Callable[[int], list[int] | None] | None = fact("current.indices_of")
+    interrupted_batch: int | None = fact("current.interrupted_batch")
     returned: Any = fact("current.returned")
     live_loss: Any = fact("current.live_loss")
     scaled_loss: Any = fact("current.scaled_loss")

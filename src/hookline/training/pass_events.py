@@ -268,7 +268,7 @@ class PausedBatch:
         "several_loaders",
         "fetch_ns",
         "indices_of",
-        "interrupted",
+        "interrupted_batch",
         "last_loss",
         "modes",
         "returned",
@@ -280,8 +280,8 @@ class PausedBatch:
     def __enter__(self) -> None:
         s = self.s
         self.facts = [getattr(s.current, name) for name in self.FACTS]
-        if s.current.interrupted is None:  # else a pass inside a pass
-            s.current.interrupted = s.current.batch_idx
+        if s.current.interrupted_batch is None:  # else a pass inside a pass
+            s.current.interrupted_batch = s.current.batch_idx
         self.cache = s.cache
         self.log = (s.log.mode, s.log.weight, s.log.batch_values, s.log.pending, s.log.loader)
         s.cache, s.log.batch_values, s.log.pending, s.log.mode = {}, {}, {}, "now"
