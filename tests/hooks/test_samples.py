@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from hookline import Hook, Module, Trainer
+from hookline.cli import main
 from hookline.hooks import NaNGuard, SpikeGuard
 from hookline.hooks._samples import merge, name_samples
 from hookline.loggers import JSONLines, read_log
@@ -87,6 +89,43 @@ def test_nan_guard_names_the_samples_behind_the_update(tmp_path: Path) -> None:
             fit(folder, data(torch.nan), NaNGuard(check=check))
         (event,) = events(folder, "nonfinite")
         assert event["samples"] == {"train": [BAD]}, "the one whose values are not finite"
+
+
+@pytest.mark.parametrize("kind", ["raises", "skips", "spike"])
+def test_the_command_in_a_message_lists_the_update_that_was_not_made(
+    tmp_path: Path, caplog: Any, capsys: Any, kind: str
+) -> None:
+    guard: Any = SpikeGuard("skip", window=8) if kind == "spike" else NaNGuard(break_on_nan=kind == "raises")
+    value, more = (500.0, {}) if kind == "spike" else (torch.nan, {"nonfinite": "skip"})
+    ids: list[list[int]] = []
+
+    class Keeps(Hook):
+        def on_step_skipped(self, trainer: Any) -> None:
+            ids.append(sorted(each.id for each in trainer.samples()))
+
+    try:
+        with caplog.at_level(logging.WARNING):
+            fit(tmp_path, data(value), guard, Keeps(), accumulate_grad_batches=2, max_epochs=2, **more)
+    except NonFiniteLoss as error:
+        assert kind == "raises" and ", update " in str(error)
+        caplog.records.append(logging.LogRecord("", 30, "", 0, str(error), None, None))
+    texts = [each.getMessage() for each in caplog.records if "Its samples: " in each.getMessage()]
+    assert texts
+    found = []
+    for text in texts:
+        match = re.search(r"All of this update: hookline samples RUN (--epoch \d --batch [\d-]+)\.", text)
+        assert match, text
+        assert main(["samples", str(tmp_path), *match[1].split(), "--plain"]) == 0
+        found.append([int(each) for each in capsys.readouterr().out.split()])
+    assert all(BAD in each for each in found)
+    if kind == "skips":
+        assert len(ids) == 2 and all(set(part) <= set(whole) for part, whole in zip(found, ids, strict=True))
+    elif kind == "spike":
+        assert ids == found
+    else:
+        last = json.loads((tmp_path / "run.json").read_text())["step"]
+        assert main(["samples", str(tmp_path), "--step", str(last + 1), "--plain"]) == 0
+        assert found == [[int(each) for each in capsys.readouterr().out.split()]]
 
 
 def test_nan_guard_names_all_samples_if_the_batch_is_finite(tmp_path: Path) -> None:
