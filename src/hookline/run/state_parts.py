@@ -227,7 +227,6 @@ class BatchFacts:
     batch: Any = fact("current.batch")
     fetch_ns: int | None = fact("current.fetch_ns")
     batch_idx: int = fact("current.batch_idx")
-    interrupted: int | None = fact("current.interrupted")
     dataloader_idx: int = fact("current.dataloader_idx")
     dataloader_name: str = fact("current.dataloader_name")
     several_loaders: bool = fact("current.several_loaders")
