@@ -63,7 +63,7 @@ def main(folder: str, kind: str, window: int, steps: int | None, kill: tuple[int
 
     torch.manual_seed(0), random.seed(0), np.random.seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 2))
-    sgd = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.5)
     by_epoch = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, T_max=EPOCHS)
     loader, val_loader = loader_of(kind), loader_of("in order")
     stopping, counts = EarlyStopping("val/loss", patience=50), Counts()
@@ -109,5 +109,3 @@ def main(folder: str, kind: str, window: int, steps: int | None, kill: tuple[int
         "random": [random.random(), np.random.rand(), torch.rand(1).item()],
     }
     Path(folder, "end.json").write_text(json.dumps({"end": ending, "order": order, "resumed": found}))
-
-
