@@ -14,6 +14,7 @@ import preloaded
 import pytest
 import torch
 from dialects.looped import net_and_sgd, train
+from ranks.torchrun import torchrun
 from tiny import batches
 from torch.nn import functional as F
 
@@ -261,3 +262,56 @@ def test_a_checkpoint_without_a_position_says_what_is_repeated(
         (record,) = caplog.records
         assert record.levelno == logging.WARNING and record.getMessage().count("epoch 0") == 1
         assert re.search(text, record.getMessage())
+
+
+ON_RANKS = """
+    import sys
+    import torch
+    from torch import distributed, nn
+    from torch.nn.parallel import DistributedDataParallel
+    from tiny import batches
+    from hookline import Hook, Line
+    from hookline.hooks import ModelCheckpoint
+
+    distributed.init_process_group("gloo")
+    rank = distributed.get_rank()
+
+    class Stops(Hook):
+        def on_step_end(self, step, trainer):
+            if step == 5:
+                trainer.stop("enough")
+
+    def train(folder, *hooks, saves=True):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+        model = DistributedDataParallel(net)
+        sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+        torch.manual_seed(rank)
+        saving = [ModelCheckpoint(every_n_train_steps=4, save_top_k=-1, filename="{step}")]
+        line = Line(model, sgd, hooks=[*hooks, *saving], run_dir=folder)
+        with line:
+            found = line.load_checkpoint("auto")
+            for epoch in line.epochs(2):
+                for index in line.epoch(torch.randperm(6).tolist()):
+                    x, y = batches(6)[index]
+                    sgd.zero_grad()
+                    line.backward(nn.functional.mse_loss(model(x + rank), y))
+                    sgd.step()
+        drawn = torch.rand(2).tolist()
+        return found, line.global_step, drawn, [each.detach().clone() for each in net.parameters()]
+
+    _, steps, drawn, weights = train("whole")
+    found, cut, *_ = train("cut", Stops())
+    again, more, redrawn, reached = train("cut")
+    same = all(map(torch.equal, weights, reached))
+    sys.stdout.write(f"RANK {rank} {steps} {found} {again} {more} {drawn == redrawn} {same} {cut < 12}\\n")
+    sys.stdout.flush()
+    distributed.destroy_process_group()
+"""
+
+
+def test_every_rank_continues_with_its_own_random_streams(tmp_path: Path) -> None:
+    outcome = torchrun(ON_RANKS, tmp_path, deadline=300)
+    assert outcome.code == 0, outcome.output
+    for rank in (0, 1):
+        assert f"RANK {rank} 12 False True 12 True True True" in outcome.output
