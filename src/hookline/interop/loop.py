@@ -19,6 +19,7 @@ from hookline.interop.hosted.host import RAW_LOOP, Host
 from hookline.interop.hosted.position import LoopPosition
 from hookline.interop.hosted.run import HOST_OPTIONS, HostedRun, refuse_other_options
 from hookline.run.optimizers import bare
+from hookline.training import run_events
 from hookline.training.resume import find_checkpoint
 from hookline.util.errors import END_EPOCH, HooklineError, LossError, OptionError, StopTraining
 
@@ -173,7 +174,7 @@ class Line(HostedRun):
                 position.end_body()
             self.end_epoch()
             if not position.has_batches:  # the loop read its batches without the line
-                self.state.counts.complete_epoch(number)
+                run_events.count_epoch(self)
                 self.sync_point()
 
     def epoch(self, loader: Iterable[Any], *, skip: bool = True) -> Iterator[Any]:

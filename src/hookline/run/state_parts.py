@@ -105,10 +105,6 @@ class Counts:
         """Set the counters to those of another trainer."""
         self.step, self.epochs_seen, self.resumed = step, epochs_seen, resumed
 
-    def complete_epoch(self, number: int) -> None:
-        """Count an epoch that ran without its events."""
-        self.epoch, self.epochs_seen = number, number + 1
-
 
 class CountFacts:
     """The facts of `Counts`, to read."""
