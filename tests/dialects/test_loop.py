@@ -19,7 +19,7 @@ from tiny import Net, batches, quiet
 from torch.nn import functional as F
 
 import hookline
-from hookline import EVENTS, Hook, HooklineError, Line, declare_event, every
+from hookline import EVENTS, Hook, HooklineError, Line, OptionError, declare_event, every
 from hookline.hooks import EarlyStopping, GradientMonitor, Webhook
 from hookline.interop.hosted.host import RAW_LOOP
 from hookline.report.runs import list_runs
@@ -385,3 +385,35 @@ def test_a_loop_fires_events_that_were_declared() -> None:
         line.emit("on_game_over", scores=1)
     with pytest.raises(HooklineError, match="on_step_end is emitted by the loops"):
         line.emit("on_step_end")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "audit",
+            r"a loop with hookline.Line has no option 'audit'. Only hookline.Trainer has it. Options: ",
+        ),
+        ("log_every_n_step", r"no option 'log_every_n_step'.*Did you mean 'log_every_n_steps'\?"),
+        ("holds_rows", r"no option 'holds_rows'.*Options: module, optimizers, schedulers, hooks, logger"),
+    ],
+)
+def test_an_option_that_a_line_does_not_have_is_refused_by_name(name: str, text: str) -> None:
+    net, sgd = net_and_sgd()
+    with pytest.raises(OptionError, match=text) as caught:
+        Line(net, sgd, **{name: True})
+    assert caught.value.option == name and "run_dir" in caught.value.allowed
+
+
+def test_the_cost_of_hooks_is_printed_as_a_table() -> None:
+    net, sgd = net_and_sgd()
+    line = Line(net, sgd, hooks=[recorder(["on_train_start", "on_step_end", "on_train_end"])])
+    train(line, net, sgd, batches(3))
+    first, head, *rows = str(line.cost()).splitlines()
+    assert first.startswith("Hooks took ") and head.split()[:3] == ["hook", "event", "calls"]
+    assert sorted(row.split()[:3] for row in rows[:3]) == [
+        ["records", "on_step_end", "3"],
+        ["records", "on_train_end", "1"],
+        ["records", "on_train_start", "1"],
+    ]
+    assert isinstance(line.cost(), list) and len(line.cost()) == 3

@@ -62,7 +62,7 @@ def one_process(name: str, train: Any, made: Path) -> dict[str, Any]:
     enter(beside / "copy")
     trainer, _, restored = train("run", resume=checkpoint(Path()))
     found = facts(trainer)
-    if name == "by-hand":  # a line does not save random streams
+    if name == "by-hand":  # a line of version 0.1 did not save random streams
         del whole["random"], restored["random"]
     require(not differences(whole, found), [name, *differences(whole, found)])
     return {"restored": restored, "final": whole}

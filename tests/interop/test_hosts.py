@@ -142,3 +142,9 @@ def test_what_a_host_lacks_is_refused_when_the_hook_is_added(host: Any, make: An
             hookline.HookError, match=f"'asks'.* listens to {name}, which {host.name} cannot emit: "
         ):
             make(hooks=[hook])
+
+
+@pytest.mark.parametrize("host", [hookline.hosts.lightning, hookline.hosts.transformers])
+def test_an_option_of_the_trainer_alone_is_refused_by_name(host: Any) -> None:
+    with pytest.raises(hookline.OptionError, match=r"no option 'audit'\. Only hookline\.Trainer has it"):
+        host([], audit=True)

@@ -6,7 +6,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,14 +87,27 @@ class Stopwatch:
         return ((self._ended or time.perf_counter_ns()) - self._began) / 1e9 if self._began else 0.0
 
 
-def cost_table(rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0) -> str:
-    """Return the most expensive rows as text, and the slow hooks by name.
+class Costs(list[Cost]):
+    """The rows of `cost()`, the most expensive first; `print` shows them as a table."""
+
+    def __init__(self, rows: Iterable[Cost] = (), seconds: float = 0.0, counted_twice: float = 0.0) -> None:
+        super().__init__(rows)
+        self.seconds, self.counted_twice = seconds, counted_twice
+
+    def __str__(self) -> str:
+        return cost_table(self, self.seconds, self.counted_twice, most=len(self))
+
+
+def cost_table(
+    rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0, most: int = SHOWN_COSTS
+) -> str:
+    """Return the most expensive rows as text, and the slow hooks by name. most: the number of rows.
 
     The time of a row includes hooks that ran inside its calls.
     """
     from hookline.util.text import align_columns  # not needed until the end of a run
 
-    shown = rows[:SHOWN_COSTS]
+    shown = rows[:most]
     cells = [("hook", "event", "calls", "total", "mean", "worst", "share")]
     cells += [
         (
@@ -115,7 +128,7 @@ def cost_table(rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0)
         f"saving included:"
     ]
     lines += [f"  {line}" for line in align_columns(cells, left=2)]
-    if rest := rows[SHOWN_COSTS:]:
+    if rest := rows[most:]:
         lines.append(
             f"  and {len(rest)} more, {format_seconds(sum(row.seconds for row in rest))} in total: "
             f"trainer.hooks.cost()"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hookline.engine.cost import Cost, Stopwatch, budget_of
+from hookline.engine.cost import Cost, Costs, Stopwatch, budget_of
 from hookline.engine.events import SIGNAL, Event, EventTable
 from hookline.engine.filters import FilterSettings
 from hookline.engine.foreign import Adapter, adopt
@@ -203,9 +203,9 @@ class HookList:
         """Return the seconds of all calls so far, including nested calls and hooks that were removed."""
         return (self._spent_by_removed + sum(entry.spent for entry in self._entries.values())) / 1e9
 
-    def cost(self) -> list[Cost]:
+    def cost(self) -> Costs:
         """Return calls and time per hook and event so far, with the share of the training time, the most
-        expensive first.
+        expensive first. `print` shows them as a table.
         """
         trained = self.stopwatch.seconds * 1e9
         rows = [
@@ -221,7 +221,8 @@ class HookList:
             for each in entry.listeners
             if each.account.calls
         ]
-        return sorted(rows, key=lambda row: -row.seconds)
+        rows.sort(key=lambda row: -row.seconds)
+        return Costs(rows, self.stopwatch.seconds, self.stopwatch.counted_twice)
 
     def changes(self) -> list[HookChange]:
         """Return what each hook has changed in this run so far, by event and kind, in the order of the first

@@ -5,7 +5,7 @@ the hooks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,14 +13,19 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookline.data.sources import length_of
-from hookline.interop.hosted.checkpoints import load_hosted
+from hookline.distributed.comm import Ranks
+from hookline.interop.hosted.checkpoints import gather_positions, load_hosted
 from hookline.interop.hosted.host import RAW_LOOP, Host
-from hookline.interop.hosted.run import HostedRun
+from hookline.interop.hosted.position import LoopPosition
+from hookline.interop.hosted.run import HOST_OPTIONS, HostedRun, refuse_other_options
 from hookline.run.optimizers import bare
-from hookline.util.errors import END_EPOCH, HooklineError, LossError, StopTraining
+from hookline.training import run_events
+from hookline.training.resume import find_checkpoint
+from hookline.util.errors import END_EPOCH, HooklineError, LossError, OptionError, StopTraining
 
 log = logging.getLogger("hookline")
 
+LINE_OPTIONS = ("module", "optimizers", "schedulers", *HOST_OPTIONS)
 OF_BATCHES = (
     "on_train_epoch_start",
     "on_train_batch_start",
@@ -60,16 +65,28 @@ class Line(HostedRun):
         host: Host = RAW_LOOP,
         **options: Any,
     ) -> None:
-        """optimizers, schedulers: one, or a list of them. Pass what does not exist yet to `attach` later.
+        """Take what the loop trains, and the hooks.
+
+        module: the model; None: pass it to `attach` later. optimizers, schedulers: one, or a list of them; a
+        checkpoint holds their state. hooks: instances, classes, or functions marked with `@on`. host: the
+        events that the loop can emit; leave it out.
 
         options: logger (True: a log below the run's directory; False, the default; a Logger, or several),
         run_dir, config, accounting, log_every_n_steps, count_tokens, on_save_error ('raise', or 'warn':
         continue without a checkpoint that cannot be written), and max_epochs and max_steps, which hooks can
         read; the loop decides when to end.
         """
+        refuse_other_options(host, options, LINE_OPTIONS)
         super().__init__(host, hooks=hooks, **options)
         self._current_epoch: object = None
         self._began = (0, 0)
+        self._in_body = False
+        """Whether the loop's own code runs in an epoch or a batch. Checkpoints wait until its end, because a
+        resume continues after it.
+        """
+        self._saves_wait = False
+        self._step_handles: list[Any] = []
+        self._position = LoopPosition(self)
         if module is not None:
             self.attach(module, optimizers, schedulers)
 
@@ -79,6 +96,7 @@ class Line(HostedRun):
                 "This Line is in a run already. A loop inside another one needs a Line of its own."
             )
         try:
+            self._in_body, self._position = False, LoopPosition(self)
             self.begin()
             self.start_fit()
             self.start_training()
@@ -128,8 +146,11 @@ class Line(HostedRun):
     # ---- epochs, batches, validation -----------------------------------------------------------------------
 
     def epochs(self, n: int) -> Iterator[int]:
-        """Yield the numbers of the remaining epochs, until a hook requests a stop. Code in the loop body
-        belongs to its epoch.
+        """Yield the numbers of the epochs that are not complete, until n are or a hook requests a stop.
+
+        Code in the loop body belongs to its epoch. After `load_checkpoint`, the first number is that of the
+        epoch in which the checkpoint was made, or of the next one if that epoch was complete. Checkpoints
+        that hooks request in the body, such as after a validation, are written at its end.
         """
         self.must_run()
         done = self.state.epochs_seen
@@ -140,38 +161,99 @@ class Line(HostedRun):
                 done,
                 n,
             )
+        position = self._position
         for number in range(done, n):
             if self.should_stop:
                 return
-            yield number
+            position.start_body()
+            self._in_body = True
+            try:
+                yield number
+            finally:
+                self._in_body = False
+                position.end_body()
             self.end_epoch()
+            if not position.has_batches:  # the loop read its batches without the line
+                run_events.count_epoch(self)
+                self.sync_point()
 
-    def epoch(self, loader: Iterable[Any]) -> Iterator[Any]:
+    def epoch(self, loader: Iterable[Any], *, skip: bool = True) -> Iterator[Any]:
         """Yield the batches of one epoch.
 
         The epoch ends when the next one starts, with `epochs`, or with the line, so a validation after it is
         part of it. Batches that a hook skips are not yielded; after a request to stop there are no more.
+
+        skip: after `load_checkpoint`, read and drop the batches of the epoch that are done. False: the loader
+        itself begins after them, as loaders with a state of their own do.
         """
         self.end_epoch()
         if self.should_stop:
             return
-        self.start_epoch(length_of(loader))
+        first = self._position.start_batches(loader)
+        super().start_epoch(length_of(loader), first)
+        self._position.has_batches = True
         self._current_epoch = current = object()
-        for batch in loader:
-            if self._current_epoch is not current:
-                raise HooklineError(
-                    "Another epoch started inside this one. Zip the loaders instead: "
-                    "`line.epoch(zip(one, two))`."
+        try:
+            self._in_body = False
+            batches = iter(loader)
+            # Accelerate's skip_first_batches returns a loader that has skipped them
+            self._position.skip(batches, first, skip and not getattr(loader, "skip_batches", 0))
+            if self._step_handles and not self._saves_wait:
+                self._remove_handles()
+            for batch in batches:
+                if self._current_epoch is not current:
+                    raise HooklineError(
+                        "Another epoch started inside this one. Zip the loaders instead: "
+                        "`line.epoch(zip(one, two))`."
+                    )
+                signal = self.start_batch(batch)
+                if signal is END_EPOCH:
+                    break
+                if signal is None:
+                    self._in_body = True
+                    yield self.state.batch
+                    self._in_body = False
+                    if self.batch.is_open:
+                        self.end_batch()
+                    elif self.save_requests or self.rank_sync is not None:  # it was ended in the body
+                        self.save_due()
+                if self.state.should_stop and self.should_stop:
+                    return
+            self.epoch_is_whole = True
+        finally:
+            if self._current_epoch is current:
+                self._in_body = self.is_running and self.epoch_is_open
+
+    def start_epoch(self, batches: int | None = None, first: int = 0) -> None:
+        """Start an epoch in a loop of another shape than `epoch`.
+
+        batches: their number, if it is known. first: the number of the first batch that the loop trains, in
+        an epoch that continues after `load_checkpoint`.
+        """
+        position = self._position
+        if position.pending is not None:
+            if not position.is_in_epochs:
+                position.warn_of_repeated_epochs()
+            if not first:
+                position.warn_of_repeated_batches(
+                    "Drop them in the loop, and pass their number: line.start_epoch(batches, first)."
                 )
-            signal = self.start_batch(batch)
-            if signal is END_EPOCH:
-                break
-            if signal is None:
-                yield self.state.batch
-                self.end_batch()
-            if self.state.should_stop and self.should_stop:
-                return
-        self.epoch_is_whole = True
+            position.pending = None
+        super().start_epoch(batches, first)
+        position.has_batches = True
+
+    def end_epoch(self, metrics: Mapping[str, Any] | None = None) -> None:
+        """End the epoch, with the batch and validation that the loop has left open by `break`."""
+        if self.epoch_is_open:
+            self.end_batch()
+            self.end_validation()
+            self._in_body = False
+        super().end_epoch(metrics)
+
+    @property
+    def batch_idx(self) -> int:
+        """The number of the current batch in its epoch, from 0; a resumed epoch continues to count."""
+        return self.state.batch_idx
 
     def validation(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of a validation; `line.log("val/loss", loss)` in it becomes a mean. The loop sets
@@ -235,18 +317,91 @@ class Line(HostedRun):
         """Do the work of `clip_gradients` between its events."""
         return nn.utils.clip_grad_norm_(parameters, max_norm)
 
+    # ---- checkpoints ---------------------------------------------------------------------------------------
+
+    def save_due(self, ranks: Ranks | None = None) -> None:
+        """Write the checkpoints that were requested. In a body of the loop they wait until its end, or until
+        the next update, so that they have the weights of the request.
+        """
+        if not self._in_body:
+            super().save_due(ranks)
+            if self._saves_wait:
+                self._saves_wait = False
+                self._remove_handles()
+        elif not self._saves_wait and (self.save_requests or (self.rank_sync and self.rank_sync.agreed)):
+            self._saves_wait = True
+            self._before_update(lambda *given: super(Line, self).save_due())
+
+    def _before_update(self, call: Callable[..., None]) -> None:
+        """Call a function before every update, until the handles are removed."""
+        self._step_handles += [each.register_step_pre_hook(call) for each in self.state.optimizers]
+
+    def abandon(self) -> None:
+        """Abandon what is open, without events, and drop save requests."""
+        self._in_body = self._saves_wait = False
+        self._remove_handles()
+        super().abandon()
+
+    def _remove_handles(self) -> None:
+        handles, self._step_handles = self._step_handles, []
+        for handle in handles:
+            handle.remove()
+
+    def save_position(self, ranks: Ranks) -> dict[str, Any]:
+        """Return the position in the epoch and the random streams of all ranks."""
+        return {"loop": gather_positions(self._position.state(), ranks)}
+
+    def load_position(self, kept: dict[str, Any]) -> None:
+        """Restore the random streams; `epochs` and `epoch` continue at the position."""
+        self._position.load(kept.get("loop"), inside=self.epoch_is_open or self._in_body)
+        if self._position.pending is not None:
+            self._warn_at_first_update()
+
+    def _warn_at_first_update(self) -> None:
+        """Warn at the first update if the loop reads its batches without the line, which cannot skip them."""
+        position = self._position
+
+        def check(*given: Any) -> None:
+            if position.pending is not None and not position.is_in_epochs:
+                position.warn_of_repeated_epochs()
+            position.warn_of_repeated_batches("Use `for batch in line.epoch(loader)`, which skips them.")
+
+        self._before_update(check)
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the hooks and the progress of the run, for a checkpoint.
+        """Return the state of the hooks, the progress of the run, the position in the epoch and the random
+        streams, for a checkpoint of your own.
 
         If the current batch has made its update, it ends first, so that its hooks have run.
         """
         if self.batch.has_updated:
             self.end_batch()
-        return super().state_dict()
+        return {**super().state_dict(), "loop": [self._position.state()]}
 
-    def load_checkpoint(self, path: str | Path) -> None:
-        """Continue from a checkpoint of `save_checkpoint`: module, optimizers, schedulers, hooks and
-        counters.
+    def load_checkpoint(self, path: str | Path) -> bool:
+        """Continue from a checkpoint of `save_checkpoint`, inside `with line:` and before the loop.
+
+        Restore module, optimizers, schedulers, hooks, counters and random streams. What remains: `epochs`
+        yields the epochs that are not complete, and `epoch` drops the batches of the first one that are done,
+        so that nothing is trained twice.
+
+        path: a checkpoint; or 'auto': the newest complete checkpoint of the run's directory. Return False if
+        'auto' finds none, so that the training begins.
         """
         self.must_run()
-        load_hosted(self, path)
+        if path != "auto":
+            load_hosted(self, path)
+            return True
+        if not self._directory.has_name:
+            raise OptionError(
+                "load_checkpoint('auto') searches the run's directory, which must be the same one each time: "
+                "pass Line(run_dir=...)."
+            )
+        found = self.ranks.decide(self._find_newest)
+        if found:
+            load_hosted(self, found)
+        return bool(found)
+
+    def _find_newest(self) -> str:
+        start = find_checkpoint("auto", self._directory)
+        return str(start.path) if start is not None else ""

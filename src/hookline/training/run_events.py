@@ -118,6 +118,12 @@ def end_epoch(run: EmittingRun, results: dict[str, Any], is_complete: bool) -> d
     return pending
 
 
+def count_epoch(run: EmittingRun) -> None:
+    """Count an epoch of another loop that ran without its events."""
+    counts = run.state.counts
+    counts.epoch, counts.epochs_seen = counts.epochs_seen, counts.epochs_seen + 1
+
+
 # ---- checkpoints -------------------------------------------------------------------------------------------
 
 

@@ -261,6 +261,14 @@ class HostedBatch(BatchEvents):
         s.log.train_loss.add(value, s.log.weight)
         return loss
 
+    def window_losses(self) -> list[Any]:
+        """Return the losses whose gradients wait for an update."""
+        return self._losses if self.updates.windows == self._window else []
+
+    def reopen_window(self, losses: list[Any]) -> None:
+        """Continue the accumulation window of a checkpoint."""
+        self._losses, self._window = list(losses), self.updates.windows
+
     def reset(self) -> None:
         """Reset the updates of an earlier run."""
         s = self.state

@@ -40,6 +40,13 @@ class KeptRun(EmittingRun, Protocol):
         """Return the directory in which checkpoints are written."""
         ...
 
+    def save_position(self, ranks: Ranks) -> dict[str, Any]:
+        """Return the position of the loop on all ranks as a part of a checkpoint, if there is one."""
+        ...
+
+    def load_position(self, kept: dict[str, Any]) -> None:
+        """Take the position of a checkpoint."""
+
 
 HOSTED_PARTS = ("module", "optimizers", "schedulers", "counters", "hooks", "filters", "metrics", "log")
 """The parts of a hosted run's checkpoint."""
@@ -67,6 +74,7 @@ def restore_state(view: KeptRun, kept: dict[str, Any]) -> None:
         s.log.load_state_dict(kept["log"])
     for entry in view.hooks.in_order():
         restore_hook(entry, kept, s)
+    view.load_position(kept)
 
 
 def save_hosted(view: KeptRun, request: SaveRequest, ranks: Ranks) -> None:
@@ -77,7 +85,7 @@ def save_hosted(view: KeptRun, request: SaveRequest, ranks: Ranks) -> None:
             f"{describe_nonfinite(bad, s.optimizers)} {request.path or 'This state'} is not saved."
         )
     path = request.path or view.run_dir / "checkpoints" / f"step-{s.step}"
-    contents = edit_saved(view, contents_of(view), path, request.reason)
+    contents = edit_saved(view, contents_of(view, ranks), path, request.reason)
     saved = Saved(path, request.reason, s.step)
     if s.rank == 0:
         try:
@@ -92,15 +100,29 @@ def save_hosted(view: KeptRun, request: SaveRequest, ranks: Ranks) -> None:
     report_saved(view, saved, view.options.saving.on_error)
 
 
-def contents_of(view: KeptRun) -> dict[str, Any]:
-    """Return the state of module, optimizers and schedulers, and what `hosted_state` returns."""
+def contents_of(view: KeptRun, ranks: Ranks) -> dict[str, Any]:
+    """Return the state of module, optimizers and schedulers, what `hosted_state` returns, and the position of
+    the loop.
+    """
     s = view.state
     return {
         "module": s.module.state_dict(),
         "optimizers": [each.state_dict() for each in s.optimizers],
         "schedulers": [each.state_dict() for each in s.schedulers],
         **hosted_state(view),
+        **view.save_position(ranks),
     }
+
+
+def gather_positions(state: dict[str, Any], ranks: Ranks) -> list[dict[str, Any]]:
+    """Return the positions of all ranks, in rank order. Waits for all ranks.
+
+    Gradients of an unfinished accumulation window are left out if there are several: each rank has its own.
+    """
+    if ranks.alone:
+        return [state]
+    mine = _pack_as_json({**state, "window": {}}, "the position of the loop")
+    return [_unpack_json(each) for each in ranks.gather(mine)]
 
 
 def load_hosted(view: KeptRun, path: str | Path) -> None:

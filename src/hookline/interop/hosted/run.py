@@ -28,7 +28,7 @@ from hookline.metrics.accumulator import Accumulator
 from hookline.metrics.metric_log import MetricLog
 from hookline.run.directory import RunDirectory
 from hookline.run.optimizers import bare
-from hookline.run.options import make_options
+from hookline.run.options import ARGUMENT_NAMES, make_options
 from hookline.run.parts import Participants, Progress, Resume
 from hookline.run.reduction import WaitingRows
 from hookline.run.rows import MetricRows
@@ -43,7 +43,7 @@ from hookline.training.participants import (
     teardown_removed,
 )
 from hookline.training.pass_events import VALIDATION, Names
-from hookline.util.errors import HooklineError, OptionError, Signal
+from hookline.util.errors import HooklineError, OptionError, Signal, closest
 
 # ---- The objects that a loop passes
 
@@ -86,6 +86,36 @@ def list_steppables(given: Any) -> list[Any]:
     if hasattr(given, "step"):
         return [given]
     return [each for each in given if each is not None] if given is not None else []
+
+
+HOST_OPTIONS = (
+    "hooks",
+    "logger",
+    "run_dir",
+    "config",
+    "accounting",
+    "log_every_n_steps",
+    "max_epochs",
+    "max_steps",
+    "count_tokens",
+    "on_save_error",
+)
+"""The options of every host, beside what it trains."""
+
+
+def refuse_other_options(host: Host, given: Iterable[str], known: Iterable[str] = HOST_OPTIONS) -> None:
+    """Raise for the first name that is not an option of a host, with the closest right one."""
+    names = tuple(known)
+    for name in given:
+        if name in names:
+            continue
+        is_trainers = name in ARGUMENT_NAMES
+        why = " Only hookline.Trainer has it." if is_trainers else closest(name, names)
+        raise OptionError(
+            f"{host.name} has no option {name!r}.{why} Options: {', '.join(names)}.",
+            option=name,
+            allowed=names,
+        )
 
 
 class HostedRows(MetricRows):
@@ -457,6 +487,13 @@ class HostedRun(HostView):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the hooks and the progress of the run, for a checkpoint."""
         return hosted_state(self)
+
+    def save_position(self, ranks: Ranks) -> dict[str, Any]:
+        """Return nothing: a host continues its data itself."""
+        return {}
+
+    def load_position(self, kept: dict[str, Any]) -> None:
+        """Do nothing: a host continues its data itself."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned: at once in a run, else when the run begins, after the hooks'

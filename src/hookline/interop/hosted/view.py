@@ -8,7 +8,7 @@ from typing import Any
 
 from hookline.checkpoint.files import remove
 from hookline.distributed.comm import Ranks
-from hookline.engine.cost import Cost
+from hookline.engine.cost import Costs
 from hookline.engine.explain import Explanation, explain_plan
 from hookline.engine.plan import Plan
 from hookline.interop.hosted.host import Host, HostedHooks
@@ -123,8 +123,8 @@ class HostView(View):
 
     # ---- hooks ---------------------------------------------------------------------------------------------
 
-    def cost(self) -> list[Cost]:
-        """Return calls and time per hook and event so far, the most expensive first."""
+    def cost(self) -> Costs:
+        """Return calls and time per hook and event so far, the most expensive first; `print` it."""
         return self.hooks.cost()
 
     def explain(self) -> Explanation:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hookline.interop.hosted.batch import Pass
 from hookline.interop.hosted.host import LIGHTNING_HOST
-from hookline.interop.hosted.run import HostedRun
+from hookline.interop.hosted.run import HostedRun, refuse_other_options
 from hookline.loggers import Logger
 from hookline.run.optimizers import bare
 from hookline.training.pass_events import PREDICTION, TEST, VALIDATION, PassEvents, SanityCheck
@@ -40,6 +40,7 @@ class CallbackInLightning:
 
     def __init__(self, hooks: Iterable[Any], options: dict[str, Any]) -> None:
         super().__init__()
+        refuse_other_options(LIGHTNING_HOST, options)
         own = "logger" not in options
         self.line = HostedRun(
             LIGHTNING_HOST,

@@ -18,7 +18,7 @@ from hookline.data.sources import length_of
 from hookline.engine.plan import noop
 from hookline.interop.hosted.checkpoints import state_as_json, state_from_json
 from hookline.interop.hosted.host import TRANSFORMERS_HOST
-from hookline.interop.hosted.run import HostedRun
+from hookline.interop.hosted.run import HostedRun, refuse_other_options
 from hookline.metrics.metric_log import Metrics
 from hookline.run.optimizers import total_norm
 from hookline.run.rows import edit_row
@@ -49,6 +49,7 @@ def transformers_callback(hooks: Iterable[Any], options: dict[str, Any]) -> Any:
         {"__new__": the_one, "__doc__": CallbackInTransformers.__doc__},
     )
     made.append(kind())
+    refuse_other_options(TRANSFORMERS_HOST, options)
     made[0].open(
         HostedRun(
             TRANSFORMERS_HOST, hooks=hooks, announces_steps=False, host_logs=True, holds_rows=True, **options

@@ -1,0 +1,225 @@
+"""The position of a hand-written loop in its data: what a checkpoint holds of it, and what a resume does with
+it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from hookline.checkpoint.contents import put_gradients, window_gradients
+from hookline.data.seeding import find_generators, rng_state, set_rng_state
+from hookline.interop.hosted.batch import HostedBatch
+from hookline.run.parts import Progress
+from hookline.run.state import State
+from hookline.util.errors import CheckpointError
+
+log = logging.getLogger("hookline")
+
+PLACES = ("sampler", "batch_sampler", "dataset")
+"""Attributes of a loader that may have a generator of their own."""
+
+
+class Positioned(Protocol):
+    """A loop with a position: `Line`."""
+
+    state: State
+    progress: Progress
+    batch: HostedBatch
+
+
+def save_streams() -> dict[str, Any]:
+    """Return the random streams as numbers and tensors, which `torch.load` reads without pickles."""
+    streams = rng_state()
+    kind, keys, *rest = streams["numpy"]
+    return {**streams, "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), *rest)}
+
+
+def restore_streams(saved: dict[str, Any]) -> None:
+    """Restore what `save_streams` returned."""
+    kind, keys, *rest = saved["numpy"]
+    set_rng_state({**saved, "numpy": (kind, np.asarray(keys).astype(np.uint32), *rest)})
+
+
+def generators_of(loader: Any) -> dict[str, torch.Generator]:
+    """Return torch's generators of a loader, its samplers and its dataset. A progress bar is unwrapped."""
+    inner = getattr(loader, "iterable", loader)
+    found = find_generators(loader=inner, **{name: getattr(inner, name, None) for name in PLACES})
+    return {name: each for name, each in found.items() if isinstance(each, torch.Generator)}
+
+
+def _states(generators: dict[str, torch.Generator]) -> dict[str, Any]:
+    return {name: [each.initial_seed(), each.get_state()] for name, each in generators.items()}
+
+
+class LoopPosition:
+    """The batches of the current epoch that are done, and the random streams at its start."""
+
+    def __init__(self, run: Positioned) -> None:
+        self.run = run
+        self.pending: dict[str, Any] | None = None
+        """The position of a loaded checkpoint, until the loop is there."""
+        self.is_in_epochs = False
+        """Whether the loop is in the body of `line.epochs`."""
+        self.has_batches = False
+        """Whether `line.epoch` or `start_epoch` was called in this body."""
+        self._streams: dict[str, Any] | None = None
+        self._first_step = 0
+        self._generators: dict[str, torch.Generator] = {}
+        self._generator_states: dict[str, Any] = {}
+
+    # ---- a checkpoint --------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return the position for a checkpoint."""
+        s, batch = self.run.state, self.run.batch
+        if self.pending is not None:  # nothing was trained since it was loaded
+            return self.pending
+        is_inside = s.counts.epochs_seen == s.counts.epoch
+        batches = self.run.progress.position - batch.is_open if is_inside else 0
+        updates = s.step - self._first_step if self.is_in_epochs and not self.has_batches else 0
+        is_unfinished = batches > 0 or updates > 0
+        states = self._generator_states if is_unfinished else _states(self._generators)
+        window = {}
+        if batches and not batch.is_open and batch.window_losses():
+            window = {
+                "gradients": window_gradients(s.module, s.setup.wrapped_model),
+                "losses": [float(each) for each in batch.window_losses()],
+            }
+        return {
+            "batches": batches,
+            "updates": updates,
+            "world_size": s.world_size,
+            "streams": save_streams(),
+            "epoch_streams": self._streams if is_unfinished else None,
+            "generators": states,
+            "window": window,
+        }
+
+    def load(self, states: list[dict[str, Any]] | None, inside: bool) -> None:
+        """Take the positions that a checkpoint holds, one of each rank. inside: the loop is in an epoch."""
+        s = self.run.state
+        self.pending = None
+        if states is None:
+            log.warning(
+                "This checkpoint of an older version of Hookline has neither the random streams nor the "
+                "position in the epoch. The loop continues with the first batch of epoch %d.",
+                s.counts.epochs_seen,
+            )
+            return
+        if not states or not all(isinstance(each, dict) and "batches" in each for each in states):
+            raise CheckpointError("The position of the loop in this checkpoint cannot be read.")
+        is_own = len(states) == s.world_size
+        kept = states[s.rank] if is_own else states[0]
+        if kept["world_size"] != s.world_size:
+            log.warning(
+                "This checkpoint is of %d ranks, and there are %d here. The random streams are not "
+                "restored%s.",
+                kept["world_size"],
+                s.world_size,
+                f", and the {kept['batches']} batches of epoch {s.counts.epochs_seen} that are done are "
+                "trained again, because the ranks share the data in another way"
+                if kept["batches"]
+                else "",
+            )
+            return
+        if not is_own:  # saved by one of several ranks: its streams are not those of the others
+            kept = {**kept, "streams": None, "epoch_streams": None, "generators": {}, "window": {}}
+        if kept["streams"] is not None:
+            restore_streams(kept["streams"])
+        if not inside:
+            self.pending = kept
+
+    # ---- the loop ------------------------------------------------------------------------------------------
+
+    def start_body(self) -> None:
+        """Begin the body of an epoch: restore the random streams that it began with, or keep them."""
+        self.is_in_epochs, self.has_batches = True, False
+        self._begin()
+        kept = self.pending
+        if kept is not None and not kept["batches"] and not kept["updates"] and not kept["generators"]:
+            self.pending = None  # between two epochs: nothing else is left to restore
+
+    def end_body(self) -> None:
+        """End the body of an epoch."""
+        self.is_in_epochs = False
+
+    def _begin(self) -> None:
+        kept = self.pending
+        if kept is not None and (streams := kept["epoch_streams"] or kept["streams"]) is not None:
+            restore_streams(streams)
+            self._streams = streams
+        else:
+            self._streams = save_streams()
+        self._first_step = self.run.state.step - (kept["updates"] if kept is not None else 0)
+
+    def start_batches(self, loader: Any) -> int:
+        """Begin the batches of an epoch. Return how many of them the loaded checkpoint has done."""
+        if not self.is_in_epochs:
+            self._begin()
+            self.warn_of_repeated_epochs()
+        kept = self.pending
+        self._generators = generators_of(loader)
+        for name, (seed, state) in (kept["generators"] if kept is not None else {}).items():
+            generator = self._generators.get(name)
+            # between two epochs, a generator with another seed was seeded by the loop for this epoch
+            if generator is not None and (kept["batches"] or generator.initial_seed() == seed):  # type: ignore[index]
+                generator.set_state(state)
+        self._generator_states = _states(self._generators)
+        return int(kept["batches"]) if kept is not None else 0
+
+    def skip(self, batches: Iterator[Any], count: int, reads: bool) -> None:
+        """Drop the first batches, which are done, and restore the random streams after them.
+
+        reads: whether the loader begins with the first batch of the epoch.
+        """
+        kept, self.pending = self.pending, None
+        if kept is None or not count:
+            return
+        for number in range(count if reads else 0):
+            try:
+                next(batches)
+            except StopIteration:
+                raise CheckpointError(
+                    f"The loaded checkpoint was made after {count} batches of epoch "
+                    f"{self.run.state.epoch}, and the loader has only {number}. Resume with the same data, "
+                    "or call line.epoch(loader, skip=False) if the loader itself begins after them."
+                ) from None
+        if kept["window"]:
+            s = self.run.state
+            put_gradients(s.module, s.setup.wrapped_model, kept["window"]["gradients"])
+            self.run.batch.reopen_window(kept["window"]["losses"])
+        if kept["streams"] is not None:
+            restore_streams(kept["streams"])
+
+    # ---- what cannot be skipped ----------------------------------------------------------------------------
+
+    def warn_of_repeated_epochs(self) -> None:
+        """Warn that a loop without `line.epochs` counts its epochs itself."""
+        done = self.run.state.counts.epochs_seen
+        if self.pending is not None and done:
+            log.warning(
+                "The loaded checkpoint has %d complete epochs. This loop counts its epochs without the "
+                "line, so it trains them again if it starts at 0: use `for epoch in line.epochs(n)`, or "
+                "`range(%d, n)`.",
+                done,
+                done,
+            )
+
+    def warn_of_repeated_batches(self, remedy: str) -> None:
+        """Warn that the batches of the current epoch that are done are trained again."""
+        kept, self.pending = self.pending, None
+        if kept is None or not (kept["batches"] or kept["updates"]):
+            return
+        done = f"{kept['batches']} batches" if kept["batches"] else f"{kept['updates']} updates"
+        log.warning(
+            "The loaded checkpoint was made after %s of epoch %d, and they are trained again: the line "
+            "cannot skip them, because the loop does not read its batches from line.epoch(loader). %s",
+            done,
+            self.run.state.counts.epochs_seen,
+            remedy,
+        )
