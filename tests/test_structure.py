@@ -553,7 +553,7 @@ def test_every_module_has_a_mirrored_test_file() -> None:
 
 # ---- figures of the whole --------------------------------------------------------------------------------------
 
-MOST_FILES, MOST_ONE_IMPORTER = 383, 12
+MOST_FILES, MOST_ONE_IMPORTER = 384, 12
 """Modules, and short modules with a single importer. They go down; only a new capability adds a module."""
 MOST_STATEMENTS = {
     "": 94,
@@ -565,9 +565,9 @@ MOST_STATEMENTS = {
     "data": 3567,
     "digests": 1311,
     "distributed": 1386,
-    "engine": 3220,
+    "engine": 3228,
     "hooks": 7032,
-    "interop": 9929,
+    "interop": 10213,
     "loggers": 2027,
     "metrics": 415,
     "reliability": 816,
@@ -576,7 +576,7 @@ MOST_STATEMENTS = {
     "run": 4561,
     "testing": 198,
     "tracing": 868,
-    "training": 6458,
+    "training": 6462,
     "util": 649,
     "watch": 305,
 }
