@@ -567,7 +567,7 @@ MOST_STATEMENTS = {
     "distributed": 1386,
     "engine": 3228,
     "hooks": 7032,
-    "interop": 10213,
+    "interop": 10215,
     "loggers": 2027,
     "metrics": 415,
     "reliability": 816,

@@ -235,6 +235,29 @@ def test_a_stop_in_an_accumulation_window_keeps_its_gradients(tmp_path: Path) ->
     assert steps == 2 and torch.equal(again, whole)
 
 
+def test_a_loop_that_had_been_stopped_is_warned_that_it_trains_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stops(Hook):
+        def on_train_epoch_end(self, trainer: Any) -> None:
+            trainer.stop("enough")
+
+    def trained(*hooks: Hook) -> int:
+        net, sgd = net_and_sgd()
+        with Line(net, sgd, hooks=[*hooks, ModelCheckpoint(save_last=True)], run_dir=tmp_path) as line:
+            line.load_checkpoint("auto")
+            for _ in line.epochs(3):
+                for batch in line.epoch(batches(2)):
+                    updated(line, net, sgd, batch)
+            return line.global_step
+
+    with caplog.at_level(logging.WARNING, "hookline"):
+        assert trained(Stops()) == 2
+        assert "had been stopped" not in caplog.text
+        assert trained() == 6
+    assert "The loop of this checkpoint had been stopped: enough. It trains on if it has more" in caplog.text
+
+
 def test_auto_needs_a_directory_and_finds_nothing_at_first(tmp_path: Path) -> None:
     net, sgd = net_and_sgd()
     with (

@@ -94,6 +94,7 @@ class LoopPosition:
             "batches": batches,
             "updates": updates,
             "world_size": s.world_size,
+            "stopped": s.ending.stop_reason if s.ending.should_stop else "",
             "streams": save_streams(),
             "epoch_streams": self._streams if is_unfinished else None,
             "generators": states,
@@ -133,6 +134,12 @@ class LoopPosition:
             restore_streams(kept["streams"])
         if not inside:
             self.pending = kept
+        if kept.get("stopped"):
+            log.warning(
+                "The loop of this checkpoint had been stopped: %s. It trains on if it has more epochs to do; "
+                "load another checkpoint, or end the program, if it should not.",
+                kept["stopped"],
+            )
 
     # ---- the loop ------------------------------------------------------------------------------------------
 
