@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import linecache
 from typing import Any
 
+import pytest
+
 from hookline import Hook
-from hookline.engine.source_text import attributes_read, passes_arguments_on
+from hookline.engine.source_text import attributes_read, parse_source, passes_arguments_on
 
 
 class Base(Hook):
@@ -57,3 +60,12 @@ def test_a_method_that_changes_its_arguments_does_not_pass_them_on() -> None:
     assert passes_arguments_on(Whole.step, "step")
     assert not passes_arguments_on(Shorter.step, "step")
     assert not passes_arguments_on(Base.step, "step")
+
+
+def test_code_made_by_exec_does_not_have_the_text_of_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = ["import sys\n", "print(sys.path)\n"]  # as Python 3.13 keeps that of `python -c`
+    monkeypatch.setitem(linecache.cache, "<string>", (30, None, other, "<string>"))
+    space: dict[str, Any] = {}
+    exec("def step(self, *given):\n    return super(Made, self).step(*given)\n", space)
+    assert parse_source(space["step"]) is None
+    assert passes_arguments_on(space["step"], "step")

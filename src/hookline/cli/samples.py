@@ -77,26 +77,26 @@ def _find(
 
 
 def _parse(text: str, option: str) -> range:
-    """Return the numbers of `N` or `N-M`."""
-    match = re.fullmatch(r"(\d{1,15})(?:-(\d{1,15}))?", text.strip())
-    first, end = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
-    if end < first or (option == "epoch" and end > first):
+    """Return the numbers of `N` or `N-M`; of an epoch, only `N`."""
+    numbers = _read_range(text, option)
+    if not numbers or (option == "epoch" and len(numbers) > 1):
         several = "" if option == "epoch" else ", or several as in 100-120"
         raise OptionError(f"--{option} {text}: pass a number from 0 on{several}.", option=option, value=text)
-    if end - first >= MOST_STEPS:
+    return numbers
+
+
+def _read_range(text: str, option: str) -> range:
+    """Return the numbers of `N` or `N-M`, none for any other text. Raise if they are too many."""
+    match = re.fullmatch(r"(\d{1,15})(?:-(\d{1,15}))?", text.strip())
+    numbers = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
+    if len(numbers) > MOST_STEPS:
         raise OptionError(f"--{option} {text}: these are more than {MOST_STEPS}.", option=option, value=text)
-    return range(first, end + 1)
+    return numbers
 
 
 def _parse_steps(text: str, record: dict[str, Any], is_open: bool) -> range:
     """Return the steps of `N` or `N-M`. is_open: an update that was begun and not made counts as well."""
-    last = record["step"]
-    try:
-        steps = _parse(text, "step")
-    except OptionError as error:
-        if "more than" in str(error):
-            raise
-        steps = range(0)
+    last, steps = record["step"], _read_range(text, "step")
     if not steps or steps[0] < 1 or steps[-1] > last + is_open:
         limit = f"{last + 1} (an update that was begun and not made)" if is_open else str(last)
         behind = ""

@@ -81,7 +81,7 @@ class Monitored:
     def difference(self, state: Mapping[str, Any]) -> str:
         """Return how the saved state of a hook differs in metric or mode, in words; empty if it does not.
 
-        A state of version 0.1 does not have them. Then a mode by name was the default, 'min'.
+        An older state does not have them. Then a mode by name was the default of that time, 'min'.
         """
         now = self.saved_with()
         earlier = {**now, "mode": "min"} if self.is_by_name else now

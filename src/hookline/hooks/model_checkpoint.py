@@ -334,9 +334,8 @@ class ModelCheckpoint(Hook):
                 self.watch.warn_of_nonfinite(score)
                 if self._is_wanted(score):
                     self._request(state, metrics, score, "best", certain)
-                elif (
-                    not self.best_model_path
-                ):  # forgotten, and the new score is not better than the kept ones
+                elif not self.best_model_path:
+                    # it was forgotten, and the new score is not better than those of the kept ones
                     self._record_best(self.best_k_models)
         if self.save_last:
             self._request_last(state)

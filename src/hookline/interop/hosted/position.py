@@ -171,13 +171,17 @@ class LoopPosition:
             self.warn_of_repeated_epochs()
         kept = self.pending
         self._generators = generators_of(loader)
-        for name, (seed, state) in (kept["generators"] if kept is not None else {}).items():
-            generator = self._generators.get(name)
-            # between two epochs, a generator with another seed was seeded by the loop for this epoch
-            if generator is not None and (kept["batches"] or generator.initial_seed() == seed):  # type: ignore[index]
-                generator.set_state(state)
+        if kept is not None:
+            self._restore_generators(kept)
         self._generator_states = _states(self._generators)
         return int(kept["batches"]) if kept is not None else 0
+
+    def _restore_generators(self, kept: dict[str, Any]) -> None:
+        for name, (seed, state) in kept["generators"].items():
+            generator = self._generators.get(name)
+            # between two epochs, a generator with another seed was seeded by the loop for this epoch
+            if generator is not None and (kept["batches"] or generator.initial_seed() == seed):
+                generator.set_state(state)
 
     def skip(self, batches: Iterator[Any], count: int, reads: bool) -> None:
         """Drop the first batches, which are done, and restore the random streams after them.
