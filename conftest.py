@@ -58,10 +58,14 @@ if os.environ.get("HOOKLINE_TEST_ONEDNN") == "0":  # a variation: CONTRIBUTING.m
     os.environ["PYTHONPATH"] = os.pathsep.join([switch, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
+gc.disable()  # a million objects are made while tests are collected, and none of them is garbage
+
+
 def pytest_collection_finish() -> None:
     """Keep what is imported out of later collections of garbage, which visit a million objects otherwise."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 run_python = PythonEvaluator()

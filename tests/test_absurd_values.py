@@ -86,6 +86,7 @@ def verdict(options: dict[str, Any]) -> str:
         "logger": False,
         "enable_progress_bar": False,
         "control": False,
+        "checkpoint": {"last": False},  # writing it would take half of the time
         **options,
     }
     try:

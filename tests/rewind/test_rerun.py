@@ -422,7 +422,7 @@ def test_other_data_is_a_difference_and_an_error_on_the_same_machine(
 
     def other() -> Any:
         given = data("averaged")
-        given["train"].dataset.tensors[0].mul_(1 + 1e-6)
+        given["train"].dataset.tensors[0].mul_(1.5)
         return {"module": make_module(), **given, "hooks": hooks("averaged")}
 
     with hookline.rewound(folder, 7, **other()):

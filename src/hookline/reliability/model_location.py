@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import json
 import logging
@@ -131,33 +132,31 @@ def import_of(cls: type) -> str:
         return ""
     root = inside.parents[len(parts) - 1]
     code = f"from {cls.__module__} import {cls.__qualname__}"
-    if root in _import_path():
+    here, given = Path.cwd(), filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    # where a new Python that starts in this directory searches
+    if root in {here, *(Path(each).absolute() for each in given), *_installed_path()}:
         return code
-    here = Path.cwd()  # other programs do not search the script's directory, so the code adds it
+    # other programs do not search the script's directory, so the code adds it
     folder = root.relative_to(here) if root.is_relative_to(here) else root
     return f"import sys; sys.path.insert(0, {json.dumps(folder.as_posix(), ensure_ascii=False)}); {code}"
 
 
-def _import_path() -> set[Path]:
-    """Return the import path of a new Python that starts in this directory, with editable installs."""
+@functools.cache
+def _installed_path() -> frozenset[Path]:
+    """Return the folders of installed packages, and those that their .pth files name."""
     installed = {
         Path(each)
         for each in (*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values())
     }
-    known = {
-        Path.cwd(),
-        *installed,
-        *map(Path, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))),
-    }
+    known = {*installed}
     for file in (each for folder in installed for each in folder.glob("*.pth")):
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            lines = file.read_text(encoding="utf-8").splitlines()
             known |= {
                 file.parent / line.strip()
-                for line in lines
+                for line in file.read_text(encoding="utf-8").splitlines()
                 if line.strip() and not line.startswith(("import", "#"))
             }
-    return {each.absolute() for each in known}
+    return frozenset(each.absolute() for each in known)
 
 
 def _can_be_made(module: Module, hooks: Any) -> bool:

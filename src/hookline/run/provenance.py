@@ -246,8 +246,10 @@ def git_state(folder: Path) -> dict[str, Any]:
     If git fails, both are None, and `problem` says why: no repository, no git, or a timeout.
     """
     program = shutil.which("git")
-    if program is None:
-        return {"commit": None, "dirty": None, "problem": "git is not installed"}
+    has_repository = any((each / ".git").exists() for each in (folder, *folder.parents))
+    if program is None or not has_repository:  # found without git, which takes 5 ms
+        problem = "git is not installed" if program is None else "not a git repository"
+        return {"commit": None, "dirty": None, "problem": problem}
     try:
         lines = _git(
             program,
@@ -302,6 +304,4 @@ def _git_problem(error: Exception) -> str:
         else str(error)
     )
     first = next(iter(said.strip().splitlines()), type(error).__name__)
-    if "not a git repository" in first:
-        return "not a git repository"
     return printable(mask_text(first, 200))

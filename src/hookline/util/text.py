@@ -22,7 +22,7 @@ def redact(text: object, url: str = "") -> str:
     url: a URL whose secrets are also removed where they stand alone.
     """
     said = str(text)
-    for secret in sorted(_secrets(url), key=len, reverse=True):
+    for secret in sorted(_secrets(url), key=len, reverse=True) if url else ():
         said = said.replace(secret, "...")
     return _WORD.sub(lambda found: _redact_word(found[0]), said) if "://" in said or "?" in said else said
 
