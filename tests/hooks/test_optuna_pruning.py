@@ -16,7 +16,7 @@ from test_budgets import is_ours, per_step, with_hooks, without_hooks
 from tiny import Net, batches, quiet
 
 from hookline import Hook, Line, OptionError, Trainer
-from hookline.hooks import EarlyStopping, OptunaPruning
+from hookline.hooks import EarlyStopping, ModelCheckpoint, OptunaPruning
 from hookline.report.reader import read_run
 from hookline.report.run_events import all_events, level, status_in_words
 from hookline.report.runs import list_runs
@@ -246,6 +246,24 @@ def test_a_loop_with_line_is_pruned_too() -> None:
             for batch in line.validation(batches(1)):
                 line.log("val/loss", net.validation_step(batch, 0))
     assert line.status == "pruned" and line.state.epochs_seen == 2
+
+
+def test_a_loop_with_line_that_was_pruned_is_pruned_again(tmp_path: Path) -> None:
+    trial = new_trial(1)
+    for epochs in (2, 0):
+        net, done = Net(), 0
+        hooks = [OptunaPruning(trial), ModelCheckpoint(save_last=True)]
+        line = Line(net, net.configure_optimizers(), hooks=hooks, run_dir=tmp_path)
+        with pytest.raises(optuna.TrialPruned, match="is not promising"), line:
+            line.load_checkpoint("auto")
+            for _ in line.epochs(5):
+                for batch in line.epoch(batches(2)):
+                    line.backward(net.training_step(batch, 0))
+                    line.optimizers[0].step()
+                for batch in line.validation(batches(1)):
+                    line.log("val/loss", net.validation_step(batch, 0))
+                done += 1
+        assert (done, line.status, line.global_step) == (epochs, "pruned", 4)
 
 
 def test_a_stop_can_be_pruned_or_raise_without_optuna() -> None:

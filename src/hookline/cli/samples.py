@@ -8,9 +8,11 @@ import re
 import zlib
 from typing import Any
 
+from hookline.checkpoint.catalog import find_checkpoints
 from hookline.cli.output import format_table, print_result
+from hookline.report.reader import LOG
 from hookline.report.summary import find_run_dir
-from hookline.run.record import read_record
+from hookline.run.record import RECORD, read_record
 from hookline.run.sample_order import Sample, SampleOrder, read_order
 from hookline.run.state import count_noun
 from hookline.util.errors import OptionError, UnknownSamples
@@ -23,6 +25,11 @@ def print_samples(chosen: argparse.Namespace) -> int:
     """Print every sample behind one update, or behind several."""
     run_dir = find_run_dir(chosen.run_dir)
     record = read_record(run_dir)
+    if not (run_dir / RECORD).exists() and ((run_dir / LOG).exists() or find_checkpoints(run_dir)[0]):
+        raise UnknownSamples(
+            f"{run_dir} has no run.json, which hookline.Trainer writes. A loop with hookline.Line reads its "
+            "data itself, so the order of its samples is not recorded. Only hookline.Trainer records it."
+        )
     if not record:
         raise OptionError(f"{run_dir} is not the directory of a run: it has no readable run.json.")
     if not record.get("order"):

@@ -16,12 +16,13 @@ from hookline.data.sources import length_of
 from hookline.distributed.comm import Ranks
 from hookline.interop.hosted.checkpoints import gather_positions, load_hosted
 from hookline.interop.hosted.host import RAW_LOOP, Host
-from hookline.interop.hosted.position import LoopPosition
+from hookline.interop.hosted.position import LoopPosition, stop_in
 from hookline.interop.hosted.run import HOST_OPTIONS, HostedRun, refuse_other_options
 from hookline.run.optimizers import bare
 from hookline.training import run_events
 from hookline.training.resume import find_checkpoint
 from hookline.util.errors import END_EPOCH, HooklineError, LossError, OptionError, StopTraining
+from hookline.util.urls import shown
 
 log = logging.getLogger("hookline")
 
@@ -143,6 +144,31 @@ class Line(HostedRun):
                 "; ".join(f"{event} (hooks: {', '.join(names)})" for event, names in waiting.items()),
             )
 
+    def stop(
+        self,
+        reason: str = "line.stop() was called",
+        status: str = "stopped",
+        raises: BaseException | None = None,
+    ) -> None:
+        """End the loop after the current batch, as `Trainer.stop` does; the loop or a hook may call it.
+
+        A loop that has called it itself, as after a signal, continues when it is started again with
+        `load_checkpoint("auto")`. A loop that a hook has stopped is finished.
+        """
+        if not self.state.should_stop:
+            self._position.is_left = self.state.running is None
+        super().stop(reason, status, raises)
+
+    def _set_stop(self, stop: tuple[str, str] | None) -> None:
+        """Let the loop stay stopped, with this reason and status, or train on (None). All ranks call it."""
+        if stop is None:
+            self.state.ending.withdraw_stop()
+        else:
+            self.state.ending.set_stop(*stop)
+        self._position.is_finished = stop is not None
+        if self.rank_sync is not None:
+            self.rank_sync.stop = stop is not None
+
     # ---- epochs, batches, validation -----------------------------------------------------------------------
 
     def epochs(self, n: int) -> Iterator[int]:
@@ -153,15 +179,17 @@ class Line(HostedRun):
         that hooks request in the body, such as after a validation, are written at its end.
         """
         self.must_run()
-        done = self.state.epochs_seen
-        if done >= n:
+        done, position = self.state.epochs_seen, self._position
+        if position.is_finished and n > position.epochs > 0:  # it is to train longer
+            self._set_stop(None)
+        position.epochs = n
+        if done >= n and not self.should_stop:
             log.warning(
                 "Nothing is left to train: %d epochs are done, and the loop requests %d in all. Use a "
                 "new Line for a new training.",
                 done,
                 n,
             )
-        position = self._position
         for number in range(done, n):
             if self.should_stop:
                 return
@@ -348,8 +376,13 @@ class Line(HostedRun):
             handle.remove()
 
     def save_position(self, ranks: Ranks) -> dict[str, Any]:
-        """Return the position in the epoch and the random streams of all ranks."""
-        return {"loop": gather_positions(self._position.state(), ranks)}
+        """Return the positions of the loop and the random streams of all ranks, and those of the loggers."""
+        states = gather_positions(self._position.state(), ranks, self.state.module)
+        return {"loop": states, "loggers": self._log_position()}
+
+    def _log_position(self) -> dict[str, Any]:
+        """Return the loggers' positions: until the next update, those of a loaded checkpoint."""
+        return self.loggers.position() if self._log_start is None else self._log_start[0] or {}
 
     def load_position(self, kept: dict[str, Any]) -> None:
         """Restore the random streams; `epochs` and `epoch` continue at the position."""
@@ -376,7 +409,8 @@ class Line(HostedRun):
         """
         if self.batch.has_updated:
             self.end_batch()
-        return {**super().state_dict(), "loop": [self._position.state()]}
+        position = {"loop": [self._position.state()], "loggers": self._log_position()}
+        return {**super().state_dict(), **position}
 
     def load_checkpoint(self, path: str | Path) -> bool:
         """Continue from a checkpoint of `save_checkpoint`, inside `with line:` and before the loop.
@@ -386,11 +420,14 @@ class Line(HostedRun):
         so that nothing is trained twice.
 
         path: a checkpoint; or 'auto': the newest complete checkpoint of the run's directory. Return False if
-        'auto' finds none, so that the training begins.
+        'auto' finds none, so that the training begins. If a hook had stopped the loop of the newest one, the
+        loop is finished: `should_stop` is True, and `epochs` and `epoch` yield nothing. Pass the path to
+        train on.
         """
         self.must_run()
         if path != "auto":
-            load_hosted(self, path)
+            if stop := stop_in(load_hosted(self, path).get("loop")):
+                log.warning("The loop of %s had been stopped: %s. It trains on.", shown(path), stop[0])
             return True
         if not self._directory.has_name:
             raise OptionError(
@@ -398,9 +435,23 @@ class Line(HostedRun):
                 "pass Line(run_dir=...)."
             )
         found = self.ranks.decide(self._find_newest)
-        if found:
-            load_hosted(self, found)
+        if found and (stop := stop_in(load_hosted(self, found).get("loop"))):
+            self._set_stop(stop)
+            self._report_finished(found)
         return bool(found)
+
+    def _report_finished(self, path: str) -> None:
+        s, epochs = self.state, self._position.epochs
+        if s.rank == 0:
+            log.warning(
+                "Nothing to train: this loop was %s at step %d (%s). To train on, pass its checkpoint: "
+                "line.load_checkpoint(%r)%s. To start over, choose another run_dir.",
+                s.stop_status,
+                s.step,
+                s.stop_reason,
+                path,
+                f", or train longer: line.epochs(n) with n above {epochs}" if epochs else "",
+            )
 
     def _find_newest(self) -> str:
         start = find_checkpoint("auto", self._directory)

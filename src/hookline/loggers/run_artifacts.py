@@ -76,7 +76,7 @@ class RunArtifacts:
         if not self._takes_checkpoints:
             return
         self._best, run_dir = _valid_scores(position), self._run_dir()
-        if is_url(path):
+        if is_url(path) or not Path(path).exists():  # another trainer's checkpoint has no path
             return
         resumed = self._describe(Path(path), "", 0)
         self._note_score(resumed)

@@ -154,7 +154,7 @@ def modes_of(run: RecordedRun) -> dict[str, str]:
 
 
 def _recorded_monitors(run: RecordedRun) -> list[dict[str, Any]]:
-    monitors = run.record.get("monitors")
+    monitors = run.record.get("monitors", run.monitors)
     return [
         each
         for each in (monitors.values() if isinstance(monitors, dict) else ())

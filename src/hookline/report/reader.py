@@ -35,7 +35,7 @@ LATEST_SECOND = 1e11
 """Seconds since 1970. A larger value, or NaN, is not a time."""
 LASTING = ("failure", "control", "resume", "rollback", "spike", "nonfinite", "exclusion")
 """Records about the job, or why it went back: shown even if a resume has superseded the steps around them."""
-BEGINS = ("hyperparams", "resume")
+BEGINS = ("hyperparams", "resume", "start")
 """The first records of a job. The time before them was not spent in a job."""
 MOST_TEXTS = 20
 """Texts kept of one tag, the newest ones."""
@@ -78,6 +78,8 @@ class Times:
     """The time of the first record that no resume has superseded."""
     is_beginning: bool = False
     """Whether the last record was the first of a job."""
+    started: float | None = None
+    """When the newest job began; a run may be resumed many times."""
 
 
 @dataclass
@@ -135,8 +137,8 @@ class RecordedRun:
     """Step and text of the failures in the log; other files may repeat them."""
     failed: dict[str, Any] = field(default_factory=dict)
     """The failure that ended the newest job, if it failed: `exception` and `text`."""
-    started: float | None = None
-    """When the newest job began; a run may be resumed many times."""
+    monitors: dict[str, Any] = field(default_factory=dict)
+    """The metrics that hooks of the newest job monitor, from the log of a run without run.json."""
     ending: dict[str, Any] = field(default_factory=dict)
     """How that job ended, from its log; empty while it trains, and if it was killed."""
     not_finite: dict[str, RunEvent] = field(default_factory=dict)
@@ -277,8 +279,6 @@ def _take_metrics(run: RecordedRun, record: dict[str, Any], step: int) -> None:
         return
     over = record.get("over") or ("step" if "lr" in metrics else "")  # logs of older versions have no "over"
     kept = run.own if over == "step" else run.between
-    if run.ending and over in ("step", "epoch"):  # a loop with a Line that continues in its directory
-        run.ending, run.failed = {}, {}
     if over == "epoch" and run.epochs.newest is not None:
         run.epochs.complete, run.epochs.at = run.epochs.newest + 1, step
     for name, value in metrics.items():
@@ -312,11 +312,14 @@ def _take_image(run: RecordedRun, record: dict[str, Any], step: int | None) -> N
     run.images.append((str(record.get("tag", "")), step, str(record.get("path", ""))))
 
 
-def _take_params(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
-    run.started, run.ending, run.failed = run.times.ended, {}, {}  # the first record of a job
-    params = record.get("params")
+def _take_first(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
+    """Add one of the first records of a job: its hyper-parameters, or the metrics that hooks monitor."""
+    run.times.started, run.ending, run.failed = run.times.ended, {}, {}
+    params, monitors = record.get("params"), record.get("monitors")
     if isinstance(params, dict):
         run.params.update(params)
+    if isinstance(monitors, dict):
+        run.monitors = monitors
 
 
 def _take_resume(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
@@ -325,7 +328,7 @@ def _take_resume(run: RecordedRun, record: dict[str, Any], step: int | None) -> 
     if record.get("in_run"):  # the job continues; the record of its rollback follows
         run.superseded += count if isinstance(count, int) else 0
         return
-    run.started, run.ending, run.failed, run.resumed_at = run.times.ended, {}, {}, step
+    run.times.started, run.ending, run.failed, run.resumed_at = run.times.ended, {}, {}, step
     if isinstance(marked, dict) and "checkpoint" not in record and run.times.ended is not None:
         # all superseded records are of an earlier run; the others before this one are of this run's set-up
         run.times.began = run.times.ended if run.times.holds_since is None else run.times.holds_since
@@ -449,7 +452,8 @@ def _take_rollback(run: RecordedRun, record: dict[str, Any], step: int | None) -
 _TAKERS = {
     "text": _take_text,
     "image": _take_image,
-    "hyperparams": _take_params,
+    "hyperparams": _take_first,
+    "start": _take_first,
     "resume": _take_resume,
     "cost": _take_cost,
     "changes": _take_changes,

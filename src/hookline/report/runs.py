@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -176,7 +177,7 @@ def _read_log(run: RecordedRun) -> tuple[RecordedRun, bool, str]:
     if not log.is_file():
         return run, False, "" if run.record else f"{RECORD} cannot be read"
     if log.stat().st_size > LOG_BYTES:
-        for record in last_records(log):
+        for record in (*first_records(log), *last_records(log)):
             take(run, record)
         run.name_curves()
         return run, True, ""
@@ -188,6 +189,13 @@ def _read_log(run: RecordedRun) -> tuple[RecordedRun, bool, str]:
     return read, False, ""
 
 
+def first_records(log: Path) -> list[dict[str, Any]]:
+    """Return the first records of jobs at the start of a log, which say what hooks monitor."""
+    with log.open("rb") as file:
+        lines = file.read(TAIL_BYTES).split(b"\n")[:-1]
+    return [record for record in _parsed(lines) if record.get("type") == "start"]
+
+
 def last_records(log: Path) -> list[dict[str, Any]]:
     """Return the complete records at the end of a log that no later resume has superseded."""
     with log.open("rb") as file:
@@ -195,15 +203,17 @@ def last_records(log: Path) -> list[dict[str, Any]]:
         file.seek(max(0, length - TAIL_BYTES))
         lines = file.read(TAIL_BYTES).split(b"\n")
     records: list[dict[str, Any]] = []
-    for line in lines[1 if length > TAIL_BYTES else 0 :]:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict):
-            records = [] if record.get("type") == "resume" else records
-            records.append(record)
+    for record in _parsed(lines[1 if length > TAIL_BYTES else 0 :]):
+        records = [] if record.get("type") == "resume" else records
+        records.append(record)
     return records
+
+
+def _parsed(lines: list[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(record := json.loads(line), dict):
+                yield record
 
 
 def run_status(run: RecordedRun, now: float, alive: bool | None = None) -> tuple[str, bool]:

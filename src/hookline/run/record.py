@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +138,7 @@ class RunRecord:
             step=s.step,
             epochs=s.epochs_seen,
             noted_at=_now(),
-            monitors=_monitors(run),
+            monitors=monitors_of(run.state.hooks.entries()),
             checkpoint=_newest_checkpoint(run),
             order=None
             if run.data.order is None
@@ -343,10 +343,10 @@ def _message(error: BaseException) -> str:
         return f"(its message cannot be read: {type(broken).__name__})"
 
 
-def _monitors(run: Run) -> dict[str, Any]:
+def monitors_of(entries: Iterable[Any]) -> dict[str, Any]:
     """Return the metrics that hooks monitor, each with the best value so far."""
     found = {}
-    for entry in run.state.hooks.entries():
+    for entry in entries:
         own = getattr(entry.given, "__dict__", {})  # properties are not called, because they are user code
         own = {**getattr(own.get("watch"), "__dict__", {}), **own}
         name, mode, best = (

@@ -135,8 +135,11 @@ class Ending:
     """The exception that `fit` raises once a run has ended with `stop_status`."""
 
     def request_stop(self, reason: str, status: str = "stopped", raises: BaseException | None = None) -> None:
-        """Request a stop at the next batch boundary. The first request is kept."""
-        if not self.should_stop:
+        """Request a stop at the next batch boundary. The first request is kept.
+
+        A run that had ended with this status before it was started again gets the exception of this request.
+        """
+        if not self.should_stop or (self.status == status and self.stop_error is None):
             self.stop_status, self.stop_error = status, raises
         self.should_stop = True
         self.stop_reason = self.stop_reason or reason

@@ -36,7 +36,6 @@ from hookline.training.run_events import end_as, end_training, start_epoch, star
 from hookline.training.saving import finish_saving, save_due, state_before_validation
 from hookline.training.schedulers import advance_epoch, advance_on_metric, advance_plateau
 from hookline.util.errors import END_EPOCH, OptionError, StopTraining
-from hookline.util.urls import is_url, shown
 
 log = logging.getLogger("hookline")
 
@@ -66,9 +65,7 @@ def fit(run: Run) -> None:
         )
     check_before_training(run)  # before the loggers mark an earlier log as superseded
     if run.resume.path is not None:
-        # loggers write the path to their files, so a URL must not hold its secrets
-        where = shown(run.resume.path) if is_url(run.resume.path) else run.resume.path
-        s.logger.resume(run.resume.contents.pop("loggers", None), s.step, s.epoch, where)
+        s.logger.resume(run.resume.contents.pop("loggers", None), s.step, s.epoch, run.resume.path)
     else:
         s.logger.begin_afresh()
     if run.identity.record is not None:

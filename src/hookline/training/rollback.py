@@ -182,9 +182,9 @@ def roll_back(run: Run) -> None:
     restore_progress(run)
     run.progress.is_updating = False
     _abandon_saves(run, target.contents)
-    where = shown(target.path) if is_url(target.path) else target.path
-    s.logger.resume(run.resume.contents.pop("loggers", None), s.step, s.epoch, where)
-    done = {**left, "step": s.step, "epoch": s.epoch, "checkpoint": str(where), "reason": request.reason}
+    s.logger.resume(run.resume.contents.pop("loggers", None), s.step, s.epoch, target.path)
+    where = shown(target.path)
+    done = {**left, "step": s.step, "epoch": s.epoch, "checkpoint": where, "reason": request.reason}
     s.logger.log_event("rollback", done)
     if s.rank == 0:
         log.warning(

@@ -14,7 +14,7 @@ import preloaded
 import pytest
 import torch
 from dialects.looped import net_and_sgd, train
-from ranks.torchrun import torchrun
+from ranks.torchrun import Outcome, torchrun
 from tiny import batches
 from torch.nn import functional as F
 
@@ -214,11 +214,11 @@ def test_a_stop_in_an_accumulation_window_keeps_its_gradients(tmp_path: Path) ->
             if batches_seen == 3 and not trainer.state.resumed:
                 trainer.stop("enough")
 
-    def trained(folder: Path, hooks: list[Any]) -> Any:
+    def trained(folder: Path, hooks: list[Any], load: Any = "auto") -> Any:
         net, sgd = net_and_sgd()
         line = Line(net, sgd, hooks=hooks, run_dir=folder)
         with line:
-            line.load_checkpoint("auto")
+            line.load_checkpoint(load)
             for _ in line.epochs(1):
                 for x, y in line.epoch(batches(4)):
                     line.backward(F.mse_loss(net(x), y), divide_by=2)
@@ -231,31 +231,9 @@ def test_a_stop_in_an_accumulation_window_keeps_its_gradients(tmp_path: Path) ->
     hooks = [Stops(), ModelCheckpoint(save_last=True)]
     cut, steps = trained(tmp_path / "cut", hooks)
     assert steps == 1 and not torch.equal(cut, whole)
-    again, steps = trained(tmp_path / "cut", [ModelCheckpoint(save_last=True)])
+    last = tmp_path / "cut/checkpoints/last"
+    again, steps = trained(tmp_path / "cut", [ModelCheckpoint(save_last=True)], load=last)
     assert steps == 2 and torch.equal(again, whole)
-
-
-def test_a_loop_that_had_been_stopped_is_warned_that_it_trains_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Stops(Hook):
-        def on_train_epoch_end(self, trainer: Any) -> None:
-            trainer.stop("enough")
-
-    def trained(*hooks: Hook) -> int:
-        net, sgd = net_and_sgd()
-        with Line(net, sgd, hooks=[*hooks, ModelCheckpoint(save_last=True)], run_dir=tmp_path) as line:
-            line.load_checkpoint("auto")
-            for _ in line.epochs(3):
-                for batch in line.epoch(batches(2)):
-                    updated(line, net, sgd, batch)
-            return line.global_step
-
-    with caplog.at_level(logging.WARNING, "hookline"):
-        assert trained(Stops()) == 2
-        assert "had been stopped" not in caplog.text
-        assert trained() == 6
-    assert "The loop of this checkpoint had been stopped: enough. It trains on if it has more" in caplog.text
 
 
 def test_auto_needs_a_directory_and_finds_nothing_at_first(tmp_path: Path) -> None:
@@ -288,9 +266,12 @@ def test_a_checkpoint_without_a_position_says_what_is_repeated(
 
 
 ON_RANKS = """
+    import contextlib
+    import logging
     import sys
     import torch
     from torch import distributed, nn
+    from torch.nn.functional import mse_loss
     from torch.nn.parallel import DistributedDataParallel
     from tiny import batches
     from hookline import Hook, Line
@@ -298,6 +279,10 @@ ON_RANKS = """
 
     distributed.init_process_group("gloo")
     rank = distributed.get_rank()
+
+    def say(*words):
+        sys.stdout.write(" ".join(map(str, words)) + "\\n")
+        sys.stdout.flush()
 
     class Stops(Hook):
         def on_step_end(self, step, trainer):
@@ -318,7 +303,7 @@ ON_RANKS = """
                 for index in line.epoch(torch.randperm(6).tolist()):
                     x, y = batches(6)[index]
                     sgd.zero_grad()
-                    line.backward(nn.functional.mse_loss(model(x + rank), y))
+                    line.backward(mse_loss(model(x + rank), y))
                     sgd.step()
         drawn = torch.rand(2).tolist()
         return found, line.global_step, drawn, [each.detach().clone() for each in net.parameters()]
@@ -327,14 +312,70 @@ ON_RANKS = """
     found, cut, *_ = train("cut", Stops())
     again, more, redrawn, reached = train("cut")
     same = all(map(torch.equal, weights, reached))
-    sys.stdout.write(f"RANK {rank} {steps} {found} {again} {more} {drawn == redrawn} {same} {cut < 12}\\n")
-    sys.stdout.flush()
+    say("RANK", rank, steps, found, again, more, drawn == redrawn, same, cut < 12)
+
+    # windows of three batches, of which the last rank has other gradients than the first
+
+    class StopsFirst(Hook):
+        ranks = "zero"
+        def on_train_epoch_end(self, trainer):
+            trainer.stop("enough")
+
+    def accumulate(folder, *hooks, leaves=False, load="auto"):
+        torch.manual_seed(0)
+        net = nn.Linear(4, 2).double()
+        model = DistributedDataParallel(net)
+        sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+        line = Line(model, sgd, hooks=[*hooks], run_dir=folder)
+        with line:
+            line.load_checkpoint(load)
+            for epoch in line.epochs(2):
+                for x, y in line.epoch(batches(6)):
+                    is_update = line.batch_idx % 3 == 2
+                    with contextlib.nullcontext() if is_update else model.no_sync():
+                        line.backward(mse_loss(model(x.double() + rank), y.double()), divide_by=3)
+                    if is_update:
+                        sgd.step()
+                        sgd.zero_grad()
+                    if leaves and line.batch_idx == 4:  # one batch of the window is missing
+                        line.save_checkpoint(f"{folder}/checkpoints/here")
+                        line.stop("SIGTERM")
+        return line, net.weight.detach().clone()
+
+    line, whole = accumulate("whole window")
+    cut, _ = accumulate("cut window", leaves=True)
+    again, weight = accumulate("cut window")
+    say("WINDOW", rank, cut.global_step, again.global_step, torch.allclose(weight, whole, rtol=1e-12))
+
+    heard = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())
+    logging.getLogger("hookline").addHandler(handler)
+    for _ in range(2):
+        line, _ = accumulate("stopped", StopsFirst(), ModelCheckpoint(save_last=True, save_top_k=0))
+    told = sum(each.startswith("Nothing to train") for each in heard)
+    say("STOPPED", rank, line.state.batches_seen, line.status, line.should_stop, told)
+    line, _ = accumulate("stopped", load="stopped/checkpoints/last")
+    say("ON", rank, line.state.batches_seen, line.status)
     distributed.destroy_process_group()
 """
 
 
-def test_every_rank_continues_with_its_own_random_streams(tmp_path: Path) -> None:
-    outcome = torchrun(ON_RANKS, tmp_path, deadline=300)
+@pytest.fixture(scope="module")
+def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    outcome = torchrun(ON_RANKS, tmp_path_factory.mktemp("ranks"), deadline=300)
     assert outcome.code == 0, outcome.output
-    for rank in (0, 1):
-        assert f"RANK {rank} 12 False True 12 True True True" in outcome.output
+    return outcome
+
+
+def test_every_rank_continues_with_its_own_random_streams(on_ranks: Outcome) -> None:
+    assert on_ranks.lines("RANK") == [f"{rank} 12 False True 12 True True True" for rank in (0, 1)]
+
+
+def test_ranks_continue_an_accumulation_window_with_the_mean_of_their_gradients(on_ranks: Outcome) -> None:
+    assert on_ranks.lines("WINDOW") == [f"{rank} 1 4 True" for rank in (0, 1)]
+
+
+def test_ranks_stay_stopped_together_and_one_of_them_says_so(on_ranks: Outcome) -> None:
+    assert on_ranks.lines("STOPPED") == ["0 6 stopped True 1", "1 6 stopped True 0"]
+    assert on_ranks.lines("ON") == ["0 12 completed", "1 12 completed"]

@@ -46,6 +46,8 @@ class Updates(UpdateEvents):
         """The norms that the loop's clipping found, until the update is made; they explain a skipped
         update.
         """
+        self.on_first: Callable[[], None] | None = None
+        """Called before the next update is counted, once."""
         self.announced: set[int] = set()
         self._set_aside: dict[int, tuple[Any, list[Any]]] = {}
         self._removals: list[Any] = []
@@ -174,6 +176,9 @@ class Updates(UpdateEvents):
 
     def _stepped(self, index: int, optimizer: Any, *given: Any) -> None:
         s = self.state
+        if self.on_first is not None:
+            on_first, self.on_first = self.on_first, None
+            on_first()
         self.norm_is_known = self.recomputing = False
         self.clipped.clear()
         self.windows += 1

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed, nn
 
 from hookline.checkpoint import files
 from hookline.checkpoint.base_weights import complete_weights
@@ -47,9 +47,12 @@ class KeptRun(EmittingRun, Protocol):
     def load_position(self, kept: dict[str, Any]) -> None:
         """Take the position of a checkpoint."""
 
+    def continue_log(self, position: Any, path: str | Path) -> None:
+        """Let the loggers continue from a checkpoint. position: theirs when it was saved, if known."""
+
 
 HOSTED_PARTS = ("module", "optimizers", "schedulers", "counters", "hooks", "filters", "metrics", "log")
-"""The parts of a hosted run's checkpoint."""
+"""The parts of a hosted run's checkpoint. That of a loop also has "loggers", but not in older versions."""
 
 
 def hosted_state(view: KeptRun) -> dict[str, Any]:
@@ -64,8 +67,10 @@ def hosted_state(view: KeptRun) -> dict[str, Any]:
     }
 
 
-def restore_state(view: KeptRun, kept: dict[str, Any]) -> None:
-    """Restore the counters, the metrics, and the state of the hooks by their names."""
+def restore_state(view: KeptRun, kept: dict[str, Any], path: str | Path = "") -> None:
+    """Restore the counters, the metrics, and the state of the hooks by their names. path: of the checkpoint,
+    unless the host has loaded it.
+    """
     s = view.state
     s.counts.load_state_dict(kept["counters"])
     view.resume.take({key: kept[key] for key in ("hooks", "filters")})
@@ -75,6 +80,7 @@ def restore_state(view: KeptRun, kept: dict[str, Any]) -> None:
     for entry in view.hooks.in_order():
         restore_hook(entry, kept, s)
     view.load_position(kept)
+    view.continue_log(kept.get("loggers"), path or f"a checkpoint of {view.host.name}")
 
 
 def save_hosted(view: KeptRun, request: SaveRequest, ranks: Ranks) -> None:
@@ -114,23 +120,43 @@ def contents_of(view: KeptRun, ranks: Ranks) -> dict[str, Any]:
     }
 
 
-def gather_positions(state: dict[str, Any], ranks: Ranks) -> list[dict[str, Any]]:
+def gather_positions(state: dict[str, Any], ranks: Ranks, module: nn.Module) -> list[dict[str, Any]]:
     """Return the positions of all ranks, in rank order. Waits for all ranks.
 
-    Gradients of an unfinished accumulation window are left out if there are several: each rank has its own.
+    In an unfinished accumulation window each rank has its own gradients. Every position gets their mean: with
+    it on all ranks, the update is the same, whether it takes the mean of their gradients or the sum.
     """
     if ranks.alone:
         return [state]
-    mine = _pack_as_json({**state, "window": {}}, "the position of the loop")
-    return [_unpack_json(each) for each in ranks.gather(mine)]
+    gradients = state["window"].get("gradients", {})
+    mine = {**state, "window": {"losses": [], **state["window"], "gradients": [*gradients]}}
+    gathered = ranks.gather(_pack_as_json(mine, "the position of the loop"))
+    states = [_unpack_json(each) for each in gathered]
+    names = {name for each in states for name in each["window"]["gradients"]}
+    mean = {
+        name: _mean_over_ranks(gradients.get(name), parameter, ranks)
+        for name, parameter in module.named_parameters()
+        if name in names
+    }
+    windows = [{**each["window"], "gradients": mean} if names else {} for each in states]
+    return [{**each, "window": window} for each, window in zip(states, windows, strict=True)]
 
 
-def load_hosted(view: KeptRun, path: str | Path) -> None:
-    """Load a checkpoint into module, optimizers, schedulers and hooks."""
+def _mean_over_ranks(gradient: Tensor | None, parameter: Tensor, ranks: Ranks) -> Tensor:
+    wide = torch.promote_types(parameter.dtype, torch.float32)
+    total = torch.zeros(parameter.shape, dtype=wide)
+    if gradient is not None:
+        total += gradient.detach().cpu()
+    distributed.all_reduce(total, group=ranks.group)
+    return (total / ranks.world_size).to(parameter.dtype)
+
+
+def load_hosted(view: KeptRun, path: str | Path) -> dict[str, Any]:
+    """Load a checkpoint into module, optimizers, schedulers and hooks; return its contents."""
     s, contents = view.state, files.read(path)
     begin_loading(view, contents)
     if "log" in contents:
-        check_parts(contents, HOSTED_PARTS, path)
+        check_parts(contents, [*HOSTED_PARTS, *({"loggers"} & contents.keys())], path)
     if "log" not in contents or len(contents["optimizers"]) != len(s.optimizers):
         raise CheckpointError(
             f"{shown(path)} is not a checkpoint of a Line with {len(s.optimizers)} optimizers. To load its "
@@ -143,8 +169,9 @@ def load_hosted(view: KeptRun, path: str | Path) -> None:
             load_optimizer(optimizer, kept)
         for scheduler, kept in zip(s.schedulers, contents["schedulers"], strict=False):
             load_scheduler(scheduler, kept)
-    restore_state(view, contents)
+    restore_state(view, contents, path)
     report_loaded(view, path)
+    return contents
 
 
 # ---- The state of the hooks for a host that saves only JSON

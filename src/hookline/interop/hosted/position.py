@@ -31,6 +31,11 @@ class Positioned(Protocol):
     progress: Progress
     batch: HostedBatch
 
+    @property
+    def should_stop(self) -> bool:
+        """Return whether the loop is to end, as all ranks have agreed."""
+        ...
+
 
 def save_streams() -> dict[str, Any]:
     """Return the random streams as numbers and tensors, which `torch.load` reads without pickles."""
@@ -56,6 +61,14 @@ def _states(generators: dict[str, torch.Generator]) -> dict[str, Any]:
     return {name: [each.initial_seed(), each.get_state()] for name, each in generators.items()}
 
 
+def stop_in(states: list[dict[str, Any]] | None) -> tuple[str, str] | None:
+    """Return why and with which status a hook had stopped the loop of a checkpoint; None if none had.
+
+    states: the positions of all ranks, some of which may have left the loop without a hook.
+    """
+    return states[0]["stop"] if states and all(each.get("stop") for each in states) else None
+
+
 class LoopPosition:
     """The batches of the current epoch that are done, and the random streams at its start."""
 
@@ -67,6 +80,12 @@ class LoopPosition:
         """Whether the loop is in the body of `line.epochs`."""
         self.has_batches = False
         """Whether `line.epoch` or `start_epoch` was called in this body."""
+        self.epochs = 0
+        """The number of epochs that `line.epochs` was called with, also before the resume; 0: it was not."""
+        self.is_left = False
+        """Whether the loop itself has called `line.stop`: it continues when it is started again."""
+        self.is_finished = False
+        """Whether the loop stays stopped, because a hook had stopped it before it was started again."""
         self._streams: dict[str, Any] | None = None
         self._first_step = 0
         self._generators: dict[str, torch.Generator] = {}
@@ -94,7 +113,8 @@ class LoopPosition:
             "batches": batches,
             "updates": updates,
             "world_size": s.world_size,
-            "stopped": s.ending.stop_reason if s.ending.should_stop else "",
+            "epochs": self.epochs,
+            "stop": (s.stop_reason, s.stop_status) if self.run.should_stop and not self.is_left else None,
             "streams": save_streams(),
             "epoch_streams": self._streams if is_unfinished else None,
             "generators": states,
@@ -114,6 +134,7 @@ class LoopPosition:
             return
         if not states or not all(isinstance(each, dict) and "batches" in each for each in states):
             raise CheckpointError("The position of the loop in this checkpoint cannot be read.")
+        self.epochs = states[0].get("epochs", 0)
         is_own = len(states) == s.world_size
         kept = states[s.rank] if is_own else states[0]
         if kept["world_size"] != s.world_size:
@@ -134,12 +155,6 @@ class LoopPosition:
             restore_streams(kept["streams"])
         if not inside:
             self.pending = kept
-        if kept.get("stopped"):
-            log.warning(
-                "The loop of this checkpoint had been stopped: %s. It trains on if it has more epochs to do; "
-                "load another checkpoint, or end the program, if it should not.",
-                kept["stopped"],
-            )
 
     # ---- the loop ------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from hookline.run.directory import RunDirectory
 from hookline.run.optimizers import bare
 from hookline.run.options import ARGUMENT_NAMES, make_options
 from hookline.run.parts import Participants, Progress, Resume
+from hookline.run.record import monitors_of
 from hookline.run.reduction import WaitingRows
 from hookline.run.rows import MetricRows
 from hookline.run.state import State
@@ -210,6 +211,8 @@ class HostedRun(HostView):
         self.epoch_is_whole = False
         """Whether the loader was exhausted in this epoch."""
         self._saved_state: dict[str, Any] | None = None
+        self._log_start: tuple[Any, ...] | None = None
+        """What the loggers continue from at the next update: a position, its step and epoch, a checkpoint."""
         for hook in hooks:
             self.hooks.add(hook)
 
@@ -267,6 +270,7 @@ class HostedRun(HostView):
         if not self.ranks.alone:
             self._directory.continue_in(Path(self.ranks.decide(self._directory.chosen)))
         self.loggers.open(self._directory.path)
+        self._log_start, self.updates.on_first = None, self._start_log
         self._late_hooks.begin()
         self.progress.step_before_batch = OUTSIDE
         self.batch.log_every = self.options.log_every_n_steps
@@ -291,6 +295,25 @@ class HostedRun(HostView):
         """Emit on_train_start."""
         run_events.start_training(self)
         self.sync_point()
+
+    def _start_log(self) -> None:
+        """Let the loggers mark what this training repeats, and log which metrics hooks monitor.
+
+        This waits for an update, because a run that only evaluates a checkpoint repeats nothing.
+        """
+        start, self._log_start = self._log_start, None
+        if start is not None:
+            self.loggers.resume(*start)
+        elif not self.state.counts.step:  # else a second run of the same hooks continues its log
+            self.loggers.begin_afresh()
+        self.loggers.log_event("start", {"monitors": monitors_of(self.hooks.entries())})
+
+    def continue_log(self, position: Any, path: str | Path) -> None:
+        """Let the loggers continue from a checkpoint, at the next update. position: theirs when it was saved;
+        None: unknown, because a host saves before all rows of a step or an epoch are written.
+        """
+        self._log_start = (position, self.state.step, self.state.epoch, path)
+        self.updates.on_first = self._start_log
 
     def end_training(self) -> None:
         """End a training that did not fail, and emit on_train_end."""
