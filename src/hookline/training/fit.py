@@ -6,6 +6,7 @@ Read it from top to bottom: the order of events is the order of lines.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from hookline.data.loaders import Loader
 from hookline.data.seeding import isolated_rng, rng_state, set_rng_state
 from hookline.data.sources import resume_limits
 from hookline.reliability.summary import warn_idle_epoch
-from hookline.run.record import restore_ending, update_record
+from hookline.run.record import leaves_directory, restore_ending, update_record
 from hookline.run.run import Run, ending, phase
 from hookline.run.state import OPENING
 from hookline.run.timer import timed
@@ -65,12 +66,11 @@ def fit(run: Run) -> None:
             type(run.module).__name__,
         )
     check_before_training(run)  # before the loggers mark an earlier log as superseded
-    if run.resume.path is not None:
-        # loggers write the path to their files, so a URL must not hold its secrets
-        where = shown(run.resume.path) if is_url(run.resume.path) else run.resume.path
-        s.logger.resume(run.resume.contents.pop("loggers", None), s.step, s.epoch, where)
+    begin = functools.partial(begin_log, run, run.resume.contents.pop("loggers", None), s.step, s.epoch)
+    if leaves_directory(run):
+        run.identity.record.on_taken.append(begin)
     else:
-        s.logger.begin_afresh()
+        begin()
     if run.identity.record is not None:
         run.identity.record.describe(run)
     with keeping_last(run):
@@ -94,6 +94,16 @@ def fit(run: Run) -> None:
     run.boundary.sync_point()
     save_due(run)
     finish_saving(run)
+
+
+def begin_log(run: Run, position: Any, step: int, epoch: int) -> None:
+    """Mark what earlier runs have logged as superseded. position: that of the checkpoint, in each log."""
+    logger, path = run.state.logger, run.resume.path
+    if path is not None:
+        # loggers write the path to their files, so a URL must not hold its secrets
+        logger.resume(position, step, epoch, shown(path) if is_url(path) else path)
+    else:
+        logger.begin_afresh()
 
 
 def report_nothing_to_train(run: Run) -> None:
