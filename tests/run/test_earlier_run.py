@@ -149,3 +149,48 @@ def test_load_best_names_the_checkpoints_of_an_earlier_run() -> None:
     assert f"An earlier run in it has kept {kept}" in str(refused.value)
     assert f"load_best(path={str(kept)!r})" in str(refused.value)
     assert str(later.load_best(Net(), path=kept)).startswith(str(kept))
+
+
+class Leaves(Hook):
+    """Ends the run at step 2."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        super().__init__()
+        self.error = error
+
+    def on_step_end(self, step: int) -> None:
+        if step == 2:
+            raise self.error
+
+
+REPLACES = "which this new run replaces; resume='auto' continues it."
+
+
+def test_a_new_run_warns_of_the_interrupted_run_that_it_replaces(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        trainer(Leaves(KeyboardInterrupt)).fit(Net(), batches(4), batches(1))
+    trainer(fast_dev_run=True).fit(Net(), batches(4), batches(1))
+    assert REPLACES not in caplog.text
+    seen: list[bool] = []
+    again = trainer()
+    again.on("train_batch_start", once=True)(lambda: seen.append(REPLACES in caplog.text))
+    again.fit(Net(), batches(4), batches(1))
+    assert seen == [True]
+    assert f"{RUN} has an interrupted run at step 2, {REPLACES}" in caplog.text
+    caplog.clear()
+    trainer().fit(Net(), batches(4), batches(1))  # the run before it was completed
+    assert REPLACES not in caplog.text
+
+
+def test_it_warns_of_a_killed_run_and_not_if_there_is_nothing_to_continue(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    trainer(Copies("first update"), checkpoint=False).fit(Net(), batches(2), batches(1))
+    shutil.copy("copy/run.json", RUN / "run.json")  # as a kill after the first update leaves it
+    trainer().fit(Net(), batches(2), batches(1))
+    assert f"{RUN} has a killed run at step 4, {REPLACES}" in caplog.text
+    caplog.clear()
+    shutil.copy("copy/run.json", RUN / "run.json")
+    shutil.rmtree(RUN / "checkpoints")
+    trainer().fit(Net(), batches(2), batches(1))
+    assert REPLACES not in caplog.text

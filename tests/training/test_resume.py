@@ -621,8 +621,9 @@ def test_nor_a_run_of_another_class_of_module(tmp_path: Path, caplog: pytest.Log
 def test_a_run_that_another_job_holds_does_not_become_the_trainers_own(tmp_path: Path) -> None:
     other = dated(tmp_path, max_epochs=1)
     other.fit(Net(), batches(1))
-    trainer = dated(tmp_path, max_epochs=2)
+    trainer = dated(tmp_path, max_epochs=2, checkpoint=False)
     with hold_lock(other.run_dir), pytest.raises(RunLockedError):
         trainer.fit(Net(), batches(1), resume="auto")
     trainer.fit(Net(), batches(1))
-    assert trainer.run_dir != other.run_dir
+    trainer.fit(Net(), batches(1), resume="auto")
+    assert trainer.run_dir != other.run_dir and not trainer.state.resumed

@@ -203,6 +203,7 @@ def take_directory(run: Run) -> None:
         record.earlier = {}
         for action in record.on_taken:
             action()
+        record._set_progress(run)
         record.describe(run)
 
 

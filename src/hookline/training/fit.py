@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+from hookline.checkpoint.catalog import find_checkpoints
 from hookline.data.loaders import Loader
 from hookline.data.seeding import isolated_rng, rng_state, set_rng_state
 from hookline.data.sources import resume_limits
@@ -68,6 +69,7 @@ def fit(run: Run) -> None:
     check_before_training(run)  # before the loggers mark an earlier log as superseded
     begin = functools.partial(begin_log, run, run.resume.contents.pop("loggers", None), s.step, s.epoch)
     if leaves_directory(run):
+        warn_of_unfinished(run)
         run.identity.record.on_taken.append(begin)
     else:
         begin()
@@ -104,6 +106,22 @@ def begin_log(run: Run, position: Any, step: int, epoch: int) -> None:
         logger.resume(position, step, epoch, shown(path) if is_url(path) else path)
     else:
         logger.begin_afresh()
+
+
+def warn_of_unfinished(run: Run) -> None:
+    """Warn if a new run is about to replace one in its directory that could be continued."""
+    earlier, folder = run.identity.record.earlier, run.run_dir()
+    ended = {"interrupted": "an interrupted", "preempted": "a preempted", "training": "a killed"}
+    kind = ended.get(earlier["status"])  # this job has the lock, so none trains there
+    if kind is None or run.resume.path is not None:
+        return
+    if own := [each for each in find_checkpoints(folder)[0] if each.run == earlier["id"]]:
+        log.warning(
+            "%s has %s run at step %d, which this new run replaces; resume='auto' continues it.",
+            folder,
+            kind,
+            own[0].manifest["step"],
+        )
 
 
 def report_nothing_to_train(run: Run) -> None:
