@@ -9,6 +9,7 @@ from hooks.kept import keep, names
 from tiny import Net, batches, quiet
 
 from hookline import OptionError
+from hookline.checkpoint.files import read_manifest
 from hookline.hooks import ModelCheckpoint
 
 
@@ -33,7 +34,23 @@ def test_a_fixed_name_is_written_over_or_numbered() -> None:
     assert there == ["best"]
     assert hook.best_k_models == {"run/checkpoints/best": 1.0}
     _, there, _ = keep(3.0, 2.0, filename="best", save_top_k=2)
-    assert there == ["best", "best-v1", "best-v2"]  # what stood there before is not ours to replace
+    assert there == ["best", "best-v1"]  # a new run replaces the checkpoints of the same name
+
+
+def test_a_new_run_replaces_the_earlier_runs_checkpoint_of_the_same_name() -> None:
+    keep(1.0, filename="best")
+    first = read_manifest(Path("run/checkpoints/best"))
+    hook, there, _ = keep(9.0, filename="best")
+    assert there == ["best"] and hook.best_model_path == "run/checkpoints/best"
+    assert read_manifest(Path(hook.best_model_path))["run"] != first["run"]
+
+
+def test_a_folder_that_is_not_a_checkpoint_is_not_replaced() -> None:
+    Path("run/checkpoints/best").mkdir(parents=True)
+    Path("run/checkpoints/best/notes.txt").write_text("mine")
+    hook, _, _ = keep(1.0, filename="best")
+    assert hook.best_model_path == "run/checkpoints/best-v1"
+    assert Path("run/checkpoints/best/notes.txt").read_text() == "mine"
 
 
 def test_a_misspelt_metric_in_a_name_is_refused_with_the_right_one() -> None:

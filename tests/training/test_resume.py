@@ -16,6 +16,8 @@ from hookline import CheckpointError, Hook, OptionError
 from hookline.checkpoint.catalog import find_checkpoints
 from hookline.hooks.early_stopping import EarlyStopping
 from hookline.hooks.model_checkpoint import ModelCheckpoint
+from hookline.run.lock import hold_lock
+from hookline.util.errors import RunLockedError
 
 
 class Fails(Hook):
@@ -525,3 +527,103 @@ def test_a_checkpoint_that_a_dead_job_had_moved_aside_is_put_back_by_the_job_tha
     only.rename(only.with_name(f".{only.name}.0badcafe-1.old"))
     trainer, _ = train(tmp_path)
     assert trainer.global_step == 12 and trainer.state.resumed
+
+
+# ---- trainers without a run_dir ----------------------------------------------------------------------------
+
+
+class Interrupts(Hook):
+    def on_step_end(self, step: int) -> None:
+        if step == 2:
+            raise KeyboardInterrupt
+
+
+class OtherNet(Net):
+    pass
+
+
+def dated(root: Path, **options: Any) -> Any:
+    """Return a trainer that saves `checkpoints/last` below a root, in a directory that is named by date."""
+    return quiet(default_root_dir=root, **{"checkpoint": True, **options})
+
+
+def test_a_trainer_continues_its_own_run_not_a_newer_one_of_another_trainer(tmp_path: Path) -> None:
+    looks = Looks()
+    first = dated(tmp_path, max_epochs=2, hooks=[Interrupts(name="interrupts"), looks])
+    with pytest.raises(KeyboardInterrupt):
+        first.fit(Net(), batches(4))
+    own = first.run_dir
+    other = dated(tmp_path, max_epochs=3)
+    other.fit(Net(), batches(4))
+    first.hooks.remove("interrupts")
+    first.fit(Net(), batches(4), resume="auto")
+    assert first.run_dir == own != other.run_dir
+    assert (looks.path, looks.step, first.global_step) == (own / "checkpoints" / "last", 2, 8)
+
+
+def test_an_attempt_that_saved_nothing_does_not_hide_the_trainers_earlier_run(tmp_path: Path) -> None:
+    trainer = dated(tmp_path, max_epochs=1, hooks=[looks := Looks()])
+    trainer.fit(Net(), batches(4))
+    own = trainer.run_dir
+    failing = trainer.add_hook(Fails(0))
+    with pytest.raises(RuntimeError, match="killed"):
+        trainer.fit(Net(), batches(4))
+    assert trainer.run_dir != own
+    failing.remove()
+    dated(tmp_path, max_epochs=1).fit(Net(), batches(4))
+    trainer.fit(Net(), batches(4), resume="auto")
+    assert trainer.run_dir == own and looks.step == 4
+
+
+def test_a_trainer_whose_run_saved_nothing_begins_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = dated(tmp_path, max_epochs=1, checkpoint=False)
+    trainer.fit(Net(), batches(1))
+    dated(tmp_path, max_epochs=1).fit(Net(), batches(1))
+    trainer.fit(Net(), batches(1), resume="auto")
+    assert trainer.global_step == 1 and not trainer.state.resumed
+    assert "so a new run begins" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["chosen", "2024-05-06_07-08-09"])
+def test_a_trainer_without_a_run_dir_does_not_take_a_run_whose_program_chose_its_run_dir(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen = tmp_path / "runs" / name
+    quiet(checkpoint=True, run_dir=chosen, max_epochs=1).fit(Net(), batches(4))
+    trainer = dated(tmp_path, max_epochs=2)
+    trainer.fit(Net(), batches(4), resume="auto")
+    assert trainer.run_dir != chosen and not trainer.state.resumed
+    assert f"there is no checkpoint below {tmp_path / 'runs'}, so a new run begins. It skips {chosen}" in (
+        caplog.text
+    )
+    assert f"pass resume={str(chosen)!r}, or the same run_dir" in caplog.text
+    again = dated(tmp_path, max_epochs=3)
+    again.fit(Net(), batches(4), resume="auto")  # the same program in a new process
+    assert again.run_dir == trainer.run_dir and again.global_step == 12
+
+
+def test_nor_a_run_of_another_class_of_module(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    mine = dated(tmp_path, max_epochs=1)
+    mine.fit(Net(), batches(4))
+    other = dated(tmp_path, max_epochs=1)
+    other.fit(OtherNet(), batches(4))
+    trainer = dated(tmp_path, max_epochs=2)
+    trainer.fit(Net(), batches(4), resume="auto")
+    assert trainer.run_dir == mine.run_dir and trainer.global_step == 8
+    assert f"It skips {other.run_dir} (its module is OtherNet, not Net): to use it, pass " in caplog.text
+    caplog.clear()
+    dated(tmp_path, max_epochs=3).fit(Net(), batches(4), resume="auto")
+    assert "It skips" not in caplog.text  # the newest run is the one that continues
+
+
+def test_a_run_that_another_job_holds_does_not_become_the_trainers_own(tmp_path: Path) -> None:
+    other = dated(tmp_path, max_epochs=1)
+    other.fit(Net(), batches(1))
+    trainer = dated(tmp_path, max_epochs=2, checkpoint=False)
+    with hold_lock(other.run_dir), pytest.raises(RunLockedError):
+        trainer.fit(Net(), batches(1), resume="auto")
+    trainer.fit(Net(), batches(1))
+    trainer.fit(Net(), batches(1), resume="auto")
+    assert trainer.run_dir != other.run_dir and not trainer.state.resumed

@@ -16,7 +16,7 @@ from hookline.engine.filters import FilterSettings
 from hookline.engine.hook import Hook
 from hookline.hooks._monitor import NO_METRIC, WHO, FileName, Mode, Monitored, no_validation_in, raw_values
 from hookline.util.errors import HookError, OptionError
-from hookline.util.urls import check_url, is_url, shown, split_query, url_below
+from hookline.util.urls import MANIFEST, check_url, is_url, shown, split_query, url_below
 
 log = logging.getLogger("hookline")
 
@@ -48,6 +48,8 @@ class LoadedState:
     """Kept before a rollback and not at the state that the run went back to."""
     is_training: bool = False
     """Whether a state that is loaded now is that of a rollback."""
+    earlier: frozenset[str] = frozenset()
+    """Checkpoints of an earlier run in the folder of a new one, which replaces those of the same name."""
 
 
 class ModelCheckpoint(Hook):
@@ -178,7 +180,7 @@ class ModelCheckpoint(Hook):
         request.
         """
         self._metric = MetricState()
-        self._loaded = LoadedState(is_training=self._loaded.is_training)
+        self._loaded = LoadedState(is_training=self._loaded.is_training, earlier=self._loaded.earlier)
 
     def setup(self, stage: str, hooks: Any, state: Any) -> None:
         self.watch.begin(stage, state.rank)
@@ -357,12 +359,15 @@ class ModelCheckpoint(Hook):
         path = self._path_of(state, stem)
         if self.save_top_k != 1 or str(path) not in known:  # with one to keep, a fixed name is written over
             versions = itertools.count(1)
-            while str(path) in known or (isinstance(path, Path) and path.exists()):
+            while str(path) in known or (
+                isinstance(path, Path) and path.exists() and str(path) not in self._loaded.earlier
+            ):
                 path = self._path_of(state, f"{stem}-v{next(versions)}")
         self._save(state, path, score, reason)
 
     def _save(self, state: Any, path: Path | str, score: float, reason: str) -> None:
         self._requested[str(path)] = score
+        self._loaded.earlier -= {str(path)}
         monitor = None if self.monitor is None else {"name": self.monitor, "mode": self.mode, "score": score}
         state.trainer.save_checkpoint(path, reason, monitor, weights=self.weights)
 
@@ -535,7 +540,11 @@ class ModelCheckpoint(Hook):
             self._metric.seen = raw[self.monitor]
 
     def on_train_start(self, state: Any) -> None:
-        self._loaded.is_training = True
+        self._loaded.is_training, self._loaded.earlier = True, frozenset()
+        is_new = not state.resumed and hasattr(state.trainer, "load_best")  # a hosted run may load one later
+        if is_new and not self.url and state.trainer.options.run_dir is not None:
+            saved = (each.parent for each in self._folder(state).glob(f"*/{MANIFEST}"))
+            self._loaded.earlier = frozenset(str(each) for each in saved if not each.is_symlink())
         # the process ended between two checkpoints of one state: this is that state
         for path, score in self._loaded.unwritten.items():
             self._save(state, path, score, "interval" if self.monitor is None else "best")

@@ -217,6 +217,18 @@ def best_below(folder: Path | None, run_id: str = "", kept: Sequence[str] = ()) 
     }
 
 
+def _best_of_earlier_run(folder: Path | None) -> str:
+    """Return a sentence about the best checkpoint of an earlier run in a directory; empty without one."""
+    found = best_first(find_checkpoints(folder)[0]) if folder is not None else []
+    if not found:
+        return ""
+    path, monitor = _as_posix(found[0].path), found[0].manifest["monitor"]
+    return (
+        f"An earlier run in it has kept {path} ({monitor['name']} {float(monitor['score']):.4g}); to load "
+        f"that one, call load_best(path={path!r}). "
+    )
+
+
 def load_best(
     module: nn.Module, folder: Path | None, hooks: Any, path: str | Path | None = None
 ) -> WeightsReport:
@@ -241,8 +253,8 @@ def load_best(
                 else f"because run_dir={folder.as_posix()!r} does not exist"
             )
         raise CheckpointError(
-            f"load_best(): no monitor has kept a checkpoint {where}, and no hook has one elsewhere. Train "
-            'with hooks=[ModelCheckpoint(monitor="val/loss")].'
+            f"load_best(): no monitor has kept a checkpoint {where}, and no hook has one elsewhere. "
+            f'{_best_of_earlier_run(folder)}Train with hooks=[ModelCheckpoint(monitor="val/loss")].'
         )
     report = load_weights(module, path)
     for entry in hooks.entries():

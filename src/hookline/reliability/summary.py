@@ -17,7 +17,7 @@ from hookline.engine.slots import failure_source
 from hookline.reliability.loader_advice import check_waiting
 from hookline.reliability.model_location import model_line_after_failure, show_model
 from hookline.run.commands import handles_command
-from hookline.run.record import read_record
+from hookline.run.record import leaves_directory, read_record
 from hookline.run.run import Run
 from hookline.run.state import progress
 from hookline.util.errors import Preempted
@@ -87,6 +87,8 @@ def log_ending(run: Run) -> None:
         check_waiting(run, s.timer)
         s.timer.stop()
     run.participants.costs = s.hooks.cost()
+    if leaves_directory(run):
+        return
     if s.exception is not None and (isinstance(s.exception, Exception) or _is_exit(s.exception)):
         s.logger.log_event("failure", _failure(run, s.exception))
     if run.stage != "fit":
@@ -242,6 +244,12 @@ class EndSummary:
             failed = f"Interrupted at {at}."
         else:
             failed = _describe_failure(run, error)
+        if leaves_directory(run):
+            earlier = run.identity.record.earlier
+            failed += (
+                f" {run.directory.intended()} still belongs to the earlier run ({earlier['status']} at step "
+                f"{earlier['step']})."
+            )
         if (other := _other_rank(run)) is not None:
             failed = (
                 f"Failed: rank {other.rank}: {other.text} Rank {s.rank} could not continue without it, at "

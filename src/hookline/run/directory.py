@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,9 @@ LAST_STATE = "last-state"
 ROLLBACK = "rollback"
 """The name of the checkpoint after a rollback, in a run that does not keep `checkpoints/last`."""
 
+DATED = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(_\d+)?")
+"""The names that `RunDirectory` gives: the time of the start, and a number if it is taken."""
+
 
 class RunDirectory:
     """`run_dir`, or a new directory below `default_root_dir/runs`; created at the first write."""
@@ -30,6 +34,10 @@ class RunDirectory:
         self._options = options
         self._named: Path | None = None
         self._used = False
+        self.has_run = False
+        """Whether a fit of this trainer has begun."""
+        self._earlier: list[Path] = []
+        """The directories of its earlier runs, the newest first."""
         self._home = Path.cwd()
         self._lock: RunLock | None = None
         self._on_lost: Callable[[str], None] | None = None
@@ -46,7 +54,8 @@ class RunDirectory:
         # the working directory may be read-only if the run writes nothing
         elif self._here(self._options.default_root_dir).absolute() != self._home:
             check_writable_directory("default_root_dir", self._here(self._options.default_root_dir))
-        if self._used:
+        if self._used and self._named is not None:
+            self._earlier = [self._named, *(each for each in self._earlier if each != self._named)]
             self._named = None
         self._used = True
 
@@ -57,8 +66,23 @@ class RunDirectory:
 
     @property
     def searched(self) -> Path:
-        """The directory to search for checkpoints: `run_dir`, or the parent of all runs."""
-        return self.root if self._options.run_dir is None else self._here(self._options.run_dir)
+        """Where checkpoints are searched: `run_dir`, the directory of the trainer's newest run, or `root`."""
+        if self._options.run_dir is not None:
+            return self._here(self._options.run_dir)
+        return self._here(self._earlier[0]) if self.has_run and self._earlier else self.root
+
+    def searched_runs(self) -> list[Path]:
+        """Return the directories of runs to search for checkpoints.
+
+        Those are `run_dir`; of a trainer that has had a run, the directories of its runs; else those below
+        `root` that have a generated name. Another program has chosen the other names.
+        """
+        if self._options.run_dir is not None:
+            return [self.searched]
+        if self.has_run:
+            return [self._here(each) for each in self._earlier]
+        names = os.listdir(self.root) if self.root.is_dir() else []
+        return [self.root / name for name in sorted(names) if DATED.fullmatch(name)]
 
     def existing(self) -> Path | None:
         """Return the directory that this run was given or continues in, if it exists."""
@@ -66,9 +90,9 @@ class RunDirectory:
         return given if given is not None and given.is_dir() else None
 
     def continue_in(self, path: Path) -> None:
-        """Continue a resumed run in its directory."""
-        self._named = path
+        """Continue a resumed run in its directory, unless another job holds its lock."""
         self._take_lock(path)
+        self._named = path
 
     # ---- its lock ------------------------------------------------------------------------------------------
 

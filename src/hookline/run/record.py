@@ -1,8 +1,9 @@
 """`run.json`, the run record: the run's id, settings, progress and ending.
 
-Rank zero writes it when a fit starts, at checkpoints and ends of epochs, and when the fit ends. Whether the
-run can be resumed depends on checkpoints alone, not on the record. A process that is killed leaves the status
-"training"; the lock of the directory shows whether a job is still running (`lock.is_running`).
+Rank zero writes it when a fit starts, at checkpoints and ends of epochs, and when the fit ends. In the
+directory of an earlier run, a new run writes it after its first update. Whether the run can be resumed
+depends on checkpoints alone, not on the record. A process that is killed leaves the status "training"; the
+lock of the directory shows whether a job is still running (`lock.is_running`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,14 @@ class RunRecord:
 
     def __init__(self, run: Run, run_dir: Path) -> None:
         self.path = run_dir / RECORD
-        before = read_record(run_dir)
-        self.before = before if before.get("id") == run.identity.id else {}
+        known = read_record(run_dir)
+        is_same = known.get("id") == run.identity.id
+        self.before = known if is_same else {}
         """The record of the same run before this session; empty for a new run."""
+        self.earlier = {} if is_same else known
+        """The record of another run that the directory still belongs to; empty after `take_directory`."""
+        self.on_taken: list[Callable[[], None]] = []
+        """What is logged once this run has taken the directory."""
         self._written = -UPDATE_SECONDS
         self._warned = False
         now = _now()
@@ -108,7 +114,8 @@ class RunRecord:
         """Write the settings of the optimizers and the loaders, after they are made, and log the file."""
         self.data.update(settings=mask(run.identity.settings), data=data_settings(run))
         self.write()
-        run.state.logger.log_config(self.path, run.identity.id)
+        if not self.earlier:
+            run.state.logger.log_config(self.path, run.identity.id)
 
     def add(self, run: Run, field: str, done: dict[str, Any]) -> None:
         """Add an entry to 'rollbacks' or 'exclusions', and write the record at once."""
@@ -148,6 +155,8 @@ class RunRecord:
 
     def write(self) -> None:
         """Write the file atomically. A failure is a warning and does not end the run."""
+        if self.earlier:
+            return
         temporary = self.path.with_name(f".{RECORD}.{os.getpid()}")
         sessions: list[Any] = self.data["sessions"]
         if len(sessions) > MOST_SESSIONS:
@@ -183,9 +192,37 @@ def begin_record(run: Run) -> None:
         run.identity.record.write()
 
 
+def take_directory(run: Run) -> None:
+    """Replace the record and the log of an earlier run in the directory by those of this run.
+
+    It is called at the first update or checkpoint. A run that ends before it, or is killed, has nothing to
+    resume from or to show: it leaves the directory to the run that was there.
+    """
+    record = run.identity.record
+    if record is not None and record.earlier:
+        record.earlier = {}
+        for action in record.on_taken:
+            action()
+        record._set_progress(run)
+        record.describe(run)
+
+
+def take_if_trained(run: Run) -> None:
+    """Take the directory if an update was made, also that of a window which the epoch's end has closed."""
+    record = run.identity.record
+    if record is not None and record.earlier and run.state.step != record.session["first_step"]:
+        take_directory(run)
+
+
+def leaves_directory(run: Run) -> bool:
+    """Return whether the run's directory still belongs to an earlier run."""
+    return run.identity.record is not None and bool(run.identity.record.earlier)
+
+
 def update_record(run: Run) -> None:
     """Write the progress at the end of an epoch; loggers may have created the directory only now."""
     known = run.identity.record
+    take_if_trained(run)
     begin_record(run)
     record = run.identity.record
     if record is not None and known is None:
@@ -203,6 +240,7 @@ def record_checkpoint(run: Run, saved: Path | str) -> None:
         run_dir = run.directory.existing()
         if run_dir is not None and Path(saved).resolve().is_relative_to(run_dir.resolve()):
             run.identity.record = RunRecord(run, run_dir)
+    take_directory(run)
     if run.identity.record is not None and run.state.status == "training":
         run.identity.record.update(run)
 
@@ -231,6 +269,7 @@ def _tables(record: dict[str, Any], field: str) -> list[dict[str, Any]]:
 
 def record_end(run: Run, was_refused: bool = False) -> None:
     """Write how the run ended."""
+    take_if_trained(run)
     if run.identity.record is not None:
         run.identity.record.end(run, was_refused)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from hookline.run.commands import handles_command
+from hookline.run.record import leaves_directory, take_directory
 from hookline.run.run import Run
 from hookline.training.accumulation import AccumulatedStep, CheckedCountedStep, CheckedStep, CountedStep
 from hookline.training.backward import Backward, Factor
@@ -32,7 +35,21 @@ def choose_step(run: Run) -> TrainStep:
         run.window.correction = 1.0
     if run.traits.compiled is not None:
         run.traits.compiled.compose()
-    return kind(run, _make_backward(run, divides=issubclass(kind, AccumulatedStep)), _make_update(run))
+    step = kind(run, _make_backward(run, divides=issubclass(kind, AccumulatedStep)), _make_update(run))
+    if leaves_directory(run):
+        step.schedulers += (_taking_directory(run, step),)
+    return step
+
+
+def _taking_directory(run: Run, step: TrainStep) -> Callable[[bool, int | None], None]:
+    """Make a call that takes the directory of an earlier run after the first update, before its metrics."""
+
+    def take(is_updated: bool, batches_left: int | None) -> None:
+        if is_updated:
+            step.schedulers = tuple(each for each in step.schedulers if each is not take)
+            take_directory(run)
+
+    return take
 
 
 def set_accumulation(run: Run, batches: int) -> None:

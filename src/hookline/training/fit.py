@@ -6,16 +6,18 @@ Read it from top to bottom: the order of events is the order of lines.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 from collections.abc import Iterator
 from typing import Any
 
+from hookline.checkpoint.catalog import find_checkpoints
 from hookline.data.loaders import Loader
 from hookline.data.seeding import isolated_rng, rng_state, set_rng_state
 from hookline.data.sources import resume_limits
 from hookline.reliability.summary import warn_idle_epoch
-from hookline.run.record import restore_ending, update_record
+from hookline.run.record import leaves_directory, restore_ending, update_record
 from hookline.run.run import Run, ending, phase
 from hookline.run.state import OPENING
 from hookline.run.timer import timed
@@ -64,10 +66,12 @@ def fit(run: Run) -> None:
             type(run.module).__name__,
         )
     check_before_training(run)  # before the loggers mark an earlier log as superseded
-    if run.resume.path is not None:
-        s.logger.resume(run.resume.contents.pop("loggers", None), s.step, s.epoch, run.resume.path)
+    begin = functools.partial(begin_log, run, run.resume.contents.pop("loggers", None), s.step, s.epoch)
+    if leaves_directory(run):
+        warn_of_unfinished(run)
+        run.identity.record.on_taken.append(begin)
     else:
-        s.logger.begin_afresh()
+        begin()
     if run.identity.record is not None:
         run.identity.record.describe(run)
     with keeping_last(run):
@@ -91,6 +95,31 @@ def fit(run: Run) -> None:
     run.boundary.sync_point()
     save_due(run)
     finish_saving(run)
+
+
+def begin_log(run: Run, position: Any, step: int, epoch: int) -> None:
+    """Mark what earlier runs have logged as superseded. position: that of the checkpoint, in each log."""
+    logger, path = run.state.logger, run.resume.path
+    if path is not None:
+        logger.resume(position, step, epoch, path)
+    else:
+        logger.begin_afresh()
+
+
+def warn_of_unfinished(run: Run) -> None:
+    """Warn if a new run is about to replace one in its directory that could be continued."""
+    earlier, folder = run.identity.record.earlier, run.run_dir()
+    ended = {"interrupted": "an interrupted", "preempted": "a preempted", "training": "a killed"}
+    kind = ended.get(earlier["status"])  # this job has the lock, so none trains there
+    if kind is None or run.resume.path is not None:
+        return
+    if own := [each for each in find_checkpoints(folder)[0] if each.run == earlier["id"]]:
+        log.warning(
+            "%s has %s run at step %d, which this new run replaces; resume='auto' continues it.",
+            folder,
+            kind,
+            own[0].manifest["step"],
+        )
 
 
 def report_nothing_to_train(run: Run) -> None:

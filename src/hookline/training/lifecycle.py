@@ -29,7 +29,7 @@ from hookline.run.commands import handles_command
 from hookline.run.optimizer_router import make_router
 from hookline.run.optimizers import follow_parameters, parse_optimizers
 from hookline.run.parts import RunData
-from hookline.run.record import begin_record, record_end
+from hookline.run.record import begin_record, leaves_directory, record_end, take_if_trained
 from hookline.run.run import Run, ending
 from hookline.run.save_request import SaveRequest, make_save_request
 from hookline.training import run_events
@@ -182,6 +182,9 @@ def write_pending_metrics(run: Run) -> None:
     """
     s = run.state
     pending, s.log.pending = s.log.pending, {}
+    take_if_trained(run)
+    if leaves_directory(run):
+        return
     if pending and s.logger and run.stage == "fit" and run.failure_monitor is None:
         with contextlib.suppress(Exception):  # reading a broken device fails too, and must not hide the error
             s.logger.log_row(Metrics(pending).read(), s.step, s.epoch, "step")
@@ -424,9 +427,14 @@ class RunParticipants(LateHooks[Run]):
         """Open the loggers, reset the filters and accounts of every hook, and observe added hooks."""
         run, s = self.run, self.run.state
         s.logger.open(run.run_dir)
-        if s.logger and run.stage == "fit":
-            s.logger.log_hyperparams(hyperparameters_of(run))
         begin_record(run)
+        if s.logger and run.stage == "fit":
+            describe = functools.partial(s.logger.log_hyperparams, hyperparameters_of(run))
+            if leaves_directory(run):
+                run.identity.record.on_taken.append(describe)
+            else:
+                describe()
+        begin_record(run)  # the loggers may have created the directory
         if run.participants.control is not None:
             run.participants.control.open()
         super().begin()

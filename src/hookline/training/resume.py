@@ -14,6 +14,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from hookline.checkpoint.catalog import (
     ALONE,
     FoundCheckpoint,
@@ -24,13 +26,14 @@ from hookline.checkpoint.catalog import (
     find_checkpoints,
     first_whole,
     is_within,
+    newest_first,
     places_below,
     save_number,
     start_of,
     with_outside,
     without_abandoned,
 )
-from hookline.checkpoint.cleanup import clean_up, left_overs
+from hookline.checkpoint.cleanup import left_overs
 from hookline.checkpoint.files import read_on_all_ranks
 from hookline.checkpoint.writer import WRITE_TIMEOUT
 from hookline.distributed.comm import Ranks
@@ -57,7 +60,7 @@ def choose_start(run: Run, resume: str | os.PathLike[str] | Start | None, direct
     ranks, identity = run.strategy.ranks, run.identity
     if run.options.fast_dev_run and resume in SEARCH_WORDS:
         resume = None  # a trial run does not continue another run
-    found = find_checkpoint(resume, directory, ranks=ranks) if resume is not None else None
+    found = find_checkpoint(resume, directory, ranks=ranks, module=run.module) if resume is not None else None
     if found is not None:
         run.resume.take(found.contents, found.path)
 
@@ -75,6 +78,7 @@ def choose_start(run: Run, resume: str | os.PathLike[str] | Start | None, direct
         identify
     )
     run.saves.abandoned = [(first, last) for first, last in abandoned]
+    directory.has_run = True
     if not ranks.alone:
         directory.continue_in(Path(run_dir))
         require_shared(Path(run_dir), ranks)
@@ -160,6 +164,7 @@ def find_checkpoint(
     ranks: Ranks = ALONE,
     option: str = "resume",
     kept: Sequence[str] = (),
+    module: nn.Module | None = None,
 ) -> Start | None:
     """Return the checkpoint at a path, or the newest ('auto') or best one of the run; None if there is none.
 
@@ -167,14 +172,16 @@ def find_checkpoint(
 
     ranks: all of them call it. Rank zero searches; each rank reads its part. option: the name of the argument
     in messages. With 'resume' the run continues, and its directory is cleaned up; with another it only reads.
-    kept: where hooks keep their best checkpoints, which 'best' also considers.
+    kept: where hooks keep their best checkpoints, which 'best' also considers. module: a search among the
+    runs of other trainers skips those of another class of module.
     """
     if isinstance(which, Start):
         return which
     if not isinstance(which, str | os.PathLike):
         raise OptionError(f"{option}={which!r}: pass None, 'auto', 'best' or the path of a checkpoint.")
     if which in SEARCH_WORDS:
-        asked = Asked(option, which, tuple(kept) if which == "best" else ())
+        name = "" if module is None else type(module).__name__
+        asked = Asked(option, which, tuple(kept) if which == "best" else (), name, within is None)
         return _search(asked, within or directory.searched, ranks, directory)
     hint = closest(which, SEARCH_WORDS) if isinstance(which, str) and "/" not in which else ""
     if hint and not Path(which).exists():
@@ -203,6 +210,10 @@ class Asked:
     which: str | os.PathLike[str]
     kept: tuple[str, ...] = ()
     """Paths and URLs at which hooks keep their best checkpoints."""
+    module: str = ""
+    """The name of the module's class; empty if it is not known."""
+    finds_runs: bool = False
+    """Whether the directories to search are those that `RunDirectory.searched_runs` returns."""
 
     def __str__(self) -> str:
         return f"{self.option}={shown(os.fspath(self.which))!r}"
@@ -241,14 +252,17 @@ def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -
             )
         else:
             say(
-                "%s: there is no %s%s.",
+                "%s: there is no %s%s.%s",
                 asked,
                 f"checkpoint below {folder}" if looked["exists"] else f"{folder} yet",
                 so,
+                looked["skipped"],
             )
         return None
     for path, reason in unusable.items():
         say("%s skips %s: %s", asked, printable(path), printable(reason))
+    if looked["skipped"]:
+        say("%s:%s", asked, looked["skipped"])
     say(
         "%s: %s %s (epoch %d, step %d, saved %s, the %s of %d complete ones).",
         asked,
@@ -268,7 +282,8 @@ def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -
             asked,
             ", ".join(runs),
         )
-    return Start(chosen.path, contents, run_dir_of(chosen.path, folder) or folder)
+    known = [Path(each) for each in looked["places"] if chosen.path.is_relative_to(each)]
+    return Start(chosen.path, contents, _run_dir_among(known, chosen.path) if known else folder)
 
 
 def _refuse_to_begin(asked: Asked, folder: Path, unusable: dict[str, str]) -> None:
@@ -312,25 +327,28 @@ def _look(asked: Asked, folder: Path, directory: RunDirectory) -> dict[str, Any]
         "others": {},
         "known": 0,
         "earlier": 0,
+        "skipped": "",
+        "places": [],
         "url": next(filter(is_url, asked.kept), ""),
     }
     if not exists and not asked.kept:
         return looked
-    if (
-        asked.resumes and asked.which in SEARCH_WORDS
-    ):  # do not clean up other directories, nor one that is only read
+    places, skipped = _places(asked, folder, directory)
+    # do not clean up other directories, nor one that is only read
+    if asked.resumes and asked.which in SEARCH_WORDS:
         if directory.has_name:
             clean_up_below(folder, alone=directory.is_locked)
         else:
-            _claim_newest(asked, folder, directory)
-    found, mine, broken = _own(folder)
+            _claim_newest(asked, places, directory)
+    found, mine, broken = _own(places)
     mine = with_outside(mine, asked.kept, folder)
     ordered = best_first(mine) if asked.is_best else mine
     others = {str(each.path): "no monitor has kept it for a score" for each in mine if each not in ordered}
     if not found:
         others |= {
             str(path): "another process is replacing it, or ended while doing so; try again in a minute"
-            for path in being_replaced(folder)
+            for place in places
+            for path in being_replaced(place)
         }
     return {
         **looked,
@@ -339,30 +357,85 @@ def _look(asked: Asked, folder: Path, directory: RunDirectory) -> dict[str, Any]
         "broken": {str(path): why for path, why in broken.items()},
         "known": len(mine),
         "earlier": sum(each not in mine for each in found),
+        "skipped": _describe_skipped(asked, skipped, found),
+        "places": list(map(str, places)),
     }
 
 
-def _own(folder: Path) -> tuple[list[FoundCheckpoint], list[FoundCheckpoint], dict[Path, str]]:
-    """Return all checkpoints below a folder, those of the current run of each directory, and damaged ones.
+def _places(asked: Asked, folder: Path, directory: RunDirectory) -> tuple[list[Path], dict[Path, str]]:
+    """Return the directories of runs to search, and why others below the folder are skipped.
+
+    A trainer without a run_dir and without a run of its own searches the runs of other trainers. It must not
+    continue one of another experiment: a run of a `run_dir`, or of another class of module.
+    """
+    if not asked.finds_runs:
+        return [folder], {}
+    runs = directory.searched_runs()
+    if directory.has_name or directory.has_run:
+        return runs, {}
+    skipped = {
+        path: "its program has chosen its run_dir" for path in sorted(folder.iterdir()) if path not in runs
+    }
+    for path in runs:
+        record = read_record(path)
+        cls = str(_field(record, "module", "class") or "").rpartition(".")[2]
+        if _field(record, "options", "run_dir") is not None:
+            skipped[path] = "its program has chosen its run_dir"
+        elif cls and asked.module and cls != asked.module:
+            skipped[path] = f"its module is {printable(cls)}, not {asked.module}"
+    return [each for each in runs if each not in skipped], skipped
+
+
+def _field(record: dict[str, Any], table: str, name: str) -> Any:
+    known = record.get(table)
+    return known.get(name) if isinstance(known, dict) else None
+
+
+def _describe_skipped(asked: Asked, skipped: dict[Path, str], found: list[FoundCheckpoint]) -> str:
+    """Return a sentence about the run with the newest checkpoint, if that run is skipped; else empty."""
+    others = [(each, path) for path in skipped for each in find_checkpoints(path)[0][:1]]
+    ordered = newest_first([*others, *((each, None) for each in found[:1])], lambda pair: pair[0].manifest)
+    path = ordered[0][1] if ordered else None
+    if path is None:
+        return ""
+    more = sum(each is not None for _, each in ordered) - 1
+    return (
+        f" It skips {path} ({skipped[path]}){f' and {more} more' if more else ''}: to use it, pass "
+        f"{asked.option}={str(path)!r}{', or the same run_dir' if asked.resumes else ''}."
+    )
+
+
+def _own(places: list[Path]) -> tuple[list[FoundCheckpoint], list[FoundCheckpoint], dict[Path, str]]:
+    """Return all checkpoints below folders, those of the current run of each directory, and damaged ones.
 
     Checkpoints that a rollback has abandoned are only among all.
     """
-    found, broken = find_checkpoints(folder)
-    records = {
-        each.path: read_record(run_dir) for each in found if (run_dir := run_dir_of(each.path, folder))
-    }
+    found: list[FoundCheckpoint] = []
+    broken: dict[Path, str] = {}
+    records: dict[Path, dict[str, Any]] = {}
+    for folder in places:
+        here, damaged = find_checkpoints(folder)
+        found, broken = [*found, *here], {**broken, **damaged}
+        records |= {
+            each.path: read_record(run_dir) for each in here if (run_dir := run_dir_of(each.path, folder))
+        }
+    found = newest_first(found, lambda each: each.manifest)
     mine = [each for each in found if records.get(each.path, {}).get("id", each.run) == each.run]
     return found, without_abandoned(mine), broken
 
 
-def _claim_newest(asked: Asked, folder: Path, directory: RunDirectory) -> None:
+def _claim_newest(asked: Asked, places: list[Path], directory: RunDirectory) -> None:
     """Lock the run to resume before its checkpoint is chosen: another job may be writing into it."""
-    for path in places_below(folder):
-        if left_overs(path):  # of a job that was killed, or of one that is writing now
-            inside = path.relative_to(folder).parts
-            run_dir = run_dir_of(path / MANIFEST, folder) or folder.joinpath(*inside[:1])
+    for run_dir in places:
+        if any(map(left_overs, places_below(run_dir))):  # of a job that was killed, or is writing now
             with contextlib.suppress(RunLockedError), hold_lock(run_dir) as lock:
-                clean_up(path, alone=lock.is_held)
-    _, mine, _ = _own(folder)
+                clean_up_below(run_dir, alone=lock.is_held)
+    _, mine, _ = _own(places)
     if newest := (best_first(mine) if asked.is_best else mine):
-        directory.continue_in(run_dir_of(newest[0].path, folder) or folder)
+        directory.continue_in(_run_dir_among(places, newest[0].path))
+
+
+def _run_dir_among(places: list[Path], checkpoint: Path) -> Path:
+    """Return the directory of the run of a checkpoint below one of these folders."""
+    folder = next(each for each in places if checkpoint.is_relative_to(each))
+    return run_dir_of(checkpoint, folder) or folder

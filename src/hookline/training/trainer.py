@@ -333,6 +333,7 @@ class Trainer(RunView):
             run.strategy.ranks,
             option="checkpoint",
             kept=lifecycle.best_paths(self.hooks) if self._fitted is not None else (),
+            module=run.module,
         )
         if found is None:
             where = own or self._directory.searched
