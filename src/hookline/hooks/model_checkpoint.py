@@ -59,8 +59,6 @@ class ModelCheckpoint(Hook):
     """
 
     tier = "monitor"
-    usual_mode = "auto"
-    """What mode='auto' means. A facade of a package with another default changes it."""
     may_listen = ("on_step_end", "on_exception")
     rewinds = False
 
@@ -104,32 +102,20 @@ class ModelCheckpoint(Hook):
         None: as `Trainer(checkpoint={"weights": ...})` says.
         """
         super().__init__(name)
-        mode = self.usual_mode if mode == "auto" else mode
-        self.watch = (
-            Monitored(WHO, monitor, mode, strict=strict)
-            if monitor is not None
-            else Monitored(WHO, NO_METRIC, mode)
-        )
+        self.watch = Monitored(WHO, NO_METRIC if monitor is None else monitor, mode, strict=strict)
         self.monitor, self.mode = monitor, self.watch.mode
+        if restore_best:
+            _check_keeps_best(monitor, save_top_k)
         self.save_top_k, self.save_last, self.save_on_exception = save_top_k, save_last, save_on_exception
-        self.save_on_train_epoch_end = save_on_train_epoch_end
-        self.restore_best = restore_best
+        self.save_on_train_epoch_end, self.restore_best = save_on_train_epoch_end, restore_best
         self.weights, self.needs_base = weights, weights == "trainable"
-        if restore_best and (monitor is None or save_top_k == 0):
-            why = "save_top_k=0 keeps none" if monitor is not None else "without monitor none is the best"
-            raise OptionError(
-                f"{WHO}: restore_best=True needs a best checkpoint, and {why}.",
-                option="restore_best",
-                value=True,
-            )
         self.filename = FileName("{epoch}-{step}" if filename is None else filename, auto_insert_metric_name)
         self.url = check_url(str(dirpath).rstrip("/"), f"{WHO}: dirpath") if is_url(dirpath) else ""
         self.dirpath = _check_inside(Path("checkpoints" if dirpath is None or self.url else dirpath))
         self.every_n_epochs = self._triggers(every_n_train_steps, every_n_epochs, train_time_interval)
         self.needs_metrics = tuple(filter(None, [monitor, *self.filename.metrics])) if strict else ()
-        self.needs_validation = (
-            strict and save_on_train_epoch_end is False and self.every_n_epochs > 0 and not save_last
-        )
+        checks_validations = save_on_train_epoch_end is False and self.every_n_epochs > 0
+        self.needs_validation = strict and checks_validations and not save_last
         self._loaded = LoadedState()
         self._begin()
 
@@ -557,6 +543,15 @@ def _scores(kept: Any) -> dict[str, float]:
         if not isinstance(path, str) or isinstance(score, bool) or not isinstance(score, int | float):
             raise OptionError(f"{WHO}: {path!r}: {score!r} in its saved state is not a path and a score.")
     return dict(kept)
+
+
+def _check_keeps_best(monitor: str | None, save_top_k: int) -> None:
+    """Refuse restore_best=True if no checkpoint is the best."""
+    if monitor is None or save_top_k == 0:
+        why = "save_top_k=0 keeps none" if monitor is not None else "without monitor none is the best"
+        raise OptionError(
+            f"{WHO}: restore_best=True needs a best checkpoint, and {why}.", option="restore_best", value=True
+        )
 
 
 def _check_inside(path: Path) -> Path:

@@ -42,11 +42,12 @@ from hookline.training.compile import (
     compiles_step,
     explain_graphs,
 )
+from hookline.training.composition import check_manual_options
 from hookline.training.evaluate import evaluate
 from hookline.training.final_checkpoint import keeps_failed_state, save_final_state
 from hookline.training.fit import close_failed_epoch, fit
 from hookline.training.inference import check_inference_mode
-from hookline.training.loading import asked_mixture, is_off, limit_of, load, resolve_mixture
+from hookline.training.loading import asked_mixture, is_off, limit_of, load, resolve_mixture, take_datamodule
 from hookline.training.manual import ManualOptimizer, manual_backward, unscale_once
 from hookline.training.participants import LateHooks, raise_first, tear_down_all, teardown_removed
 from hookline.training.pass_events import TEST, VALIDATION
@@ -70,6 +71,7 @@ __all__ = [
     "Signals",
     "Watchdog",
     "best_paths",
+    "check_manual_options",
     "choose_start",
     "controlled",
     "evaluate",
@@ -87,6 +89,7 @@ __all__ = [
     "monitoring_ranks",
     "run_lifecycle",
     "save",
+    "take_datamodule",
     "wait_for_ranks",
 ]
 
