@@ -33,6 +33,7 @@ from hookline.run.directory import ROLLBACK
 from hookline.run.record import record_rollback
 from hookline.run.run import Run, phase
 from hookline.run.save_request import RollbackRequest, SaveRequest
+from hookline.run.state import count_noun
 from hookline.run.timer import timed
 from hookline.training.batch_events import forget_batch
 from hookline.training.composition import restart_accumulation
@@ -80,7 +81,8 @@ def find_target(run: Run) -> bool:
         raise CheckpointError(text)
     run.resume.end_rollback()
     excluded = sum(len(each.exclusions.pending) for each in run.data.loaders["train"])
-    later = f" {excluded} excluded samples are left out from the next epoch on." if excluded else ""
+    left_out = count_noun(excluded, "sample", "samples")
+    later = f" From the next epoch on, {left_out} will be left out." if excluded else ""
     if run.state.rank == 0:
         log.warning("%s The run continues without going back.%s", text, later)
     return False
@@ -128,8 +130,9 @@ def _describe_missing(run: Run, request: RollbackRequest) -> str:
     known = run.directory.existing()
     return (
         f"The run cannot go back at step {run.state.step} ({request.reason or 'requested by a hook'}): "
-        f"{which} of this run{'' if known is None else f' below {known}'} that can be read. ModelCheckpoint("
-        "every_n_train_steps=...) and Trainer(checkpoint={'every': ...}) save more often."
+        f"{which} of this run{'' if known is None else f' below {known}'} that can be read. To save more "
+        "often: ModelCheckpoint(every_n_train_steps=...) without a monitor, or Trainer(checkpoint={'every': "
+        "'1 minute'}). With a monitor, ModelCheckpoint saves only when its metric has a new value."
     )
 
 
