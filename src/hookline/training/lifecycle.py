@@ -21,7 +21,7 @@ from hookline.engine.foreign import Adapter
 from hookline.engine.hook_list import Entry, Handle
 from hookline.engine.listener import Listener, find_listeners
 from hookline.metrics.metric_log import Metrics
-from hookline.reliability.model_location import best_paths, load_best
+from hookline.reliability.model_location import kept_best, load_best
 from hookline.reliability.signals import Signals
 from hookline.reliability.summary import Recorded, disable_on_all_ranks, log_ending
 from hookline.reliability.watchdog import Watchdog
@@ -70,7 +70,6 @@ __all__ = [
     "RunParticipants",
     "Signals",
     "Watchdog",
-    "best_paths",
     "check_manual_options",
     "choose_start",
     "controlled",
@@ -80,6 +79,7 @@ __all__ = [
     "fit",
     "is_off",
     "keep_monitor_state",
+    "kept_best",
     "leaves_out_base",
     "limit_of",
     "load",

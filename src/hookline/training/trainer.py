@@ -298,7 +298,7 @@ class Trainer(RunView):
             own,
             run.strategy.ranks,
             option="checkpoint",
-            kept=lifecycle.best_paths(self.hooks) if self._fitted is not None else (),
+            kept=lifecycle.kept_best(self.hooks.entries() if self._fitted is not None else ()),
         )
         if found is None:
             where = own or self._directory.searched
