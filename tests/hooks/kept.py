@@ -38,6 +38,31 @@ class Reasons(Hook):
         self.saved.append((path.name, reason, step))
 
 
+class Elsewhere(Hook):
+    """Keeps the best checkpoint outside of the run's directory, as callbacks of other packages may."""
+
+    monitor, mode = "val/loss", "min"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("elsewhere")
+        self.folder = folder
+        self.best_model_path, self.best_model_score = "", None
+
+    def on_validation_end(self, trainer: Any, metrics: Any, step: int) -> None:
+        score = metrics["val/loss"]
+        if self.best_model_score is None or score < self.best_model_score:
+            self.best_model_path, self.best_model_score = str(self.folder / f"s{step}"), score
+            trainer.save_checkpoint(
+                self.best_model_path, "best", {"name": self.monitor, "mode": self.mode, "score": score}
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best_model_path": self.best_model_path, "best_model_score": self.best_model_score}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best_model_path, self.best_model_score = state.values()
+
+
 def keep(*scores: float, trainer: dict[str, Any] | None = None, **options: Any) -> Any:
     """Two batches an epoch, an epoch per score; returns the hook, the names on disk and what was saved."""
     hook = ModelCheckpoint(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,63 @@ def test_every_n_steps_with_a_metric_waits_for_its_next_value() -> None:
     """Due at steps 3 and 6; the scores of the validations at 4 and 6 decide, each once, and no old score is used again."""
     _, there, saved = keep(2.0, 1.0, 0.5, every_n_train_steps=3, save_top_k=-1)
     assert [step for _, _, step in saved] == [4, 6]
+
+
+WAITS = "saves when its metric has a new value, and it had none since the last time"
+
+
+@pytest.mark.parametrize(
+    ("monitor", "advice"),
+    [
+        (
+            "val/loss",
+            r"waits for the next validation\. .*Or validate as often: Trainer\(val_check_interval=\.\.\.\)",
+        ),
+        ("train/loss", r"waits for the next epoch end\. .*Or monitor a value that training_step logs\."),
+    ],
+)
+def test_a_checkpoint_that_waits_for_its_metric_is_reported_once_with_what_saves_at_the_interval(
+    caplog: pytest.LogCaptureFixture, monitor: str, advice: str
+) -> None:
+    hook = ModelCheckpoint(monitor, every_n_train_steps=2)
+    trainer = quiet(max_epochs=2, run_dir="run", hooks=[hook])
+    trainer.fit(Net(), batches(8), batches(1))
+    (said,) = [each for each in caplog.messages if WAITS in each]
+    assert re.search(advice, said)
+    assert f"ModelCheckpoint(monitor={monitor!r}, every_n_train_steps=2) saves when" in said
+    second = re.search(r"without a monitor: ModelCheckpoint\((.*?), dirpath='(.*?)'\)", said)
+    assert second and second[1] == "every_n_train_steps=2"
+    more = ModelCheckpoint(every_n_train_steps=2, dirpath=second[2], save_top_k=-1)
+    quiet(run_dir="more", hooks=[ModelCheckpoint(monitor, every_n_train_steps=2), more]).fit(
+        Net(), batches(8), batches(1)
+    )
+    assert len(names("more/by_time")) == 4
+    trainer.fit(Net(), batches(8), batches(1))
+    assert sum(WAITS in each for each in caplog.messages) == 3, "once in each run"
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        ({"monitor": "val/loss"}, {"val_check_interval": 2}),
+        ({"monitor": "val/loss", "save_last": True}, {}),
+        ({"monitor": "train/own"}, {}),
+        ({}, {}),
+    ],
+    ids=["validated", "last", "logged", "unmonitored"],
+)
+def test_a_checkpoint_that_does_not_wait_for_its_metric_reports_nothing(
+    caplog: pytest.LogCaptureFixture, settings: dict[str, Any], options: dict[str, Any]
+) -> None:
+    class Logs(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            self.log("train/own", loss.detach())
+            return loss
+
+    hook = ModelCheckpoint(**settings, every_n_train_steps=2)
+    quiet(max_epochs=3, run_dir="run", hooks=[hook], **options).fit(Logs(), batches(6), batches(1))
+    assert WAITS not in caplog.text and hook.best_model_path
 
 
 def test_a_metric_that_was_not_measured_again_saves_nothing() -> None:

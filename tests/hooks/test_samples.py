@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from hookline import Hook, Module, Trainer
+from hookline.checkpoint.files import read
 from hookline.cli import main
 from hookline.hooks import NaNGuard, SpikeGuard
 from hookline.hooks._samples import merge, name_samples
 from hookline.loggers import JSONLines, read_log
-from hookline.util.errors import CheckpointError, NonFiniteLoss, OptionError
+from hookline.util.errors import HooklineError, NonFiniteLoss, OptionError
 
 BAD = 11
 
@@ -103,9 +106,10 @@ def test_the_command_in_a_message_lists_the_update_that_was_not_made(
         def on_step_skipped(self, trainer: Any) -> None:
             ids.append(sorted(each.id for each in trainer.samples()))
 
+    folder = tmp_path / "a run"
     try:
         with caplog.at_level(logging.WARNING):
-            fit(tmp_path, data(value), guard, Keeps(), accumulate_grad_batches=2, max_epochs=2, **more)
+            fit(folder, data(value), guard, Keeps(), accumulate_grad_batches=2, max_epochs=2, **more)
     except NonFiniteLoss as error:
         assert kind == "raises" and ", update " in str(error)
         caplog.records.append(logging.LogRecord("", 30, "", 0, str(error), None, None))
@@ -113,9 +117,9 @@ def test_the_command_in_a_message_lists_the_update_that_was_not_made(
     assert texts
     found = []
     for text in texts:
-        match = re.search(r"All of this update: hookline samples RUN (--epoch \d --batch [\d-]+)\.", text)
+        match = re.search(r"All of this update: hookline (samples 'a run' --epoch \d --batch [\d-]+)\.", text)
         assert match, text
-        assert main(["samples", str(tmp_path), *match[1].split(), "--plain"]) == 0
+        assert main([*shlex.split(match[1]), "--plain"]) == 0
         found.append([int(each) for each in capsys.readouterr().out.split()])
     assert all(BAD in each for each in found)
     if kind == "skips":
@@ -123,9 +127,28 @@ def test_the_command_in_a_message_lists_the_update_that_was_not_made(
     elif kind == "spike":
         assert ids == found
     else:
-        last = json.loads((tmp_path / "run.json").read_text())["step"]
-        assert main(["samples", str(tmp_path), "--step", str(last + 1), "--plain"]) == 0
+        last = json.loads((folder / "run.json").read_text())["step"]
+        assert main(["samples", str(folder), "--step", str(last + 1), "--plain"]) == 0
         assert found == [[int(each) for each in capsys.readouterr().out.split()]]
+
+
+@pytest.mark.parametrize("options", [{"fast_dev_run": 12}, {"checkpoint": False}], ids=["trial", "unsaved"])
+def test_a_run_without_a_record_names_no_command_and_makes_no_directory(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    trainer = Trainer(hooks=[NaNGuard()], logger=False, enable_progress_bar=False, seed=3, **options)
+    with pytest.raises(NonFiniteLoss, match=r"Its samples: 11\.") as caught:
+        trainer.fit(Net(), data(torch.nan))
+    assert "hookline samples" not in str(caught.value)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_directory_elsewhere_is_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(NonFiniteLoss) as caught:
+        fit(tmp_path / "there", data(torch.nan), NaNGuard())
+    assert f"hookline samples {tmp_path / 'there'} --epoch 0 --batch " in str(caught.value)
 
 
 def test_nan_guard_names_all_samples_if_the_batch_is_finite(tmp_path: Path) -> None:
@@ -167,10 +190,101 @@ def test_nan_guard_stops_when_it_has_gone_back_often_enough(tmp_path: Path) -> N
     with pytest.raises(NonFiniteLoss, match="The loss is nan"):
         fit(tmp_path / "a", train, guard, Save())
     assert guard.rollbacks == 2
-    with pytest.raises(
-        CheckpointError, match=r"cannot go back at step 0 \(NaNGuard: .* there is no checkpoint"
-    ):
-        fit(tmp_path / "b", DataLoader(TensorDataset(torch.arange(4), values[8:12])), NaNGuard(exclude=True))
+
+
+# ---- nothing to go back to -----------------------------------------------------------------------------------------
+
+
+def is_good(net: Net) -> bool:
+    """Whether the bad sample was trained on once, skipped, and left out of the later epochs."""
+    return net.trained.count(BAD) == 1 and bool(torch.isfinite(net.layer.weight).all())
+
+
+GUARDS: dict[str, Any] = {
+    "nan": lambda: NaNGuard(exclude=True),
+    "gradients": lambda: NaNGuard(exclude=True, check="gradients"),
+    "spike": lambda: SpikeGuard("rollback", window=8, exclude=True),
+}
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize("name", GUARDS)
+def test_without_a_checkpoint_the_run_skips_the_update_and_leaves_the_samples_out_later(
+    tmp_path: Path, caplog: Any, name: str, accumulate: int
+) -> None:
+    guard = GUARDS[name]()
+    trainer, net = fit(tmp_path, data(torch.nan), guard, model=Products, accumulate_grad_batches=accumulate)
+    assert trainer.status == "completed" and guard.rollbacks == 0 and is_good(net)
+    left_out = 1 if name == "nan" or accumulate == 1 else 2 * accumulate  # else the whole window is suspect
+    batches = math.ceil((24 - left_out) / 2)
+    assert trainer.global_step == 12 // accumulate - 1 + 3 * math.ceil(batches / accumulate)
+    (said,) = [each for each in caplog.messages if "cannot go back at step" in each]
+    assert "ModelCheckpoint(every_n_train_steps=...) without a monitor" in said
+    assert "With a monitor, ModelCheckpoint saves only when its metric has a new value." in said
+    assert re.search(
+        rf"without going back\. From the next epoch on, {left_out} samples? will be left out", said
+    )
+
+
+@pytest.mark.parametrize("check", [("loss", "gradients"), ("batch", "loss")])
+def test_updates_after_one_that_nonfinite_skips_are_made(tmp_path: Path, check: Any) -> None:
+    guard = NaNGuard(exclude=True, check=check)
+    trainer, net = fit(tmp_path, data(torch.nan), guard, nonfinite="skip")
+    assert (trainer.global_step, guard.excluded) == (11 + 3 * 12, 1) and is_good(net)
+
+
+class Pair(Net):
+    """Two optimizers, or two that training_step calls itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(1, 1)
+
+    def training_step(self, batch: Any) -> Tensor:
+        return super().training_step(batch) + self.other.weight.sum() * 1e-3 * batch[1].sum()
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(each.parameters(), lr=0.1) for each in (self.layer, self.other)]
+
+
+class ManualPair(Pair):
+    automatic_optimization = False
+
+    def training_step(self, batch: Any) -> None:
+        loss = super().training_step(batch)
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+        self.manual_backward(loss)
+        for optimizer in self.optimizers():
+            optimizer.step()
+
+
+@pytest.mark.parametrize("model", [Pair, ManualPair])
+def test_the_update_of_every_optimizer_is_skipped_once(tmp_path: Path, model: type[Pair]) -> None:
+    guard = NaNGuard(exclude=True, check="loss")
+    trainer, net = fit(tmp_path, data(torch.nan), guard, model=model)
+    assert trainer.global_step == 11 + 3 * 12 and guard.excluded == 1 and is_good(net)
+    assert all(bool(torch.isfinite(each).all()) for each in net.parameters())
+    assert [each["batch"] for each in events(tmp_path, "skip")] == [
+        events(tmp_path, "nonfinite")[0]["batch"]
+    ] * 2
+
+
+@pytest.mark.parametrize("name", ["nan", "spike"])
+def test_a_loss_that_stays_nan_ends_the_run_and_the_good_state_is_saved(tmp_path: Path, name: str) -> None:
+    values = torch.full((24,), torch.nan)
+    values[:4] = 1.0
+    train = DataLoader(TensorDataset(torch.arange(24), values), batch_size=2)
+    error, said = {
+        "nan": (NonFiniteLoss, "The samples of 5 updates are left out already"),
+        "spike": (HooklineError, "gone back 0 times already, and had no checkpoint to go back to 5 times"),
+    }[name]
+    with pytest.raises(error, match=said):
+        fit(tmp_path, train, GUARDS[name]())
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["step"] == 2
+    saved = read(tmp_path / "checkpoints" / "last")
+    assert torch.isfinite(saved["module"]["layer.weight"]).all() and saved["counters"]["step"] == 2
 
 
 def test_spike_guard_names_the_samples_it_reports(tmp_path: Path, caplog: Any) -> None:
@@ -226,17 +340,30 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from hooks.test_samples import BAD, NaNGuard, Products, Save, SpikeGuard, data, fit
 import torch
-for name, guard in (("nan", NaNGuard(exclude=True)), ("spike", SpikeGuard("rollback", window=8, patience=1, exclude=True))):
+nan, loss, spike = NaNGuard(exclude=True), NaNGuard(exclude=True, check="loss"), SpikeGuard("rollback", window=8, patience=1, exclude=True)
+for name, guard, saves, accumulate in (
+    ("nan", nan, True, 1), ("spike", spike, True, 1),
+    ("nan-unsaved", NaNGuard(exclude=True), False, 1), ("loss-unsaved", loss, False, 3), ("spike-unsaved", spike, False, 3),
+):
     folder = Path(sys.argv[1]) / name
-    trainer, net = fit(folder, data(torch.nan), guard, Save(1), model=Products)
-    ok = trainer.status == "completed" and guard.rollbacks == 1 and bool(torch.isfinite(net.layer.weight).all())
+    hooks = [guard, Save(1)] if saves else [guard]
+    trainer, net = fit(folder, data(torch.nan), *hooks, model=Products, accumulate_grad_batches=accumulate)
+    ok = trainer.status == "completed" and guard.rollbacks == int(saves) and bool(torch.isfinite(net.layer.weight).all())
+    seen = sum(trainer.ranks.gather(net.trained.count(BAD)))
+    weights = {each for each in trainer.ranks.gather(net.layer.weight.item())}
     if trainer.strategy.rank == 0:
         done = json.loads((folder / "run.json").read_text())["exclusions"]
-        print("excluded", name, ok, [each["samples"] for each in done])
+        print("excluded", name, ok, [each["samples"] for each in done], seen, len(weights), trainer.global_step)
 """
 
 
 def test_on_several_ranks_only_the_bad_sample_is_left_out(tmp_path: Path) -> None:
     ended = torchrun(ON_RANKS, tmp_path, str(tmp_path), str(Path(__file__).parents[1]))
     assert ended.code == 0, ended.output
-    assert ended.lines("excluded ") == [f"nan True [[{BAD}]]", f"spike True [[{BAD}]]"]
+    assert ended.lines("excluded ") == [
+        f"loss-unsaved True [[{BAD}]] 1 1 7",
+        f"nan True [[{BAD}]] 1 1 24",
+        f"nan-unsaved True [[{BAD}]] 1 1 23",
+        f"spike True [[{BAD}]] 1 1 24",
+        f"spike-unsaved True [[{BAD}]] 1 1 7",
+    ]

@@ -326,7 +326,7 @@ def test_without_a_good_checkpoint_excluded_samples_are_left_out_later_and_a_war
 ) -> None:
     watch = guard("rollback", patience=1, threshold=1000, exclude=True)
     trainer = fit(tmp_path, planted(30), saves(40), watch, max_epochs=2)
-    assert "without going back. 2 excluded samples are left out from the next epoch on." in caplog.text
+    assert "without going back. From the next epoch on, 2 samples will be left out." in caplog.text
     assert (watch.rollbacks, watch.spikes, trainer.global_step) == (0, 1, 47 + 47)
 
 

@@ -72,6 +72,7 @@ def test_without_the_package_it_is_hooklines_that_does_the_same() -> None:
     assert issubclass(callbacks.ModelCheckpoint, hookline.hooks.ModelCheckpoint)
     assert callbacks.EarlyStopping("val_accuracy").mode == theirs.EarlyStopping("val_accuracy").mode == "min"
     assert callbacks.ModelCheckpoint(monitor="val_accuracy").mode == "min"
+    assert hookline.hooks.ModelCheckpoint(monitor="val_accuracy").mode == "max"
     assert callbacks.ModelCheckpoint(monitor="val_accuracy", mode="max").mode == "max"
     assert pickle.loads(pickle.dumps(callbacks.EarlyStopping)) is callbacks.EarlyStopping
     made = [callbacks.TQDMProgressBar(refresh_rate=2), callbacks.LearningRateMonitor("step")]

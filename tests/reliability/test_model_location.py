@@ -20,7 +20,7 @@ from hookline.checkpoint.files import read_manifest
 from hookline.hooks.hparams import HParams
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 from hookline.hooks.weight_averaging import WeightAveraging
-from hookline.reliability.model_location import import_of
+from hookline.reliability.model_location import best_checkpoint_of, import_of
 
 
 class Sized(Net):
@@ -370,6 +370,40 @@ def test_load_best_of_one_of_two_monitors() -> None:
     assert same(weights(module), remembers.seen[2])
 
 
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        ({"monitor": "val/score", "mode": "max"}, "for val/score with mode='max' below run"),
+        ({"monitor": "train/loss"}, "for train/loss with mode='min' below run"),
+    ],
+)
+def test_load_best_does_not_follow_a_metric_or_mode_that_no_hook_has_any_more(
+    now: dict[str, Any], said: str
+) -> None:
+    train(ModelCheckpoint("val/score", mode="min"))
+    keep = ModelCheckpoint(**now)
+    trainer, module, _ = train(keep, resume="auto")  # there is nothing left to train
+    assert keep.best_model_path == ""
+    with pytest.raises(CheckpointError, match=f"no monitor has kept a checkpoint {said}.*load_best\\(path="):
+        trainer.load_best()
+    with pytest.raises(
+        CheckpointError, match=r"it was kept for val/score with mode='min', and the hooks monitor"
+    ):
+        trainer.validate(module, batches(1), checkpoint="best")
+    assert trainer._fitted is not None and best_checkpoint_of(trainer._fitted) is None
+
+
+def test_load_best_follows_a_hook_that_has_ranked_its_checkpoints_anew() -> None:
+    train(ModelCheckpoint("val/score", mode="min", save_top_k=-1))
+    keep = ModelCheckpoint("val/score", mode="max", save_top_k=-1)
+    trainer, _, _ = train(keep, resume="auto")
+    assert trainer.load_best().source == keep.best_model_path == "run/checkpoints/epoch=2-step=6"
+    more, _, _ = train(
+        again := ModelCheckpoint("val/score", mode="max"), resume="auto", max_epochs=4, scores=(2, 1, 3, 2.5)
+    )
+    assert more.load_best().source == again.best_model_path == "run/checkpoints/epoch=2-step=6"
+
+
 def test_load_best_says_what_is_missing() -> None:
     trainer, _, _ = train(ModelCheckpoint())
     with pytest.raises(
@@ -383,7 +417,7 @@ def test_load_best_says_what_is_missing() -> None:
     with pytest.raises(CheckpointError, match="because run_dir='runs/none' does not exist"):
         Trainer(run_dir="runs/none", logger=False).load_best(Net())
     assert not Path("runs/none").exists()
-    with pytest.raises(OptionError, match="takes an nn.Module, not str"):
+    with pytest.raises(OptionError, match="any nn.Module, not str"):
         trainer.load_best("run")  # type: ignore[arg-type]
 
     class Asks(Hook):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tiny import Net, batches, quiet
 
-from hookline import Hook, Line, NonFiniteLoss
+from hookline import SKIP_STEP, Hook, Line, NonFiniteLoss
 from hookline.checkpoint.files import read
 from hookline.hooks import ModelCheckpoint
 from hookline.report.summary import summarize
@@ -122,6 +122,107 @@ def test_the_watch_reads_nothing_where_reading_would_fail() -> None:
     watch.look(torch.empty((), device="meta"))
     watch.look(torch.empty((), device="meta"))
     watch.check_now()
+
+
+# ---- updates that a hook skips -------------------------------------------------------------------------------------
+
+
+class SkipsAt(Hook):
+    """Skips the updates that end with these batches, of these optimizers."""
+
+    def __init__(self, *at: int, optimizers: tuple[int, ...] = (0,)) -> None:
+        self.at, self.of = at, optimizers
+
+    def on_before_optimizer_step(self, batch_idx: int, optimizer_idx: int) -> Any:
+        return SKIP_STEP if batch_idx in self.at and optimizer_idx in self.of else None
+
+
+@pytest.mark.parametrize(("accumulate", "bad", "end"), [(1, 1, 1), (1, 5, 5), (2, 2, 3), (3, 0, 2)])
+def test_a_loss_whose_update_a_hook_skips_does_not_end_the_run(
+    tmp_path: Path, accumulate: int, bad: int, end: int
+) -> None:
+    """The first, a middle or the last batch of a window; the last update of the run."""
+    net = Net()
+    twin = copy.deepcopy(net)
+    quiet(hooks=[SkipsAt(end), ModelCheckpoint()], accumulate_grad_batches=accumulate, run_dir=tmp_path).fit(
+        net, poisoned(at=bad, n=6)
+    )
+    clean = [each for index, each in enumerate(batches(6)) if index // accumulate != end // accumulate]
+    quiet(accumulate_grad_batches=accumulate).fit(twin, clean)
+    assert torch.equal(net.layer.weight, twin.layer.weight)
+
+
+@pytest.mark.parametrize(("accumulate", "at"), [(1, 2), (2, 4), (3, 3)])
+def test_a_loss_whose_update_no_hook_skips_ends_the_run(accumulate: int, at: int) -> None:
+    """A hook that may skip it is asked first, so the run notices it in the next window."""
+    trainer = quiet(hooks=[SkipsAt()], accumulate_grad_batches=accumulate)
+    where = "batch" if accumulate == 1 else "update"
+    with pytest.raises(NonFiniteLoss, match=f"The loss became nan, in the {where} before this one"):
+        trainer.fit(Net(), poisoned(at=2 if accumulate == 2 else 1, n=9))
+    assert trainer.state.batch_idx == at
+
+
+def test_a_window_with_such_a_loss_is_not_saved_while_it_is_open(tmp_path: Path) -> None:
+    class Saves(Hook):
+        def on_train_batch_end(self, trainer: Any, batch_idx: int) -> None:
+            if batch_idx == 1:
+                trainer.save_checkpoint(tmp_path / "open")
+
+    with pytest.raises(NonFiniteLoss):
+        quiet(hooks=[SkipsAt(2), Saves()], accumulate_grad_batches=3).fit(Net(), poisoned(at=0, n=6))
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_an_update_that_another_optimizer_makes_is_checked() -> None:
+    class Two(Net):
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD([each], lr=0.1) for each in self.layer.parameters()]
+
+    trainer = quiet(hooks=[SkipsAt(*range(9))])
+    with pytest.raises(NonFiniteLoss, match="in the batch before this one"):
+        trainer.fit(Two(), poisoned(at=1, n=9))
+    assert trainer.state.batch_idx == 2
+
+
+def test_an_epoch_without_an_update_ends_a_run_whose_weights_are_not_finite() -> None:
+    net = Net()
+    net.layer.weight.data.fill_(math.nan)
+    trainer = quiet(hooks=[SkipsAt(*range(3))], max_epochs=5)
+    with pytest.raises(NonFiniteLoss, match="weights are not finite"):
+        trainer.fit(net, batches(3))
+    assert trainer.current_epoch == 0
+
+
+def test_the_sum_of_large_losses_in_float16_is_finite() -> None:
+    watch, loss = FiniteWatch(torch.device("cpu")), torch.tensor(6e4, dtype=torch.float16)
+    watch.look(loss)
+    watch.add(loss)
+    watch.check_now()
+    watch.add(torch.tensor(math.nan, dtype=torch.float16))
+    with pytest.raises(NonFiniteLoss):
+        watch.check_now()
+
+
+def test_on_a_gpu_a_loss_is_sent_when_its_update_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Event:
+        def record(self) -> None: ...
+
+        def query(self) -> bool:
+            return True
+
+    zeros = torch.zeros
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch, "zeros", lambda *size, pin_memory, **options: zeros(*size, **options))
+    watch = FiniteWatch(torch.device("cuda"))
+    good, bad = torch.tensor(1.0), torch.tensor(math.nan)
+    for loss in (bad, good, bad, good):
+        watch.look(loss)
+        if loss is bad:
+            watch.drop()
+    for loss in (bad, good):
+        watch.look(loss)
+    with pytest.raises(NonFiniteLoss, match="in an earlier batch"):
+        watch.look(good)
 
 
 # ---- gradients and weights ---------------------------------------------------------------------------------------

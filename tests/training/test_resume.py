@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from hooks.kept import Elsewhere
 from tiny import Net, batches, quiet
 
 from hookline import CheckpointError, Hook, OptionError
@@ -194,6 +195,48 @@ def test_the_best_that_a_hook_keeps_at_a_url_is_found(tmp_path: Path) -> None:
     trainer.fit(net, batches(2), batches(1))
     trainer.test(net, batches(1), checkpoint="best")
     assert torch.equal(measured[0], measured[3]) and not torch.equal(measured[2], measured[3])
+
+
+@pytest.mark.usefixtures("memory_urls")
+@pytest.mark.parametrize("where", ["url", "folder"])
+@pytest.mark.parametrize(
+    "options", [{"run_dir": "run"}, {"default_root_dir": "root"}], ids=["named", "unnamed"]
+)
+def test_best_resumes_from_where_the_hooks_of_the_run_kept_it(
+    tmp_path: Path, where: str, options: dict[str, Any]
+) -> None:
+    def make() -> Any:
+        url = ModelCheckpoint("val/loss", dirpath="memory://bucket/kept")
+        return url if where == "url" else Elsewhere(tmp_path / "kept")
+
+    first = quiet(**options, hooks=[make()], max_epochs=3, checkpoint=True)
+    first.fit(Scored(), batches(2), batches(1))
+    looks = Looks()
+    trainer = quiet(**options, hooks=[make(), looks], max_epochs=4, checkpoint=True)
+    trainer.fit(Scored(), batches(2), batches(1), resume="best")
+    assert (looks.step, trainer.global_step) == (2, 8)
+    assert trainer.run_dir == first.run_dir and "kept" in str(looks.path)
+
+
+@pytest.mark.usefixtures("memory_urls")
+def test_a_url_in_a_checkpoint_is_not_read_unless_a_hook_writes_there(tmp_path: Path) -> None:
+    keep = ModelCheckpoint("val/loss", dirpath="memory://bucket/kept")
+    quiet(run_dir=tmp_path, hooks=[keep], checkpoint=True).fit(Scored(), batches(2), batches(1))
+    with pytest.raises(
+        CheckpointError,
+        match=r"(?s)Searched: .*, and where the hooks of the run keep .* \(none of them knows one\).*resume=PATH",
+    ):
+        quiet(run_dir=tmp_path, max_epochs=2).fit(Scored(), batches(2), batches(1), resume="best")
+
+
+def test_a_copy_of_a_run_resumes_from_its_own_best(tmp_path: Path) -> None:
+    keep = ModelCheckpoint("val/loss")
+    quiet(run_dir=tmp_path / "a", hooks=[keep], checkpoint=True).fit(Scored(), batches(2), batches(1))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    looks = Looks()
+    trainer = quiet(run_dir=tmp_path / "b", hooks=[ModelCheckpoint("val/loss"), looks], max_epochs=2)
+    trainer.fit(Scored(), batches(2), batches(1), resume="best")
+    assert looks.path == tmp_path / "b" / "checkpoints" / "epoch=0-step=2"
 
 
 def test_a_checkpoint_that_is_not_there_is_named(tmp_path: Path) -> None:

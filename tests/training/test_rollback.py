@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from hooks.kept import Elsewhere
 from ranks.checkpointed import Frozen, Noisy, Record, SaveAt, digest
 from ranks.checkpointed import Net as Rich
 from tiny import Net, batches, quiet
@@ -275,6 +276,33 @@ def test_the_best_checkpoint_can_be_asked_for(tmp_path: Path) -> None:
     trainer = quiet(run_dir=tmp_path, hooks=[keep, goes], max_epochs=2)
     trainer.fit(Scores(), batches(8))
     assert goes.loaded == [("step=4", 4)]
+
+
+class Scored(Net):
+    """The first epoch has the best score."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return torch.tensor(1.0 + self.trainer.current_epoch)
+
+
+@pytest.mark.usefixtures("memory_urls")
+@pytest.mark.parametrize("where", ["url", "folder"])
+def test_the_best_checkpoint_may_be_outside_of_the_run(tmp_path: Path, where: str) -> None:
+    url = ModelCheckpoint("val/loss", dirpath="memory://bucket/kept")
+    goes = GoBack(6, "best")
+    keep = url if where == "url" else Elsewhere(tmp_path / "kept")
+    trainer = quiet(run_dir=tmp_path / "run", hooks=[keep, saves(), goes], max_epochs=4)
+    trainer.fit(Scored(), batches(2), batches(1))
+    assert [step for _, step in goes.loaded] == [2] and trainer.global_step == 8
+
+
+def test_the_best_of_another_mode_is_not_gone_back_to(tmp_path: Path) -> None:
+    """By the mode that the hook has now, there is no checkpoint yet."""
+    quiet(run_dir=tmp_path, hooks=[ModelCheckpoint("val/loss")]).fit(Scored(), batches(2), batches(1))
+    goes = GoBack(3, "best", on_missing="continue")
+    trainer = quiet(run_dir=tmp_path, hooks=[ModelCheckpoint("val/loss", mode="max"), goes], max_epochs=2)
+    trainer.fit(Scored(), batches(2), batches(1), resume="auto")
+    assert [step for _, step in goes.loaded] == [2], "only the resume"
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 
 from hookline.checkpoint.cleanup import LEFT_OVER
 from hookline.checkpoint.files import clean_up, read, read_manifest
+from hookline.checkpoint.rank_state import read_structure
 from hookline.distributed.comm import Ranks
 from hookline.run.record import RECORD
 from hookline.util.errors import CheckpointError
 from hookline.util.snapshot import TRACKER_FOLDERS
-from hookline.util.urls import MANIFEST, is_checkpoint_file, is_url
+from hookline.util.urls import MANIFEST, is_checkpoint_file, is_url, shown, split_query, url_below
 
 ALONE = Ranks()
 T = TypeVar("T")
@@ -86,12 +87,73 @@ def find_checkpoints(folder: Path) -> tuple[list[FoundCheckpoint], dict[Path, st
     return newest_first(found, lambda each: each.manifest), broken
 
 
+@dataclass(frozen=True, slots=True)
+class KeptBest:
+    """Where hooks keep their best checkpoints, and what they monitor."""
+
+    paths: tuple[str, ...] = ()
+    """Paths and URLs, as each hook knows them."""
+    monitors: tuple[tuple[str, str], ...] = ()
+    """The metric and the mode of each hook; empty: any checkpoint with a score counts."""
+    folders: tuple[str, ...] = ()
+    """The URLs below which they write."""
+
+    @property
+    def url(self) -> str:
+        """The first URL; empty if there is none."""
+        return next(filter(is_url, self.paths), "")
+
+    def monitor_of(self, found: FoundCheckpoint) -> tuple[str, str] | None:
+        """Return the metric and the mode by which a checkpoint is ranked; None if no hook ranks it.
+
+        A hook whose mode has changed has ranked its checkpoints anew if it has kept all of them.
+        """
+        saved = found.manifest["monitor"]
+        if not saved:
+            return None
+        monitor = (str(saved["name"]), str(saved["mode"]))
+        if not self.monitors or monitor in self.monitors:
+            return monitor
+        is_kept = any(Path(each).absolute() == found.path.absolute() for each in self.paths)
+        return next((each for each in self.monitors if is_kept and each[0] == monitor[0]), None)
+
+    def describe(self, found: FoundCheckpoint) -> str:
+        """Return why a checkpoint is not ranked."""
+        if not (saved := found.manifest["monitor"]):
+            return "no monitor has kept it for a score"
+        now = ", ".join(f"{name} with mode={mode!r}" for name, mode in self.monitors)
+        return f"it was kept for {saved['name']} with mode={saved['mode']!r}, and the hooks monitor {now}"
+
+
+EVERY_MONITOR = KeptBest()
+
+
+def saved_best(path: Path, folders: Iterable[str]) -> KeptBest:
+    """Return where the hooks of a run kept their best checkpoints when it saved the one at this path.
+
+    folders: the URLs below which its hooks write now. No other URL is used: a saved one has no secrets, and
+    the text of a checkpoint must not choose what a program connects to.
+    """
+    try:
+        states = read_structure(path / "state.json").get("hooks")
+    except (OSError, CheckpointError):
+        return EVERY_MONITOR
+    hooks = [each for each in states.values() if isinstance(each, dict)] if isinstance(states, dict) else []
+    tables = [each.get("state", each) for each in hooks]  # the state of an adopted callback is inside
+    scored = [each for each in tables if isinstance(each, dict) and each.get("best_model_score") is not None]
+    saved = [str(each.get("best_model_path", "")) for each in scored]
+    names = [split_query(each)[0].rpartition("/")[2] for each in saved]
+    urls = {shown(url): url for name in names for url in (url_below(each, name) for each in folders)}
+    return KeptBest(tuple(urls.get(each, each) for each in saved if each in urls or not is_url(each)))
+
+
 def with_outside(
     found: list[FoundCheckpoint], paths: Iterable[str], folder: Path | None
 ) -> list[FoundCheckpoint]:
     """Return the checkpoints of a folder and those at paths outside of it, the newest first.
 
-    paths: where hooks keep their best ones. Those that are gone, or of another format, are left out.
+    paths: where hooks keep their best ones. Those that are gone, of another format, or copies of one in the
+    folder are left out.
     """
     outside = []
     for path in {Path(each).absolute(): Path(each) for each in paths if not is_url(each)}.values():
@@ -99,6 +161,8 @@ def with_outside(
         if not inside and (path / MANIFEST).is_file():
             with contextlib.suppress(CheckpointError):
                 outside.append(FoundCheckpoint(path, read_manifest(path)))
+    known = [each.manifest for each in found]
+    outside = [each for each in outside if each.manifest not in known]
     return newest_first([*found, *outside], lambda each: each.manifest) if outside else found
 
 
@@ -172,17 +236,16 @@ def is_within(number: int, ranges: Iterable[SaveRange]) -> bool:
     return any(first <= number <= last for first, last in ranges)
 
 
-def best_first(found: list[FoundCheckpoint]) -> list[FoundCheckpoint]:
+def best_first(found: list[FoundCheckpoint], kept: KeptBest = EVERY_MONITOR) -> list[FoundCheckpoint]:
     """Return the checkpoints with a score, the best first; of several monitors, those of the newest one.
 
-    found: in the order of `find_checkpoints`. Those that a rollback has abandoned are left out.
+    found: in the order of `find_checkpoints`. Those that a rollback has abandoned are left out. kept: what
+    the hooks monitor now; checkpoints of other metrics and modes are left out.
     """
-    scored = [each for each in without_abandoned(found) if each.manifest["monitor"]]
-    if not scored:
-        return []
-    monitor = scored[0].manifest["monitor"]
-    scored = [each for each in scored if each.manifest["monitor"]["name"] == monitor["name"]]
-    sign = 1.0 if monitor["mode"] == "min" else -1.0
+    ranked = [(each, kept.monitor_of(each)) for each in without_abandoned(found)]
+    name, mode = next((monitor for _, monitor in ranked if monitor is not None), ("", ""))
+    scored = [each for each, monitor in ranked if monitor is not None and monitor[0] == name]
+    sign = 1.0 if mode == "min" else -1.0
     return sorted(scored, key=lambda each: sign * float(each.manifest["monitor"]["score"]))
 
 

@@ -173,8 +173,6 @@ class MetricCheck(Hook):
     """Base of hooks that check a metric after every validation, or at the end of training epochs."""
 
     tier = "monitor"
-    usual_mode = "auto"
-    """What mode='auto' means. A facade of a package with another default changes it."""
 
     def __init__(
         self, watch: Monitored, check_on_train_epoch_end: bool | None = None, name: str | None = None

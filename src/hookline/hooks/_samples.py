@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from hookline.hooks._statistics import tensors_in
+from hookline.run.record import RECORD
 from hookline.util.errors import OptionError, UnknownSamples
 from hookline.util.text import list_some
 
@@ -62,7 +65,8 @@ def name_samples(samples: Samples) -> str:
 
 
 def name_command(trainer: Any, samples: Samples) -> str:
-    """Return a sentence with the command that lists the update that is being made; empty if it is unknown.
+    """Return a sentence with the command that lists the update that is being made; empty if it is unknown,
+    or if the run has no record that the command could read.
 
     It names the batches, because the number of an update that is skipped is that of the next one, too.
     """
@@ -70,11 +74,25 @@ def name_command(trainer: Any, samples: Samples) -> str:
         batches = [(each.epoch, each.batch) for each in trainer.samples()] if samples else []
     except (UnknownSamples, OptionError):
         return ""
-    if not batches:
+    folder = _recorded_in(trainer) if batches else None
+    if folder is None:
         return ""
     (epoch, first), (_, last) = min(batches), max(batches)
     several = f"{first}-{last}" if last > first else str(first)
-    return f" All of this update: hookline samples RUN --epoch {epoch} --batch {several}."
+    where = shlex.quote(str(folder))
+    return f" All of this update: hookline samples {where} --epoch {epoch} --batch {several}."
+
+
+def _recorded_in(trainer: Any) -> Path | None:
+    """Return the run's directory, from the working directory if it is below it; None if it has no record."""
+    options = trainer.options
+    is_given = options.run_dir is not None and Path(options.run_dir).is_dir()
+    if options.fast_dev_run or not (options.saving.last or is_given):
+        return None  # reading run_dir would create it
+    folder = Path(trainer.run_dir)
+    if not (folder / RECORD).is_file():
+        return None
+    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
 def for_log(samples: Samples) -> dict[str, Any]:
@@ -86,15 +104,6 @@ def exclude(trainer: Any, samples: Samples, reason: str) -> None:
     """Leave samples out of the training."""
     for loader, ids in samples.items():
         trainer.exclude_samples(ids, loader, reason)
-
-
-def go_back(trainer: Any, reason: str) -> None:
-    """Go back to the last checkpoint.
-
-    Without one, the loss ends the run one step later, unless such updates are skipped; so that is an error.
-    """
-    skips = trainer.options.nonfinite == "skip"
-    trainer.roll_back(reason=reason, on_missing="continue" if skips else "raise")
 
 
 def check_can_exclude(who: str, trainer: Any) -> None:

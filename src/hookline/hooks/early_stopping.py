@@ -44,9 +44,7 @@ class EarlyStopping(MetricCheck):
         divergence_threshold: stop as soon as it is worse than this. check_finite: stop when it is NaN or
         infinite.
         """
-        watch = Monitored(
-            "EarlyStopping", monitor, self.usual_mode if mode == "auto" else mode, min_delta, strict
-        )
+        watch = Monitored("EarlyStopping", monitor, mode, min_delta, strict)
         super().__init__(watch, check_on_train_epoch_end, name)
         self.patience, self.verbose, self.check_finite = patience, verbose, check_finite
         self.stopping_threshold, self.divergence_threshold = stopping_threshold, divergence_threshold

@@ -61,8 +61,6 @@ class ModelCheckpoint(Hook):
     """
 
     tier = "monitor"
-    usual_mode = "auto"
-    """What mode='auto' means. A facade of a package with another default changes it."""
     may_listen = ("on_step_end", "on_exception")
     rewinds = False
 
@@ -106,33 +104,21 @@ class ModelCheckpoint(Hook):
         None: as `Trainer(checkpoint={"weights": ...})` says.
         """
         super().__init__(name)
-        mode = self.usual_mode if mode == "auto" else mode
-        self.watch = (
-            Monitored(WHO, monitor, mode, strict=strict)
-            if monitor is not None
-            else Monitored(WHO, NO_METRIC, mode)
-        )
+        self.watch = Monitored(WHO, NO_METRIC if monitor is None else monitor, mode, strict=strict)
         self.monitor, self.mode = monitor, self.watch.mode
+        if restore_best:
+            _check_keeps_best(monitor, save_top_k)
         self.save_top_k, self.save_last, self.save_on_exception = save_top_k, save_last, save_on_exception
-        self.save_on_train_epoch_end = save_on_train_epoch_end
-        self.restore_best = restore_best
+        self.save_on_train_epoch_end, self.restore_best = save_on_train_epoch_end, restore_best
         self.weights, self.needs_base = weights, weights == "trainable"
-        if restore_best and (monitor is None or save_top_k == 0):
-            why = "save_top_k=0 keeps none" if monitor is not None else "without monitor none is the best"
-            raise OptionError(
-                f"{WHO}: restore_best=True needs a best checkpoint, and {why}.",
-                option="restore_best",
-                value=True,
-            )
         self.filename = FileName("{epoch}-{step}" if filename is None else filename, auto_insert_metric_name)
         self.url = check_url(str(dirpath).rstrip("/"), f"{WHO}: dirpath") if is_url(dirpath) else ""
         self.dirpath = _check_inside(Path("checkpoints" if dirpath is None or self.url else dirpath))
         self.every_n_epochs = self._triggers(every_n_train_steps, every_n_epochs, train_time_interval)
         self.needs_metrics = tuple(filter(None, [monitor, *self.filename.metrics])) if strict else ()
-        self.needs_validation = (
-            strict and save_on_train_epoch_end is False and self.every_n_epochs > 0 and not save_last
-        )
-        self._loaded = LoadedState()
+        checks_validations = save_on_train_epoch_end is False and self.every_n_epochs > 0
+        self.needs_validation = strict and checks_validations and not save_last
+        self._loaded, self._has_waited = LoadedState(), False
         self._begin()
 
     def _triggers(self, steps: int | None, epochs: int | None, seconds: Any) -> int:
@@ -151,6 +137,7 @@ class ModelCheckpoint(Hook):
                 f"{WHO}: {' and '.join(given)} cannot be combined; add a second ModelCheckpoint for the "
                 f"other."
             )
+        self._interval = f"train_time_interval={seconds!r}" if seconds else f"every_n_train_steps={steps}"
         interval = f"{steps} steps" if seconds is None else f"{seconds:.6f} seconds"
         if steps or seconds is not None:
             self._listen("on_step_end", FilterSettings(every=interval)(functools.partial(self._after_steps)))
@@ -187,6 +174,7 @@ class ModelCheckpoint(Hook):
         if stage != "fit":
             return
         self._begin()
+        self._has_waited = False
         if self.restore_best and not hasattr(state.trainer, "load_best"):
             raise OptionError(
                 f"{WHO}: restore_best=True works in a fit of hookline.Trainer; in another trainer or loop "
@@ -294,9 +282,32 @@ class ModelCheckpoint(Hook):
                 certain=self._metric.has_measured or not state.trainer.num_batches("val"),
             )
         else:
-            self._metric.is_waiting = True  # the score is of older weights: decide at the next score
             if self.save_last:
                 self._request_last(state)
+            elif self._metric.is_waiting:  # for a whole interval: a validation at this step comes after this
+                self._warn_of_waiting(state)
+            self._metric.is_waiting = True  # the score is of older weights: decide at the next score
+
+    def _warn_of_waiting(self, state: Any) -> None:
+        """Say once in a run that no checkpoint is saved at this interval, and what saves one."""
+        if self._has_waited:
+            return
+        self._has_waited = True
+        of_training = state.log.is_of_training(self.monitor)
+        self.watch.warn(
+            "%s(monitor=%r, %s) saves when its metric has a new value, and it had none since the last time: "
+            "the checkpoint waits for the next %s. To save at every interval, add a second one without a "
+            "monitor: %s(%s, dirpath='by_time'). Or %s.",
+            WHO,
+            self.monitor,
+            self._interval,
+            "epoch end" if of_training else "validation",
+            WHO,
+            self._interval,
+            "monitor a value that training_step logs"
+            if of_training
+            else "validate as often: Trainer(val_check_interval=...)",
+        )
 
     def _after_failure(self, state: Any) -> None:
         self._requested.clear()
@@ -566,6 +577,15 @@ def _scores(kept: Any) -> dict[str, float]:
         if not isinstance(path, str) or isinstance(score, bool) or not isinstance(score, int | float):
             raise OptionError(f"{WHO}: {path!r}: {score!r} in its saved state is not a path and a score.")
     return dict(kept)
+
+
+def _check_keeps_best(monitor: str | None, save_top_k: int) -> None:
+    """Refuse restore_best=True if no checkpoint is the best."""
+    if monitor is None or save_top_k == 0:
+        why = "save_top_k=0 keeps none" if monitor is not None else "without monitor none is the best"
+        raise OptionError(
+            f"{WHO}: restore_best=True needs a best checkpoint, and {why}.", option="restore_best", value=True
+        )
 
 
 def _check_inside(path: Path) -> Path:

@@ -21,7 +21,6 @@ from hookline.hooks._samples import (
     find_bad_samples,
     find_samples,
     for_log,
-    go_back,
     name_command,
     name_samples,
 )
@@ -42,11 +41,13 @@ class NaNGuard(Hook):
     Every check reads the device once. At a terminal it starts the debugger, elsewhere it raises
     `NonFiniteLoss`. With `break_on_nan=False` it only warns, and the trainer's `nonfinite` decides: 'skip'
     continues, 'stop' ends the run one step later. It names the samples behind the update. With `exclude=True`
-    it skips the update, goes back to the last checkpoint and leaves these samples out.
+    it skips the update, goes back to the last checkpoint and leaves these samples out. If there is no
+    checkpoint yet, the run continues: the weights are good, and the samples are left out from the next epoch
+    on.
     """
 
     tier = "builtin"
-    may_listen = ("on_train_start",)
+    may_listen = ("on_train_start", "on_step_skipped")
 
     @checked_parameters
     def __init__(
@@ -67,8 +68,8 @@ class NaNGuard(Hook):
         'gradients' (complete and unscaled), 'parameters' (after the update).
         every: check every n batches (updates, for gradients and parameters).
         exclude: instead of stopping, leave out the samples of the update and go back to the last checkpoint.
-        It needs the check 'loss' or 'gradients', which act before the update. max_rollbacks: stop at the next
-        one in a run.
+        It needs the check 'loss' or 'gradients', which act before the update. max_rollbacks: leave out the
+        samples of so many updates in a run, and stop at the next one.
         """
         super().__init__(name)
         self.check = frozenset(check)
@@ -88,12 +89,18 @@ class NaNGuard(Hook):
                 option="check",
                 value=check,
             )
-        self.found = self.rollbacks = 0
-        """How many checks found a value that is not finite, and how often the run went back."""
+        self.found = self.rollbacks = self.excluded = 0
+        """How many checks found a value that is not finite, how often the run went back, and of how many
+        updates the samples were left out.
+        """
         self._skips = False
-        """Whether to skip the update of this window."""
+        """Whether to skip the next update."""
+        self._skipped: tuple[int, int] | None = None
+        """The epoch and the last batch of the newest update that was skipped: it calls every optimizer."""
+        self._has_asked = False
+        """Whether a rollback was requested that is not carried out yet, perhaps because it cannot be."""
         if exclude:
-            self.__dict__["on_train_start"] = self._check_loaders
+            self.__dict__.update(on_train_start=self._check_loaders, on_step_skipped=self._end_skipped)
         self._due = True
         self._shapes = ""
         self._handles: list[RemovableHandle] = []
@@ -128,7 +135,8 @@ class NaNGuard(Hook):
     def on_before_optimizer_step(
         self, module: nn.Module, optimizer: Optimizer, step: int, state: Any
     ) -> Signal | None:
-        if "gradients" in self.check and step % self.every == 0 and not self._skips:
+        is_skipped = self._skips or self._skipped == (state.epoch, state.batch_idx)
+        if "gradients" in self.check and step % self.every == 0 and not is_skipped:
             grads: Any = [(name, each.grad) for name, each in with_gradients(module, optimizer)]
             if bad := not_finite(grads):  # the backward pass goes from the last parameter to the first
                 self._report(
@@ -138,7 +146,12 @@ class NaNGuard(Hook):
                     # gradients are averaged: the rank with the bad loss has named its samples before
                     is_of_others="loss" in self.check and state.world_size > 1,
                 )
-        return SKIP_STEP if self._skips else None
+        return SKIP_STEP if is_skipped or self._skips else None
+
+    def _end_skipped(self, state: Any) -> None:
+        """After an update was skipped, here or by nonfinite='skip': skip it for its other optimizers, too."""
+        if self._skips:
+            self._skips, self._skipped = False, (state.epoch, state.batch_idx)
 
     def on_after_optimizer_step(self, module: nn.Module, step: int, state: Any) -> None:
         if "parameters" not in self.check or (step - 1) % self.every:
@@ -176,16 +189,22 @@ class NaNGuard(Hook):
             {"step": state.step, "epoch": state.epoch, "batch": state.batch_idx, "message": what}
             | for_log(samples),
         )
-        goes_back = self.exclude and (samples or is_of_others) and self.rollbacks < self.max_rollbacks
-        if not goes_back:  # the order is another one after it
-            message += name_command(state.trainer, samples)
-        if goes_back:
-            left_out = " and leaves these samples out" if samples else ""
-            log.warning("%s The run goes back%s.", message, left_out)
+        before = self.excluded - self._skips  # a second bad batch of one update does not count
+        if self.exclude and (samples or is_of_others) and before < self.max_rollbacks:
+            left_out = ", leaves these samples out" if samples else ""
+            log.warning(
+                "%s The run skips the update%s and goes back to the last checkpoint.", message, left_out
+            )
             exclude(state.trainer, samples, reason)
-            go_back(state.trainer, reason)
-            self._skips = True
-        elif not self.break_on_nan:
+            # without a checkpoint it continues: the weights are those before this update
+            state.trainer.roll_back(reason=reason, on_missing="continue")
+            self.excluded = before + 1
+            self._skips = self._has_asked = True
+            return
+        message += name_command(state.trainer, samples)
+        if self.exclude and self.excluded:
+            message += f" The samples of {self.excluded} updates are left out already (max_rollbacks)."
+        if not self.break_on_nan:
             log.warning(message)
         elif sys.stdin is not None and sys.stdin.isatty():
             log.error(message)
@@ -214,16 +233,17 @@ class NaNGuard(Hook):
         self._outputs = []
 
     def on_checkpoint_load(self) -> None:
-        self.rollbacks += self._skips
-        self._skips = False
+        self.rollbacks += self._has_asked
+        self._skips, self._skipped, self._has_asked = False, None, False
 
     def state_dict(self) -> dict[str, Any]:
-        return {"found": self.found, "rollbacks": self.rollbacks}
+        return {"found": self.found, "rollbacks": self.rollbacks, "excluded": self.excluded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state. Counts of this process are kept: they are newer."""
         self.found = max(self.found, state["found"])
         self.rollbacks = max(self.rollbacks, state.get("rollbacks", 0))
+        self.excluded = max(self.excluded, state.get("excluded", self.rollbacks))
 
 
 def not_finite(named: Sequence[tuple[str, Tensor]]) -> list[str]:

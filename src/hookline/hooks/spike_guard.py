@@ -131,6 +131,8 @@ class SpikeGuard(Hook):
         self._signal: Signal | None = None
         self._requested: list[Batches] | None = None
         """The batches to leave out once the requested rollback is carried out; None: none is requested."""
+        self._missed = 0
+        """How many requested rollbacks of the present series of spikes found no checkpoint."""
         self._is_loaded = False
         """Whether a checkpoint that is being restored has a state of this hook."""
         self._begin_values()
@@ -242,12 +244,16 @@ class SpikeGuard(Hook):
         update = Update(state.step + 1, state.epoch, self._first_batch(state), state.batch_idx)
         self._forget_repeated(update)
         is_spike = value is not None and self._is_spike(value)
+        # of a loss that stays NaN, the first requests may have found no checkpoint
+        self._missed = (self._missed + (self._requested is not None)) * is_spike
         goes_back = self.action == "rollback" and is_spike and self._goes_back(value)
-        if goes_back and self.rollbacks >= self.max_rollbacks:  # before anything changes: a resume repeats it
+        if goes_back and self.rollbacks + self._missed >= self.max_rollbacks:
+            # before anything changes: a resume repeats it
+            missed = f", and had no checkpoint to go back to {self._missed} times" if self._missed else ""
             raise HooklineError(
                 f"{WHO}: {self.monitor} {value:.6g} at {state.position} is a spike, and the run has gone "
-                f"back {self.rollbacks} times already (max_rollbacks={self.max_rollbacks}). Lower the "
-                "learning rate, look at the batches in `left_out`, or pass a larger margin or "
+                f"back {self.rollbacks} times already{missed} (max_rollbacks={self.max_rollbacks}). Lower "
+                "the learning rate, look at the batches in `left_out`, or pass a larger margin or "
                 "max_rollbacks, and resume."
             )
         is_added = value is not None and math.isfinite(value)

@@ -11,13 +11,14 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hookline.checkpoint.catalog import best_first, find_checkpoints, with_outside
+from hookline.checkpoint.catalog import EVERY_MONITOR, KeptBest, best_first, find_checkpoints, with_outside
+from hookline.engine.hook_list import Entry
 from hookline.engine.init_arguments import init_arguments
 from hookline.run.directory import LAST, LAST_STATE
 from hookline.run.module import Module
@@ -186,25 +187,38 @@ def _as_posix(path: Path | str) -> str:
 
 def best_checkpoint_of(run: Run) -> dict[str, Any] | None:
     """Return the best checkpoint in the run's directory: path, step, and the metric's name and score."""
-    return best_below(run.directory.existing(), run.identity.id, best_paths(run.state.hooks))
+    return best_below(run.directory.existing(), run.identity.id, kept_best(run.state.hooks.entries()))
 
 
-def best_paths(hooks: Any) -> list[str]:
-    """Return where hooks and callbacks keep their best checkpoints, as each of them knows it."""
-    known = [getattr(entry.given, "best_model_path", None) for entry in hooks.entries()]
-    return [path for path in known if isinstance(path, str) and path]
+def kept_best(entries: Iterable[Entry]) -> KeptBest:
+    """Return where hooks and callbacks keep their best checkpoints, as each of them knows it, and the metric
+    and mode of each.
+    """
+    keeping = [each.given for each in entries if isinstance(_best_path(each.given), str)]
+    monitored = [each for each in keeping if getattr(each, "monitor", "") is not None]
+    pairs = [(getattr(each, "monitor", ""), getattr(each, "mode", "")) for each in monitored]
+    return KeptBest(
+        tuple(filter(None, map(_best_path, monitored))),
+        tuple((name, mode) for name, mode in pairs if name and mode),
+        tuple(url for each in monitored if (url := getattr(each, "url", ""))),
+    )
 
 
-def best_below(folder: Path | None, run_id: str = "", kept: Sequence[str] = ()) -> dict[str, Any] | None:
-    """Return the best checkpoint below a folder and at the paths `kept`.
+def _best_path(hook: Any) -> Any:
+    return getattr(hook, "best_model_path", None)
+
+
+def best_below(
+    folder: Path | None, run_id: str = "", kept: KeptBest = EVERY_MONITOR
+) -> dict[str, Any] | None:
+    """Return the best checkpoint below a folder and where hooks keep theirs.
 
     run_id: by default the run of the folder's record.
     """
     run_id = run_id or (read_record(folder).get("id", "") if folder is not None else "")
     inside = find_checkpoints(folder)[0] if folder is not None else []
-    found = best_first(
-        with_outside([each for each in inside if not run_id or each.run == run_id], kept, folder)
-    )
+    own = [each for each in inside if not run_id or each.run == run_id]
+    found = best_first(with_outside(own, kept.paths, folder), kept)
     if not found:
         return None
     manifest = found[0].manifest
@@ -241,10 +255,10 @@ def load_best(
     from hookline.checkpoint.weights import load_weights
 
     if path is None:
-        kept = best_paths(hooks)
+        kept = kept_best(hooks.entries())
         best = best_below(folder if folder is not None and folder.is_dir() else None, kept=kept)
-        path = best["path"] if best is not None else next(filter(is_url, kept), None)
-    if path is None:
+        path = best["path"] if best is not None else kept.url
+    if not path:
         where = "because no run has begun and the trainer has no run_dir"
         if folder is not None:
             where = (
@@ -252,9 +266,11 @@ def load_best(
                 if folder.is_dir()
                 else f"because run_dir={folder.as_posix()!r} does not exist"
             )
+        by = " or ".join(f"{name} with mode={mode!r}" for name, mode in kept_best(hooks.entries()).monitors)
         raise CheckpointError(
-            f"load_best(): no monitor has kept a checkpoint {where}, and no hook has one elsewhere. "
-            f'{_best_of_earlier_run(folder)}Train with hooks=[ModelCheckpoint(monitor="val/loss")].'
+            f"load_best(): no monitor has kept a checkpoint{f' for {by}' if by else ''} {where}, and no hook "
+            f"has one elsewhere. {_best_of_earlier_run(folder)}Train with hooks=[ModelCheckpoint(monitor="
+            '"val/loss")], or pass the path of a checkpoint: load_best(path=...).'
         )
     report = load_weights(module, path)
     for entry in hooks.entries():

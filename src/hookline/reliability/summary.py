@@ -44,8 +44,8 @@ def warn_idle_epoch(run: Run) -> None:
     step, skips, batches = run.progress.epoch_began
     if s.step > step:
         return
-    if run.traits.skips_nonfinite and not run.traits.is_manual:
-        run.watch.check_now()  # weights that are not finite stay so
+    if not run.traits.is_manual:
+        run.watch.check_now()  # weights that are not finite stay so, if such updates are skipped
     if s.rank or s.batches_seen == batches:
         return
     left_out = run.progress.skips - skips

@@ -101,38 +101,57 @@ def describe_nonfinite(kind: str, optimizers: Sequence[Any]) -> str:
 
 
 class FiniteWatch:
-    """Checks the loss of the previous step, whose value can be read without a device sync."""
+    """Checks the loss of the previous update, whose value can be read without a device sync."""
 
     def __init__(self, device: torch.device, ranks: Ranks | None = None) -> None:
         self.ranks = ranks
         """The ranks that raise together. None: there is one process, or the other ranks have left."""
         self.previous: Any = None
+        """The loss of the newest update; of several batches, perhaps their sum."""
         self.broken = False
         self.stops = True
         """Whether a value that is not finite ends the run; otherwise the first one is logged."""
         self.optimizers: list[Optimizer] = []
         """Their weights are checked too, because a gradient can be non-finite although the loss is finite."""
         self.look = {"cpu": self._look_on_cpu, "cuda": self._look_on_cuda}.get(device.type, self._remember)
+        self._where = ", in the batch before this one"
         self._host: Tensor | None = None
         self._arrived: Any = None
 
     def _look_on_cpu(self, loss: Any) -> None:
         previous, self.previous = self.previous, loss
         if previous is not None and not math.isfinite(previous):
-            self._fail(float(previous), ", in the batch before this one")
+            self._fail(float(previous), self._where)
 
     def _look_on_cuda(self, loss: Tensor) -> None:
-        """Copy into pinned memory without blocking; look once the copy has arrived, then send the next."""
-        self.previous = loss
+        """Copy the previous loss into pinned memory without blocking; look once the copy has arrived.
+
+        Not this loss: its update may still be skipped.
+        """
+        previous, self.previous = self.previous, loss
         if self._host is None:
-            self._host = torch.empty((), dtype=torch.float32, pin_memory=True)
+            self._host = torch.zeros((), dtype=torch.float32, pin_memory=True)
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         elif not self._arrived.query():
             return
         elif not math.isfinite(self._host.item()):
             self._fail(self._host.item(), ", in an earlier batch")
-        self._host.copy_(loss.reshape(()), non_blocking=True)
-        self._arrived.record()
+        if previous is not None:
+            self._host.copy_(previous.reshape(()), non_blocking=True)
+            self._arrived.record()
+
+    def add(self, loss: Any) -> None:
+        """Add the loss of a further batch of the same update, which a hook may skip."""
+        before = self.previous
+        self._where = ", in the update before this one"
+        # in float32: the sum of finite losses in float16 may be infinite
+        self.previous = (
+            loss if before is None else (before.float() if isinstance(before, Tensor) else before) + loss
+        )
+
+    def drop(self) -> None:
+        """Drop the loss of an update that a hook has skipped: it has not reached the weights."""
+        self.previous = None
 
     def forget(self) -> None:
         """Forget the losses so far, because the run goes back to a state before them."""

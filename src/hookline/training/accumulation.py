@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hookline.engine.plan import noop
 from hookline.run.finite import all_finite
 from hookline.run.optimizers import gradients
 from hookline.run.run import Run
@@ -95,8 +96,11 @@ class AccumulatedStep(TrainStep):
         self.update.clear_gradients()
 
     def record_loss(self, loss: Any, weight: float) -> None:
-        """Add the loss of a batch to the epoch's mean, and check that it is finite."""
-        self.run.watch.look(loss)
+        """Add the loss of a batch to the epoch's mean, and check that the losses before it are finite."""
+        if len(self.window.losses) == 1 or self.plan.on_before_optimizer_step is noop:
+            self.run.watch.look(loss)
+        else:
+            self.run.watch.add(loss)  # those of this window count only if no hook skips its update
         self.state.log.train_loss.add(loss, weight)
         for add in self.loss_sinks:
             add(loss, weight)

@@ -89,6 +89,23 @@ def check_accumulation(run: Run, batches: int) -> None:
         )
 
 
+def check_manual_options(run: Run) -> None:
+    """Refuse options of automatic optimization in a run whose training step does the work of them."""
+    if not run.traits.is_manual:
+        return
+    check_accumulation(run, run.options.accumulate_grad_batches)
+    if run.options.accumulate_by != "batches":
+        raise OptionError(
+            f"Manual optimization weights its losses itself: leave accumulate_by at 'batches', not "
+            f"{run.options.accumulate_by!r}, and multiply each loss in training_step."
+        )
+    if run.options.gradient_clip_val is not None:
+        raise OptionError(
+            "Manual optimization clips by itself: leave gradient_clip_val at None and call "
+            "self.clip_gradients(optimizer, value) in training_step."
+        )
+
+
 def restart_accumulation(run: Run) -> None:
     """Begin with the number of batches per update that the options say, and without an open window."""
     run.traits.accumulate = run.options.accumulate_grad_batches

@@ -21,7 +21,7 @@ from hookline.engine.foreign import Adapter
 from hookline.engine.hook_list import Entry, Handle
 from hookline.engine.listener import Listener, find_listeners
 from hookline.metrics.metric_log import Metrics
-from hookline.reliability.model_location import best_paths, load_best
+from hookline.reliability.model_location import kept_best, load_best
 from hookline.reliability.signals import Signals
 from hookline.reliability.summary import Recorded, disable_on_all_ranks, log_ending
 from hookline.reliability.watchdog import Watchdog
@@ -42,11 +42,12 @@ from hookline.training.compile import (
     compiles_step,
     explain_graphs,
 )
+from hookline.training.composition import check_manual_options
 from hookline.training.evaluate import evaluate
 from hookline.training.final_checkpoint import keeps_failed_state, save_final_state
 from hookline.training.fit import close_failed_epoch, fit
 from hookline.training.inference import check_inference_mode
-from hookline.training.loading import asked_mixture, is_off, limit_of, load, resolve_mixture
+from hookline.training.loading import asked_mixture, is_off, limit_of, load, resolve_mixture, take_datamodule
 from hookline.training.manual import ManualOptimizer, manual_backward, unscale_once
 from hookline.training.participants import LateHooks, raise_first, tear_down_all, teardown_removed
 from hookline.training.pass_events import TEST, VALIDATION
@@ -69,7 +70,7 @@ __all__ = [
     "RunParticipants",
     "Signals",
     "Watchdog",
-    "best_paths",
+    "check_manual_options",
     "choose_start",
     "controlled",
     "evaluate",
@@ -78,6 +79,7 @@ __all__ = [
     "fit",
     "is_off",
     "keep_monitor_state",
+    "kept_best",
     "leaves_out_base",
     "limit_of",
     "load",
@@ -87,6 +89,7 @@ __all__ = [
     "monitoring_ranks",
     "run_lifecycle",
     "save",
+    "take_datamodule",
     "wait_for_ranks",
 ]
 

@@ -10,8 +10,9 @@ from hookline.data.batch import move
 from hookline.data.batch_size import with_batch_size
 from hookline.data.loaders import Loader
 from hookline.data.sharding import RankSharding
+from hookline.engine.foreign import adopt_data
 from hookline.engine.listener import overrides
-from hookline.run.module import PlainSteps
+from hookline.run.module import DataModule, PlainSteps
 from hookline.run.run import Run
 from hookline.training.batch_totals import make_totals
 from hookline.training.evaluate import check_aggregation
@@ -23,6 +24,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hookline")
 STEP_OF = {"train": "training_step", "val": "validation_step", "test": "test_step", "predict": "predict_step"}
+
+
+def take_datamodule(loaders: dict[str, Any], datamodule: Any) -> DataModule | None:
+    """Return the data module of a stage, which may be passed in place of its first loader; None: none.
+
+    loaders: what was passed, by kind.
+    """
+    first = next(iter(loaders))
+    if isinstance(given := adopt_data(loaders[first]), DataModule):
+        loaders[first], datamodule = None, given
+    datamodule = adopt_data(datamodule)
+    if datamodule is not None and not isinstance(datamodule, DataModule):
+        raise OptionError(f"datamodule= takes a hookline.DataModule, not {type(datamodule).__name__}.")
+    return datamodule
 
 
 def is_off(run: Run, kind: str) -> bool:

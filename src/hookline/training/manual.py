@@ -46,10 +46,12 @@ class ManualStep(TrainStep):
     def record_loss(self, loss: Any) -> None:
         """Add the loss to the epoch's mean, unless its update was skipped because it is not finite."""
         run, s = self.run, self.state
-        if not run.traits.skips_nonfinite:
+        skip, batches = run.progress.last_skip, s.counts.batches_seen
+        if run.traits.skips_nonfinite:
+            if skip == ("nonfinite", batches):
+                return
+        elif skip != ("hook", batches) or s.counts.step > self.progress.step_before_batch:
             run.watch.look(loss)
-        elif run.progress.last_skip == ("nonfinite", s.counts.batches_seen):
-            return
         s.log.train_loss.add(loss, self.weight)
         for add in self.loss_sinks:
             add(loss, self.weight)
@@ -88,6 +90,7 @@ class ManualOptimizer:
         signal = self.announce()
         if signal is SKIP_STEP:
             skip_step(run, "hook")
+            run.watch.drop()
             return
         if signal is not STEP_DONE:
             s.optimization.optimizer_closure = closure

@@ -8,7 +8,6 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,7 +17,9 @@ from torch import nn
 
 from hookline.checkpoint.catalog import (
     ALONE,
+    EVERY_MONITOR,
     FoundCheckpoint,
+    KeptBest,
     abandoned_saves,
     being_replaced,
     best_first,
@@ -29,6 +30,7 @@ from hookline.checkpoint.catalog import (
     newest_first,
     places_below,
     save_number,
+    saved_best,
     start_of,
     with_outside,
     without_abandoned,
@@ -37,6 +39,7 @@ from hookline.checkpoint.cleanup import left_overs
 from hookline.checkpoint.files import read_on_all_ranks
 from hookline.checkpoint.writer import WRITE_TIMEOUT
 from hookline.distributed.comm import Ranks
+from hookline.reliability.model_location import kept_best
 from hookline.run.directory import RunDirectory
 from hookline.run.lock import hold_lock
 from hookline.run.record import limits, read_record, run_dir_of, unsaved_end
@@ -60,7 +63,12 @@ def choose_start(run: Run, resume: str | os.PathLike[str] | Start | None, direct
     ranks, identity = run.strategy.ranks, run.identity
     if run.options.fast_dev_run and resume in SEARCH_WORDS:
         resume = None  # a trial run does not continue another run
-    found = find_checkpoint(resume, directory, ranks=ranks, module=run.module) if resume is not None else None
+    kept = KeptBest(folders=kept_best(run.state.hooks.entries()).folders)  # the hooks have no state yet
+    found = (
+        find_checkpoint(resume, directory, ranks=ranks, kept=kept, module=run.module)
+        if resume is not None
+        else None
+    )
     if found is not None:
         run.resume.take(found.contents, found.path)
 
@@ -163,7 +171,7 @@ def find_checkpoint(
     within: Path | None = None,
     ranks: Ranks = ALONE,
     option: str = "resume",
-    kept: Sequence[str] = (),
+    kept: KeptBest = EVERY_MONITOR,
     module: nn.Module | None = None,
 ) -> Start | None:
     """Return the checkpoint at a path, or the newest ('auto') or best one of the run; None if there is none.
@@ -172,8 +180,9 @@ def find_checkpoint(
 
     ranks: all of them call it. Rank zero searches; each rank reads its part. option: the name of the argument
     in messages. With 'resume' the run continues, and its directory is cleaned up; with another it only reads.
-    kept: where hooks keep their best checkpoints, which 'best' also considers. module: a search among the
-    runs of other trainers skips those of another class of module.
+    kept: where hooks keep their best checkpoints, which 'best' also considers. With 'resume', the newest
+    checkpoint of the run says where that is. module: a search among the runs of other trainers skips those of
+    another class of module.
     """
     if isinstance(which, Start):
         return which
@@ -181,7 +190,7 @@ def find_checkpoint(
         raise OptionError(f"{option}={which!r}: pass None, 'auto', 'best' or the path of a checkpoint.")
     if which in SEARCH_WORDS:
         name = "" if module is None else type(module).__name__
-        asked = Asked(option, which, tuple(kept) if which == "best" else (), name, within is None)
+        asked = Asked(option, which, kept if which == "best" else EVERY_MONITOR, name, within is None)
         return _search(asked, within or directory.searched, ranks, directory)
     hint = closest(which, SEARCH_WORDS) if isinstance(which, str) and "/" not in which else ""
     if hint and not Path(which).exists():
@@ -208,8 +217,8 @@ class Asked:
 
     option: str
     which: str | os.PathLike[str]
-    kept: tuple[str, ...] = ()
-    """Paths and URLs at which hooks keep their best checkpoints."""
+    kept: KeptBest = EVERY_MONITOR
+    """Where the hooks of this trainer keep their best checkpoints."""
     module: str = ""
     """The name of the module's class; empty if it is not known."""
     finds_runs: bool = False
@@ -235,11 +244,13 @@ def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -
     chosen, contents, unreadable = first_whole(mine, functools.partial(read_on_all_ranks, ranks=ranks))
     say = log.warning if ranks.rank == 0 else log.debug
     unusable = {**looked["broken"], **{str(path): reason for path, reason in unreadable.items()}}
+    done = "resuming from" if asked.resumes else "the weights are those of"
+    run_dir = Path(looked["run_dir"]) if looked["run_dir"] else None
     if chosen is None and looked["url"]:
-        say("%s: the weights are those of %s, which a hook has kept.", asked, shown(looked["url"]))
-        return Start(looked["url"], read_on_all_ranks(looked["url"], ranks))
+        say("%s: %s %s, which a hook has kept.", asked, done, shown(looked["url"]))
+        return Start(looked["url"], read_on_all_ranks(looked["url"], ranks), run_dir)
     if chosen is None:
-        _refuse_to_begin(asked, folder, {**unusable, **looked["others"]})
+        _refuse_to_begin(asked, folder, {**unusable, **looked["others"]}, looked["searched"])
         so = ", so a new run begins" if asked.resumes else ""
         if looked["earlier"]:
             say(
@@ -266,7 +277,7 @@ def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -
     say(
         "%s: %s %s (epoch %d, step %d, saved %s, the %s of %d complete ones).",
         asked,
-        "resuming from" if asked.resumes else "the weights are those of",
+        done,
         chosen.path,
         chosen.manifest["epoch"],
         chosen.manifest["step"],
@@ -283,10 +294,10 @@ def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -
             ", ".join(runs),
         )
     known = [Path(each) for each in looked["places"] if chosen.path.is_relative_to(each)]
-    return Start(chosen.path, contents, _run_dir_among(known, chosen.path) if known else folder)
+    return Start(chosen.path, contents, _run_dir_among(known, chosen.path) if known else run_dir)
 
 
-def _refuse_to_begin(asked: Asked, folder: Path, unusable: dict[str, str]) -> None:
+def _refuse_to_begin(asked: Asked, folder: Path, unusable: dict[str, str], searched: list[str]) -> None:
     """Raise if there are checkpoints but none can be used, because a new run might replace them."""
     if not unusable:
         return
@@ -298,12 +309,11 @@ def _refuse_to_begin(asked: Asked, folder: Path, unusable: dict[str, str]) -> No
     advice = []
     if asked.is_best:
         advice.append(
-            f"Searched: {folder}, and where the hooks of the trainer keep their best checkpoints ("
-            f"{', '.join(map(shown, asked.kept)) or 'none of them knows one'})."
-            if not asked.resumes
-            else f"Searched: {folder}."
+            f"Searched: {folder}, and where the hooks of the {'run' if asked.resumes else 'trainer'} keep "
+            f"their best checkpoints ({', '.join(map(shown, searched)) or 'none of them knows one'})."
         )
-        advice.append(f"{asked.option}='auto' takes the newest one, with or without a score.")
+        name = asked.option
+        advice.append(f"{name}='auto' takes the newest one, with or without a score; {name}=PATH that one.")
     if asked.resumes:
         advice.append(
             "Nothing was changed. To begin a new run there anyway, pass resume=None (on the command line: "
@@ -329,9 +339,11 @@ def _look(asked: Asked, folder: Path, directory: RunDirectory) -> dict[str, Any]
         "earlier": 0,
         "skipped": "",
         "places": [],
-        "url": next(filter(is_url, asked.kept), ""),
+        "url": asked.kept.url,
+        "run_dir": "",
+        "searched": [],
     }
-    if not exists and not asked.kept:
+    if not exists and not asked.kept.paths:
         return looked
     places, skipped = _places(asked, folder, directory)
     # do not clean up other directories, nor one that is only read
@@ -341,9 +353,15 @@ def _look(asked: Asked, folder: Path, directory: RunDirectory) -> dict[str, Any]
         else:
             _claim_newest(asked, places, directory)
     found, mine, broken = _own(places)
-    mine = with_outside(mine, asked.kept, folder)
-    ordered = best_first(mine) if asked.is_best else mine
-    others = {str(each.path): "no monitor has kept it for a score" for each in mine if each not in ordered}
+    run_dir = str(_run_dir_among(places, mine[0].path)) if mine else ""
+    kept = (
+        saved_best(mine[0].path, asked.kept.folders)
+        if asked.is_best and asked.resumes and mine
+        else asked.kept
+    )
+    mine = with_outside(mine, kept.paths, folder)
+    ordered = best_first(mine, kept) if asked.is_best else mine
+    others = {str(each.path): kept.describe(each) for each in mine if each not in ordered}
     if not found:
         others |= {
             str(path): "another process is replacing it, or ended while doing so; try again in a minute"
@@ -356,6 +374,9 @@ def _look(asked: Asked, folder: Path, directory: RunDirectory) -> dict[str, Any]
         "others": others,
         "broken": {str(path): why for path, why in broken.items()},
         "known": len(mine),
+        "url": kept.url,
+        "run_dir": run_dir,
+        "searched": kept.paths,
         "earlier": sum(each not in mine for each in found),
         "skipped": _describe_skipped(asked, skipped, found),
         "places": list(map(str, places)),
@@ -431,7 +452,7 @@ def _claim_newest(asked: Asked, places: list[Path], directory: RunDirectory) -> 
             with contextlib.suppress(RunLockedError), hold_lock(run_dir) as lock:
                 clean_up_below(run_dir, alone=lock.is_held)
     _, mine, _ = _own(places)
-    if newest := (best_first(mine) if asked.is_best else mine):
+    if newest := (best_first(mine) if asked.is_best else []) or mine:
         directory.continue_in(_run_dir_among(places, newest[0].path))
 
 

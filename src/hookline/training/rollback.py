@@ -20,19 +20,24 @@ from typing import Any
 
 from hookline.checkpoint.base_weights import left_out_in
 from hookline.checkpoint.catalog import (
+    EVERY_MONITOR,
     FoundCheckpoint,
+    KeptBest,
     best_first,
     find_checkpoints,
     first_whole,
     is_within,
     save_number,
+    with_outside,
 )
 from hookline.checkpoint.contents import clear_gradients
 from hookline.checkpoint.files import read_manifest, read_on_all_ranks
+from hookline.reliability.model_location import kept_best
 from hookline.run.directory import ROLLBACK
 from hookline.run.record import record_rollback
 from hookline.run.run import Run, phase
 from hookline.run.save_request import RollbackRequest, SaveRequest
+from hookline.run.state import count_noun
 from hookline.run.timer import timed
 from hookline.training.batch_events import forget_batch
 from hookline.training.composition import restart_accumulation
@@ -80,7 +85,8 @@ def find_target(run: Run) -> bool:
         raise CheckpointError(text)
     run.resume.end_rollback()
     excluded = sum(len(each.exclusions.pending) for each in run.data.loaders["train"])
-    later = f" {excluded} excluded samples are left out from the next epoch on." if excluded else ""
+    left_out = count_noun(excluded, "sample", "samples")
+    later = f" From the next epoch on, {left_out} will be left out." if excluded else ""
     if run.state.rank == 0:
         log.warning("%s The run continues without going back.%s", text, later)
     return False
@@ -88,9 +94,10 @@ def find_target(run: Run) -> bool:
 
 def _search(run: Run, request: RollbackRequest) -> tuple[Start | None, dict[Path, str]]:
     """Return the first checkpoint of the run that can be read, and why others before it cannot."""
-    ranks = run.strategy.ranks
-    listed = ranks.decide(
-        lambda: [(str(each.path), each.manifest) for each in _candidates(run, request.to == "best")]
+    ranks, is_best = run.strategy.ranks, request.to == "best"
+    kept = kept_best(run.state.hooks.entries()) if is_best else EVERY_MONITOR
+    listed, url = ranks.decide(
+        lambda: ([(str(each.path), each.manifest) for each in _candidates(run, is_best, kept)], kept.url)
     )
     candidates = [
         FoundCheckpoint(Path(path), manifest)
@@ -98,19 +105,21 @@ def _search(run: Run, request: RollbackRequest) -> tuple[Start | None, dict[Path
         if request.before is None or manifest["step"] <= request.before
     ]
     chosen, contents, unusable = first_whole(candidates, lambda path: read_on_all_ranks(path, ranks))
+    if chosen is None and url:
+        return Start(url, read_on_all_ranks(url, ranks)), unusable
     return (None if chosen is None else Start(chosen.path, contents)), unusable
 
 
-def _candidates(run: Run, best: bool) -> list[FoundCheckpoint]:
+def _candidates(run: Run, is_best: bool, kept: KeptBest) -> list[FoundCheckpoint]:
     """Return the checkpoints of this run, the newest or the best first, without abandoned ones."""
     known = run.directory.existing()
-    found = find_checkpoints(known)[0] if known is not None else []
+    found = with_outside(find_checkpoints(known)[0] if known is not None else [], kept.paths, known)
     own = [
         each
         for each in found
         if each.run == run.identity.id and not is_within(save_number(each.manifest), run.saves.abandoned)
     ]
-    return best_first(own) if best else [*own, *_began_with(run, own)]
+    return best_first(own, kept) if is_best else [*own, *_began_with(run, own)]
 
 
 def _began_with(run: Run, known: list[FoundCheckpoint]) -> Iterator[FoundCheckpoint]:
@@ -128,8 +137,9 @@ def _describe_missing(run: Run, request: RollbackRequest) -> str:
     known = run.directory.existing()
     return (
         f"The run cannot go back at step {run.state.step} ({request.reason or 'requested by a hook'}): "
-        f"{which} of this run{'' if known is None else f' below {known}'} that can be read. ModelCheckpoint("
-        "every_n_train_steps=...) and Trainer(checkpoint={'every': ...}) save more often."
+        f"{which} of this run{'' if known is None else f' below {known}'} that can be read. To save more "
+        "often: ModelCheckpoint(every_n_train_steps=...) without a monitor, or Trainer(checkpoint={'every': "
+        "'1 minute'}). With a monitor, ModelCheckpoint saves only when its metric has a new value."
     )
 
 

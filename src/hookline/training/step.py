@@ -133,6 +133,7 @@ class TrainStep(BatchEvents):
             return
         if s.counts.step == run.progress.step_before_batch:
             self.drop_gradients()
+            run.watch.drop()  # its loss has not reached the weights
             return
         run.window.clear()
         self.count_failed()

@@ -16,7 +16,7 @@ from hookline.data.seeding import Creation, isolated_rng, report_unseeded, seed_
 from hookline.distributed.build import make_strategy, refuse_second_choice
 from hookline.engine.events import EVENTS
 from hookline.engine.filters import FilterSettings
-from hookline.engine.foreign import DataLike, adopt_data, adopt_steps
+from hookline.engine.foreign import DataLike, adopt_steps
 from hookline.engine.hook_list import FunctionRegistration, Handle, HookList
 from hookline.engine.plan import Plan
 from hookline.engine.registry import hook_class
@@ -25,7 +25,7 @@ from hookline.loggers.build import make_loggers
 from hookline.loggers.jsonl import JSONLines
 from hookline.metrics.metric_log import Metrics
 from hookline.run.directory import RunDirectory
-from hookline.run.module import DataModule, Module, PlainSteps
+from hookline.run.module import Module, PlainSteps
 from hookline.run.options import read_arguments, refuse_unknown, with_signature
 from hookline.run.state import State
 from hookline.training.run_view import RunView
@@ -236,48 +236,13 @@ class Trainer(RunView):
             )
         if connects:
             self.strategy.connect()
-        if module is None:
-            if self._last is None:
-                raise OptionError(f"{stage}() needs a module: nothing was run before.")
+        if module is None and self._last is not None:
             module, datamodule = self._last.module, datamodule or self._last.datamodule
-        if not isinstance(module, nn.Module):
-            raise OptionError(
-                f"{stage}() takes a hookline.Module or any nn.Module, not {type(module).__name__}."
-            )
+        module = _check_module(stage, module)
         if isinstance(module, Module):
             module._refuse_second_run(self.strategy, stage)
-        first = next(iter(loaders))
-        if isinstance(given := adopt_data(loaders[first]), DataModule):  # passed in place of loaders
-            loaders[first], datamodule = None, given
-        datamodule = adopt_data(datamodule)
-        if datamodule is not None and not isinstance(datamodule, DataModule):
-            raise OptionError(f"datamodule= takes a hookline.DataModule, not {type(datamodule).__name__}.")
-        steps: Any = (
-            module
-            if isinstance(module, Module)
-            else adopt_steps(module) or self._plain_steps(module, loss, step, optimizer)
-        )
-        if not isinstance(steps, PlainSteps) and (
-            loss is not None or step is not None or optimizer is not None
-        ):
-            raise OptionError(
-                "loss=, step= and optimizer= are for plain nn.Modules; "
-                f"{type(module).__name__} has training_step and configure_optimizers."
-            )
-        if not steps.automatic_optimization and self.options.accumulate_grad_batches > 1:
-            raise OptionError(
-                "Manual optimization accumulates by itself: leave accumulate_grad_batches at 1."
-            )
-        if not steps.automatic_optimization and self.options.accumulate_by != "batches":
-            raise OptionError(
-                f"Manual optimization weights its losses itself: leave accumulate_by at 'batches', not "
-                f"{self.options.accumulate_by!r}, and multiply each loss in training_step."
-            )
-        if not steps.automatic_optimization and self.options.gradient_clip_val is not None:
-            raise OptionError(
-                "Manual optimization clips by itself: leave gradient_clip_val at None and call "
-                "self.clip_gradients(optimizer, value) in training_step."
-            )
+        datamodule = lifecycle.take_datamodule(loaders, datamodule)
+        steps = self._choose_steps(module, loss, step, optimizer)
         state = self._make_state(
             module=module,
             wrapped_model=module,
@@ -301,6 +266,7 @@ class Trainer(RunView):
             self._directory,
             lifecycle.RunData(loaders),
         )
+        lifecycle.check_manual_options(run)
         rules = run.traits.rules = self.rules or lifecycle.LoopRules()
         run.watch.stops = rules.stops_at_nonfinite
         return run
@@ -332,7 +298,7 @@ class Trainer(RunView):
             own,
             run.strategy.ranks,
             option="checkpoint",
-            kept=lifecycle.best_paths(self.hooks) if self._fitted is not None else (),
+            kept=lifecycle.kept_best(self.hooks.entries() if self._fitted is not None else ()),
             module=run.module,
         )
         if found is None:
@@ -341,6 +307,18 @@ class Trainer(RunView):
         run.resume.take(found.contents, found.path)  # restored once the module has all its layers
         if self._fitted is not None:
             lifecycle.keep_monitor_state(run)
+
+    def _choose_steps(self, module: nn.Module, loss: Any, step: Any, optimizer: Any) -> Any:
+        """Return the object whose steps the run calls: the module, its adapter, or one for a plain module."""
+        steps = module if isinstance(module, Module) else adopt_steps(module)
+        if steps is None:
+            return self._plain_steps(module, loss, step, optimizer)
+        if loss is not None or step is not None or optimizer is not None:
+            raise OptionError(
+                "loss=, step= and optimizer= are for plain nn.Modules; "
+                f"{type(module).__name__} has training_step and configure_optimizers."
+            )
+        return steps
 
     def _plain_steps(self, module: nn.Module, loss: Any, step: Any, optimizer: Any) -> PlainSteps:
         if loss is None and step is None and self._last is not None and self._last.module is module:
@@ -537,12 +515,8 @@ class Trainer(RunView):
                 "load_best() replaces the weights that are being trained: call it after fit, or pass "
                 "ModelCheckpoint(monitor=..., restore_best=True)."
             )
-        if module is None:
-            if self._last is None:
-                raise OptionError("load_best() needs a module: nothing was run before.")
-            module = self._last.module
-        if not isinstance(module, nn.Module):
-            raise OptionError(f"load_best() takes an nn.Module, not {type(module).__name__}.")
+        module = self._last.module if module is None and self._last is not None else module
+        module = _check_module("load_best", module)
         folder = self._directory.intended() if self._directory.has_name else self._directory.existing()
         return lifecycle.load_best(module, folder, self.hooks, path)
 
@@ -565,6 +539,15 @@ class Trainer(RunView):
     def run_dir(self) -> Path:
         """The directory that this run writes to."""
         return self._directory.path()
+
+
+def _check_module(call: str, module: Any) -> nn.Module:
+    """Return the module that a call is for, or raise; None: it has none."""
+    if module is None:
+        raise OptionError(f"{call}() needs a module: nothing was run before.")
+    if not isinstance(module, nn.Module):
+        raise OptionError(f"{call}() takes a hookline.Module or any nn.Module, not {type(module).__name__}.")
+    return module
 
 
 def _is_inside(path: Path | str | None, directory: RunDirectory) -> bool:

@@ -31,7 +31,7 @@ class Update(UpdateEvents):
     Each tuple holds the calls that this run needs there, in their order; most runs need none.
     """
 
-    __slots__ = ("adjustments", "checks", "closing", "recorders")
+    __slots__ = ("adjustments", "checks", "closing", "recorders", "watch")
 
     def __init__(
         self,
@@ -50,6 +50,7 @@ class Update(UpdateEvents):
         """
         super().__init__(run, signal_filters)
         self.checks, self.adjustments, self.recorders, self.closing = checks, adjustments, recorders, closing
+        self.watch = run.watch
 
     def __call__(self) -> None:
         """Update the weights."""
@@ -75,6 +76,8 @@ class Update(UpdateEvents):
                 self.after_step(before, keeps_rate=True)
         for close in self.closing:
             close()
+        if s.counts.step == before and self.progress.last_skip == ("hook", s.counts.batches_seen):
+            self.watch.drop()
 
     def clear_gradients(self) -> None:
         """Clear the gradients of the finished step, after on_before_zero_grad."""
