@@ -176,6 +176,56 @@ def test_explain_and_report_are_shown_in_cells(prepared: Kernel) -> None:
     assert report["text/plain"].startswith("other: completed, step 60")
 
 
+AUTORELOAD = """
+%load_ext autoreload
+%autoreload 2
+import os, time
+
+def write(activation, more=""):
+    with open("edited.py", "w") as file:
+        file.write(f'''
+from torch import nn
+import hookline
+{more}
+class Net(hookline.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.act = nn.{activation}()
+class Own(hookline.Hook):
+    def __init__(self, by=1):
+        super().__init__()
+        self.act = "{activation}()"
+''')
+    write.time = getattr(write, "time", time.time()) + 10  # a file of the same second counts as unchanged
+    os.utime("edited.py", (write.time, write.time))
+
+def shown():
+    from hookline.engine.init_arguments import init_arguments
+    for made in (Net(3), edited.Net(3)):
+        print(made.act, init_arguments(made).recorded)
+    print(Own().act, before.act)
+
+write("ReLU")
+import edited
+from edited import Net, Own
+before = Net()
+"""
+
+
+def test_autoreload_replaces_modules_and_hooks(kernel: Kernel) -> None:
+    """IPython patches the first edit in place; the second one adds code for which it loads the file again."""
+    assert kernel.run(AUTORELOAD).error == ""
+    for activation, more in (("Tanh", ""), ("Sigmoid", "class Extra(str):\n    x = print('loaded')")):
+        assert kernel.run(f"write({activation!r}, {more!r})").error == ""
+        cell = kernel.run("shown()")
+        assert cell.error == ""
+        made = f"{activation}() {{'width': 3}}"
+        loaded = ["loaded"] if more else []
+        lines = [*loaded, made, made, f"{activation}() ReLU()"]
+        assert cell.text.splitlines() == lines
+    kernel.run("%autoreload 0")
+
+
 def test_the_example_notebook_runs_and_learns(kernel: Kernel) -> None:
     notebook: Any = nbformat.read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "commit it without outputs"

@@ -15,11 +15,11 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from hookline.engine.init_arguments import cannot_keep, record_init, running_arguments
+from hookline.engine.init_arguments import RecordsInit, cannot_keep, record_calls, running_arguments
 from hookline.hooks.hparams import HParams
 from hookline.interop.lightning.closure_step import LoopEvents, with_closure
 from hookline.util.errors import OptionError, described
@@ -39,9 +39,10 @@ class AttributeDict(dict[str, Any]):
         self[name] = value
 
 
-class HyperParameters:
+class HyperParameters(RecordsInit):
     """The hyper-parameter methods of Lightning's modules and data modules."""
 
+    __hookline_base__: ClassVar[bool] = True
     _log_hyperparams = False
     _hparams_name: str | None = None
     """The argument of `__init__` that all hyper-parameters were passed in."""
@@ -58,7 +59,7 @@ class HyperParameters:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        record_init(cls)
+        record_calls(cls)
 
     def save_hyperparameters(
         self,
