@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -174,6 +175,41 @@ def test_explain_and_report_are_shown_in_cells(prepared: Kernel) -> None:
     report = prepared.run("Report(other)").result
     assert report["text/html"].startswith("<iframe sandbox=")
     assert report["text/plain"].startswith("other: completed, step 60")
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def test_a_traceback_has_the_frames_of_the_user_and_of_torch_only(prepared: Kernel) -> None:
+    prepared.run(
+        """
+class Two(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x[:, :2])
+
+def failing(**options):
+    net = Two(4, 1)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.01)
+    Trainer(max_epochs=1, run_dir="failing").fit(net, DataLoader(data, batch_size=4), optimizer=sgd, **options)
+"""
+    )
+    shape = plain(prepared.run("failing(loss=torch.nn.functional.mse_loss)").error)
+    assert "Cell In" in shape and "in Two.forward" in shape and "torch/nn/modules/linear.py" in shape
+    assert "hookline" not in shape and shape.count("cannot be multiplied") == 1
+    assert len(shape.splitlines()) < 60
+    prepared.run("import os\nos.environ['HOOKLINE_FULL_TRACEBACK'] = '1'")
+    full = plain(prepared.run("failing(loss=torch.nn.functional.mse_loss)").error)
+    prepared.run("del os.environ['HOOKLINE_FULL_TRACEBACK']")
+    assert "hookline/training/trainer.py" in full
+    for code in (
+        "failing()",
+        "Trainer(max_epoch=3)",
+        "trainer.fit(3)",
+        "@trainer.on('step_end')\ndef f(los): ...",
+    ):
+        refused = plain(prepared.run(code).error)
+        assert refused and "hookline/" not in refused and len(refused.splitlines()) < 30, refused
 
 
 AUTORELOAD = """

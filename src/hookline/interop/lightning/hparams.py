@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -42,7 +42,6 @@ class AttributeDict(dict[str, Any]):
 class HyperParameters(RecordsInit):
     """The hyper-parameter methods of Lightning's modules and data modules."""
 
-    __hookline_base__: ClassVar[bool] = True
     _log_hyperparams = False
     _hparams_name: str | None = None
     """The argument of `__init__` that all hyper-parameters were passed in."""
