@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -174,6 +175,91 @@ def test_explain_and_report_are_shown_in_cells(prepared: Kernel) -> None:
     report = prepared.run("Report(other)").result
     assert report["text/html"].startswith("<iframe sandbox=")
     assert report["text/plain"].startswith("other: completed, step 60")
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def test_a_traceback_has_the_frames_of_the_user_and_of_torch_only(prepared: Kernel) -> None:
+    prepared.run(
+        """
+class Two(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x[:, :2])
+
+def failing(**options):
+    net = Two(4, 1)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.01)
+    Trainer(max_epochs=1, run_dir="failing").fit(net, DataLoader(data, batch_size=4), optimizer=sgd, **options)
+"""
+    )
+    shape = plain(prepared.run("failing(loss=torch.nn.functional.mse_loss)").error)
+    assert "Cell In" in shape and "in Two.forward" in shape and "torch/nn/modules/linear.py" in shape
+    assert "hookline" not in shape and shape.count("cannot be multiplied") == 1
+    assert len(shape.splitlines()) < 60
+    prepared.run("import os\nos.environ['HOOKLINE_FULL_TRACEBACK'] = '1'")
+    full = plain(prepared.run("failing(loss=torch.nn.functional.mse_loss)").error)
+    prepared.run("del os.environ['HOOKLINE_FULL_TRACEBACK']")
+    assert "hookline/training/trainer.py" in full
+    for code in (
+        "failing()",
+        "Trainer(max_epoch=3)",
+        "trainer.fit(3)",
+        "@trainer.on('step_end')\ndef f(los): ...",
+    ):
+        refused = plain(prepared.run(code).error)
+        assert refused and "hookline/" not in refused and len(refused.splitlines()) < 30, refused
+
+
+AUTORELOAD = """
+%load_ext autoreload
+%autoreload 2
+import os, time
+
+def write(activation, more=""):
+    with open("edited.py", "w") as file:
+        file.write(f'''
+from torch import nn
+import hookline
+{more}
+class Net(hookline.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.act = nn.{activation}()
+class Own(hookline.Hook):
+    def __init__(self, by=1):
+        super().__init__()
+        self.act = "{activation}()"
+''')
+    write.time = getattr(write, "time", time.time()) + 10  # a file of the same second counts as unchanged
+    os.utime("edited.py", (write.time, write.time))
+
+def shown():
+    from hookline.engine.init_arguments import init_arguments
+    for made in (Net(3), edited.Net(3)):
+        print(made.act, init_arguments(made).recorded)
+    print(Own().act, before.act)
+
+write("ReLU")
+import edited
+from edited import Net, Own
+before = Net()
+"""
+
+
+def test_autoreload_replaces_modules_and_hooks(kernel: Kernel) -> None:
+    """IPython patches the first edit in place; the second one adds code for which it loads the file again."""
+    assert kernel.run(AUTORELOAD).error == ""
+    for activation, more in (("Tanh", ""), ("Sigmoid", "class Extra(str):\n    x = print('loaded')")):
+        assert kernel.run(f"write({activation!r}, {more!r})").error == ""
+        cell = kernel.run("shown()")
+        assert cell.error == ""
+        made = f"{activation}() {{'width': 3}}"
+        loaded = ["loaded"] if more else []
+        lines = [*loaded, made, made, f"{activation}() ReLU()"]
+        assert cell.text.splitlines() == lines
+    kernel.run("%autoreload 0")
 
 
 def test_the_example_notebook_runs_and_learns(kernel: Kernel) -> None:

@@ -1,8 +1,11 @@
-"""Record the arguments of an object's `__init__` when it is called, without reading frames.
+"""Record the arguments that an object is created with.
 
-A class that records calls `record_init` from its `__init_subclass__`. Only plain values are kept (numbers,
-text, None, and lists, tuples and dictionaries of them), because the record is part of the object and of its
-checkpoints: it must not hold models or datasets. For any other value the record has the type.
+A class that records has the base `RecordsInit`. Only plain values are kept (numbers, text, None, and lists,
+tuples and dictionaries of them), because the record is part of the object and of its checkpoints: it must not
+hold models or datasets. For any other value the record has the type.
+
+`__new__` records, and `__init__` stays the function that the user wrote: IPython's autoreload replaces the
+code of the functions of a class, and would replace that of a wrapper around `__init__`.
 """
 
 from __future__ import annotations
@@ -11,12 +14,10 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Self
 
 RECORD, RUNNING = "_init_arguments", "_running_inits"
-"""Attributes of the object: the recorded arguments, and, during `__init__`, its running calls from the
-outermost on.
-"""
+"""Attributes of an object: its record, and, during `__init__`, its running calls from the outermost on."""
 
 
 @dataclass(slots=True)
@@ -36,21 +37,30 @@ def init_arguments(made: Any) -> InitArguments | None:
     return found
 
 
-def running_arguments(made: Any) -> dict[str, Any]:
-    """Return the arguments of every `__init__` that is running for an object; the outermost value wins."""
-    found: dict[str, Any] = {}
-    for init, args, kwargs in reversed(getattr(made, "__dict__", {}).get(RUNNING, [])):
-        bound = inspect.signature(init).bind(made, *args, **kwargs)
-        found |= {
-            name: value
-            for name, value, kind, _ in _bound_arguments(bound)
-            if kind is not inspect.Parameter.VAR_POSITIONAL
-        }
-    return found
+class RecordsInit:
+    """A base of classes whose objects record the arguments that they are created with."""
+
+    __hookline_base__: ClassVar[bool] = True
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Create the object and record the arguments that `__init__` is called with next."""
+        others: Any = super().__new__
+        made: Self = others(cls) if others is object.__new__ else others(cls, *args, **kwargs)
+        creates, initializes = (
+            next(each for each in cls.__mro__ if name in vars(each)) for name in ("__new__", "__init__")
+        )
+        # a `__new__` of the user may pass on other arguments
+        if "__hookline_base__" in vars(creates) and "__hookline_base__" not in vars(initializes):
+            record = None if initializes is object else _record(cls.__init__, made, args, kwargs)
+            made.__dict__.update({} if record is None else {RECORD: record})
+        return made
 
 
-def record_init(cls: type) -> None:
-    """Make the objects of a class record the arguments that they are created with."""
+def record_calls(cls: type) -> None:
+    """Make the calls of a class's `__init__` record their arguments while they run.
+
+    It wraps `__init__`, so autoreload cannot replace it in such a class.
+    """
     where = next(each for each in cls.__mro__ if "__init__" in vars(each))
     init: Any = cls.__init__  # type: ignore[misc]
     if hasattr(init, "__hookline_records__") or where is object or "__hookline_base__" in vars(where):
@@ -68,10 +78,6 @@ def record_init(cls: type) -> None:
 def _recording(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        if (
-            type(self).__init__ is __init__
-        ):  # the outermost call has the arguments that the class is called with
-            self.__dict__[RECORD] = _record(init, self, args, kwargs)
         running = self.__dict__.setdefault(RUNNING, [])
         running.append((init, args, kwargs))
         try:
@@ -85,15 +91,25 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
+def running_arguments(made: Any) -> dict[str, Any]:
+    """Return the arguments of every `__init__` that is running for an object; the outermost value wins."""
+    found: dict[str, Any] = {}
+    for init, args, kwargs in reversed(made.__dict__.get(RUNNING, [])):
+        bound = inspect.signature(init).bind(made, *args, **kwargs)
+        several = next((n for n, p in bound.signature.parameters.items() if p.kind is p.VAR_POSITIONAL), None)
+        found |= {name: value for name, value, _ in _bound_arguments(bound) if name != several}
+    return found
+
+
 def _record(
     init: Callable[..., None], made: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> InitArguments:
-    record = InitArguments()
+) -> InitArguments | None:
     try:
         bound = inspect.signature(init).bind(made, *args, **kwargs)
-    except TypeError:  # `__init__` itself raises a better error
-        return record
-    for name, value, _, default in _bound_arguments(bound):
+    except TypeError:  # `__init__` itself raises a better error; `copy` and `pickle` do not call it
+        return None
+    record = InitArguments()
+    for name, value, default in _bound_arguments(bound):
         if not (why := cannot_keep(value)):
             record.recorded[name] = _copy_plain(value)
         elif value is not default:
@@ -101,8 +117,8 @@ def _record(
     return record
 
 
-def _bound_arguments(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any, Any, Any]]:
-    """Yield name, value, kind and default of each argument but `self`.
+def _bound_arguments(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any, Any]]:
+    """Yield name, value and default of each argument but `self`.
 
     Each argument in `**kwargs` comes on its own; `*args` only if it is not empty.
     """
@@ -110,9 +126,9 @@ def _bound_arguments(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any, 
     for parameter in list(bound.signature.parameters.values())[1:]:
         value = bound.arguments[parameter.name]
         if parameter.kind is parameter.VAR_KEYWORD:
-            yield from ((name, each, parameter.kind, parameter.empty) for name, each in value.items())
+            yield from ((name, each, parameter.empty) for name, each in value.items())
         elif parameter.kind is not parameter.VAR_POSITIONAL or value:
-            yield parameter.name, value, parameter.kind, parameter.default
+            yield parameter.name, value, parameter.default
 
 
 def _copy_plain(value: Any) -> Any:

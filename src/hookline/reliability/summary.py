@@ -21,6 +21,7 @@ from hookline.run.record import leaves_directory, read_record
 from hookline.run.run import Run
 from hookline.run.state import progress
 from hookline.util.errors import Preempted
+from hookline.util.short_traceback import shorten_in_notebook
 from hookline.util.terminal import notice_file
 from hookline.util.text import redact
 from hookline.util.urls import is_url, shown
@@ -178,6 +179,8 @@ class Recorded:
         if error is None:
             show_unfinished(self._run)
             show_model(self._run)
+        elif isinstance(error, Exception):
+            shorten_in_notebook(error)
         if error is not None and self._run.stage == "fit" and self._run.participants.setup_began:
             summary = EndSummary.of(self._run, error)
             if isinstance(error, KeyboardInterrupt) and self._run.signals.number and not _is_at_once(error):

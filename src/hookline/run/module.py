@@ -18,7 +18,7 @@ from hookline.data.batch import move
 from hookline.data.seeding import Creation
 from hookline.distributed.sharded_norms import HALF, clip_norm, clip_values
 from hookline.engine._methods import DataMethods, ModuleMethods
-from hookline.engine.init_arguments import record_init
+from hookline.engine.init_arguments import RecordsInit
 from hookline.run.state import loss_in
 from hookline.util.errors import HooklineError, OptionError, closest, described
 from hookline.util.uncopied import Uncopied
@@ -146,15 +146,10 @@ class Actions:
         """Return the loader to predict on, or several."""
 
 
-class Module(Actions, ModuleMethods, nn.Module):
+class Module(Actions, ModuleMethods, RecordsInit, nn.Module):
     """A model with its training: override `training_step`, `configure_optimizers` and any event method."""
 
     __hookline_base__: ClassVar[bool] = True
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Record the constructor arguments of every module, for checkpoints and `load_from_checkpoint`."""
-        super().__init_subclass__(**options)
-        record_init(cls)
 
     def __init__(self) -> None:
         super().__init__()

@@ -115,6 +115,8 @@ PLAIN_FACTS = (
 # The phases of the loops that take time outside every listener, as `State.running` has them.
 LOADER = "<loader>"
 """The placeholder for the loader's name in these texts."""
+PASSES = {"validate": "validation", "test": "test", "predict": "prediction"}
+"""The words for the passes of the stages, for messages; a fit makes validations."""
 FETCHING = (f"waiting for the next batch of loader {LOADER}", None)
 OPENING = f"opening loader {LOADER}"
 SAVING = "saving a checkpoint"
@@ -313,8 +315,15 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
 
     @property
     def position(self) -> str:
-        """The epoch, batch and step, for messages."""
-        return f"epoch {self.epoch}, batch {self.batch_idx}, step {self.step}"
+        """The epoch, batch and step, for messages; in an evaluation also its batch."""
+        trained = self.current.interrupted_batch
+        if trained is None:
+            return f"epoch {self.epoch}, batch {self.batch_idx}, step {self.step}"
+        name = PASSES.get(self.stage, "validation") if not self.sanity_checking else "sanity check"
+        loader = f" of loader {self.dataloader_name!r}" if self.current.several_loaders else ""
+        inside = f"{name} batch {self.batch_idx}{loader}"
+        at = f"epoch {self.epoch}, batch {trained}, step {self.step}, "
+        return f"{at if self.stage == 'fit' else ''}{inside}"
 
     @property
     def progress(self) -> str:

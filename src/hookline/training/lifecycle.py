@@ -50,7 +50,7 @@ from hookline.training.inference import check_inference_mode
 from hookline.training.loading import asked_mixture, is_off, limit_of, load, resolve_mixture, take_datamodule
 from hookline.training.manual import ManualOptimizer, manual_backward, unscale_once
 from hookline.training.participants import LateHooks, raise_first, tear_down_all, teardown_removed
-from hookline.training.pass_events import TEST, VALIDATION
+from hookline.training.pass_events import TEST, VALIDATION, restore_failed_batch
 from hookline.training.restore import begin_weights, keep_monitor_state, restore_progress
 from hookline.training.resume import choose_start, find_checkpoint
 from hookline.training.rules import LoopRules
@@ -166,6 +166,7 @@ def begin_failure(run: Run, error: BaseException) -> None:
     s = run.state
     is_agreed = s.status == "interrupted"  # Ctrl-C ends all ranks
     run_events.mark_failed(run, error)
+    restore_failed_batch(s, error)
     run.watch.ranks = None  # from here on this rank does not wait for others
     ended = (
         "the run failed before its checkpoint was restored"

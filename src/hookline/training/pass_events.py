@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
@@ -257,6 +258,16 @@ def restore_modes(s: State) -> None:
             module.training = training
 
 
+FAILED_BATCH = "__hookline_failed_batch__"
+"""The attribute of an exception that has the facts of the batch at which an evaluation failed."""
+
+
+def restore_failed_batch(s: State, error: BaseException) -> None:
+    """Set the facts of the batch at which an evaluation failed, once its error ends the run."""
+    for name, value in getattr(error, FAILED_BATCH, {}).items():
+        setattr(s.current, name, value)
+
+
 class PausedBatch:
     """Restore the facts of the training batch that an evaluation interrupts."""
 
@@ -286,10 +297,13 @@ class PausedBatch:
         self.log = (s.log.mode, s.log.weight, s.log.batch_values, s.log.pending, s.log.loader)
         s.cache, s.log.batch_values, s.log.pending, s.log.mode = {}, {}, {}, "now"
 
-    def __exit__(self, kind: object, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         s = self.s
-        if kind is not None:
+        if error is not None:
             restore_modes(s)  # the evaluation failed before its own restore
+        if isinstance(error, Exception) and not hasattr(error, FAILED_BATCH):
+            with contextlib.suppress(AttributeError):  # an exception with slots
+                setattr(error, FAILED_BATCH, {name: getattr(s.current, name) for name in self.FACTS})
         for name, value in zip(self.FACTS, self.facts, strict=True):
             setattr(s.current, name, value)
         s.cache = self.cache

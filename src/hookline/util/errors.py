@@ -13,6 +13,12 @@ from typing import Any, Final
 class HooklineError(Exception):
     """Base of every error that Hookline raises about itself."""
 
+    def _render_traceback_(self) -> list[str]:
+        """Return the text that IPython shows: in a notebook without the frames of Hookline."""
+        from hookline.util.short_traceback import render
+
+        return render(self, is_own=True)
+
 
 class HookError(HooklineError):
     """A hook, module or strategy cannot be bound: a wrong method name, parameter, order or name."""

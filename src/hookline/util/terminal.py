@@ -19,10 +19,14 @@ def load_rich() -> None:
         random.setstate(state)
 
 
+def is_notebook() -> bool:
+    """Return whether the program runs in a notebook, and not in a terminal."""
+    shell = getattr(builtins, "get_ipython", None)  # IPython provides it while it runs code
+    return shell is not None and type(shell()).__name__ != "TerminalInteractiveShell"
+
+
 def notice_file() -> TextIO:
     """Return the file for lines about a run that is well: stderr, or in a notebook stdout, because notebooks
     mark what is on stderr as an error.
     """
-    shell = getattr(builtins, "get_ipython", None)  # IPython provides it while it runs code
-    is_notebook = shell is not None and type(shell()).__name__ != "TerminalInteractiveShell"
-    return sys.stdout if is_notebook else sys.stderr
+    return sys.stdout if is_notebook() else sys.stderr

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.engine.init_arguments import cannot_keep, record_init, running_arguments
+from hookline.engine.init_arguments import RecordsInit, cannot_keep, record_calls, running_arguments
 from hookline.hooks.hparams import HParams
 from hookline.interop.lightning.closure_step import LoopEvents, with_closure
 from hookline.util.errors import OptionError, described
@@ -39,7 +39,7 @@ class AttributeDict(dict[str, Any]):
         self[name] = value
 
 
-class HyperParameters:
+class HyperParameters(RecordsInit):
     """The hyper-parameter methods of Lightning's modules and data modules."""
 
     _log_hyperparams = False
@@ -58,7 +58,7 @@ class HyperParameters:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        record_init(cls)
+        record_calls(cls)
 
     def save_hyperparameters(
         self,

@@ -1,0 +1,72 @@
+"""A notebook shows an error without the frames of Hookline; a terminal and a program show all of them."""
+
+from __future__ import annotations
+
+import builtins
+import traceback
+from typing import Any
+
+import pytest
+from tiny import Net, batches, quiet
+
+from hookline import Module
+
+
+class Shell:
+    """Stands for IPython's shell: shows the frames and the notes of an error."""
+
+    def __init__(self) -> None:
+        self.InteractiveTB = self
+
+    def structured_traceback(self, kind: Any, error: Any, trace: Any, tb_offset: int) -> list[str]:
+        names = [each.name for each in traceback.extract_tb(trace)]
+        return [*names[tb_offset:], *error.__notes__]
+
+
+class Broken(Net):
+    """Fails in its step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        raise ValueError("on purpose")
+
+
+def cell(module: Module) -> Any:
+    """Run a fit as a cell of a notebook does, and return the error."""
+    try:
+        quiet(max_steps=1).fit(module, batches())
+    except Exception as error:
+        return error
+
+
+def test_a_notebook_shows_the_frames_of_the_user_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = Shell()
+    monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
+    error = cell(Broken())
+    shown = error._render_traceback_()
+    assert shown[:2] == ["cell", "training_step"]
+    assert len(shown) == 4 and shown[3].startswith("Failed ") and "on purpose" not in "".join(shown)
+    assert "on purpose" in error.__notes__[-1]  # the error itself is unchanged
+    assert len(traceback.extract_tb(error.__traceback__)) > 5
+    monkeypatch.setenv("HOOKLINE_FULL_TRACEBACK", "1")
+    assert "fit" in error._render_traceback_()
+
+
+def test_an_error_of_hookline_shows_no_frame_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoSteps(Net):
+        def configure_optimizers(self) -> Any:
+            return []
+
+    shell = Shell()
+    monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
+    shown = cell(NoSteps())._render_traceback_()
+    assert [each for each in shown if " " not in each] == ["cell"]
+
+
+def test_a_program_and_a_terminal_show_all_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not hasattr(cell(Broken()), "_render_traceback_")
+
+    class TerminalInteractiveShell(Shell): ...
+
+    shell = TerminalInteractiveShell()
+    monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
+    assert not hasattr(cell(Broken()), "_render_traceback_")
