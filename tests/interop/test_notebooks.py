@@ -186,6 +186,20 @@ def test_explain_and_report_are_shown_in_cells(prepared: Kernel) -> None:
     assert report["text/plain"].startswith("other: completed, step 60")
 
 
+def test_a_cell_that_defines_a_hook_again_replaces_it_and_one_that_only_adds_it_does_not(
+    prepared: Kernel,
+) -> None:
+    define = "class Watch(Hook):\n    def on_step_end(self): ...\n"
+    prepared.run("fresh = Trainer(enable_progress_bar=False)")
+    for _ in range(2):
+        assert (
+            prepared.run(define + "fresh.add_hook(Watch())\nprint(*fresh.hooks.list_hooks())").text
+            == "watch\n"
+        )
+    assert prepared.run("fresh.add_hook(Watch())\nprint(*fresh.hooks.list_hooks())").text == "watch watch_2\n"
+    assert "A hook named 'watch' exists" in prepared.run("fresh.add_hook(Watch(), name='watch')").error
+
+
 def test_the_example_notebook_runs_and_learns(kernel: Kernel) -> None:
     notebook: Any = nbformat.read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "commit it without outputs"

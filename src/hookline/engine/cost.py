@@ -101,11 +101,16 @@ class Costs(list[Cost]):
         return cost_table(self, self.seconds, self.counted_twice, most=len(self))
 
     def _repr_html_(self) -> str:
+        return self.html(most=len(self))
+
+    def html(self, most: int = SHOWN_COSTS) -> str:
+        """Return the most expensive rows as a table for a notebook. most: the number of rows."""
         from hookline.util.notebook import escape, table  # only a notebook calls this
 
-        head = escape(_cost_head(self, self.seconds, self.counted_twice))
-        slow = "".join(f"<div>{escape(line)}</div>" for line in _slow_lines(self))
-        return f"<div>{head}</div>{table(COLUMNS, map(_cost_cells, self))}{slow}"
+        head, rows = _cost_head(self, self.seconds, self.counted_twice), map(_cost_cells, self[:most])
+        below = [*_rest_lines(self[most:]), *_slow_lines(self)]
+        lines = "".join(f"<div>{escape(line)}</div>" for line in below)
+        return f"<div>{escape(head)}</div>{table(COLUMNS, rows)}{lines}"
 
     def headline(self) -> str:
         """Return the cost in one line, with the most expensive hooks other than the progress bar."""
@@ -131,12 +136,7 @@ def cost_table(
     cells = [COLUMNS, *map(_cost_cells, rows[:most])]
     lines = [_cost_head(rows, seconds, counted_twice)]
     lines += [f"  {line}" for line in align_columns(cells, left=2)]
-    if rest := rows[most:]:
-        lines.append(
-            f"  and {len(rest)} more, {format_seconds(sum(row.seconds for row in rest))} in total: "
-            f"trainer.hooks.cost()"
-        )
-    return "\n".join([*lines, *(f"  {line}" for line in _slow_lines(rows))])
+    return "\n".join([*lines, *(f"  {line}" for line in (*_rest_lines(rows[most:]), *_slow_lines(rows)))])
 
 
 def _cost_cells(row: Cost) -> tuple[str, ...]:
@@ -151,6 +151,11 @@ def _cost_head(rows: Sequence[Cost], seconds: float, counted_twice: float) -> st
         f"Hooks took {format_seconds(total)} of {format_seconds(seconds)} of training{share}, validation and "
         f"saving included:"
     )
+
+
+def _rest_lines(rest: Sequence[Cost]) -> list[str]:
+    total = format_seconds(sum(row.seconds for row in rest))
+    return [f"and {len(rest)} more, {total} in total: trainer.hooks.cost()"] if rest else []
 
 
 def _slow_lines(rows: Sequence[Cost]) -> list[str]:

@@ -42,7 +42,8 @@ class NaNGuard(Hook):
     Every check reads the device once. At a terminal it starts the debugger, elsewhere it raises
     `NonFiniteLoss`. With `break_on_nan=False` it only warns, and the trainer's `nonfinite` decides: 'skip'
     continues, 'stop' ends the run one step later. It names the samples behind the update. With `exclude=True`
-    it skips the update, goes back to the last checkpoint and leaves these samples out.
+    it skips the update, goes back to the last checkpoint and leaves these samples out. It checks training
+    only: a NaN in the data of a validation shows in the metrics of that validation.
     """
 
     tier = "builtin"

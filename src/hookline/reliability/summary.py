@@ -217,7 +217,7 @@ def show_costs(run: Run) -> None:
         if in_notebook():
             from hookline.util.notebook import escape, show_folded
 
-            content = f"{costs._repr_html_()}<div>{escape(times)}</div>"
+            content = f"{costs.html()}<div>{escape(times)}</div>"
             show_folded(costs.headline(), content, "\n".join(filter(None, (text, times))))
             times = ""
         else:
