@@ -145,6 +145,9 @@ def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) 
         html = (built / name).with_suffix(".html").read_text()
         assert not loads.search(html), f"{name} loads from the network"
         assert 'data-md-component="search"' in html and 'data-md-color-scheme="slate"' in html
+    notebook = "examples/notebook/spirals.ipynb"
+    assert (built / notebook).read_bytes() == (ROOT / notebook).read_bytes()
+    assert f'href="{notebook}"' in (built / "notebooks.html").read_text()
 
 
 def test_a_build_fails_for_a_broken_anchor(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ OUTSIDE = {
     "README.md": "index.md",
 }
 """Pages outside of docs/, and their places on the site. That of the README is the page in docs/."""
+COPIED = (".png", ".svg", ".gif", ".ipynb")
+"""Files of examples that the site has as they are: pictures, and notebooks to download."""
 LINK_OR_CODE = re.compile(rf"{LINK.pattern}|(?<!`)(`+)(?!`).*?(?<!`)\2(?!`)")
 """A link, or a span of code, in which brackets are not a link."""
 ITEM = re.compile(r"^( *)([-*]|\d+\.) ")
@@ -49,8 +51,8 @@ def sources() -> dict[Path, Path]:
             found[ROOT / name] = Path(place)
     for readme in sorted(ROOT.glob("examples/*/README.md")):
         found[readme] = Path("examples", f"{readme.parent.name}.md")
-        for picture in (each for each in readme.parent.rglob("*") if each.suffix in (".png", ".svg", ".gif")):
-            found[picture] = Path("examples", readme.parent.name, picture.relative_to(readme.parent))
+        for file in (each for each in readme.parent.rglob("*") if each.suffix in COPIED):
+            found[file] = Path("examples", readme.parent.name, file.relative_to(readme.parent))
     return found
 
 

@@ -82,7 +82,6 @@ PAGES = {
         {
             "hookline.report": [],
             "hookline.report.summary": ["summarize"],
-            "hookline.report.runs": ["list_runs"],
             "hookline.watch": [],
             "hookline.tracing.reader": ["read_trace"],
             "hookline.tracing.report": ["count", "beside"],
@@ -186,6 +185,7 @@ SEE = {
         "../troubleshooting.md#an-error-before-the-first-step",
     ),
     "Report": ("the report of a run", "../report.md"),
+    "list_runs": ("compare training runs", "../runs.md"),
     "Strategy": ("strategies", "../ranks.md#strategies"),
     "SingleDevice": ("strategies", "../ranks.md#strategies"),
 }

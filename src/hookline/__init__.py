@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hookline.loggers.jsonl import JSONLines
     from hookline.metrics.metric_log import Metrics
     from hookline.report.cell import Report
+    from hookline.report.runs import list_runs
     from hookline.rewind.rerun import rewound
     from hookline.run.context import StepContext
     from hookline.run.module import DataModule, Module
@@ -109,6 +110,7 @@ __all__ = [
     "explain",
     "export_checkpoint",
     "import_checkpoint",
+    "list_runs",
     "load_module",
     "load_weights",
     "no_event",
@@ -178,6 +180,7 @@ _load, __dir__ = registry.lazy_names(
         "SingleDevice": "distributed.base",
         "Recorder": "engine.recorder",
         "Report": "report.cell",
+        "list_runs": "report.runs",
         "seed_everything": "data.seeding",
         "Logger": "loggers.base",
         "JSONLines": "loggers.jsonl",

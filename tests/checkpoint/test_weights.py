@@ -144,6 +144,25 @@ def test_strict_loads_all_or_nothing_and_tells_why() -> None:
     assert "head.bias ([5] in the source, [3] in the module)" in said
 
 
+@pytest.mark.parametrize(
+    "load", [load_weights, lambda _, path, strict: Net.load_from_checkpoint(path, strict)]
+)
+def test_the_name_of_a_checkpoint_is_not_taken_for_strict(load: Any) -> None:
+    trained(Net())
+    with pytest.raises(
+        OptionError, match=r"strict='best' must be True or False.* trainer\.load_best\(module\)"
+    ):
+        load(Net(), "run", "best")
+    with pytest.raises(OptionError, match=r"strict='raw' must be .* pass weights='raw'"):
+        load(Net(), "run", "raw")
+
+
+def test_a_cell_shows_the_report_as_its_text() -> None:
+    trained(Net())
+    report = load_weights(Net(), "run/checkpoints/made")
+    assert repr(report) == str(report) == "run/checkpoints/made (step 2) -> Net: 2 of 2 weights loaded"
+
+
 def test_not_strict_loads_what_fits_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     old = trained(Headed(classes=5))
     net = Headed(classes=3)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from hookline.cli import CODES, main, make_parser
-from hookline.cli.output import WIDEST, format_number, format_size, format_table
 
 
 def test_every_exit_code_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,21 +38,3 @@ def test_the_page_on_the_command_line_names_every_command_and_exit_code() -> Non
     assert [name for name in commands if not re.search(rf"`(?:hookline )?{name}[ `]", page)] == []
     codes = {code for row in re.findall(r"^\| ([\d, ]+) \|", page, re.MULTILINE) for code in row.split(", ")}
     assert codes == set(re.findall(r"\b\d+\b", CODES))
-
-
-def test_numbers_sizes_and_long_values_are_shortened() -> None:
-    assert [format_number(value) for value in (0.123456, 12, None, float("inf"), "x")] == [
-        "0.1235",
-        "12",
-        "",
-        "inf",
-        "x",
-    ]
-    assert [format_size(count) for count in (5, 5_000, 5_000_000, 5_000_000_000)] == [
-        "5 B",
-        "5.0 kB",
-        "5.0 MB",
-        "5.0 GB",
-    ]
-    assert format_table([("a", "b"), ("x" * 100, "\x1b")]).splitlines()[1].endswith("x  \\x1b")
-    assert len(format_table([("x" * 100,)])) == WIDEST

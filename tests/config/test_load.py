@@ -27,6 +27,15 @@ def test_a_file_becomes_a_run(project: Path) -> None:
     assert trainer.hooks["stop"].threshold == 3.0
 
 
+@pytest.mark.parametrize(
+    ("overrides", "kind"), [("--trainer.max_epochs=2", "str"), ({"trainer": {}}, "dict")]
+)
+def test_overrides_are_a_list_of_strings(overrides: Any, kind: str) -> None:
+    with pytest.raises(ConfigError, match=rf'takes a list of strings such as \["--trainer.*, not a {kind}\.'):
+        load_config({"trainer": {"max_epochs": 1}}, overrides)
+    load_config({"trainer": {"max_epochs": 1}}, ["--trainer.max_epochs=2"])
+
+
 def test_yaml_and_toml_say_the_same(project: Path) -> None:
     yaml = """
 module: {class_path: parts_here.Net, init_args: {width: 7}}

@@ -68,6 +68,32 @@ def test_the_trainers_seed_repeats_shuffling_and_dropout() -> None:
     assert not torch.equal(weights(7), weights(8))
 
 
+@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
+def test_a_seeded_evaluation_restores_the_random_streams_also_after_an_error(stage: str) -> None:
+    trainer = quiet(seed=0, max_epochs=1)
+    net, data = Net(), batches()
+    trainer.fit(net, data)
+    before = drawn_after(lambda: None)
+    assert drawn_after(lambda: getattr(trainer, stage)(net, data)) == before
+
+    def fail() -> None:
+        with pytest.raises(RuntimeError, match="broken"):
+            getattr(trainer, stage)(net, data)
+
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("broken")
+
+    net.forward = broken  # type: ignore[method-assign]
+
+    assert drawn_after(fail) == before
+
+
+def drawn_after(act: Callable[[], object]) -> tuple[float, float, float]:
+    seed_everything(5)
+    act()
+    return draw()
+
+
 def test_without_a_seed_the_random_streams_are_left_alone() -> None:
     seed_everything(1)
     first = weights(None)

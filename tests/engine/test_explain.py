@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -391,3 +393,30 @@ def test_in_a_notebook_it_is_a_tree_of_escaped_texts_that_can_be_folded() -> Non
     assert "&lt;i&gt;web&lt;/i&gt;" in shown and "<i>web" not in shown
     assert "on_fit_start" not in shown  # no listener
     assert "on_fit_start" in hookline.explain()._repr_html_()
+
+
+def test_a_notebook_shows_long_branches_folded() -> None:
+    class Listens(Hook):
+        def on_train_batch_start(self) -> None: ...
+        def on_train_batch_end(self) -> None: ...
+        def on_step_end(self) -> None: ...
+
+    few = quiet(hooks=[Listens()]).explain(Net(), batches())._repr_html_()
+    assert "<details open><summary>each epoch</summary>" in few
+    many = quiet(hooks=[Listens() for _ in range(6)]).explain(Net(), batches())._repr_html_()
+    assert re.search(
+        r"<details open><summary>trainer.fit\(\)</summary>.*<details><summary>each epoch · ", many
+    )
+
+
+def test_places_in_installed_packages_are_relative_to_the_packages(tmp_path: Path) -> None:
+    folder = tmp_path / "venv" / "lib" / "site-packages" / "watching"
+    folder.mkdir(parents=True)
+    source = "from hookline import Hook\n\n\nclass Watch(Hook):\n    def on_step_end(self): ...\n"
+    (folder / "watch.py").write_text(source)
+    spec = importlib.util.spec_from_file_location("watching.watch", folder / "watch.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = quiet(hooks=[module.Watch()]).explain(Net(), batches()).text()
+    assert f"({os.path.join('watching', 'watch.py')}:5)" in text

@@ -323,7 +323,7 @@ def test_validation_has_a_line_below_the_training_as_long_as_it_lasts(terminal: 
     sanity, during = seen
     assert [line.split(" ")[0] for line in sanity] == ["sanity", "sanity"]
     assert [re.sub(r" +", " ", line).split(" ")[:2] for line in during] == [
-        ["epoch", "0"],
+        ["epoch", "0/1"],
         ["validation", "a"],
         ["validation", "b"],
     ]

@@ -126,6 +126,6 @@ def test_a_notebook_has_one_output_that_is_replaced(
         quiet(max_epochs=2, hooks=[ProgressBar(refresh=0.0)]).fit(Logs(), batches(3), batches(1))
     (output,) = cell.outputs
     assert cell.versions > 5
-    assert re.match(r"epoch 1 █+ 3/3 .*it/s loss .* acc 0.25 val/loss", output["text/plain"])
+    assert re.match(r"epoch 1/2 █+ 3/3 .*it/s loss .* acc 0.25 val/loss", output["text/plain"])
     assert output["text/html"] == f"<pre>{output['text/plain']}</pre>"
     assert log.getvalue() == ""

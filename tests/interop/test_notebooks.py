@@ -24,7 +24,8 @@ class Cell:
 
     text: str = ""
     stderr: str = ""
-    displays: dict[str, dict[str, str]] = field(default_factory=dict)
+    shown: list[dict[str, str]] = field(default_factory=list)
+    named: dict[str | None, dict[str, str]] = field(default_factory=dict)
     result: dict[str, str] = field(default_factory=dict)
     error: str = ""
 
@@ -55,7 +56,12 @@ class Kernel:
                 cell.text += content["text"]
                 cell.stderr += content["text"] if content["name"] == "stderr" else ""
             elif kind in ("display_data", "update_display_data"):
-                cell.displays[content["transient"]["display_id"]] = content["data"]
+                name = content["transient"].get("display_id")
+                shown = cell.named.get(name, {}) if name else {}
+                if not shown:
+                    cell.shown.append(shown)
+                cell.named[name] = shown
+                shown.update(content["data"])
             elif kind == "execute_result":
                 cell.result = content["data"]
             elif kind == "error":
@@ -126,11 +132,14 @@ def prepared(kernel: Kernel) -> Kernel:
 def test_progress_is_one_output_that_is_replaced_and_metrics_are_a_table(prepared: Kernel) -> None:
     cell = prepared.run("fit(trainer)")
     assert cell.error == ""
-    (bar,) = cell.displays.values()
-    assert bar["text/plain"].startswith("epoch 1 █")
+    bar, costs, model = cell.shown
+    assert bar["text/plain"].startswith("epoch 1/2 █")
     assert "60/60" in bar["text/plain"]
     assert "epoch 0 batch" not in cell.text  # no line for each refresh
-    assert "Hooks took" in cell.text and "Model: run/checkpoints/last" in cell.text
+    assert costs["text/html"].startswith("<details><summary>Hooks took ") and "<table" in costs["text/html"]
+    assert "Time: " in costs["text/plain"] and "Time: " in costs["text/html"]
+    assert model["text/html"].startswith("<details><summary>Model: run/checkpoints/last (step 120)</summary>")
+    assert "Load it: " in model["text/plain"] and "Model:" not in cell.text
     assert cell.stderr == ""  # a notebook marks it as an error
     assert "train/loss" in cell.result["text/html"]
     assert "<table" in cell.result["text/html"]
@@ -156,6 +165,7 @@ def test_an_interrupted_cell_ends_the_run_cleanly_and_can_be_run_again(
     )
     assert resumed.error == ""
     assert "resuming from run/checkpoints/last" in resumed.text
+    assert resumed.stderr == ""
     assert "at 120\n" in resumed.text
     again = prepared.run(
         f"new = Trainer(max_epochs=1, run_dir='run', hooks=[slow])\nfit(new, workers={workers})\nprint(new.status)"
@@ -163,7 +173,7 @@ def test_an_interrupted_cell_ends_the_run_cleanly_and_can_be_run_again(
     assert again.error == ""
     assert again.text.count("third step") == again.text.count("teardown\n") == 1
     assert "completed\n" in again.text
-    assert len(again.displays) == 1
+    assert len(again.shown) == 3  # the progress, the costs and the model
 
 
 def test_explain_and_report_are_shown_in_cells(prepared: Kernel) -> None:
@@ -260,6 +270,20 @@ def test_autoreload_replaces_modules_and_hooks(kernel: Kernel) -> None:
         lines = [*loaded, made, made, f"{activation}() ReLU()"]
         assert cell.text.splitlines() == lines
     kernel.run("%autoreload 0")
+
+
+def test_a_cell_that_defines_a_hook_again_replaces_it_and_one_that_only_adds_it_does_not(
+    prepared: Kernel,
+) -> None:
+    define = "class Watch(Hook):\n    def on_step_end(self): ...\n"
+    prepared.run("fresh = Trainer(enable_progress_bar=False)")
+    for _ in range(2):
+        assert (
+            prepared.run(define + "fresh.add_hook(Watch())\nprint(*fresh.hooks.list_hooks())").text
+            == "watch\n"
+        )
+    assert prepared.run("fresh.add_hook(Watch())\nprint(*fresh.hooks.list_hooks())").text == "watch watch_2\n"
+    assert "A hook named 'watch' exists" in prepared.run("fresh.add_hook(Watch(), name='watch')").error
 
 
 def test_the_example_notebook_runs_and_learns(kernel: Kernel) -> None:

@@ -52,5 +52,16 @@ def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
         hookline.Report(5)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="height=0 must be a whole number of pixels"):
         hookline.Report(tmp_path, height=0)
-    with pytest.raises(OptionError):
-        repr(hookline.Report(tmp_path / "nothing"))
+    with pytest.raises(OptionError, match="nothing does not exist"):
+        hookline.Report(tmp_path / "nothing")
+
+
+def test_a_directory_of_runs_is_refused_with_the_names_of_its_runs(trainer: hookline.Trainer) -> None:
+    with pytest.raises(OptionError, match=rf"not the directory of a run.* runs below it: {trainer.run_dir}"):
+        hookline.Report(trainer.run_dir.parent)
+
+
+def test_a_list_of_runs_is_taken_as_several_runs(trainer: hookline.Trainer) -> None:
+    assert hookline.Report([trainer, str(trainer.run_dir)]).run_dirs == [trainer.run_dir] * 2
+    with pytest.raises(OptionError, match=r"needs a trainer or the directory of a run"):
+        hookline.Report([])

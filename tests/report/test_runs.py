@@ -12,9 +12,11 @@ from pathlib import Path
 
 import preloaded
 import pytest
+import torch
 from report.reported import evaluation_row, recorded
 from tiny import Net, batches, quiet
 
+import hookline
 from hookline import Hook
 from hookline.cli import main
 from hookline.hooks import ModelCheckpoint
@@ -44,6 +46,29 @@ def test_a_monitored_best_value_has_its_step_for_programs(capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out)["runs"][0]["best"]["step"] is None
 
 
+def test_a_cell_shows_a_table_with_the_settings_that_differ() -> None:
+    for lr in (0.1, 0.2):
+        net = torch.nn.Linear(4, 2)
+        trainer = quiet(logger=True, run_dir=f"runs/lr-{lr}", seed=0)
+        sgd = torch.optim.SGD(net.parameters(), lr=lr)
+        trainer.fit(net, batches(), batches(), loss=torch.nn.functional.mse_loss, optimizer=sgd)
+    found = hookline.list_runs("runs")
+    head, second, first = repr(found).splitlines()
+    assert head.split() == ["run", "status", "step", "epochs", "best", "age", "size", "lr"]
+    assert second.split()[0] == "lr-0.2" and second.endswith(" 0.2")
+    assert first.split()[:2] == ["lr-0.1", "completed"] and first.endswith(" 0.1")
+    shown = found._repr_html_()
+    assert "<table" in shown and ">lr-0.2<" in shown and "val/loss" in shown
+    assert len(repr(found.runs)) < 1000
+
+
+def test_a_cell_shows_a_folder_without_runs_and_escapes_names() -> None:
+    Path("<i>").mkdir()
+    assert hookline.list_runs("<i>")._repr_html_() == "<div>There are no runs in &lt;i&gt; or below it.</div>"
+    quiet(logger=True, run_dir="<i>/<b>").fit(Net(), batches())
+    assert "&lt;b&gt;" in hookline.list_runs("<i>")._repr_html_()
+
+
 def test_a_run_that_trains_is_running_and_its_lock_is_not_touched() -> None:
     seen: list[tuple[str, bool]] = []
 
@@ -61,7 +86,8 @@ RUNNING = """
     import sys, time
     sys.path.insert(0, {tests!r})
     from tiny import Net, batches, quiet
-    from hookline import Hook
+    import hookline
+from hookline import Hook
 
     class Waits(Hook):
         def on_step_end(self, step):

@@ -16,7 +16,7 @@ from hookline import Hook, OptionError
 from hookline.cli import main
 from hookline.hooks import EarlyStopping, HParams, ModelCheckpoint
 from hookline.report.progress import RULES
-from hookline.report.summary import differences, summarize
+from hookline.report.summary import summarize
 from hookline.testing import TinyModule, tiny_batches
 
 
@@ -214,16 +214,6 @@ def test_a_hook_that_one_run_has_is_one_difference() -> None:
     (found,) = summarize([first, second])["differences"]
     assert found["key"] == "hooks.model_checkpoint.class" and found["values"][0] is None
     assert main(["summary", str(first), str(second)]) == 0
-
-
-def test_a_setting_with_two_names_is_listed_once() -> None:
-    found = differences(
-        [
-            {"config.optimizer.lr": 1, "optimizers.0.lr": 1, "x.lr": 5},
-            {"config.optimizer.lr": 2, "optimizers.0.lr": 2, "x.lr": 6},
-        ]
-    )
-    assert [each["key"] for each in found] == ["config.optimizer.lr", "x.lr"]
 
 
 def test_what_is_no_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -138,6 +138,11 @@ def test_neither_loss_nor_step_says_what_to_pass() -> None:
         quiet().fit(net, batches(), optimizer=sgd(net))
 
 
+def test_a_missing_loss_and_a_missing_optimizer_are_named_at_once() -> None:
+    with pytest.raises(OptionError, match=r"pass optimizer=torch\.optim.* and loss=torch\.nn.* or step="):
+        quiet().fit(plain(), batches())
+
+
 def test_both_loss_and_step_are_refused() -> None:
     net = plain()
     with pytest.raises(OptionError, match="either loss="):

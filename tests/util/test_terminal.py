@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import builtins
+import logging
 import random
 import subprocess
 import sys
 
 import pytest
 
-from hookline.util.terminal import notice_file
+from hookline.util.terminal import log_notice, notice_file
 
 PROGRAM = """
 import random, sys
@@ -36,3 +37,36 @@ def test_notices_go_to_stderr_but_in_a_notebook_to_stdout(
     if shell:
         monkeypatch.setattr(builtins, "get_ipython", type(shell, (), {}), raising=False)
     assert notice_file() is getattr(sys, stream)
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
+    """Pretend that a notebook runs this, and return a logger without handlers."""
+    monkeypatch.setattr(builtins, "get_ipython", type("ZMQInteractiveShell", (), {}), raising=False)
+    log = logging.Logger("alone")  # without the handlers of pytest
+    monkeypatch.setattr(logging, "lastResort", logging.StreamHandler())
+    return log
+
+
+def test_a_notebook_prints_notices_on_stdout_unless_logging_is_configured(
+    notebook: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_notice(notebook, "loaded: %s", "best")
+    assert capsys.readouterr() == ("loaded: best\n", "")
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    notebook.addHandler(handler)
+    log_notice(notebook, "loaded: %s", "best")
+    assert capsys.readouterr() == ("", "")
+    assert [(each.levelname, each.getMessage(), each.funcName) for each in records] == [
+        ("WARNING", "loaded: best", "test_a_notebook_prints_notices_on_stdout_unless_logging_is_configured")
+    ]
+
+
+def test_a_level_above_warning_also_silences_notices_in_a_notebook(
+    notebook: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook.setLevel(logging.ERROR)
+    log_notice(notebook, "loaded")
+    assert capsys.readouterr() == ("", "")

@@ -8,8 +8,12 @@ import pytest
 
 from hookline.util.text import (
     DEEPEST_VALUE,
+    WIDEST,
     align_columns,
     flatten,
+    format_number,
+    format_size,
+    format_table,
     holds_secret,
     list_some,
     map_texts,
@@ -104,3 +108,21 @@ def test_nested_tables_become_one_with_dotted_names() -> None:
     endless: dict[str, object] = {}
     endless["x"] = endless
     assert list(flatten(endless)) == [".".join("x" * DEEPEST_VALUE)]
+
+
+def test_numbers_sizes_and_long_values_are_shortened() -> None:
+    assert [format_number(value) for value in (0.123456, 12, None, float("inf"), "x")] == [
+        "0.1235",
+        "12",
+        "",
+        "inf",
+        "x",
+    ]
+    assert [format_size(count) for count in (5, 5_000, 5_000_000, 5_000_000_000)] == [
+        "5 B",
+        "5.0 kB",
+        "5.0 MB",
+        "5.0 GB",
+    ]
+    assert format_table([("a", "b"), ("x" * 100, "\x1b")]).splitlines()[1].endswith("x  \\x1b")
+    assert len(format_table([("x" * 100,)])) == WIDEST

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 from torch import Tensor, nn
 
 from hookline.checkpoint import files
-from hookline.checkpoint.averages import FoundWeights, check_weights, choose_weights, weights_of_hook
+from hookline.checkpoint.averages import CHOICES, FoundWeights, check_weights, choose_weights, weights_of_hook
 from hookline.checkpoint.base_weights import complete_weights, fingerprint, left_out_in
 from hookline.checkpoint.catalog import Read, find_checkpoints, first_whole, newest_first
 from hookline.checkpoint.dcp_folder import is_dcp_folder
@@ -30,6 +30,7 @@ from hookline.engine.listener import find_listeners
 from hookline.run.record import read_record, run_dir_of, unsaved_end
 from hookline.run.state import State
 from hookline.util.errors import CheckpointError, OptionError, closest
+from hookline.util.terminal import log_notice
 from hookline.util.text import list_some, redact
 from hookline.util.urls import MANIFEST, as_url, is_url
 
@@ -40,9 +41,9 @@ MOST_NAMES_SHOWN = 8
 Rename: TypeAlias = Mapping[str, str] | Callable[[str], str | None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class WeightsReport:
-    """The result of loading weights into a module; print it."""
+    """The result of loading weights into a module; `print` it, or put it in the last line of a cell."""
 
     source: str
     module: str
@@ -75,6 +76,8 @@ class WeightsReport:
         head = f"{self.source}{about} -> {self.module}: {len(self.loaded)} of {self.wanted} weights loaded"
         head += f", the others are those of the base model {self.base}" if self.base else ""
         return "\n".join([head, *self.problems()])
+
+    __repr__ = __str__  # its lists have every name of the model
 
     def problems(self) -> list[str]:
         """Return a line for each kind of mismatch, and a hint."""
@@ -127,8 +130,25 @@ def load_weights(
     weights: 'scored' takes the weights that evaluations used, 'raw' the trained weights, 'averaged' the
     average. The report says which, and of which step.
     """
+    _check_strict(strict)
     found = find_weights(source, weights, as_shards=bool(sharded_tensors(module)))
     return put_weights(module, replace(found, weights=rename_weights(found, rename)), strict)
+
+
+def _check_strict(strict: Any) -> None:
+    """Raise an OptionError for another value than True or False, such as the name of a checkpoint."""
+    if isinstance(strict, bool):
+        return
+    instead = (
+        f"pass weights={strict!r}"
+        if strict in CHOICES
+        else "pass the path of a checkpoint as source; trainer.load_best(module) loads the best one of a run"
+    )
+    raise OptionError(
+        f"strict={strict!r} must be True or False. To choose which weights are loaded, {instead}.",
+        option="strict",
+        value=strict,
+    )
 
 
 def find_weights(source: Any, wanted: str = "scored", as_shards: bool = False) -> FoundWeights:
@@ -221,7 +241,7 @@ def read_checkpoint(source: str | os.PathLike[str], read: Read = read) -> ReadCh
     for skipped, reason in passed_over.items():
         log.warning("skipping %s: %s", skipped, reason)
     step = chosen.manifest["step"]
-    log.warning("%s: taking %s, of step %d.", path, chosen.path, step)
+    log_notice(log, "%s: taking %s, of step %d.", path, chosen.path, step)
     record = records.get(chosen.path, {})
     if record.get("id", chosen.run) != chosen.run:
         log.warning(
@@ -396,7 +416,7 @@ def _read_below_url(url: str, read: Read) -> ReadCheckpoint:
             problems.append(str(error))
             log.warning("skipping %s: %s", redact(checkpoint), error)
             continue
-        log.warning("%s: taking %s, of step %d.", redact(url), taken.where, taken.step)
+        log_notice(log, "%s: taking %s, of step %d.", redact(url), taken.where, taken.step)
         return taken
     raise CheckpointError("\n  ".join([f"There is no complete checkpoint below {redact(url)}.", *problems]))
 
@@ -429,6 +449,7 @@ def load_module(
     if "weights" in inspect.signature(cls.__init__).parameters:
         overrides, weights = overrides if weights == "scored" else {**overrides, "weights": weights}, "scored"
     check_weights(weights)
+    _check_strict(strict)
     read = read_checkpoint(path)
     where, contents = read.where, read.contents
     bound = _bind_arguments(cls, contents, overrides, where)

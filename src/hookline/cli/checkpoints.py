@@ -20,12 +20,20 @@ from hookline.checkpoint.catalog import (
 )
 from hookline.checkpoint.format import TAG
 from hookline.checkpoint.tensors import DTYPE_NAMES, LONGEST_HEADER
-from hookline.cli.output import FAILED, OK, format_number, format_size, print_result
+from hookline.cli.output import FAILED, OK, print_result
 from hookline.report.runs import recorded_status, status_word
 from hookline.run.record import read_record, unsaved_end
 from hookline.util.errors import CheckpointError, closest, folders_beside
 from hookline.util.limited_json import parse_json
-from hookline.util.text import align_columns, holds_secret, map_texts, printable, redact
+from hookline.util.text import (
+    align_columns,
+    format_number,
+    format_size,
+    holds_secret,
+    map_texts,
+    printable,
+    redact,
+)
 from hookline.util.urls import MANIFEST, is_url, open_url, url_below
 
 KEPT = ("id", "status", "reason", "step", "epochs", "limits", "noted_at")

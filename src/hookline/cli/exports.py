@@ -16,14 +16,14 @@ from hookline.checkpoint.export import export_checkpoint
 from hookline.checkpoint.export_formats import check_target, choose_format
 from hookline.checkpoint.foreign_files import import_checkpoint
 from hookline.checkpoint.weights import rename_weights
-from hookline.cli.output import format_size, print_result
+from hookline.cli.output import print_result
 from hookline.config import load_config
 from hookline.config.problems import ConfigError
 from hookline.config.sections import read_datamodule, read_module
 from hookline.run.record import RECORD, read_record
 from hookline.util.errors import CheckpointError, OptionError
 from hookline.util.limited_json import is_count
-from hookline.util.text import HIDDEN_VALUE, redact
+from hookline.util.text import HIDDEN_VALUE, format_size, redact
 from hookline.util.urls import MANIFEST, is_url
 
 SECTIONS = ("module", "datamodule", "allow")

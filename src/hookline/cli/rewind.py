@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from hookline.cli.output import DIFFERENT, FAILED, OK, format_table
+from hookline.cli.output import DIFFERENT, FAILED, OK
 from hookline.control.commands import make_hook, read_hook_file
 from hookline.loggers.jsonl import jsonable
 from hookline.rewind.comparison import Comparison
@@ -19,7 +19,7 @@ from hookline.rewind.rerun import RunAgain, make_run_again
 from hookline.run.lock import is_running
 from hookline.run.state import count_noun
 from hookline.util.errors import HookError, OptionError
-from hookline.util.text import printable, printable_lines
+from hookline.util.text import format_table, printable, printable_lines
 
 MOST_ROWS = 40
 """The most rows of the table of logged values: the last ones."""

@@ -9,14 +9,14 @@ import zlib
 from typing import Any
 
 from hookline.checkpoint.catalog import find_checkpoints
-from hookline.cli.output import format_table, print_result
+from hookline.cli.output import print_result
 from hookline.report.reader import LOG
 from hookline.report.summary import find_run_dir
 from hookline.run.record import RECORD, read_record
 from hookline.run.sample_order import Sample, SampleOrder, read_order
 from hookline.run.state import count_noun
 from hookline.util.errors import OptionError, UnknownSamples
-from hookline.util.text import wrapped_list
+from hookline.util.text import format_table, wrapped_list
 
 MOST_STEPS = 10_000
 

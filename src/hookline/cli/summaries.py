@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from typing import Any
 
-from hookline.cli.output import format_number, format_size, format_table, print_result
+from hookline.cli.output import print_result
 from hookline.loggers.jsonl import jsonable
 from hookline.report import write_report
 from hookline.report.cell import describe
 from hookline.report.run_events import format_duration, position, status_in_words, timestamp
-from hookline.report.runs import ListedRun, Listing, list_runs, status_word
+from hookline.report.runs import list_runs, status_word
+from hookline.report.settings import column_titles, format_setting
 from hookline.report.summary import MOST_SKIPS, summarize
 from hookline.run.options import Options
 from hookline.run.state import progress
 from hookline.run.timings import PART_WORDS, SAMPLED, TIMED_PARTS, Timings
-from hookline.util.text import printable
+from hookline.util.text import format_number, format_table, printable
 
 MOST_METRICS = 60
 MOST_COLUMNS = 8
 """The most settings beside each run; the others are named below the table."""
 MOST_HOOKS = 6
 """The most rows of hook costs."""
-MOST_PROBLEMS = 20
 
 
 def print_summary(chosen: argparse.Namespace) -> int:
@@ -63,31 +62,7 @@ def print_runs(chosen: argparse.Namespace) -> int:
     listing = list_runs(chosen.directory, now)
     # the data reads logs, which the text does not need
     data = jsonable(listing.data(now)) if chosen.json else None
-    return print_result(chosen, data, _listing_text(listing, now))
-
-
-def _listing_text(listing: Listing, now: float) -> str:
-    rows = [("run", "status", "step", "epochs", "best", "age", "size")]
-    for run in listing.runs:
-        path = run.path.relative_to(listing.folder) if run.path != listing.folder else run.path
-        epochs = "" if run.epochs is None else f"{run.epochs:,}"
-        age = "" if run.started is None else format_duration(max(0.0, now - run.started))
-        standing = status_word(run.status, run.is_certain)
-        size = format_size(run.bytes)
-        rows.append((str(path), standing, f"{run.step:,}", epochs, _best_in_list(run), age, size))
-    table = (
-        format_table(rows)
-        if listing.runs
-        else f"There are no runs in {printable(listing.folder)} or below it."
-    )
-    problems = [f"not read: {printable(problem)}" for problem in listing.problems[:MOST_PROBLEMS]]
-    return "\n".join([table, *problems])
-
-
-def _best_in_list(run: ListedRun) -> str:
-    if run.best is None:
-        return ""
-    return f"{run.best.metric} {format_number(run.best.value)}{' (end of the log)' if run.is_partial else ''}"
+    return print_result(chosen, data, listing.text(now))
 
 
 # ---- one run -----------------------------------------------------------------------------------------------
@@ -285,7 +260,7 @@ def _settings_text(settings: dict[str, Any]) -> str:
     """Return the settings as a table, without options of the trainer that have their default."""
     default = Options()
     rows = [
-        (key, _format_setting(value))
+        (key, format_setting(value))
         for key, value in settings.items()
         if value not in (None, "")
         and not key.startswith("versions.")
@@ -301,15 +276,14 @@ def _comparison_text(data: dict[str, Any]) -> str:
     runs, differing = data["runs"], data["differences"]
     order = sorted(range(len(runs)), key=lambda index: _best_first_key(runs[index]["best"], data["metric"]))
     columns = differing[:MOST_COLUMNS]
-    titles = _titles([_column_title(each["key"]) for each in columns])
+    titles = column_titles([each["key"] for each in columns])
     rows = [("run", "status", "step", f"best {data['metric'] or ''}".strip(), *titles)]
     for index in order:
         about, best = runs[index], runs[index]["best"]
         other = "" if best is None or best["metric"] == data["metric"] else f"{best['metric']} "
         shown = "" if best is None else f"{other}{format_number(best['value'])}"
         values = [
-            _format_setting(each["values"][index], is_class=each["key"].endswith(".class"))
-            for each in columns
+            format_setting(each["values"][index], is_class=each["key"].endswith(".class")) for each in columns
         ]
         rows.append(
             (
@@ -336,33 +310,3 @@ def _best_first_key(best: dict[str, Any] | None, metric: str | None) -> tuple[bo
     if best is None or best["metric"] != metric:
         return True, 0.0
     return False, best["value"] if best["direction"] == "lower" else -best["value"]
-
-
-def _column_title(key: str) -> str:
-    """Return the title of a column; for a hook's class it is the hook's name."""
-    return key.removesuffix(".class") if key.startswith("hooks.") else key
-
-
-def _titles(keys: list[str]) -> list[str]:
-    """Return the last part of every key, or as many parts as make it unique."""
-    found = []
-    for key in keys:
-        parts = key.split(".")
-        lengths = range(1, len(parts) + 1)
-        alone = (
-            n
-            for n in lengths
-            if sum(each == key or each.endswith("." + ".".join(parts[-n:])) for each in keys) == 1
-        )
-        found.append(".".join(parts[-next(alone, len(parts)) :]))
-    return found
-
-
-def _format_setting(value: Any, is_class: bool = False) -> str:
-    if value is None:
-        return "-"
-    if is_class:
-        return str(value).rpartition(".")[2]
-    if isinstance(value, str):
-        return value
-    return format_number(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

@@ -300,6 +300,12 @@ def load_config(
     `allow` are further packages that class paths may name; `hooks` are further hooks, by name or class path.
     """
     source = ConfigSource(_copy_table(given)) if isinstance(given, Mapping) else files.read_config(given)
+    if isinstance(overrides, str | Mapping):
+        raise ConfigError(
+            'overrides takes a list of strings such as ["--trainer.max_epochs=2"], not a '
+            f"{type(overrides).__name__}.",
+            where="load_config",
+        )
     settings, rest = files.split_overrides(list(overrides), TYPED)
     if rest:
         raise ConfigError(f"{rest[0]!r} is not an override; write --section.key value.", where="command line")

@@ -148,8 +148,8 @@ class HookMethods:
         """The epoch is over, including its validation. Monitors are called after the module. Facts: epoch, metrics."""
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> Any:
-        """Training ended without an error; `status` is completed, stopped, pruned or preempted. Facts: step,
-        tokens_seen, metrics, status.
+        """Training ended without an error; `status` is completed, stopped, pruned, preempted or interrupted. Facts:
+        step, tokens_seen, metrics, status.
         """
 
     def on_test_start(self, *args: Any, **kwargs: Any) -> Any:
@@ -346,8 +346,8 @@ class ModuleMethods:
         """The epoch is over, including its validation. Monitors are called after the module. Facts: epoch, metrics."""
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> Any:
-        """Training ended without an error; `status` is completed, stopped, pruned or preempted. Facts: step,
-        tokens_seen, metrics, status.
+        """Training ended without an error; `status` is completed, stopped, pruned, preempted or interrupted. Facts:
+        step, tokens_seen, metrics, status.
         """
 
     def on_test_start(self, *args: Any, **kwargs: Any) -> Any:
@@ -474,8 +474,8 @@ class StrategyMethods:
         """
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> Any:
-        """Training ended without an error; `status` is completed, stopped, pruned or preempted. Facts: step,
-        tokens_seen, metrics, status.
+        """Training ended without an error; `status` is completed, stopped, pruned, preempted or interrupted. Facts:
+        step, tokens_seen, metrics, status.
         """
 
     def on_test_start(self, *args: Any, **kwargs: Any) -> Any:

@@ -20,6 +20,9 @@ SHORT_SECONDS = 0.1
 """Seconds: a hook that took less is not reported as slow, even in a short run."""
 SHOWN_COSTS = 6
 """Rows of the table at the end of a run; the others are summed up."""
+HEADLINE_HOOKS = 3
+"""Hooks that the line above a folded table names."""
+COLUMNS = ("hook", "event", "calls", "total", "mean", "worst", "share")
 
 
 @dataclass(slots=True)
@@ -97,6 +100,29 @@ class Costs(list[Cost]):
     def __str__(self) -> str:
         return cost_table(self, self.seconds, self.counted_twice, most=len(self))
 
+    def _repr_html_(self) -> str:
+        return self.html(most=len(self))
+
+    def html(self, most: int = SHOWN_COSTS) -> str:
+        """Return the most expensive rows as a table for a notebook. most: the number of rows."""
+        from hookline.util.notebook import escape, table  # only a notebook calls this
+
+        head, rows = _cost_head(self, self.seconds, self.counted_twice), map(_cost_cells, self[:most])
+        below = [*_rest_lines(self[most:]), *_slow_lines(self)]
+        lines = "".join(f"<div>{escape(line)}</div>" for line in below)
+        return f"<div>{escape(head)}</div>{table(COLUMNS, rows)}{lines}"
+
+    def headline(self) -> str:
+        """Return the cost in one line, with the most expensive hooks other than the progress bar."""
+        shares = dict[str, float]()
+        for row in self:
+            shares[row.hook] = shares.get(row.hook, 0.0) + row.share
+        first = sorted(shares.keys() - {"progress_bar"}, key=lambda name: -shares[name])[:HEADLINE_HOOKS]
+        total = sum(row.seconds for row in self) - self.counted_twice
+        named = ", ".join(f"{name} {shares[name]:.1%}" for name in first)
+        share = total / self.seconds if self.seconds else 0.0
+        return f"Hooks took {share:.1%} of the training time{': ' if named else ''}{named}"
+
 
 def cost_table(
     rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0, most: int = SHOWN_COSTS
@@ -107,37 +133,35 @@ def cost_table(
     """
     from hookline.util.text import align_columns  # not needed until the end of a run
 
-    shown = rows[:most]
-    cells = [("hook", "event", "calls", "total", "mean", "worst", "share")]
-    cells += [
-        (
-            row.hook,
-            row.event,
-            str(row.calls),
-            format_seconds(row.seconds),
-            format_seconds(row.mean),
-            format_seconds(row.worst),
-            f"{row.share:.1%}",
-        )
-        for row in shown
-    ]
+    cells = [COLUMNS, *map(_cost_cells, rows[:most])]
+    lines = [_cost_head(rows, seconds, counted_twice)]
+    lines += [f"  {line}" for line in align_columns(cells, left=2)]
+    return "\n".join([*lines, *(f"  {line}" for line in (*_rest_lines(rows[most:]), *_slow_lines(rows)))])
+
+
+def _cost_cells(row: Cost) -> tuple[str, ...]:
+    times = map(format_seconds, (row.seconds, row.mean, row.worst))
+    return (row.hook, row.event, str(row.calls), *times, f"{row.share:.1%}")
+
+
+def _cost_head(rows: Sequence[Cost], seconds: float, counted_twice: float) -> str:
     total = sum(row.seconds for row in rows) - counted_twice
     share = f", {total / seconds:.1%}" if seconds else ""
-    lines = [
+    return (
         f"Hooks took {format_seconds(total)} of {format_seconds(seconds)} of training{share}, validation and "
         f"saving included:"
+    )
+
+
+def _rest_lines(rest: Sequence[Cost]) -> list[str]:
+    total = format_seconds(sum(row.seconds for row in rest))
+    return [f"and {len(rest)} more, {total} in total: trainer.hooks.cost()"] if rest else []
+
+
+def _slow_lines(rows: Sequence[Cost]) -> list[str]:
+    return [
+        f"slow: {name}, {min(share, 1):.0%} of the training time" for name, share in slow_hooks(rows).items()
     ]
-    lines += [f"  {line}" for line in align_columns(cells, left=2)]
-    if rest := rows[most:]:
-        lines.append(
-            f"  and {len(rest)} more, {format_seconds(sum(row.seconds for row in rest))} in total: "
-            f"trainer.hooks.cost()"
-        )
-    lines += [
-        f"  slow: {name}, {min(share, 1):.0%} of the training time"
-        for name, share in slow_hooks(rows).items()
-    ]
-    return "\n".join(lines)
 
 
 def slow_hooks(rows: Sequence[Cost]) -> dict[str, float]:

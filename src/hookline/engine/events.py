@@ -288,7 +288,8 @@ EVENT_ROWS: tuple[Event, ...] = (
           "The epoch is over, including its validation. Monitors are called after the module.",
           inside="epoch", spellings=("on_epoch_end",), nested_validate=True),
     Event("on_train_end", "HMS", ("step", "tokens_seen", "metrics", "status"),
-          "Training ended without an error; `status` is completed, stopped, pruned or preempted.",
+          "Training ended without an error; `status` is completed, stopped, pruned, preempted or "
+          "interrupted.",
           inside="end", spellings=("on_training_end",)),
     # ---- test ----------------------------------------------------------------------------------------------
     Event("on_test_model_eval", "M", (), "Put the module into eval mode.",

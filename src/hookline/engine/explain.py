@@ -5,6 +5,7 @@ why.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from hookline.engine.listener import Listener, plain_function
 from hookline.engine.plan import Plan
 from hookline.util.errors import HookError, closest
 
+LONG_BRANCH = 20
+"""Lines of a branch from which a notebook shows it folded."""
 _READING = "how loaders are read"
 _BATCH_OF = {"validate": "validation batch", "test": "test batch", "predict": "predict batch"}
 
@@ -243,9 +246,19 @@ def _has_listeners(node: Node | ExplainedEvent) -> bool:
     )
 
 
+def _short_origin(origin: str) -> str:
+    """Return a place relative to this directory, or in an installed package relative to its folder; else the
+    name of the file.
+    """
+    parts = re.split(r"[\\/](?:site|dist)-packages[\\/]", origin)
+    if len(parts) > 1:  # an environment may be inside this directory
+        return parts[-1]
+    inside = os.path.commonpath([os.getcwd(), os.path.abspath(origin)]) == os.getcwd()
+    return os.path.relpath(origin) if inside else os.path.basename(origin)
+
+
 def _format_listener(listener: dict[str, Any]) -> str:
-    inside = os.path.commonpath([os.getcwd(), os.path.abspath(listener["origin"])]) == os.getcwd()
-    origin = os.path.relpath(listener["origin"]) if inside else os.path.basename(listener["origin"])
+    origin = _short_origin(listener["origin"])
     receiver = listener["receiver"].removesuffix("s")
     function = listener["function"].rpartition("<locals>.")[2]
     if receiver == "hook":
@@ -276,7 +289,8 @@ def _draw_tree(node: Node, indent: str, everything: bool) -> Iterator[str]:
             yield from (f"{deeper}    {_format_listener(listener)}" for listener in child.listeners)
 
 
-def _draw_html(node: Node, everything: bool) -> str:
+def _draw_html(node: Node, everything: bool, is_root: bool = True) -> str:
+    """Return the tree as HTML. Long branches are folded."""
     from hookline.util.notebook import NESTED, escape, foldable
 
     parts = []
@@ -284,11 +298,14 @@ def _draw_html(node: Node, everything: bool) -> str:
         if not (everything or _has_listeners(child)):
             continue
         if isinstance(child, Node):
-            parts.append(_draw_html(child, everything))
+            parts.append(_draw_html(child, everything, is_root=False))
         else:
             listeners = "".join(f"<div>{escape(_format_listener(each))}</div>" for each in child.listeners)
             parts.append(f'<div><b>{escape(_title(child))}</b><div style="{NESTED}">{listeners}</div></div>')
-    return foldable(node.title, "".join(parts))
+    events = [each for _, each in _walk(node, "") if everything or each.listeners]
+    if is_root or sum(1 + len(each.listeners) for each in events) <= LONG_BRANCH:
+        return foldable(node.title, "".join(parts))
+    return foldable(f"{node.title} · {len(events)} events", "".join(parts), is_open=False)
 
 
 def _title(moment: ExplainedEvent) -> str:

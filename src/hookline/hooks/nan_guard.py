@@ -43,7 +43,7 @@ class NaNGuard(Hook):
     continues, 'stop' ends the run one step later. It names the samples behind the update. With `exclude=True`
     it skips the update, goes back to the last checkpoint and leaves these samples out. If there is no
     checkpoint yet, the run continues: the weights are good, and the samples are left out from the next epoch
-    on.
+    on. It checks training only: a NaN in the data of a validation shows in the metrics of that validation.
     """
 
     tier = "builtin"

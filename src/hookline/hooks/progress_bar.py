@@ -100,9 +100,10 @@ class Bar:
     """Progress, rate and newest numbers of one pass over data."""
 
     def __init__(
-        self, name: str, total: int | None, done: int = 0, word: str = "", began: float | None = None
+        self, name: str, total: int | None, done: int = 0, plain: str = "", began: float | None = None
     ) -> None:
-        self.name, self.total, self.done, self.word = name, total, done, word
+        """`plain`: the name in a log file, by default `name`."""
+        self.name, self.total, self.done, self.plain = name, total, done, plain or name
         self.numbers: list[str] = []
         start = (time.monotonic() if began is None else began, done)
         self._marks = deque([start], maxlen=16)  # for a recent rate
@@ -183,7 +184,7 @@ class Lines:
 
     def draw(self, bars: list[Bar]) -> None:
         bar = bars[-1]
-        print(f"{bar.name}{bar.word} {bar.count} {bar.rest}", file=sys.stderr, flush=True)
+        print(f"{bar.plain} {bar.count} {bar.rest}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         pass
@@ -303,8 +304,12 @@ class ProgressBar(Hook):
 
     def on_train_epoch_start(self, trainer: Any, state: Any) -> None:
         self._open()
+        last, name = trainer.options.max_epochs, f"epoch {state.epoch}"
         self._training = Bar(
-            f"epoch {state.epoch}", trainer.num_training_batches, state.batch_idx, word=" batch"
+            f"{name}/{last}" if last >= 0 else name,
+            trainer.num_training_batches,
+            state.batch_idx,
+            plain=f"{name} batch",
         )
 
     def on_train_batch_end(self, state: Any, clock: Any = time.monotonic) -> None:

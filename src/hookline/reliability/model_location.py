@@ -25,7 +25,7 @@ from hookline.run.module import Module
 from hookline.run.record import read_record
 from hookline.run.run import Run
 from hookline.util.errors import CheckpointError
-from hookline.util.terminal import notice_file
+from hookline.util.terminal import in_notebook, log_notice, notice_file
 from hookline.util.urls import is_url, shown
 
 if TYPE_CHECKING:
@@ -36,6 +36,12 @@ log = logging.getLogger("hookline")
 
 def model_line(run: Run) -> str:
     """Return one line that says where the model is and how to load it; empty if no save was requested."""
+    where, how = _where_and_how(run)
+    return f"{where}. {how}" if how else where
+
+
+def _where_and_how(run: Run) -> tuple[str, str]:
+    """Return where the model is, and how to load it if it is saved."""
     s, last = run.state, run.saves.last
     newest = (
         last.saved
@@ -46,7 +52,7 @@ def model_line(run: Run) -> str:
         (newest.path, newest.progress) if newest is not None else (run.resume.path, run.saves.on_disk)
     )
     if path is None:
-        return _not_saved(run)
+        return _not_saved(run), ""
     step = newest.step if newest is not None else progress[0] if progress is not None else s.step
     is_saved = run.saves.is_final or progress is None or progress == run.stamp
     text = f"Model: {_as_posix(path)} (step {step})"
@@ -60,7 +66,7 @@ def model_line(run: Run) -> str:
         text += f". Best: {_as_posix(best['path'])} ({best['name']} {best['score']:.4g}, step {best['step']})"
         if _has_ended(run):
             chosen, which = _restored_path(run) or best["path"], "the best"
-    return f"{text}. Load {which}: {how_to_load(run.module, chosen, run.state.hooks)}"
+    return text, f"Load {which}: {how_to_load(run.module, chosen, run.state.hooks)}"
 
 
 def _not_saved(run: Run) -> str:
@@ -98,14 +104,19 @@ def model_line_after_failure(run: Run) -> str:
 
 
 def show_model(run: Run) -> None:
-    """Print `model_line`; without a progress bar, log it at level INFO."""
+    """Print `model_line`; without a progress bar, log it at level INFO. A notebook folds how to load it."""
     if run.stage != "fit" or run.state.rank or not run.trainer.shows_model:
         return
-    line = model_line(run)
-    if line and run.options.enable_progress_bar:
-        print(line, file=notice_file(), flush=True)
-    elif line:
+    where, how = _where_and_how(run)
+    line = f"{where}. {how}" if how else where
+    if line and not run.options.enable_progress_bar:
         log.info("%s", line)
+    elif how and in_notebook():
+        from hookline.util.notebook import preformatted, show_folded
+
+        show_folded(where, preformatted(how), line)
+    elif line:
+        print(line, file=notice_file(), flush=True)
 
 
 def how_to_load(module: nn.Module, path: Path | str, hooks: Any) -> str:
@@ -276,5 +287,5 @@ def load_best(
     for entry in hooks.entries():
         if (replaced := getattr(entry.hook, "weights_replaced", None)) is not None:
             replaced(module)
-    log.warning("The best weights are loaded: %s", report)
+    log_notice(log, "The best weights are loaded: %s", report)
     return report

@@ -22,7 +22,7 @@ from hookline.run.run import Run
 from hookline.run.state import progress
 from hookline.util.errors import Preempted
 from hookline.util.short_traceback import shorten_in_notebook
-from hookline.util.terminal import notice_file
+from hookline.util.terminal import in_notebook, notice_file
 from hookline.util.text import redact
 from hookline.util.urls import is_url, shown
 
@@ -206,19 +206,31 @@ def show_unfinished(run: Run) -> None:
 
 
 def show_costs(run: Run) -> None:
-    """Print the cost of the hooks, if there are others than the progress bar, and where the time went."""
+    """Print the cost of the hooks, if there are others than the progress bar, and where the time went.
+
+    In a notebook the cost and the times are folded below one line.
+    """
     s, watch = run.state, run.state.hooks.stopwatch
     if not run.options.enable_progress_bar or run.stage != "fit" or s.rank:
         return
     if s.exception is None and s.timings is not None and not s.timings.batches:
         return  # nothing was trained, so shares of the time mean nothing
-    file = notice_file()
-    if any(row.hook != "progress_bar" for row in run.participants.costs):
-        print(cost_table(run.participants.costs, watch.seconds, watch.counted_twice), file=file, flush=True)
+    costs, file = run.participants.costs, notice_file()
+    times = f"Time: {s.timings}" if s.timings is not None and s.timings.batches else ""
+    if any(row.hook != "progress_bar" for row in costs):
+        text = cost_table(costs, watch.seconds, watch.counted_twice)
+        if in_notebook():
+            from hookline.util.notebook import escape, show_folded
+
+            content = f"{costs.html()}<div>{escape(times)}</div>"
+            show_folded(costs.headline(), content, "\n".join(filter(None, (text, times))))
+            times = ""
+        else:
+            print(text, file=file, flush=True)
     if s.hooks.recorded_changes is not None:
         print(change_table(s.hooks.changes()), file=file, flush=True)
-    if s.timings is not None and s.timings.batches:
-        print(f"Time: {s.timings}", file=file, flush=True)
+    if times:
+        print(times, file=file, flush=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from hookline.report.page import render_page, write_report
-from hookline.report.reader import RecordedRun, read_run
+from hookline.report.reader import RecordedRun, check_run_dir, read_run
 from hookline.report.run_events import position, status_in_words
 from hookline.run.state import count_noun
 from hookline.util.errors import OptionError
@@ -30,15 +31,18 @@ class Report:
     In the last line of a cell it shows the page that `hookline report` writes. `print` shows a line per run.
     """
 
-    def __init__(self, *runs: str | Path | HasRunDirectory, height: int = 640) -> None:
-        """`runs`: trainers, or directories of runs. `height`: of the page, in pixels."""
-        if not runs:
+    def __init__(
+        self, *runs: str | Path | HasRunDirectory | Sequence[str | Path | HasRunDirectory], height: int = 900
+    ) -> None:
+        """`runs`: trainers, or directories of runs, or one list of them. `height`: of the page, in pixels."""
+        found: Sequence[Any] = runs[0] if len(runs) == 1 and isinstance(runs[0], list | tuple) else runs
+        if not found:
             raise OptionError("A report needs a trainer or the directory of a run: Report(trainer).")
         if not isinstance(height, int) or isinstance(height, bool) or height < 1:
             raise OptionError(
                 f"Report: height={height!r} must be a whole number of pixels.", option="height", value=height
             )
-        self.run_dirs = [_directory_of(each) for each in runs]
+        self.run_dirs = [_directory_of(each) for each in found]
         self.height = height
 
     def save(self, path: str | Path | None = None) -> Path:
@@ -57,6 +61,7 @@ def _directory_of(run: Any) -> Path:
     found = run if isinstance(run, (str, Path)) else getattr(run, "run_dir", None)
     if found is None:
         raise OptionError(f"Report: {run!r} is not a trainer or the directory of a run.")
+    check_run_dir(Path(found))
     return Path(found)
 
 

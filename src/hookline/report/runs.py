@@ -15,11 +15,13 @@ from typing import Any
 from hookline.control.client import is_answered
 from hookline.report.progress import Best, best_of
 from hookline.report.reader import LOG, RecordedRun, read_logged, take
-from hookline.report.run_events import SILENT, ending_of, position, timestamp, valid_step
+from hookline.report.run_events import SILENT, ending_of, format_duration, position, timestamp, valid_step
+from hookline.report.settings import column_titles, differences, format_setting, recorded_settings
 from hookline.run.lock import is_running
 from hookline.run.record import RECORD, read_record
 from hookline.util.errors import OptionError, closest, folders_beside
 from hookline.util.snapshot import TRACKER_FOLDERS
+from hookline.util.text import format_number, format_size, format_table, printable
 from hookline.util.urls import MANIFEST
 
 LOG_BYTES = 4_000_000
@@ -30,6 +32,12 @@ MOST_FILES_COUNTED = 100_000
 """Files of one run that are counted for its size."""
 INNER_FOLDERS = ("checkpoints", "media", "logs", *TRACKER_FOLDERS)
 """Folders of a run that do not contain other runs."""
+COLUMNS = ("run", "status", "step", "epochs", "best", "age", "size")
+MOST_SETTINGS = 4
+"""Settings beside each run in the table of a notebook; `hookline summary` has more of them."""
+SURROUNDINGS = ("versions.", "machine.", "git")
+"""Beginnings of the names of settings that are not in this table."""
+MOST_PROBLEMS = 20
 
 
 @dataclass(slots=True)
@@ -37,7 +45,7 @@ class ListedRun:
     """One run in the list."""
 
     path: Path
-    run: RecordedRun
+    run: RecordedRun = field(repr=False)
     status: str
     is_certain: bool
     """False if the files do not show whether the run was killed or runs on another machine."""
@@ -72,10 +80,25 @@ class ListedRun:
             "bytes": self.bytes,
         }
 
+    def cells(self, folder: Path, now: float) -> list[str]:
+        """Return the texts of a row; their titles are `COLUMNS`."""
+        end = " (end of the log)" if self.is_partial else ""
+        return [
+            str(self.path.relative_to(folder) if self.path != folder else self.path),
+            status_word(self.status, self.is_certain),
+            f"{self.step:,}",
+            "" if self.epochs is None else f"{self.epochs:,}",
+            "" if self.best is None else f"{self.best.metric} {format_number(self.best.value)}{end}",
+            "" if self.started is None else format_duration(max(0.0, now - self.started)),
+            format_size(self.bytes),
+        ]
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, repr=False)
 class Listing:
-    """All runs below a directory, the newest first."""
+    """All runs below a directory, the newest first. `print` it, or put it in the last line of a cell, for a
+    table, also of the settings that differ.
+    """
 
     folder: Path
     runs: list[ListedRun] = field(default_factory=list)
@@ -86,6 +109,39 @@ class Listing:
         """Return a dictionary for JSON."""
         runs = [each.data(now) for each in self.runs]
         return {"version": 1, "directory": str(self.folder), "runs": runs, "problems": self.problems}
+
+    def text(self, now: float) -> str:
+        """Return the table as text, without settings, as `hookline runs` prints it."""
+        return self._text([list(COLUMNS), *(run.cells(self.folder, now) for run in self.runs)])
+
+    def _text(self, rows: list[list[str]]) -> str:
+        empty = f"There are no runs in {printable(self.folder)} or below it."
+        return "\n".join([format_table(rows) if self.runs else empty, *self._problems()])
+
+    def _problems(self) -> list[str]:
+        return [f"not read: {printable(problem)}" for problem in self.problems[:MOST_PROBLEMS]]
+
+    def _rows(self) -> list[list[str]]:
+        """Return the titles and the rows, with the settings that differ between the runs."""
+        settings = [recorded_settings(each.run) for each in self.runs]
+        differing = [each for each in differences(settings) if not each["key"].startswith(SURROUNDINGS)]
+        shown, now = differing[:MOST_SETTINGS], time.time()
+        rows = [[*COLUMNS, *column_titles([each["key"] for each in shown])]]
+        for index, run in enumerate(self.runs):
+            values = (format_setting(each["values"][index], each["key"].endswith(".class")) for each in shown)
+            rows.append([*run.cells(self.folder, now), *values])
+        return rows
+
+    def __repr__(self) -> str:
+        return self._text(self._rows())
+
+    def _repr_html_(self) -> str:
+        from hookline.util.notebook import escape, table  # only a notebook calls this
+
+        if not self.runs:
+            return f"<div>{escape(self)}</div>"
+        titles, *rows = self._rows()
+        return table(titles, rows) + "".join(f"<div>{escape(line)}</div>" for line in self._problems())
 
 
 def list_runs(folder: Path | str | None = None, now: float | None = None) -> Listing:

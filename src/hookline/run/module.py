@@ -424,7 +424,15 @@ class PlainSteps(Actions):
     def configure_optimizers(self) -> Any:
         """Return the optimizer passed to fit: one, several, or the result of a function of the parameters."""
         if self._optimizer is None:
-            raise self._lacking("pass optimizer=torch.optim.AdamW(model.parameters()) to fit.")
+            has_loss = self.loss is not None or self._step is not None
+            raise self._lacking(
+                "pass optimizer=torch.optim.AdamW(model.parameters()) to fit."
+                if has_loss
+                else "pass optimizer=torch.optim.AdamW(model.parameters()) to fit, and "
+                "loss=torch.nn.functional.cross_entropy (or another function of outputs and targets) or "
+                "step=lambda model, batch: ... The loss may be left out if the batches are mappings and the "
+                "model returns it."
+            )
         if callable(self._optimizer) and not isinstance(self._optimizer, list | tuple | dict):
             return self._optimizer(self.net.parameters())
         return self._optimizer

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from hookline.data.batch import count_tokens as elements_of_ids
 from hookline.data.loaders import Loader
-from hookline.engine.cost import Cost
+from hookline.engine.cost import Costs
 from hookline.engine.plan import Plan
 from hookline.run.commands import CommandQueue
 from hookline.run.optimizer_router import OptimizerRouter
@@ -372,7 +372,7 @@ class Participants:
     """Calls the teardown of hooks that were removed during the run."""
     on_close: list[Callable[[], None]] = field(default_factory=list)
     """Called after the run, to restore hooks that hooks of the module replaced."""
-    costs: list[Cost] = field(default_factory=list)
+    costs: Costs = field(default_factory=Costs)
     """The cost of the hooks, after the run is over."""
 
 

@@ -45,6 +45,7 @@ from hookline.run.lock import hold_lock
 from hookline.run.record import limits, read_record, run_dir_of, unsaved_end
 from hookline.run.run import Run
 from hookline.util.errors import CheckpointError, OptionError, RunLockedError, closest
+from hookline.util.terminal import log_notice
 from hookline.util.text import printable
 from hookline.util.urls import MANIFEST, check_url, is_url, shown
 
@@ -243,11 +244,12 @@ def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -
     mine = [FoundCheckpoint(Path(path), manifest) for path, manifest in looked["candidates"]]
     chosen, contents, unreadable = first_whole(mine, functools.partial(read_on_all_ranks, ranks=ranks))
     say = log.warning if ranks.rank == 0 else log.debug
+    notify = functools.partial(log_notice, log) if ranks.rank == 0 else log.debug
     unusable = {**looked["broken"], **{str(path): reason for path, reason in unreadable.items()}}
     done = "resuming from" if asked.resumes else "the weights are those of"
     run_dir = Path(looked["run_dir"]) if looked["run_dir"] else None
     if chosen is None and looked["url"]:
-        say("%s: %s %s, which a hook has kept.", asked, done, shown(looked["url"]))
+        notify("%s: %s %s, which a hook has kept.", asked, done, shown(looked["url"]))
         return Start(looked["url"], read_on_all_ranks(looked["url"], ranks), run_dir)
     if chosen is None:
         _refuse_to_begin(asked, folder, {**unusable, **looked["others"]}, looked["searched"])
@@ -262,7 +264,7 @@ def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -
                 so,
             )
         else:
-            say(
+            notify(
                 "%s: there is no %s%s.%s",
                 asked,
                 f"checkpoint below {folder}" if looked["exists"] else f"{folder} yet",
@@ -274,7 +276,7 @@ def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -
         say("%s skips %s: %s", asked, printable(path), printable(reason))
     if looked["skipped"]:
         say("%s:%s", asked, looked["skipped"])
-    say(
+    notify(
         "%s: %s %s (epoch %d, step %d, saved %s, the %s of %d complete ones).",
         asked,
         done,

@@ -19,6 +19,12 @@ def escape(text: object) -> str:
     return html.escape(encodable(printable(text)))
 
 
+def preformatted(text: str) -> str:
+    """Return lines of text as they are; a long line wraps."""
+    lines = "\n".join(map(escape, text.splitlines()))
+    return f'<pre style="margin:0;background:transparent;white-space:pre-wrap">{lines}</pre>'
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table of texts, which scrolls if it is long."""
     head = "".join(f'<th style="{CELL}">{escape(each)}</th>' for each in header)
@@ -31,9 +37,17 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     )
 
 
-def foldable(title: str, content: str) -> str:
-    """Return HTML below a title, which a click folds."""
-    return f'<details open><summary>{escape(title)}</summary><div style="{NESTED}">{content}</div></details>'
+def foldable(title: str, content: str, is_open: bool = True) -> str:
+    """Return HTML below a title, which a click folds and unfolds."""
+    tag = "<details open>" if is_open else "<details>"
+    return f'{tag}<summary>{escape(title)}</summary><div style="{NESTED}">{content}</div></details>'
+
+
+def show_folded(title: str, content: str, text: str) -> None:
+    """Show HTML folded below a title in the current cell. text: for frontends that show plain text only."""
+    from IPython.display import display  # type: ignore[import-not-found,unused-ignore]
+
+    display({"text/plain": text, "text/html": foldable(title, content, is_open=False)}, raw=True)
 
 
 def frame(page: str, height: int) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hookline.util.terminal import is_notebook
+from hookline.util.terminal import in_notebook
 
 OWN = (str(Path(__file__).parents[1]) + os.sep, "<hookline ")
 """How the file names of Hookline's frames begin, generated code included."""
@@ -25,7 +25,7 @@ KEEP_ALL = "HOOKLINE_FULL_TRACEBACK"
 
 def shorten_in_notebook(error: BaseException) -> None:
     """Make a notebook show an error of the user's code without the frames of Hookline."""
-    if is_notebook() and not hasattr(error, "_render_traceback_"):
+    if in_notebook() and not hasattr(error, "_render_traceback_"):
         with contextlib.suppress(AttributeError):  # an exception with slots
             error._render_traceback_ = lambda: render(error)  # type: ignore[attr-defined]
 
@@ -33,7 +33,7 @@ def shorten_in_notebook(error: BaseException) -> None:
 def render(error: BaseException, is_own: bool = False) -> list[str]:
     """Return the text that IPython shows for an error. is_own: whether Hookline raises it about itself."""
     show = builtins.get_ipython().InteractiveTB.structured_traceback  # type: ignore[attr-defined]
-    if not is_notebook() or os.environ.get(KEEP_ALL, "0") not in ("", "0"):
+    if not in_notebook() or os.environ.get(KEEP_ALL, "0") not in ("", "0"):
         return list(show(type(error), error, error.__traceback__, tb_offset=1))
     for cause in _causes(error):
         cause.__traceback__ = _shortened(cause.__traceback__, is_own=True)

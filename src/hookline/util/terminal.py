@@ -5,6 +5,7 @@ run.
 from __future__ import annotations
 
 import builtins
+import logging
 import random
 import sys
 from typing import TextIO
@@ -19,8 +20,8 @@ def load_rich() -> None:
         random.setstate(state)
 
 
-def is_notebook() -> bool:
-    """Return whether the program runs in a notebook, and not in a terminal."""
+def in_notebook() -> bool:
+    """Return whether a notebook's kernel runs this code."""
     shell = getattr(builtins, "get_ipython", None)  # IPython provides it while it runs code
     return shell is not None and type(shell()).__name__ != "TerminalInteractiveShell"
 
@@ -29,4 +30,15 @@ def notice_file() -> TextIO:
     """Return the file for lines about a run that is well: stderr, or in a notebook stdout, because notebooks
     mark what is on stderr as an error.
     """
-    return sys.stdout if is_notebook() else sys.stderr
+    return sys.stdout if in_notebook() else sys.stderr
+
+
+def log_notice(log: logging.Logger, message: str, *args: object) -> None:
+    """Log at level WARNING what a user should see and is not a problem.
+
+    Without handlers Python prints it on stderr, which a notebook marks as an error, so it is printed here.
+    """
+    if in_notebook() and log.isEnabledFor(logging.WARNING) and not log.hasHandlers():
+        print(message % args, flush=True)
+    else:
+        log.warning(message, *args, stacklevel=2)

@@ -12,6 +12,8 @@ from typing import Any
 
 _WORD = re.compile(r"""[^\s'"<>]+""")
 _PORT = re.compile(r"[^:]*:\d{1,5}(?:[/?#,;)]|$)")
+WIDEST = 48
+"""The most characters of a value in a table."""
 _SHORTEST = 4
 """Characters. A shorter secret is not searched for by itself, because it would match in other words."""
 
@@ -121,6 +123,30 @@ def align_columns(rows: Sequence[Sequence[str]], left: int | None = None) -> lis
         ).rstrip()
         for row in rows
     ]
+
+
+def format_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as text: long values are cut, control characters are escaped."""
+    return "\n".join(align_columns([[_cut(printable(text)) for text in row] for row in rows]))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= WIDEST else f"{text[: WIDEST // 2]}…{text[-WIDEST // 2 + 1 :]}"
+
+
+def format_number(value: Any) -> str:
+    """Return a number with four digits, nothing for None, and any other value as text."""
+    if isinstance(value, int | float) and math.isfinite(value):
+        return f"{value:.4g}"
+    return "" if value is None else str(value)
+
+
+def format_size(count: int) -> str:
+    """Return a number of bytes in a suitable unit."""
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} B"
 
 
 def list_some(names: Iterable[str], most: int = 5) -> str:

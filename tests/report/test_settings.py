@@ -1,0 +1,32 @@
+"""Settings of runs: which differ, their titles in a table, and their values as text."""
+
+from __future__ import annotations
+
+from hookline.report.settings import column_titles, differences, format_setting
+
+
+def test_a_setting_with_two_names_is_listed_once() -> None:
+    found = differences(
+        [
+            {"config.optimizer.lr": 1, "optimizers.0.lr": 1, "x.lr": 5},
+            {"config.optimizer.lr": 2, "optimizers.0.lr": 2, "x.lr": 6},
+        ]
+    )
+    assert [each["key"] for each in found] == ["config.optimizer.lr", "x.lr"]
+
+
+def test_titles_are_as_short_as_is_unique_and_a_hook_stands_for_its_class() -> None:
+    assert column_titles(["module.lr", "trainer.seed"]) == ["lr", "seed"]
+    assert column_titles(["module.lr", "optimizer.lr"]) == ["module.lr", "optimizer.lr"]
+    assert column_titles(["hooks.watch.class"]) == ["watch"]
+
+
+def test_values_are_short() -> None:
+    assert [format_setting(value) for value in (None, "sgd", 0.123456, True, [1])] == [
+        "-",
+        "sgd",
+        "0.1235",
+        "true",
+        "[1]",
+    ]
+    assert format_setting("package.module.Net", is_class=True) == "Net"
