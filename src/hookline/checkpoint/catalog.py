@@ -175,7 +175,8 @@ def is_within(number: int, ranges: Iterable[SaveRange]) -> bool:
 def best_first(found: list[FoundCheckpoint]) -> list[FoundCheckpoint]:
     """Return the checkpoints with a score, the best first; of several monitors, those of the newest one.
 
-    found: in the order of `find_checkpoints`. Those that a rollback has abandoned are left out.
+    Of equal scores, the oldest comes first. found: in the order of `find_checkpoints`, the newest first. Those
+    that a rollback has abandoned are left out.
     """
     scored = [each for each in without_abandoned(found) if each.manifest["monitor"]]
     if not scored:
@@ -183,7 +184,8 @@ def best_first(found: list[FoundCheckpoint]) -> list[FoundCheckpoint]:
     monitor = scored[0].manifest["monitor"]
     scored = [each for each in scored if each.manifest["monitor"]["name"] == monitor["name"]]
     sign = 1.0 if monitor["mode"] == "min" else -1.0
-    return sorted(scored, key=lambda each: sign * float(each.manifest["monitor"]["score"]))
+    oldest_first = scored[::-1]
+    return sorted(oldest_first, key=lambda each: sign * float(each.manifest["monitor"]["score"]))
 
 
 def first_whole(

@@ -37,6 +37,7 @@ from hookline.engine.foreign import HookAdapter, KeyedState
 from hookline.engine.listener import overrides
 from hookline.run.run import Run
 from hookline.run.state import State
+from hookline.run.state_parts import Counts
 from hookline.training.run_events import begin_loading, edit_loaded
 from hookline.training.saving import kinds, naming
 from hookline.training.schedulers import advance_on_metric
@@ -134,6 +135,12 @@ def keep_monitor_state(run: Run) -> None:
         if getattr(entry.hook, "tier", "user") == "monitor" and hasattr(entry.hook, "load_state_dict"):
             state = copy.deepcopy(entry.hook.state_dict())
             run.participants.on_close.append(functools.partial(entry.hook.load_state_dict, state))
+
+
+def keep_counts(run: Run, fitted: Counts) -> None:
+    """Show the counters of the trainer's own fit again when this evaluation of a checkpoint is over."""
+    counts = run.state.counts
+    run.participants.on_close.append(lambda: counts.load_state_dict(fitted.state_dict(), resumed=False))
 
 
 def warn_of_other_hooks(run: Run) -> None:

@@ -340,6 +340,7 @@ class Trainer(RunView):
         run.resume.take(found.contents, found.path)  # restored once the module has all its layers
         if self._fitted is not None:
             lifecycle.keep_monitor_state(run)
+            lifecycle.keep_counts(run, self._fitted.state.counts)
 
     def _plain_steps(self, module: nn.Module, loss: Any, step: Any, optimizer: Any) -> PlainSteps:
         if loss is None and step is None and self._last is not None and self._last.module is module:
