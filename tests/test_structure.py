@@ -559,7 +559,7 @@ def test_every_module_has_a_mirrored_test_file() -> None:
 
 # ---- figures of the whole --------------------------------------------------------------------------------------
 
-MOST_FILES, MOST_ONE_IMPORTER = 384, 12
+MOST_FILES, MOST_ONE_IMPORTER = 385, 12
 """Modules, and short modules with a single importer. They go down; only a new capability adds a module."""
 MOST_STATEMENTS = {
     "": 94,

@@ -186,6 +186,27 @@ def test_on_another_mesh_a_rank_continues_as_the_rank_with_its_batches(
     assert restored == found
 
 
+class OwnMetrics(RankFiles):
+    """Two ranks, of which only rank one has updated a metric object."""
+
+    def __init__(self) -> None:
+        self.ranks = [0, 1]
+
+    def own(self, rank: int, find: Any) -> dict[str, Any]:
+        return {"metric_objects": {"states": {"mean": {"_update_count": 2}}, "logged": {}}} if rank else {}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_metric_objects_are_of_their_rank_and_begin_anew_on_another_number_of_ranks(ranks: int) -> None:
+    assert of_rank_one(metric_objects={"states": {"mean": {"_update_count": 2}}}) == {"metric_objects"}
+    found = []
+    for rank in range(ranks):
+        contents: dict[str, Any] = {"world_size": 2, "metric_objects": {"states": {}, "logged": {}}}
+        OwnMetrics().adapt(contents, rank, range(ranks), lambda entry: entry)
+        found.append(contents["metric_objects"] and list(contents["metric_objects"]["states"]))
+    assert found == ([[], ["mean"]] if ranks == 2 else [None] * ranks)
+
+
 @pytest.mark.parametrize(
     "wrong", [[0, 0], [0, 0, 2, 2], [0, "0", 1, 1], [0, 0, 1, True], 4, [-1, 0, 0, 0]], ids=str
 )

@@ -14,6 +14,7 @@ from hooks.kept import Reasons, Scripted, keep, names
 from tiny import Adapted, Net, batches, quiet
 
 from hookline import Hook, HookError, OptionError
+from hookline.checkpoint.catalog import best_first, find_checkpoints
 from hookline.checkpoint.files import read_manifest
 from hookline.hooks.model_checkpoint import ModelCheckpoint
 
@@ -51,6 +52,19 @@ def test_higher_is_better_with_mode_max() -> None:
     hook, there, _ = keep(0.1, 0.3, 0.2, mode="max")
     assert there == ["s4"]
     assert hook.best_model_score == 0.3
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3, -1])
+def test_of_equal_scores_the_first_one_is_the_best(kept: int) -> None:
+    hook, there, _ = keep(2.0, 2.0, 2.0, 2.0, save_top_k=kept)
+    assert hook.best_model_path.endswith("s2")
+    assert there[0] == "s2" and len(there) == (4 if kept == -1 else kept)
+    found = best_first(find_checkpoints(Path("run"))[0])
+    assert [each.path.name for each in found] == there
+
+
+def test_a_better_score_displaces_the_newest_of_equal_ones() -> None:
+    assert keep(2.0, 2.0, 1.0, save_top_k=2)[1] == ["s2", "s6"]
 
 
 def test_all_or_none_can_be_kept() -> None:

@@ -143,6 +143,18 @@ def test_two_runs_are_never_mixed(tmp_path: Path) -> None:
         quiet(hooks=[PredictionWriter(tmp_path / "file")]).predict(Nested(), loader())
 
 
+def test_the_directory_of_a_run_stands_for_its_newest_predictions(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(1, 12):
+        caplog.clear()
+        hook = PredictionWriter()
+        quiet(hooks=[hook], run_dir=tmp_path).predict(Net(), [(torch.ones(1, 4) * number,)])
+        assert (f"written to {hook.folder}" in caplog.text) == (number > 1)
+        assert torch.equal(read_predictions(tmp_path)[0], read_predictions(hook.folder)[0])
+    assert hook.folder == tmp_path / "predictions-11"
+
+
 def test_nothing_is_kept_in_memory_unless_it_is_asked_for() -> None:
     made: list[weakref.ref[Tensor]] = []
     most = 0

@@ -21,6 +21,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MaxMetric, MeanMetric, MetricCollection, MinMetric, SumMetric
 
 import hookline
 from hookline.interop.lightning import Trainer
@@ -213,6 +214,60 @@ def test_a_resume_from_any_file_is_bit_exact(name: str) -> None:
         resumed = fit(Trainer, callback, seed=99, ckpt_path=path, **options)
         assert_same(whole, resumed)
         assert resumed[0].ckpt_path == path and resumed[0].current_epoch == 3
+
+
+class Measured(Model):
+    """Logs numbers and metric objects, in training and in validation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metrics = nn.ModuleDict({"mean": MeanMetric(), "cat": MaxMetric(), "val": MeanMetric()})
+        self.rates = MetricCollection({"low": MinMetric(), "sum": SumMetric()})
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        for name in ("mean", "cat"):
+            self.metrics[name](loss)
+            self.log(name, self.metrics[name], on_step=name == "cat", on_epoch=True)
+        self.rates(loss)
+        self.log_dict(self.rates, on_step=False, on_epoch=True)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        if batch_idx == 0:
+            self.log("first", loss, on_step=False, on_epoch=True, reduce_fx="max")
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.metrics["val"](batch[0])
+        self.log("val", self.metrics["val"])
+
+
+@pytest.mark.parametrize("name", SAVES)
+def test_the_metrics_of_a_resumed_epoch_cover_all_its_batches(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Notes(pl.Callback):
+        def __init__(self) -> None:
+            self.epochs: list[dict[str, float]] = []
+
+        def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+            self.epochs.append({key: float(each) for key, each in trainer.callback_metrics.items()})
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            self.on_fit_end(trainer, pl_module)
+
+    monkeypatch.setitem(globals(), "Model", Measured)
+    settings, options = SAVES[name]
+    whole = Notes()
+    fit(Trainer, ModelCheckpoint("kept", save_top_k=-1, **settings), whole, **options)
+    files = sorted(Path("kept").iterdir(), key=lambda path: read(path)["global_step"])
+    assert {"mean", "cat_epoch", "low", "sum", "loss_epoch", "first", "val"} <= whole.epochs[-1].keys()
+    for path in {files[0], files[len(files) // 2], files[-1]}:
+        again = Notes()
+        callback = ModelCheckpoint("again", save_top_k=-1, **settings)
+        fit(Trainer, callback, again, seed=99, ckpt_path=path, **options)
+        for was, now in zip(whole.epochs[::-1], again.epochs[::-1], strict=False):
+            assert now == {key: was[key] for key in now}, path  # no validation before the resume is shown
 
 
 def test_callbacks_after_the_checkpoint_callback_and_hooks_of_the_module_are_in_the_file(

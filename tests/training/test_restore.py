@@ -108,6 +108,21 @@ def test_monitors_of_a_trainer_that_has_trained_keep_what_they_found(tmp_path: P
     assert (monitor.found, stopping.stopped_epoch) == (7, 1)
 
 
+@pytest.mark.parametrize("verb", ["validate", "test", "predict"])
+def test_an_evaluation_of_a_checkpoint_shows_its_counters_only_while_it_runs(
+    tmp_path: Path, verb: str
+) -> None:
+    trainer = quiet(run_dir=tmp_path, hooks=[ModelCheckpoint("val/loss")], max_epochs=3)
+    net, during = Worse(), []
+    trainer.fit(net, batches(2), batches(1))
+    word = "validation" if verb == "validate" else verb
+    trainer.on(f"{word}_start")(lambda step, epoch: during.append((step, epoch)))
+    for module in (net, Worse()):
+        getattr(trainer, verb)(module, batches(1), checkpoint="best")
+        assert (trainer.global_step, trainer.current_epoch) == (6, 2)
+    assert during == [(2, 0), (2, 0)]
+
+
 class Grouped(Net):
     """Has groups for its optimizer by rules."""
 

@@ -179,6 +179,8 @@ class RankFiles:
             windows = [each.get("window", contents["window"]) for each in own]
             is_weighted = windows[0].get("by", "batches") != "batches"
             contents["window"] = sum_window(windows, world_size) if is_weighted else mean_window(windows)
+        if any(_holds_metrics(each.get("metric_objects", contents.get("metric_objects"))) for each in own):
+            contents["metric_objects"] = None  # only a metric itself could combine the states of its ranks
         if rank and "rng" in contents:
             contents["rng"] = own[rank].get("rng", contents["rng"]) if rank < len(own) else None
 
@@ -247,6 +249,10 @@ def _sharded_entries(value: Any) -> Iterator[dict[str, Any]]:
     elif isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _sharded_entries(inner)
+
+
+def _holds_metrics(saved: Any) -> bool:
+    return isinstance(saved, dict) and any(saved.values())
 
 
 def _put_part(contents: dict[str, Any], name: str, value: Any) -> None:

@@ -55,9 +55,9 @@ class LoadedState:
 class ModelCheckpoint(Hook):
     """Requests checkpoints and removes old ones.
 
-    With `monitor`, a checkpoint is saved only if its score is among the `save_top_k` best so far; without it,
-    the newest `save_top_k` are kept. The newest checkpoint is never removed, and an older one only after the
-    new one is durable.
+    With `monitor`, a checkpoint is saved only if its score is among the `save_top_k` best so far; of equal
+    scores, the first one is the best. Without `monitor`, the newest `save_top_k` are kept. The newest
+    checkpoint is never removed, and an older one only after the new one is durable.
     """
 
     tier = "monitor"
@@ -450,11 +450,10 @@ class ModelCheckpoint(Hook):
             self.best_model_score = kept[ranked[0]] if self.monitor is not None else None
 
     def _ranked(self, kept: dict[str, float]) -> list[str]:
-        """Return the paths, the best first; of equal scores, and without a monitor, the newest first."""
-        newest_first = list(reversed(kept))
+        """Return the paths, the best first; of equal scores the oldest, without a monitor the newest."""
         if self.monitor is None:
-            return newest_first
-        return sorted(newest_first, key=lambda path: kept[path] if self.mode == "min" else -kept[path])
+            return list(reversed(kept))
+        return sorted(kept, key=lambda path: kept[path] if self.mode == "min" else -kept[path])
 
     def _surplus(self, kept: dict[str, float]) -> list[str]:
         newest = next(reversed(kept), "")

@@ -73,6 +73,13 @@ class PredictionWriter(Hook):
         folder = Path(ranks.decide(lambda: str(self._make_folder(state.trainer))))
         _wait_until_visible(folder, ranks.rank)
         self.folder = folder
+        if self.dirpath is None and folder.name != FOLDER and ranks.rank == 0:
+            log.warning(
+                "%s has the predictions of an earlier run, which are kept: these are written to %s. Read them "
+                "by read_predictions(writer.folder), or the newest ones by read_predictions(trainer.run_dir).",
+                folder.with_name(FOLDER),
+                folder,
+            )
         if ranks.is_reader:  # the other ranks of a tensor-parallel group have the same predictions
             self._shards = PredictionShards(
                 folder,

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookline.metrics.accumulator import REDUCTIONS, Accumulator, ValuePart
+from hookline.metrics.metric_objects import load_objects, save_objects
 from hookline.util.errors import HooklineError, closest, described
 
 KNOWN_AS = "\x1f"
@@ -357,6 +358,21 @@ class MetricLog:
             key = self._keys["train"][name] = _Key(name, on_step, epoch is not None, prog_bar, "mean")
             key.epoch = Accumulator.from_state(epoch) if epoch else None
             self._plain[key.step_name] = name
+
+    def evaluated_objects(self) -> list[Any]:
+        """Return the metric objects that were logged in an evaluation that is not over."""
+        return [each for (mode, _), each in self._objects.items() if mode == "eval"]
+
+    def object_state(self, module: nn.Module) -> dict[str, Any]:
+        """Return the state of the module's metric objects, for a checkpoint within the epoch."""
+        logged = {name: each for (mode, name), each in self._objects.items() if mode == "train"}
+        return save_objects(module, logged, self.evaluated_objects())
+
+    def load_object_state(self, module: nn.Module, state: dict[str, Any]) -> list[str]:
+        """Restore the metric objects; return the names of those that begin anew."""
+        logged, lost = load_objects(module, state)
+        self._objects |= {("train", name): each for name, each in logged.items()}
+        return lost
 
     def begin(self, mode: str) -> None:
         """Reset the accumulators when a pass over data begins."""

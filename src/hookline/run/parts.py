@@ -281,6 +281,8 @@ class Progress:
     """Whether a validation was begun and not completed. It is repeated after a resume."""
     before_validation: dict[str, Any] = field(default_factory=dict)
     """The state before an abandoned validation, which a checkpoint saves instead of the changed one."""
+    unfinished: dict[str, Any] = field(default_factory=dict)
+    """The state of an epoch that was stopped, which its end resets and a checkpoint saves."""
     revision: int = 0
     """The number of events between batches whose listeners may have changed the state."""
     plateau_due: bool = False
@@ -340,6 +342,7 @@ class Progress:
         The revision makes the new state differ from an abandoned one with the same counters.
         """
         self.mark_changed()
+        self.unfinished = {}
         self.before_validation, self.schedulers_advanced_at, self.last_skip = {}, -1, ("", -1)
 
 

@@ -13,6 +13,7 @@ import functools
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,8 @@ LEVELS = 100
 """The deepest nesting of a prediction."""
 LINE_LEVELS = 500
 SHARD = "rank-{}-{:05d}"
+OF_RUN = re.compile(r"predictions(?:-(\d{1,9}))?", re.ASCII)
+"""The folders of the predictions in the directory of a run: `predictions`, `predictions-2`, ..."""
 OPEN_FILES = 64
 RECENT = 64
 """Lines that the reader keeps parsed: one for each rank suffices if the ranks predict in order."""
@@ -298,10 +301,11 @@ def read_predictions(
 ) -> Predictions:
     """Return the predictions that the hook PredictionWriter has written, in the order of the dataset.
 
-    loader: the name of one of several loaders. partial: also read the folder of a run that has not finished,
-    or was stopped, failed or killed.
+    folder: `folder` of the hook, or the directory of a run, which stands for its newest predictions. loader:
+    the name of one of several loaders. partial: also read the folder of a run that has not finished, or was
+    stopped, failed or killed.
     """
-    path = Path(folder).expanduser()
+    path = _newest_below(Path(folder).expanduser())
     shards = sorted(path.glob("rank-*-*.jsonl"), key=_numbers_of)
     manifests = [_read_manifest(each) for each in sorted(path.glob("rank-*.json"))]
     if not shards and not manifests:
@@ -316,6 +320,16 @@ def read_predictions(
     names = list(dict.fromkeys([*(each.loader for each in records), *_loaders_of(manifests)]))
     chosen = _choose_loader(path, names, loader)
     return Predictions(path, chosen, [each for each in records if each.loader == chosen], problem)
+
+
+def _newest_below(path: Path) -> Path:
+    """Return the newest folder of predictions in the directory of a run; another path unchanged."""
+    found = {
+        int(name[1] or 1): each
+        for each in path.glob("predictions*")
+        if each.is_dir() and (name := OF_RUN.fullmatch(each.name))
+    }
+    return found[max(found)] if found else path
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from hookline.training.restore import restoring
 from hookline.training.resume import START_OVER
 from hookline.training.rollback import find_target, roll_back
 from hookline.training.run_events import end_as, end_training, start_epoch, start_training
-from hookline.training.saving import finish_saving, save_due, state_before_validation
+from hookline.training.saving import copy_small, finish_saving, save_due, state_before_validation
 from hookline.training.schedulers import advance_epoch, advance_on_metric, advance_plateau
 from hookline.util.errors import END_EPOCH, OptionError, StopTraining
 
@@ -263,6 +263,8 @@ def open_loader(run: Run, loader: Loader) -> Iterator[Any]:
 def finish_epoch(run: Run, complete: bool) -> None:
     """Reduce the epoch's metrics, emit its end and write them; then comes the second save point."""
     s = run.state
+    if not complete:
+        run.progress.unfinished = {"metric_objects": copy_small(s.log.object_state(run.module))}
     results = run.rows.finish("train", {}, s.log.pending)
     if run.data.is_mixture:
         counted = run.data.train.metrics()

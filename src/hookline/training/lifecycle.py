@@ -51,7 +51,7 @@ from hookline.training.loading import asked_mixture, is_off, limit_of, load, res
 from hookline.training.manual import ManualOptimizer, manual_backward, unscale_once
 from hookline.training.participants import LateHooks, raise_first, tear_down_all, teardown_removed
 from hookline.training.pass_events import TEST, VALIDATION, restore_failed_batch
-from hookline.training.restore import begin_weights, keep_monitor_state, restore_progress
+from hookline.training.restore import begin_weights, keep_counts, keep_monitor_state, restore_progress
 from hookline.training.resume import choose_start, find_checkpoint
 from hookline.training.rules import LoopRules
 from hookline.training.run_events import end_as
@@ -78,6 +78,7 @@ __all__ = [
     "find_checkpoint",
     "fit",
     "is_off",
+    "keep_counts",
     "keep_monitor_state",
     "kept_best",
     "leaves_out_base",

@@ -37,6 +37,7 @@ from hookline.engine.foreign import HookAdapter, KeyedState
 from hookline.engine.listener import overrides
 from hookline.run.run import Run
 from hookline.run.state import State
+from hookline.run.state_parts import Counts
 from hookline.training.run_events import begin_loading, edit_loaded
 from hookline.training.saving import kinds, naming
 from hookline.training.schedulers import advance_on_metric
@@ -134,6 +135,12 @@ def keep_monitor_state(run: Run) -> None:
         if getattr(entry.hook, "tier", "user") == "monitor" and hasattr(entry.hook, "load_state_dict"):
             state = copy.deepcopy(entry.hook.state_dict())
             run.participants.on_close.append(functools.partial(entry.hook.load_state_dict, state))
+
+
+def keep_counts(run: Run, fitted: Counts) -> None:
+    """Show the counters of the trainer's own fit again when this evaluation of a checkpoint is over."""
+    counts = run.state.counts
+    run.participants.on_close.append(lambda: counts.load_state_dict(fitted.state_dict(), resumed=False))
 
 
 def warn_of_other_hooks(run: Run) -> None:
@@ -247,6 +254,8 @@ def restore_progress(run: Run) -> None:
         restore_window(run, contents["window"])
         s.log.newest.raw().update(contents["metrics"])
         s.log.load_state_dict(contents["log"])
+    with restoring(run.resume.path, "the state of a metric object"):
+        restore_metric_objects(run)
     report_changes(run, contents.get("settings"))
     if contents["rng"] is None:  # a new rank gets random numbers that no other rank has
         seed_rank(key_of("joined", s.batches_seen), run.strategy.ranks.data_rank)
@@ -291,6 +300,27 @@ def restore_window(run: Run, saved: dict[str, Any]) -> None:
     put_gradients(run.module, run.state.wrapped_model, grads)
     if run.gradient_sync is not None:
         run.gradient_sync.is_clear = bool(grads)
+
+
+def restore_metric_objects(run: Run) -> None:
+    """Restore the metric objects (torchmetrics); warn of those whose values of this epoch are lost."""
+    s, where = run.state, shown(run.resume.path)
+    warn = log.warning if s.rank == 0 else log.debug
+    saved = run.resume.contents.get("metric_objects", {})  # older checkpoints have none
+    if saved is None:
+        warn(
+            "%s was written by another number of ranks, whose metric objects (torchmetrics) cannot be "
+            "combined: their values of this epoch cover only the batches after it.",
+            where,
+        )
+    elif lost := s.log.load_object_state(run.module, saved) if saved else []:
+        warn(
+            "%s does not hold the state of these metric objects, so their values of this epoch cover only "
+            "the batches after it: %s. Objects of torchmetrics are restored if they are attributes of the "
+            "module, others if they also have state_dict and load_state_dict.",
+            where,
+            ", ".join(lost),
+        )
 
 
 @torch.no_grad()

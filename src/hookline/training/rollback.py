@@ -32,6 +32,7 @@ from hookline.checkpoint.catalog import (
 )
 from hookline.checkpoint.contents import clear_gradients
 from hookline.checkpoint.files import read_manifest, read_on_all_ranks
+from hookline.metrics.metric_objects import metric_objects
 from hookline.reliability.model_location import kept_best
 from hookline.run.directory import ROLLBACK
 from hookline.run.record import record_rollback
@@ -41,7 +42,6 @@ from hookline.run.state import count_noun
 from hookline.run.timer import timed
 from hookline.training.batch_events import forget_batch
 from hookline.training.composition import restart_accumulation
-from hookline.training.ranks.data_pass import metric_objects
 from hookline.training.restore import restore_module, restore_progress
 from hookline.training.resume import Start, find_checkpoint
 from hookline.training.run_events import report_loaded
@@ -228,7 +228,7 @@ def _clear_state(run: Run, saved: dict[str, Any]) -> None:
     run.manual.stepped.clear()
     run.progress.abandon()
     run.watch.forget()
-    for metric in metric_objects(run.module, s.log):
+    for metric in metric_objects(run.module, s.log.objects()):
         metric.reset()
     s.log.clear()
     forget_batch(s)

@@ -277,6 +277,7 @@ def collect(run: Run) -> dict[str, Any]:
         "position": {**run.progress.state_dict(), **order_state(run)},
         "window": open_window(run),
         "log": s.log.state_dict(),
+        "metric_objects": s.log.object_state(run.module),
         "filters": {each.name: [counts_of(x) for x in each.listeners] for each in entries},
         "metrics": dict(s.metrics.read()),
         "loggers": s.logger.position(),
@@ -289,8 +290,8 @@ def collect(run: Run) -> dict[str, Any]:
         else None,
         "feeding": run.data.router.state_dict() if run.data.router is not None else {},
     }
-    for name, before in run.progress.before_validation.items():
-        # undo what an abandoned validation has changed
+    for name, before in (run.progress.unfinished | run.progress.before_validation).items():
+        # undo what the end of a stopped epoch and an abandoned validation have changed
         if name == "module":  # without the buffers that are not saved
             before = {key: each for key, each in before.items() if key in whole[name]}
         whole[name].update(Metrics(before).read() if name == "metrics" else before)
@@ -355,6 +356,7 @@ def state_before_validation(run: Run) -> dict[str, Any]:
         "filters": {each.name: [counts_of(x) for x in each.listeners] for each in listening},
         "module": copy_small(dict(run.module.named_buffers())),
         "log": copy_small(s.log.state_dict()),
+        "metric_objects": copy_small(s.log.object_state(run.module)),
         "metrics": dict(s.metrics.raw()),
         "rng": rng_state(),
         "loggers": s.logger.position(),

@@ -314,6 +314,7 @@ class Trainer(RunView):
         run.resume.take(found.contents, found.path)  # restored once the module has all its layers
         if self._fitted is not None:
             lifecycle.keep_monitor_state(run)
+            lifecycle.keep_counts(run, self._fitted.state.counts)
 
     def _choose_steps(self, module: nn.Module, loss: Any, step: Any, optimizer: Any) -> Any:
         """Return the object whose steps the run calls: the module, its adapter, or one for a plain module."""

@@ -9,7 +9,7 @@ from torch import nn
 from torchmetrics import MeanMetric
 
 from hookline.metrics.metric_log import MetricLog
-from hookline.training.ranks.data_pass import PaddingBackup, empty_copy, metric_objects
+from hookline.training.ranks.data_pass import PaddingBackup, empty_copy
 
 
 class Net(nn.Module):
@@ -65,16 +65,6 @@ def test_what_changes_after_the_backward_stays() -> None:
     net.norm.running_mean.fill_(3.0)  # type: ignore[union-attr]
     backup.restore()
     assert net.norm.running_mean.tolist() == [3.0] * 3  # type: ignore[union-attr]
-
-
-def test_metric_objects_of_the_module_and_of_the_log_are_found_once() -> None:
-    net, other = Net(), MeanMetric()
-    log = MetricLog()
-    log.mode = "train"  # computed at the end of the epoch
-    for name, metric in (("a", net.mean), ("b", other)):
-        metric.update(1.0)
-        log.log(name, metric, None, True, False, "mean", None)
-    assert [id(each) for each in metric_objects(net, log)] == [id(net.mean), id(other)]
 
 
 def test_a_padding_batch_logs_into_a_copy_that_is_thrown_away() -> None:

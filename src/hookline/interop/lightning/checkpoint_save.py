@@ -173,6 +173,13 @@ class LightningFile:
         return entries
 
 
+def forget_logged(saved: dict[str, Any]) -> None:
+    """Remove the metrics of a training epoch that is over: they are reset after its last hook."""
+    for value in saved.pop("lightning").values():
+        if value is not None:
+            saved["states"].pop(value["metric"], None)
+
+
 # ---- the next save point -----------------------------------------------------------------------------------
 
 
@@ -187,11 +194,12 @@ def as_saved_next(run: Run) -> Iterator[Callable[[dict[str, Any]], None]]:
     logged: dict[str, Any] | None = None
     owed: dict[str, bool] = {}
     event = current_event(run)
+    is_epoch_over = event == "on_train_epoch_end" and s.epochs_seen > s.epoch
     now = (s.epoch, s.batches_seen)
     if event == "on_validation_end" and progress.validation_pending and not s.sanity_checking:
         logged = progress.before_validation.get("log", {}).get("pending", {})
         fields = {"validated_at": now, "validation_pending": False, "before_validation": {}}
-    elif event == "on_train_epoch_end" and s.epochs_seen > s.epoch:
+    elif is_epoch_over:
         fields, logged = {"position": 0}, {}
         if any(each.needs_metric and each.interval == "epoch" for each in run.schedules):
             owed["owes_schedulers"] = True
@@ -206,6 +214,8 @@ def as_saved_next(run: Run) -> Iterator[Callable[[dict[str, Any]], None]]:
         contents["position"] |= owed
         if logged is not None:
             contents["log"]["pending"] = logged
+        if is_epoch_over:
+            forget_logged(contents["metric_objects"])
 
     with progress.shown_as(**fields):
         yield complete

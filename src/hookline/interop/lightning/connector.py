@@ -11,7 +11,7 @@ from numbers import Number
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookline.engine.binding import Binding
 from hookline.engine.listener import Listener
@@ -28,6 +28,7 @@ from hookline.interop.lightning.logged_values import (
 from hookline.interop.lightning.package import refusal, warn
 from hookline.interop.lightning.progress import LoopCounts
 from hookline.metrics.metric_log import MetricLog
+from hookline.metrics.metric_objects import named_metrics
 from hookline.run.state import State
 
 EACH_STEP = frozenset(
@@ -298,6 +299,12 @@ class LoggerConnector:
         self.forget(s)
         self._seen, self.results, self._stepped, self._warned_of_none = {}, [], False, False
 
+    def resume(self, logged: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[str]:
+        """Continue the values of an epoch that was interrupted; return the names of those that begin anew."""
+        if logged:
+            self._is_first = False  # the next batch is not the first one of the epoch
+        return self.values["fit"].load_state_dict(logged, metrics, self.trainer.strategy.reduce)
+
     def log_hyperparams(self, s: State) -> None:
         """Log the hyper-parameters of module and data module, and the graph of the module."""
         trainer = self.trainer
@@ -542,6 +549,21 @@ class LightningLog(MetricLog):
     def __init__(self, connector: LoggerConnector) -> None:
         super().__init__()
         self._connector = connector
+
+    def evaluated_objects(self) -> list[Any]:
+        """Return the metric objects of a validation; Lightning resets them after its last hook."""
+        return [*super().evaluated_objects(), *self._connector.values["in fit"].metrics()]
+
+    def object_state(self, module: nn.Module) -> dict[str, Any]:
+        """Return the state of metric objects, and what Lightning's `self.log` has received in this epoch."""
+        names = {id(each): name for name, each in named_metrics(module).items()}
+        logged = self._connector.values["fit"].state_dict(names)
+        return {**super().object_state(module), "lightning": logged}
+
+    def load_object_state(self, module: nn.Module, state: dict[str, Any]) -> list[str]:
+        """Restore the metric objects and Lightning's values; return the names of those that begin anew."""
+        lost = super().load_object_state(module, state)
+        return [*lost, *self._connector.resume(state.get("lightning", {}), named_metrics(module))]
 
     def log(
         self,

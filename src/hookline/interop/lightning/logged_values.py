@@ -8,7 +8,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -147,6 +147,28 @@ class LoggedValue:
             self._metric.reset()
         self.has_reset = True
 
+    def state_dict(self, names: Mapping[int, str]) -> dict[str, Any] | None:
+        """Return the value so far, for a checkpoint within the epoch; None if it cannot be restored.
+
+        names: those of the module's metric objects, by their ids.
+        """
+        metric = names.get(id(self._metric))
+        if self.options.sync_group is not None or (not self.is_tensor and metric is None):
+            return None
+        return {
+            "options": asdict(self.options),
+            "metric": metric,
+            "newest": self.newest.detach() if isinstance(self.newest, Tensor) else None,
+            "total": self._total.detach(),
+            "weight": self._weight,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], metrics: Mapping[str, Any]) -> None:
+        """Continue from a saved value. metrics: the module's metric objects."""
+        self.newest, self._total, self._weight = state["newest"], state["total"], state["weight"]
+        if not self.is_tensor:
+            self._metric = metrics[state["metric"]]
+
     def to_cpu(self) -> None:
         """Move the value to the CPU at the end of a run."""
         self._total, self._weight = self._total.cpu(), self._weight.cpu()
@@ -278,6 +300,26 @@ class LoggedValues(dict[str, LoggedValue]):
             is_meant = metrics is None or metrics is not value.is_tensor
             if is_meant and fx in (None, value.options.fx):
                 value.reset()
+
+    def metrics(self) -> list[Any]:
+        """Return the metric objects that were logged since the last reset."""
+        return [each._metric for each in self.values() if not (each.is_tensor or each.has_reset)]
+
+    def state_dict(self, names: Mapping[int, str]) -> dict[str, Any]:
+        """Return the values since the last reset, for a checkpoint within the epoch."""
+        return {key: each.state_dict(names) for key, each in self.items() if not each.has_reset}
+
+    def load_state_dict(self, state: Mapping[str, Any], metrics: Mapping[str, Any], sync: Any) -> list[str]:
+        """Continue from saved values; return the names of those that begin anew."""
+        self.clear()
+        lost = []
+        for key, saved in state.items():
+            if saved is None or not (saved["metric"] is None or saved["metric"] in metrics):
+                lost.append(key)
+                continue
+            value = self[key] = LoggedValue(LogOptions(**saved["options"]), saved["metric"] is None, sync)
+            value.load_state_dict(saved, metrics)
+        return lost
 
     def to_cpu(self) -> None:
         """Move all values to the CPU at the end of a run."""

@@ -14,6 +14,7 @@ from hookline.distributed.comm import Answer
 from hookline.engine.binding import Caller
 from hookline.engine.plan import Plan
 from hookline.metrics.metric_log import MetricLog
+from hookline.metrics.metric_objects import metric_objects
 from hookline.run.run import Run
 from hookline.run.state import State
 from hookline.training.batch_events import transfer
@@ -54,7 +55,7 @@ class PaddingBackup:
     """A copy of what a padding batch would change: metrics, and buffers such as those of batch norm."""
 
     def __init__(self, module: nn.Module, log: MetricLog) -> None:
-        self._metrics = [(each, _metric_state(each)) for each in metric_objects(module, log)]
+        self._metrics = [(each, _metric_state(each)) for each in metric_objects(module, log.objects())]
         self._buffers = [
             (owner, name, each, each.detach().clone())
             for owner in module.modules()
@@ -74,13 +75,6 @@ class PaddingBackup:
         self.restore_buffers()
         for metric, state in self._metrics:
             vars(metric).update(state)
-
-
-def metric_objects(module: nn.Module, log: MetricLog) -> Iterator[Any]:
-    """Yield the metric objects (torchmetrics, by duck type) that are part of the module or were logged."""
-    for found in {id(each): each for each in (*module.modules(), *log.objects())}.values():
-        if all(callable(getattr(found, name, None)) for name in ("update", "compute", "reset")):
-            yield found
 
 
 def _metric_state(metric: Any) -> dict[str, Any]:
