@@ -7,6 +7,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,8 @@ INTERNAL = {
     "hookline.checkpoint.files",
 }
 """Modules with `__all__` that a page of the reference does not list as a whole."""
+OF_ANOTHER = ("hookline.interop.lightning.trainer.Trainer",)
+"""Classes whose parameters another package documents."""
 
 
 def entries(key: str) -> dict[str, str]:
@@ -144,13 +147,69 @@ def test_a_docstring_gives_the_texts_of_its_parameters() -> None:
     doc = """Watch a metric. It is checked.
 
     monitor: the metric's name. mode: 'min' or 'max': which is better.
-    low, high: the limits; None: no limit.
+    low, high: the limits; None: no limit. steps ('500', or 'all') or time ('10 minutes'): when to check.
     """
-    prose, found = reference.parameter_texts(doc, ["monitor", "mode", "low", "high", "other"])
+    prose, found = reference.parameter_texts(
+        doc, ["monitor", "mode", "low", "high", "other", "steps", "time"]
+    )
     assert prose == "Watch a metric. It is checked."
     assert found == {
         "monitor": "the metric's name.",
         "mode": "'min' or 'max': which is better.",
         "low": "the limits; None: no limit.",
         "high": "the limits; None: no limit.",
+        "steps": "'500', or 'all': when to check.",
+        "time": "'10 minutes': when to check.",
     }
+
+
+def described(page: str) -> Iterator[tuple[str, list[str], dict[str, str]]]:
+    """Every class, function and detailed method of a page: its name, its parameters and their texts."""
+    for key, module, name in PUBLIC:
+        value = getattr(importlib.import_module(module), name)
+        value = getattr(value, name) if inspect.ismodule(value) else value
+        if key != page or (inspect.isclass(value) and issubclass(value, enum.Enum)):
+            continue
+        if not inspect.isclass(value):
+            if inspect.isfunction(value):
+                yield name, reference.names_of(value), reference.function_texts(value)[1]
+            continue
+        path = f"{value.__module__}.{value.__qualname__}"
+        if path not in reference.OPTIONS and path not in OF_ANOTHER:
+            names = reference.class_parameters(value)
+            yield name, names, reference.inherited_texts(value, names)
+        methods = reference.defined(value) if reference.has_detail(name, value) else {}
+        for method, given in methods.items():
+            function = getattr(given, "__func__", given)
+            if inspect.isfunction(function):
+                texts = reference.function_texts(function, reference.overridden(value, method))[1]
+                yield f"{name}.{method}", reference.names_of(function), texts
+
+
+@pytest.mark.parametrize("page", reference.PAGES)
+def test_every_parameter_has_its_own_text(page: str) -> None:
+    """args and kwargs stand for the parameters of an override: `training_step(self, batch, batch_idx)`."""
+    silent, mixed = [], []
+    for name, parameters, texts in described(page):
+        silent += [f"{name}: {each}" for each in parameters if not texts.get(each)]
+        for each, said in texts.items():
+            others = "|".join(other for other in parameters if other != each)
+            found = re.search(rf"(?:^|[.;,] |`)({others})`?(?: \([^)]*\))?: ", said) if others else None
+            mixed += [f"{name}: {each} has the text of {found.group(1)}"] if found else []
+    assert [each for each in silent if not re.search(r"_step: (kw)?args$", each)] == []
+    assert mixed == []
+
+
+def test_the_methods_of_a_private_base_are_those_of_the_class() -> None:
+    found = entries("hookline")
+    for name in ("log", "stop", "add_hook", "attach", "start_batch", "save_checkpoint"):
+        assert f"Line.{name}" in found
+    for name in ("roll_back", "samples", "exclude_samples", "num_batches"):
+        assert f"Trainer.{name}" in found
+    rows = re.findall(r"^\| `(\w+)` \|", found["Hook.state_dict"], re.MULTILINE)
+    assert {"tier", "order", "ranks", "on_error", "observes", "budget"} <= set(rows)
+
+
+def test_the_events_of_a_hook_are_not_listed_as_its_methods() -> None:
+    assert not re.search(r"^\| `on_\w+\(", (DOCS / "reference" / "hooks.md").read_text(), re.MULTILINE)
+    assert "`on_train_batch_end(" in entries("interop")["TrainerHooks"]  # the interface of another system

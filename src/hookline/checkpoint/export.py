@@ -100,6 +100,8 @@ def export_checkpoint(
     weights: 'scored', 'raw' or 'averaged'. hook: take the weights in the state of this hook where it has
     them. rename: as for `load_weights`. shard_size: the largest file of hf-sharded, such as "5GB". force:
     replace an existing file, or a folder that an export wrote.
+
+    out: the file or folder to write.
     """
     out = Path(out)
     chosen = choose_format(out, format)

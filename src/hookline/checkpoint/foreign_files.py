@@ -67,6 +67,8 @@ def import_checkpoint(path: str | os.PathLike[str], weights: str | None = None) 
     of transformers (safetensors) or of torch.distributed.checkpoint; of these only the weights are read.
     weights: the key of the weights, if it is not state_dict, model_state_dict, model or module, and the file
     itself is not a state_dict.
+
+    path: the file or folder.
     """
     file = Path(path)
     if is_dcp_folder(file):

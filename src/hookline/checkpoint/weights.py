@@ -126,6 +126,8 @@ def load_weights(
     function from a name in the source to the name in the module, or to None to leave the weight out.
     weights: 'scored' takes the weights that evaluations used, 'raw' the trained weights, 'averaged' the
     average. The report says which, and of which step.
+
+    module: the module to load them into.
     """
     found = find_weights(source, weights, as_shards=bool(sharded_tensors(module)))
     return put_weights(module, replace(found, weights=rename_weights(found, rename)), strict)
@@ -425,6 +427,9 @@ def load_module(
     """Create a `cls` with the arguments in the checkpoint, updated by `overrides`, and load its weights.
 
     weights: as for `load_weights`; if the class has an argument of this name, the value is for the class.
+
+    cls: the class of the module. path: a checkpoint, an fsspec URL, or the directory of a run. strict: all
+    weights must fit. overrides: constructor arguments that replace those of the checkpoint.
     """
     if "weights" in inspect.signature(cls.__init__).parameters:
         overrides, weights = overrides if weights == "scored" else {**overrides, "weights": weights}, "scored"

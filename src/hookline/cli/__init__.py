@@ -131,7 +131,10 @@ OVERRIDES = """Any key of the configuration can be set here, after the file:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code."""
+    """Run one command and return the exit code.
+
+    arguments: those of the command line; None: of this process.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _command(given)

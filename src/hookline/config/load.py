@@ -79,7 +79,12 @@ TYPED = tuple(name for name in SECTIONS if name != "allow")
 
 @dataclass(slots=True)
 class Parts:
-    """The objects that a configuration describes, ready for a trainer."""
+    """The objects that a configuration describes, ready for a trainer.
+
+    source: the configuration. module, datamodule: the objects, or None. hooks: the hooks by name. disabled:
+    the names of those that are off. trainer_arguments, fit_arguments: arguments of `Trainer` and `fit`.
+    checkpoint: the checkpoint to evaluate, or None.
+    """
 
     source: ConfigSource
     module: Any
@@ -95,7 +100,9 @@ class Parts:
     """Returns the parameter groups that the section `optimizer` describes, or None if it describes none."""
 
     def make_trainer(self, trainer: Callable[..., Any]) -> Any:
-        """Make a trainer with these options and add the hooks under their names."""
+        """Make a trainer with these options and add the hooks under their names. trainer: the class of the
+        trainer.
+        """
         asked = [getattr(each, "__hookline_trainer__", "") for each in (self.module, *self.hooks.values())]
         # parts may be written for a trainer with further names
         if dialect := next(filter(None, asked), ""):
@@ -116,7 +123,11 @@ class Parts:
 
 
 class Config:
-    """A configuration with known sections. `build` checks the rest and makes the parts."""
+    """A configuration with known sections. `build` checks the rest and makes the parts.
+
+    source: what `hookline.config` read from a file or a mapping. allow: further packages that class paths may
+    name.
+    """
 
     def __init__(self, source: ConfigSource, allow: Iterable[str] = ()) -> None:
         self.source = source
@@ -294,10 +305,11 @@ def load_config(
     allow: Iterable[str] = (),
     hooks: Iterable[str] = (),
 ) -> Config:
-    """Read a TOML or YAML file, or a mapping, and apply the overrides.
+    """Read a configuration and apply the overrides.
 
-    `overrides` are as on the command line: `["--trainer.max_epochs", "3", "--hooks.stop.patience=9"]`;
-    `allow` are further packages that class paths may name; `hooks` are further hooks, by name or class path.
+    given: a TOML or YAML file, or a mapping. overrides: as on the command line: `["--trainer.max_epochs",
+    "3", "--hooks.stop.patience=9"]`. allow: further packages that class paths may name. hooks: further hooks,
+    by name or class path.
     """
     source = ConfigSource(_copy_table(given)) if isinstance(given, Mapping) else files.read_config(given)
     settings, rest = files.split_overrides(list(overrides), TYPED)

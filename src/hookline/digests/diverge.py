@@ -67,6 +67,8 @@ def diverge(one: str | Path, other: str | Path, names: tuple[str, str] = ("A", "
     """Return the first step at which two runs differ, and what differs first.
 
     Without digests it compares the logged metrics. Nothing is run and nothing is written.
+
+    one, other: the directories of two runs. names: how the report calls them.
     """
     paths = (find_run(one), find_run(other))
     if paths[0].resolve() == paths[1].resolve():

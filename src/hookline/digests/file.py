@@ -163,6 +163,8 @@ def read_digests(run: str | Path, rank: int = 0) -> RunDigests:
 
     Lines that are damaged or of another kind are left out, and so are digests of an earlier run in the same
     directory.
+
+    run: the directory of a run, or a file of digests. rank: of which rank.
     """
     path = Path(run)
     path = file_of_rank(path, rank) if path.is_dir() or not path.suffix else path

@@ -111,6 +111,8 @@ def observer(target: T) -> T:
     >>> @observer
     ... @on("step_end")
     ... def report(step, loss): ...
+
+    target: the class or the function.
     """
     target.observes = True  # type: ignore[attr-defined]
     return target

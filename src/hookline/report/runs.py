@@ -88,8 +88,10 @@ class Listing:
 
 
 def list_runs(folder: Path | str | None = None, now: float | None = None) -> Listing:
-    """Return the runs in a directory and below it, by default in `runs/`, or here if there is none. Nothing
-    is written.
+    """Return the runs in a directory and below it. Nothing is written.
+
+    folder: by default `runs/`, or here if there is none. now: the time for the ages, in seconds since 1970;
+    None: the clock.
     """
     where = Path(folder) if folder is not None else Path("runs") if Path("runs").is_dir() else Path()
     if not where.is_dir():

@@ -300,6 +300,8 @@ def read_predictions(
 
     loader: the name of one of several loaders. partial: also read the folder of a run that has not finished,
     or was stopped, failed or killed.
+
+    folder: the `path` of the hook, by default `predictions` in the run's directory.
     """
     path = Path(folder).expanduser()
     shards = sorted(path.glob("rank-*-*.jsonl"), key=_numbers_of)
