@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import enum
 import importlib
 import inspect
@@ -9,11 +10,14 @@ import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from signal import SIGTERM, SIGUSR1
 
 import pytest
 from test_docs import loaded
 
 import hookline
+from hookline.cli import RUNS, main
+from hookline.config.load import SECTIONS
 from hookline.engine.events import EVENTS, EVENTS_OF_THE_TABLE, FACT_ROWS
 from hookline.run.options import DECLARATIONS
 
@@ -129,8 +133,9 @@ def test_every_option_event_and_fact_has_a_row() -> None:
 
 
 def test_every_command_has_a_section_and_every_exit_code_a_row() -> None:
-    from hookline.cli import BROKEN_PIPE, INTERRUPTED, OK
+    from hookline.cli import output
     from hookline.reliability.watchdog import EXIT_HUNG
+    from hookline.training.ranks.failure_monitor import EXIT_FAILED
 
     found = entries("commands")
     names = [name for name, _, _ in commands.commands()]
@@ -140,7 +145,33 @@ def test_every_command_has_a_section_and_every_exit_code_a_row() -> None:
             for option in action.option_strings:
                 assert option in ("-h", "--help") or f"`{option}`" in found[name]
     rows = re.findall(r"^\| (\d+) \|", found["Exit codes"], re.MULTILINE)
-    assert {OK, INTERRUPTED, BROKEN_PIPE, EXIT_HUNG, 1, 2, 138, 143} == set(map(int, rows))
+    codes = {getattr(output, name) for name in vars(output) if name.isupper() and name != "WIDEST"}
+    assert codes | {EXIT_HUNG, EXIT_FAILED, 128 + SIGUSR1, 128 + SIGTERM} == set(map(int, rows))
+
+
+@pytest.mark.parametrize("command", [name for name in RUNS if name != "explain"])
+def test_every_section_that_a_command_takes_is_in_its_help_and_in_the_reference(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command line takes the sections of a configuration before argparse sees them."""
+    (tmp_path / "run.toml").write_text("")
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    helped, row = capsys.readouterr().out, entries("commands")[f"hookline {command}"]
+    for section in SECTIONS:
+        code = main([command, str(tmp_path / "run.toml"), f"--{section}", "1"])
+        assert code == 2 and "unrecognized" not in capsys.readouterr().err  # it is read, and then refused
+        assert f"  --{section} " in helped and f"| `--{section}` |" in row
+
+
+def test_every_argument_of_every_command_has_a_text() -> None:
+    silent = [
+        f"{name}: {action.dest}"
+        for name, parser, _ in commands.commands()
+        for action in parser._actions
+        if not action.help and not isinstance(action, argparse._SubParsersAction)
+    ]
+    assert silent == []
 
 
 def test_a_docstring_gives_the_texts_of_its_parameters() -> None:

@@ -65,15 +65,15 @@ SECTIONS: dict[str, str] = {
     "mixture": "how several training loaders of the data module are mixed: order, weights, pattern, "
     "epoch_length and so on",
     "checkpoint": "a checkpoint to continue from (fit) or whose weights to use (validate, test, predict): a "
-    "path, 'auto' (the "
-    "newest), 'best', or false for none; without it, a fit whose run_dir is named continues by itself",
+    "path, 'auto' (the newest), 'best', or false for none; without it, a fit whose run_dir is named "
+    "continues by itself",
     "config": "a table of your own; hooks ask for it as `config`",
     "allow": "further packages of your own that class paths may name",
 }
 
 OF_LIGHTNING = {"model", "data", "seed_everything", "ckpt_path"}
 """Sections of LightningCLI, which has others in common with Hookline."""
-TYPED = tuple(name for name in SECTIONS if name != "allow")
+TYPED = {name: about for name, about in SECTIONS.items() if name != "allow"}
 """Sections that the command line can set as a whole. It has an option `--allow` of its own."""
 
 
