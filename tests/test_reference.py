@@ -1,14 +1,17 @@
-"""The reference has an entry for every public name, option, event, fact, command and exit code."""
+"""The reference has an entry for every public name, option, event, fact, command, exit code and file."""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import enum
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from signal import SIGTERM, SIGUSR1
 
@@ -16,14 +19,20 @@ import pytest
 from test_docs import loaded
 
 import hookline
+import hookline.report
+from hookline import hooks
 from hookline.cli import RUNS, main
 from hookline.config.load import SECTIONS
 from hookline.engine.events import EVENTS, EVENTS_OF_THE_TABLE, FACT_ROWS
+from hookline.loggers import CSV, JSONLines
+from hookline.run.option_tables import OLD_NAMES, TABLES
 from hookline.run.options import DECLARATIONS
+from hookline.testing import TinyModule, tiny_batches, tiny_trainer
+from hookline.tracing.reader import read_trace
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-reference, commands = loaded("reference"), loaded("commands")
+reference, commands, results = loaded("reference"), loaded("commands"), loaded("results")
 PUBLIC = [
     (key, module, name)
     for key, page in reference.PAGES.items()
@@ -41,6 +50,12 @@ INTERNAL = {
     "hookline.checkpoint.files",
 }
 """Modules with `__all__` that a page of the reference does not list as a whole."""
+RUN_FILES = "## In a run's directory"
+PRIVATE = {"AttributeDict", "Auditing", "ConfigPart", "Digesting", "Event", "FilterSettings"} | {
+    "FunctionRegistration", "Pass", "Pick", "Ranks", "RecordedRun", "StateDict"
+}  # fmt: skip
+"""Classes that public functions return for the engine, the loops and other functions of Hookline."""
+SOURCE = "\n".join(path.read_text() for path in (ROOT / "src" / "hookline").rglob("*.py"))
 OF_ANOTHER = ("hookline.interop.lightning.trainer.Trainer",)
 """Classes whose parameters another package documents."""
 
@@ -125,6 +140,11 @@ def test_every_option_event_and_fact_has_a_row() -> None:
     for group in DECLARATIONS:
         for name in inspect.get_annotations(group):
             assert f"| `{name}` |" in options
+    for option, keys in TABLES.items():
+        section = options.partition(f"## Keys of {option}\n")[2].partition("\n## ")[0]
+        assert [each.name for each in fields(keys)] == re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    for old in OLD_NAMES:
+        assert f"| `{old}` |" in options.partition("## Older names\n")[2]
     for event in EVENTS:
         if event.name in EVENTS_OF_THE_TABLE:
             assert f"`{event.name}`" in lifecycle
@@ -241,6 +261,97 @@ def test_the_methods_of_a_private_base_are_those_of_the_class() -> None:
     assert {"tier", "order", "ranks", "on_error", "observes", "budget"} <= set(rows)
 
 
+def test_every_object_that_a_public_function_returns_has_an_entry_with_texts() -> None:
+    public, text = {name for _, _, name in PUBLIC}, (DOCS / "reference" / "results.md").read_text()
+    listed = {each.__name__ for each in results.result_classes()}
+    assert set(re.findall(r"^## (\w+)$", text, re.MULTILINE)) == listed
+    assert re.findall(r"^\| `\w+` \|  \|$", text, re.MULTILINE) == []  # no attribute without a text
+    ours = {each for each in results.returned_by() if each not in public | listed}
+    assert {each for each in ours if re.search(rf"^class {each}\b", SOURCE, re.MULTILINE)} <= PRIVATE
+
+
 def test_the_events_of_a_hook_are_not_listed_as_its_methods() -> None:
     assert not re.search(r"^\| `on_\w+\(", (DOCS / "reference" / "hooks.md").read_text(), re.MULTILINE)
     assert "`on_train_batch_end(" in entries("interop")["TrainerHooks"]  # the interface of another system
+
+
+# ---- files of a run ------------------------------------------------------------------------------------------
+
+
+def table(page: str, heading: str) -> list[str]:
+    """The words in code of the first column, in the tables of a section, without their heads."""
+    section = (DOCS / page).read_text().partition(f"{heading}\n")[2]
+    section = re.split(r"^#", section, maxsplit=1, flags=re.MULTILINE)[0]
+    first = re.findall(r"^\| (`[^|]*?) \|.*\n(?!\|---)", section, re.MULTILINE)
+    return [word for cell in first for word in re.findall(r"`([^`]*)`", cell)]
+
+
+def test_the_log_has_no_type_that_the_reference_does_not_have() -> None:
+    written: set[str] = set()
+    for path in (ROOT / "src" / "hookline").rglob("*.py"):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if "log_event(" in text else ():
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            kind = getattr(node.args[0], "value", None) if node.args else None
+            is_record = node.func.attr == "write" and path.name == "jsonl.py"
+            if (is_record or node.func.attr == "log_event") and isinstance(kind, str):
+                written.add(kind)
+    assert len(written) > 15
+    assert written == set(table("reference/files.md", "## log.jsonl"))
+
+
+class Listed(hookline.Hook):
+    """Lists the files that exist during a run."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+
+    def on_step_end(self, trainer: hookline.Trainer) -> None:
+        found = trainer.run_dir.rglob("*")
+        self.files |= {str(each.relative_to(trainer.run_dir)) for each in found if not each.is_dir()}
+
+
+def test_the_reference_has_every_file_of_a_run_and_the_fields_of_its_records(tmp_path: Path) -> None:
+    listed, run = Listed(), tmp_path / "run"
+    trainer = hookline.Trainer(
+        max_epochs=1,
+        run_dir=run,
+        audit={"changes": True, "trace": True},
+        digest=True,
+        logger=[JSONLines(), CSV()],
+        enable_progress_bar=False,
+        hooks=[
+            listed,
+            hooks.ModelCheckpoint(every_n_train_steps=1),
+            hooks.JSONLog(1),
+            hooks.Heartbeat(),
+            hooks.ModelSummary(),
+            hooks.GradientMonitor(log_frequency=1, log_histogram=True),
+        ],
+    )
+    trainer.fit(TinyModule(), tiny_batches(2), tiny_batches(1))
+    hookline.report.write_report([run])
+    writer = hooks.PredictionWriter()
+    tiny_trainer(writer, run_dir=run).predict(TinyModule(), tiny_batches(2))
+    files = {str(each.relative_to(run)) for each in run.rglob("*") if not each.is_dir()} | listed.files
+    patterns = [re.sub("NAME|STEP|TIME|N|R", ".*", each) for each in table("reference/files.md", RUN_FILES)]
+    unknown = [
+        name
+        for name in files
+        if not any(re.fullmatch(each + (".*" if each.endswith("/") else ""), name) for each in patterns)
+    ]
+    assert unknown == []
+    assert {"run.lock", "control.sock", "batches/rank-0.jsonl", "digests.jsonl", "hparams.csv"} <= files
+
+    record = json.loads((run / "run.json").read_text())
+    assert set(record) == set(table("runs.md", "## The record of a run: `run.json`"))
+    manifest = json.loads((run / "checkpoints/last/manifest.json").read_text())
+    described = set(table("checkpoints.md", "## Files of a checkpoint"))
+    assert set(manifest) <= described and set(manifest["files"]) <= described
+    categories = {each["cat"] for each in read_trace(run / "trace.json") if "cat" in each}
+    assert {f'"cat": "{each}"' for each in categories} <= set(table("reference/files.md", "## trace.json"))
+    records = [json.loads(line) for path in run.glob("logs/*") for line in path.read_text().splitlines()]
+    assert {each["type"] for each in records} <= set(
+        table("reference/files.md", "## logs/training_TIME.jsonl")
+    )

@@ -56,7 +56,11 @@ Write = Callable[[Mapping[str, Any], Path], None]
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The result of an export."""
+    """The result of an export.
+
+    path: the file or folder. format: its format. step: the step of the checkpoint. tensors, numbers: how many
+    tensors, and how many numbers in them.
+    """
 
     path: Path
     format: str

@@ -40,7 +40,11 @@ that it cannot be allowed.
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Imported:
-    """The contents of a file of another tool; `load_weights(module, imported)` takes its weights."""
+    """The contents of a file of another tool; `load_weights(module, imported)` takes its weights.
+
+    path: the file or folder. weights: tensors by name. hparams: hyper-parameters, if the file has some. step,
+    epoch: where the training was, or None.
+    """
 
     path: Path
     weights: Mapping[str, Any]

@@ -42,7 +42,11 @@ Rename: TypeAlias = Mapping[str, str] | Callable[[str], str | None]
 
 @dataclass(slots=True)
 class WeightsReport:
-    """The result of loading weights into a module; print it."""
+    """The result of loading weights into a module; print it.
+
+    source: where the weights are from. module: the class of the module. loaded: the names of the loaded
+    weights.
+    """
 
     source: str
     module: str

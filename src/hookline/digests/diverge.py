@@ -22,7 +22,11 @@ MOST_LATER = 6
 
 @dataclass(slots=True)
 class DivergeReport:
-    """The result of a comparison, for people and for programs."""
+    """The result of a comparison, for people and for programs.
+
+    names, paths: the names and the directories of the two runs. divergence: the first difference, or None.
+    notes: sentences about the comparison.
+    """
 
     names: tuple[str, str]
     paths: tuple[Path, Path]

@@ -138,7 +138,10 @@ class Attempt:
 
 @dataclass
 class RunDigests:
-    """The digests of one rank of a run."""
+    """The digests of one rank of a run.
+
+    path: the file. rank: the rank. attempts: the digests of each fit, also those that were superseded.
+    """
 
     path: Path
     rank: int = 0

@@ -33,7 +33,12 @@ INNER_FOLDERS = ("checkpoints", "media", "logs", *TRACKER_FOLDERS)
 
 @dataclass(slots=True)
 class ListedRun:
-    """One run in the list."""
+    """One run in the list.
+
+    path: its directory. run: all that was read of it. status: as in `run.json`, or 'running' or 'killed'.
+    step, epochs: the progress. best: the best value of the monitored metric, or None. started: seconds since
+    1970. bytes: the size of the directory. reason: why it stopped.
+    """
 
     path: Path
     run: RecordedRun
@@ -74,7 +79,10 @@ class ListedRun:
 
 @dataclass(slots=True)
 class Listing:
-    """All runs below a directory, the newest first."""
+    """All runs below a directory, the newest first.
+
+    folder: the directory. runs: the runs, each a `ListedRun`.
+    """
 
     folder: Path
     runs: list[ListedRun] = field(default_factory=list)

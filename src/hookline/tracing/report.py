@@ -60,7 +60,11 @@ class EventTime:
 
 @dataclass(slots=True)
 class TraceCounts:
-    """The events and calls of a run, counted from its trace."""
+    """The events and calls of a run, counted from its trace.
+
+    verb: the stage. events: how often each event happened. times: the durations of each event. calls: calls
+    and time per listener and event.
+    """
 
     verb: str = "fit"
     partial: bool = False
