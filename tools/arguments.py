@@ -7,12 +7,16 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import sys
 import textwrap
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from hookline.run import options
+from docstrings import attribute_texts
+from markdown_links import escaped, sentence
+
+from hookline.run.option_tables import OLD_NAMES, TABLES
 from hookline.run.options import DECLARATIONS, GROUPS, TrainerParts, documentation
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,7 +70,7 @@ class _Bare(ast.NodeTransformer):
 
 def types_of(cls: type) -> dict[str, str]:
     """Return the types of the arguments that a class declares, as text."""
-    module = ast.parse(inspect.getsource(options))
+    module = ast.parse(inspect.getsource(sys.modules[cls.__module__]))
     aliases = {
         each.targets[0].id: each.value
         for each in module.body
@@ -142,11 +146,28 @@ def page() -> str:
             "|---|---|---|---|",
         ]
         for name, kind in types_of(cls).items():
-            shown = kind.replace("|", "\\|")
-            out.append(
-                f"| `{name}` | `{shown}` | {_default(cls, name)} | {docs[name].replace('|', chr(92) + '|')} |"
-            )
-    return "\n".join(out) + "\n"
+            out.append(f"| `{name}` | `{escaped(kind)}` | {_default(cls, name)} | {escaped(docs[name])} |")
+    return "\n".join([*out, *tables(), *older_names()]) + "\n"
+
+
+def tables() -> list[str]:
+    """Return the keys of the options that may be dictionaries."""
+    out = []
+    for option, cls in TABLES.items():
+        about = (cls.__doc__ or "").partition(": what")[0]
+        out += ["", f"## Keys of {option}", "", f"{about}: `Trainer({option}={{...}})`.", ""]
+        out += ["| key | type | default | what it does |", "|---|---|---|---|"]
+        for name, kind in types_of(cls).items():
+            said = sentence(attribute_texts(cls)[name])
+            out.append(f"| `{name}` | `{escaped(kind)}` | {_default(cls, name)} | {escaped(said)} |")
+    return out
+
+
+def older_names() -> list[str]:
+    """Return the options that are keys of others now."""
+    out = ["", "## Older names", "", "Options that are keys of others now. They are still accepted.", ""]
+    out += ["| older name | now |", "|---|---|"]
+    return [*out, *(f'| `{old}` | `{new}={{"{key}": ...}}` |' for old, (new, key) in OLD_NAMES.items())]
 
 
 def overview() -> str:

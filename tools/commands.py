@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from markdown_links import escaped, sentence
 
 from hookline.cli import CODES, make_parser
+from hookline.config.load import TYPED
 
 Command = tuple[str, argparse.ArgumentParser, str]
 """The full name of a command, its parser and its short help."""
@@ -27,7 +28,7 @@ def commands() -> Iterator[tuple[str, argparse.ArgumentParser, str]]:
                     yield f"{above} {name}", below, helps.get(name, "")
                     yield from walk(below, f"{above} {name}")
 
-    yield from walk(make_parser(), "hookline")
+    yield from walk(make_parser(TYPED), "hookline")
 
 
 def exit_codes(text: str) -> list[tuple[str, str]]:
@@ -48,6 +49,44 @@ def exit_codes(text: str) -> list[tuple[str, str]]:
     return found
 
 
+def arguments_table(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the arguments and options of a command as the rows of a table."""
+    rows = []
+    for action in parser._actions:
+        if isinstance(action, (argparse._HelpAction, argparse._SubParsersAction)):
+            continue
+        flags = ", ".join(f"`{each}`" for each in action.option_strings) or f"`{action.metavar}`"
+        choices = f" One of: {', '.join(map(str, action.choices))}." if action.choices else ""
+        default = ""
+        if action.default not in (None, False, "", [], argparse.SUPPRESS):
+            default = f" Default: `{action.default}`."
+        rows.append(f"| {flags} | {escaped(help_text(action) + choices + default)} |")
+    return ["", "| argument | what it is |", "|---|---|", *rows] if rows else []
+
+
+def help_text(action: argparse.Action) -> str:
+    """Return the help of an argument as a sentence; formats and actions that it begins with are code."""
+    said = (action.help or "").replace("%(prog)s", "hookline")
+    return sentence(re.sub(r"^([\w-]+(?:, [\w-]+)*): ", lambda found: f"{code_of(found.group(1))}: ", said))
+
+
+def code_of(words: str) -> str:
+    """Return a list of words, each as code."""
+    return ", ".join(f"`{word}`" for word in words.split(", "))
+
+
+def below(epilog: str) -> list[str]:
+    """Return what the help of a command says below its arguments; a table of it becomes a block."""
+    out: list[str] = []
+    for paragraph in epilog.partition("exit codes: ")[0].strip().split("\n\n"):
+        lines = paragraph.splitlines()
+        if any(line.startswith("  ") for line in lines):
+            out += ["", "```", *lines, "```"]
+        elif lines:
+            out += ["", " ".join(lines)]
+    return out
+
+
 def page() -> str:
     """Return the text of docs/reference/commands.md."""
     out = [
@@ -56,7 +95,7 @@ def page() -> str:
         "<!-- Generated from src/hookline/cli by tools/commands.py. -->",
         "",
         "Every command of `hookline`, its arguments and its exit codes. `hookline COMMAND --help` prints the "
-        "same.",
+        "same, and `hookline --version` the version.",
         "",
         "## Exit codes",
         "",
@@ -70,28 +109,12 @@ def page() -> str:
     ]
     for name, parser, about in commands():
         epilog = parser.epilog or ""
-        usage = " ".join(parser.format_usage().split()).removeprefix("usage: ").replace("|", "\\|")
-        out += ["", f"## {name}", "", sentence(about), "", "```", usage.replace("\\|", "|"), "```"]
-        rows = []
-        for action in parser._actions:
-            if isinstance(action, (argparse._HelpAction, argparse._SubParsersAction)):
-                continue
-            flags = (
-                ", ".join(f"`{each}`" for each in action.option_strings)
-                or f"`{action.metavar or action.dest}`"
-            )
-            choices = f" One of: {', '.join(map(str, action.choices))}." if action.choices else ""
-            default = ""
-            if action.default not in (None, False, [], argparse.SUPPRESS):
-                default = f" Default: `{action.default}`."
-            rows.append(f"| {flags} | {escaped(sentence(action.help or '') + choices + default)} |")
-        if rows:
-            out += ["", "| argument | what it is |", "|---|---|", *rows]
-        if epilog and epilog != CODES and CODES not in epilog:
-            codes = exit_codes(epilog)
-            if codes:
-                said = "; ".join(f"{code}: {means}" for code, means in codes)
-                out += ["", f"Exit codes: {said}."]
-        elif CODES in epilog or epilog == CODES:
+        usage = " ".join(parser.format_usage().split()).removeprefix("usage: ")
+        out += ["", f"## {name}", "", sentence(about), "", "```", usage, "```", *arguments_table(parser)]
+        if epilog == CODES:
             out += ["", "Exit codes: [the table](#exit-codes)."]
+            continue
+        out += below(epilog)
+        if codes := exit_codes(epilog):
+            out += ["", f"Exit codes: {'; '.join(f'{code}: {means}' for code, means in codes)}."]
     return "\n".join(out) + "\n"

@@ -16,6 +16,7 @@ from pathlib import Path
 import architecture
 import arguments
 import reference
+import results
 from conformance import page as conformance
 
 from hookline.engine.cost import OFTEN
@@ -211,6 +212,7 @@ def main() -> int:
         architecture.GUIDE: architecture.page(),
         ROOT / "docs/images/architecture.svg": architecture.picture(),
         **reference.pages(),
+        ROOT / "docs/reference/results.md": results.page(),
     }
     stale = [path for path, text in targets.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv:

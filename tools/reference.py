@@ -1,22 +1,21 @@
 """Write docs/reference/: an entry for every public name, command and exit code, from the code itself.
 
 An entry has the docstring, the signature, a table of parameters with types, defaults and allowed values, and
-a link to the first example in the docs. The docstrings name parameters in the middle of the text
-(`monitor: the metric's name. mode: ...`); `parameter_texts` finds them there.
+a link to the first example in the docs. Methods and attributes that a class inherits are part of its entry,
+unless the base has an entry of its own.
 """
 
 from __future__ import annotations
 
 import ast
 import enum
+import functools
 import importlib
 import inspect
-import itertools
 import re
 import sys
-import textwrap
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -24,9 +23,20 @@ from typing import Any
 
 import commands
 from arguments import _Bare
+from docstrings import (
+    attribute_texts,
+    following_text,
+    inherited_texts,
+    names_of,
+    own_docs,
+    parameter_texts,
+    parameters_of,
+)
 from markdown_links import escaped, lines_with_heading, python_blocks, sentence
 
+from hookline.engine._methods import HookMethods
 from hookline.engine.checks import rule_of
+from hookline.engine.hook import Hook
 from hookline.util.errors import OptionError, Signal
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,8 +62,8 @@ PAGES = {
     ),
     "hooks": Page(
         "API reference: built-in hooks",
-        "Parameters and defaults of every built-in hook (callback). [Built-in hooks](../builtin-hooks.md) "
-        "has them by purpose, with examples.",
+        "Parameters and defaults of every built-in hook (callback), a [`Hook`](hookline.md#hook). "
+        "[Built-in hooks](../builtin-hooks.md) has them by purpose, with examples.",
         {"hookline.hooks": []},
     ),
     "loggers": Page(
@@ -194,8 +204,8 @@ ALIASES: dict[str, ast.expr] = {"Mode": ast.parse('Literal["auto", "min", "max"]
 """Names of types that a reader would have to look up."""
 LONGEST_DEFAULT = 80
 """Characters of a default that is shown."""
-COMMON = {"name": "The name of the hook in lists and commands. None: from its class."}
-"""Texts of the parameters that hooks share."""
+ELSEWHERE = ("hookline.engine._methods", "hookline.run.state_parts")
+"""Modules of bases whose methods and attributes are events and facts, which docs/lifecycle.md lists."""
 
 
 def public_names(page: Page) -> Iterator[tuple[str, str]]:
@@ -203,53 +213,6 @@ def public_names(page: Page) -> Iterator[tuple[str, str]]:
     for module, names in page.modules.items():
         for name in names or importlib.import_module(module).__all__:
             yield module, name
-
-
-# ---- docstrings --------------------------------------------------------------------------------------------
-
-
-def parameter_texts(doc: str, names: list[str]) -> tuple[str, dict[str, str]]:
-    """Return the docstring without its parameters, and the text of each parameter.
-
-    A parameter begins with `name: ` or `one, two: `, quoted or not, at the start of a paragraph or sentence.
-    """
-    if not names:
-        return doc, {}
-    one = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    one = f"`?(?:{one})`?"
-    starts = re.compile(rf"(?:(?<=^)|(?<=[.;] )|(?<=\.\) ))({one}(?:(?:, | and ){one})*): ")
-    prose, found = [], {}
-    for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(doc)):
-        if paragraph.lstrip().startswith(">>>"):
-            code = re.sub(r" *# doctest:.*(\n *\+ELLIPSIS)?", "", textwrap.dedent(paragraph).strip())
-            prose.append(f"```py\n{code}\n```")
-            continue
-        if re.search(r"^( {2,}|- |\|)", paragraph, re.MULTILINE):  # a block or a list stays as it is
-            prose.append(paragraph)
-            continue
-        text = " ".join(paragraph.split())
-        matches = list(starts.finditer(text))
-        before = text[: matches[0].start()] if matches else text
-        if before.strip():
-            prose.append(before.strip())
-        for match, after in itertools.zip_longest(matches, matches[1:]):
-            said = text[match.end() : after.start() if after else None].strip()
-            for name in re.split(r", | and ", match.group(1)):
-                found[name.strip("`")] = said
-    for name, said in found.items():
-        found[name], about_others = split_text(said, names)
-        prose += [about_others] if about_others else []
-    return "\n\n".join(prose), found
-
-
-def split_text(said: str, names: list[str]) -> tuple[str, str]:
-    """Return a parameter's text, and what follows from a sentence that is about other parameters on.
-
-    Such a sentence begins with their names as code: `project`, `tags` and `id` are those of the client.
-    """
-    one = "|".join(re.escape(each) for each in names)
-    about = re.search(rf"(?<=\. )(?:`(?:{one})`(?:, | and )?)+ (?:is|are) .*", said)
-    return (said[: about.start()].strip(), about.group()) if about else (said, "")
 
 
 # ---- signatures --------------------------------------------------------------------------------------------
@@ -299,17 +262,6 @@ def shown_default(value: Any) -> str:
     text = "..." if "factory" in text or len(text) > LONGEST_DEFAULT else text
     text = text.replace("'", '"')
     return f"`{text}`".replace("|", "\\|")
-
-
-def parameters_of(function: Any) -> list[inspect.Parameter]:
-    """Return the parameters of a function or class without `self`."""
-    try:
-        found = list(inspect.signature(function).parameters.values())
-    except (ValueError, TypeError):
-        return []
-    if found and (found[0].name == "self" or (found[0].name == "cls" and "." in function.__qualname__)):
-        found = found[1:]
-    return [each for each in found if "Never" not in str(each.annotation)]
 
 
 def signature(name: str, function: Any) -> list[str]:
@@ -388,11 +340,20 @@ def where_shown(module: str, name: str, examples: dict[str, str]) -> str:
     return next(iter([*shown, *filter(None, [page, own, other])]), "")
 
 
-def callable_entry(name: str, function: Any) -> list[str]:
-    """Return the signature, the text and the parameters of a function."""
-    names = [each.name for each in parameters_of(function)]
-    prose, texts = parameter_texts(inspect.getdoc(function) or "", names)
+def callable_entry(name: str, function: Any, overridden: Iterable[Any] = ()) -> list[str]:
+    """Return the signature, the text and the parameters of a function. overridden: methods of bases."""
+    prose, texts = function_texts(function, overridden)
     return [*signature(name, function), "", sentence(prose), *parameter_table(function, texts)]
+
+
+def function_texts(function: Any, overridden: Iterable[Any] = ()) -> tuple[str, dict[str, str]]:
+    """Return the docstring of a function without its parameters, and the text of each parameter."""
+    names = names_of(function)
+    texts: dict[str, str] = {}
+    for each in overridden:
+        texts |= parameter_texts(inspect.getdoc(each) or "", names)[1]
+    prose, own = parameter_texts(inspect.getdoc(function) or "", names)
+    return prose, {**texts, **own}
 
 
 def class_entry(name: str, cls: type) -> list[str]:
@@ -400,83 +361,112 @@ def class_entry(name: str, cls: type) -> list[str]:
     if issubclass(cls, enum.Enum):
         members = [f"`{name}.{each.name}` (`{each.value!r}`)".replace("'", '"') for each in cls]
         return [sentence(inspect.getdoc(cls) or ""), "", "Members: " + ", ".join(members) + "."]
-    own = "__init__" in vars(cls) or is_dataclass(cls) or not issubclass(cls, BaseException)
-    init = "" if is_dataclass(cls) and "__init__" not in vars(cls) else inspect.getdoc(cls.__init__) or ""
-    init = "" if cls.__init__ is object.__init__ or init.startswith("Initialize self.") else init
     if f"{cls.__module__}.{cls.__qualname__}" in OPTIONS:
         about = "The parameters are the [options of the trainer](../options.md)."
         head, _ = parameter_texts(inspect.getdoc(cls) or "", [""])
         return ["```py", f"{name}(**options)", "```", "", sentence(head), "", about]
-    names = [each.name for each in parameters_of(cls)] if own else []
-    head, of_class = parameter_texts(inspect.getdoc(cls) or "", names)
-    tail, of_init = parameter_texts(init, names)
-    common = COMMON if cls.__module__.startswith("hookline.hooks") else {}
-    texts = {**common, **of_class, **of_init}
-    if is_dataclass(cls):
-        texts = {**field_texts(cls), **texts}
-    out = signature(name, cls) if own and names else []
+    names = class_parameters(cls)
+    head, _ = parameter_texts(inspect.getdoc(cls) or "", names)
+    made = next((base for base in cls.__mro__ if "__init__" in vars(base)), object)
+    of_init = own_docs(made)[-1] if made.__module__.startswith("hookline") else ""
+    tail, _ = parameter_texts(of_init, [*names, *names_of(made)])
+    out = signature(name, cls) if names else []
     out += ["", sentence(head)]
     if tail and not (head and len(tail) < 60):  # "Watch a metric." says nothing new
         out += ["", sentence(tail)]
     if issubclass(cls, BaseException):
         bases = ", ".join(f"`{base.__name__}`" for base in cls.__mro__[1:] if base not in (object,))
         out += ["", f"Bases: {bases}."]
-    if own and names:
-        out += parameter_table(cls, texts)
+    elif above := [base for base in cls.__mro__[1:] if base in entries_of_classes() and base is not Hook]:
+        out += ["", f"Base: {entries_of_classes()[above[0]]}."]
+    if names:
+        out += parameter_table(cls, inherited_texts(cls, names))
     return out
 
 
-def field_texts(cls: type) -> dict[str, str]:
-    """Return the text under each field of a dataclass."""
-    try:
-        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    except (OSError, TypeError):
-        return {}
-    assert isinstance(body, ast.ClassDef)
-    found = {}
-    for line, after in itertools.pairwise(body.body):
-        if (
-            isinstance(line, ast.AnnAssign)
-            and isinstance(after, ast.Expr)
-            and isinstance(after.value, ast.Constant)
-        ):
-            found[ast.unparse(line.target)] = str(after.value.value)
+def class_parameters(cls: type) -> list[str]:
+    """Return the parameters of a class that its entry lists."""
+    own = "__init__" in vars(cls) or is_dataclass(cls) or not issubclass(cls, BaseException)
+    return names_of(cls) if own else []
+
+
+@functools.cache
+def entries_of_classes() -> dict[type, str]:
+    """Return a link to the first entry of every public class."""
+    found: dict[type, str] = {}
+    for key, page in PAGES.items():
+        for module, name in public_names(page):
+            value = getattr(importlib.import_module(module), name)
+            if inspect.isclass(value):
+                found.setdefault(value, f"[`{name}`]({key}.md#{name.lower()})")
     return found
 
 
 def methods(name: str, cls: type, level: int) -> list[str]:
-    """Return the public methods and properties that a class defines and documents itself."""
+    """Return the public methods, properties and attributes of a class that have a docstring."""
     if issubclass(cls, enum.Enum):
         return []
-    out, properties, short = list[str](), list[str](), list[str]()
-    detailed = name in IN_DETAIL and cls.__module__.partition(".interop.lightning")[1] == ""
+    out, short = list[str](), list[str]()
+    attributes = own_attributes(cls) if has_detail(name, cls) else {}
     for method, value in sorted(defined(cls).items()):
         function = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
-        if isinstance(function, property):
-            doc = inspect.getdoc(function) or ""
-            properties.append(f"| `{method}` | {escaped(sentence(doc.partition(chr(10) * 2)[0]))} |")
-        elif inspect.isfunction(function) and function.__doc__ and not detailed:
+        if isinstance(function, property | functools.cached_property):
+            attributes[method] = (inspect.getdoc(function) or "").partition("\n\n")[0]
+        elif inspect.isfunction(function) and function.__doc__ and not has_detail(name, cls):
             given = ", ".join(each.name for each in parameters_of(function))
             said = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
             short.append(f"| `{method}({given})` | {escaped(sentence(said))} |")
         elif inspect.isfunction(function) and function.__doc__:
-            out += ["", f"{'#' * (level + 1)} {name}.{method}", "", *callable_entry(method, function)]
+            text = callable_entry(method, function, overridden(cls, method))
+            out += ["", f"{'#' * (level + 1)} {name}.{method}", "", *text]
     if short:
         out += ["", "| method | what it does |", "|---|---|", *short]
-    if properties:
-        out += ["", "| attribute | what it is |", "|---|---|", *properties]
+    if attributes:
+        out += ["", "| attribute | what it is |", "|---|---|"]
+        out += [f"| `{each}` | {escaped(sentence(said))} |" for each, said in sorted(attributes.items())]
     return out
 
 
+def has_detail(name: str, cls: type) -> bool:
+    """Return whether the methods of a class have entries of their own, not rows of a table."""
+    return name in IN_DETAIL and ".interop.lightning" not in cls.__module__
+
+
+def overridden(cls: type, method: str) -> list[Any]:
+    """Return the methods of this name, the most basic first."""
+    return [vars(base)[method] for base in reversed(cls.__mro__) if method in vars(base)]
+
+
+def own_classes(cls: type) -> list[type]:
+    """Return a class and its bases that have no entry of their own, the most basic first."""
+    elsewhere = [base for base in cls.__mro__[1:] if base in entries_of_classes()]
+    return [
+        base
+        for base in reversed(cls.__mro__)
+        if base.__module__.startswith("hookline")
+        and base.__module__ not in ELSEWHERE
+        and not any(issubclass(other, base) for other in elsewhere)
+    ]
+
+
 def defined(cls: type) -> dict[str, Any]:
-    """Return what a class defines under public names, and for the trainer what its private bases define."""
-    found: dict[str, Any] = {}
-    for base in reversed(cls.__mro__):
-        if base is cls or (
-            cls.__name__ in ("Trainer", "Module") and base.__module__.startswith("hookline.run")
-        ):
-            found.update(vars(base))
-    return {key: value for key, value in found.items() if not key.startswith("_")}
+    """Return what a class defines under public names, without the events that a hook listens to.
+
+    The base of another system's hooks (`__hookline_base__`) has its events.
+    """
+    listens = issubclass(cls, HookMethods) and "__hookline_base__" not in vars(cls)
+    events = set(dir(HookMethods)) if listens else set[str]()
+    found = {key: value for base in own_classes(cls) for key, value in vars(base).items()}
+    return {key: value for key, value in found.items() if not key.startswith("_") and key not in events}
+
+
+def own_attributes(cls: type) -> dict[str, str]:
+    """Return the documented attributes of a class that are not its parameters."""
+    found: dict[str, str] = {}
+    for base in own_classes(cls):
+        found |= attribute_texts(base)
+    names = class_parameters(cls)
+    return {key: said for key, said in found.items() if not key.startswith("_") and key not in names}
 
 
 def signal_text(name: str) -> str:
@@ -484,24 +474,6 @@ def signal_text(name: str) -> str:
     import hookline.util.errors as errors
 
     return following_text(errors, name)
-
-
-def following_text(module: ModuleType, name: str) -> str:
-    """Return the docstring under an assignment, in the module or where it imports the name from."""
-    body = ast.parse(inspect.getsource(module)).body
-    for line in body:
-        if isinstance(line, ast.ImportFrom) and line.module and name in [each.name for each in line.names]:
-            return following_text(importlib.import_module(line.module), name)
-    for line, after in itertools.pairwise(body):
-        target = line.targets[0] if isinstance(line, ast.Assign) else getattr(line, "target", None)
-        if (
-            isinstance(target, ast.Name)
-            and target.id == name
-            and isinstance(after, ast.Expr)
-            and isinstance(after.value, ast.Constant)
-        ):
-            return " ".join(str(after.value.value).split())
-    return ""
 
 
 def constant_text(module: str, name: str, value: Any) -> str:

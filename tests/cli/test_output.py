@@ -19,7 +19,7 @@ def test_every_exit_code_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         main(["--help"])
     said = capsys.readouterr().out
-    for name in ("OK", "FAILED", "USAGE", "INTERRUPTED", "BROKEN_PIPE"):
+    for name in ("OK", "FAILED", "USAGE", "DIFFERENT", "INTERRUPTED", "BROKEN_PIPE"):
         assert f"{getattr(output, name)} " in said
 
 
@@ -33,7 +33,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 def test_the_page_on_the_command_line_names_every_command_and_exit_code() -> None:
     page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
     commands = next(
-        action for action in make_parser()._actions if isinstance(action, argparse._SubParsersAction)
+        action for action in make_parser({})._actions if isinstance(action, argparse._SubParsersAction)
     ).choices
     assert [name for name in commands if not re.search(rf"`(?:hookline )?{name}[ `]", page)] == []
     codes = {code for row in re.findall(r"^\| ([\d, ]+) \|", page, re.MULTILINE) for code in row.split(", ")}

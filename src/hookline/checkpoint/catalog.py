@@ -239,9 +239,9 @@ def is_within(number: int, ranges: Iterable[SaveRange]) -> bool:
 def best_first(found: list[FoundCheckpoint], kept: KeptBest = EVERY_MONITOR) -> list[FoundCheckpoint]:
     """Return the checkpoints with a score, the best first; of several monitors, those of the newest one.
 
-    Of equal scores, the oldest comes first. found: in the order of `find_checkpoints`, the newest first. Those
-    that a rollback has abandoned are left out. kept: what the hooks monitor now; checkpoints of other metrics
-    and modes are left out.
+    Of equal scores, the oldest comes first. found: in the order of `find_checkpoints`, the newest first.
+    Those that a rollback has abandoned are left out. kept: what the hooks monitor now; checkpoints of other
+    metrics and modes are left out.
     """
     ranked = [(each, kept.monitor_of(each)) for each in without_abandoned(found)]
     name, mode = next((monitor for _, monitor in ranked if monitor is not None), ("", ""))

@@ -56,7 +56,11 @@ Write = Callable[[Mapping[str, Any], Path], None]
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The result of an export."""
+    """The result of an export.
+
+    path: the file or folder. format: its format. step: the step of the checkpoint. tensors, numbers: how many
+    tensors, and how many numbers in them.
+    """
 
     path: Path
     format: str
@@ -100,6 +104,8 @@ def export_checkpoint(
     weights: 'scored', 'raw' or 'averaged'. hook: take the weights in the state of this hook where it has
     them. rename: as for `load_weights`. shard_size: the largest file of hf-sharded, such as "5GB". force:
     replace an existing file, or a folder that an export wrote.
+
+    out: the file or folder to write.
     """
     out = Path(out)
     chosen = choose_format(out, format)

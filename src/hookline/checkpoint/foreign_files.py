@@ -40,7 +40,11 @@ that it cannot be allowed.
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Imported:
-    """The contents of a file of another tool; `load_weights(module, imported)` takes its weights."""
+    """The contents of a file of another tool; `load_weights(module, imported)` takes its weights.
+
+    path: the file or folder. weights: tensors by name. hparams: hyper-parameters, if the file has some. step,
+    epoch: where the training was, or None.
+    """
 
     path: Path
     weights: Mapping[str, Any]
@@ -67,6 +71,8 @@ def import_checkpoint(path: str | os.PathLike[str], weights: str | None = None) 
     of transformers (safetensors) or of torch.distributed.checkpoint; of these only the weights are read.
     weights: the key of the weights, if it is not state_dict, model_state_dict, model or module, and the file
     itself is not a state_dict.
+
+    path: the file or folder.
     """
     file = Path(path)
     if is_dcp_folder(file):

@@ -43,7 +43,11 @@ Rename: TypeAlias = Mapping[str, str] | Callable[[str], str | None]
 
 @dataclass(slots=True, repr=False)
 class WeightsReport:
-    """The result of loading weights into a module; `print` it, or put it in the last line of a cell."""
+    """The result of loading weights into a module; `print` it, or put it in the last line of a cell.
+
+    source: where the weights are from. module: the class of the module. loaded: the names of the loaded
+    weights.
+    """
 
     source: str
     module: str
@@ -129,6 +133,8 @@ def load_weights(
     function from a name in the source to the name in the module, or to None to leave the weight out.
     weights: 'scored' takes the weights that evaluations used, 'raw' the trained weights, 'averaged' the
     average. The report says which, and of which step.
+
+    module: the module to load them into.
     """
     _check_strict(strict)
     found = find_weights(source, weights, as_shards=bool(sharded_tensors(module)))
@@ -445,6 +451,9 @@ def load_module(
     """Create a `cls` with the arguments in the checkpoint, updated by `overrides`, and load its weights.
 
     weights: as for `load_weights`; if the class has an argument of this name, the value is for the class.
+
+    cls: the class of the module. path: a checkpoint, an fsspec URL, or the directory of a run. strict: all
+    weights must fit. overrides: constructor arguments that replace those of the checkpoint.
     """
     if "weights" in inspect.signature(cls.__init__).parameters:
         overrides, weights = overrides if weights == "scored" else {**overrides, "weights": weights}, "scored"

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hookline._version import __version__
@@ -27,8 +27,9 @@ RUNS = {
 SYSTEMS = ("lightning", "pytorch_lightning", "trainers", "model_training_framework", "kempnerforge")
 CODES = """\
 exit codes: 0 success (also a run that a hook stopped), 1 the run failed, 2 a wrong command or configuration,
-124 the watchdog ended a process that hung, 130 stopped by Ctrl-C, 138 by SIGUSR1, 143 by SIGTERM
-(all three save and print how to continue), 141 the reader of the output was closed"""
+3 a run differs from its log or from another (rewind, diverge), 124 the watchdog ended a process that hung,
+130 stopped by Ctrl-C, 138 by SIGUSR1, 143 by SIGTERM (all three save and print how to continue), 141 the
+reader of the output was closed"""
 CHECKPOINT_CODES = """PATH is a checkpoint, a directory with checkpoints below it (a run), or an fsspec URL
 such as s3://bucket/run.
 
@@ -126,12 +127,14 @@ CONVERT_CODES = """\
 the arguments. All problems are reported together.
 
 exit codes: 0 success, 2 a wrong command, or a value that Hookline does not have"""
-OVERRIDES = """Any key of the configuration can be set here, after the file:
-  --trainer.max_epochs 3  --hooks.stop.patience 9  --module.width=64  --hooks.bar false"""
+OVERRIDES = "any key of the file: --trainer.max_epochs 3, --hooks.stop.patience=9, --hooks.bar false"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code."""
+    """Run one command and return the exit code.
+
+    arguments: those of the command line; None: of this process.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _command(given)
@@ -148,15 +151,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(given: list[str]) -> int:
-    parser = make_parser()
-    overrides: list[str] = []
+    overrides, sections = list[str](), dict[str, str]()
     if given and given[0] in RUNS:
         from hookline.config.files import split_overrides  # needs neither torch nor jsonargparse
         from hookline.config.load import TYPED
 
         pairs, given = split_overrides(given, TYPED)
-        overrides = [f"--{key}={text}" for key, text in pairs]
-    chosen = parser.parse_args(given)
+        overrides, sections = [f"--{key}={text}" for key, text in pairs], TYPED
+    chosen = make_parser(sections).parse_args(given)
     if chosen.command in RUNS and chosen.command != "explain":
         from hookline.cli.runs import run_stage
 
@@ -239,8 +241,11 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return a parser with all commands and their options."""
+def make_parser(sections: Mapping[str, str]) -> argparse.ArgumentParser:
+    """Return a parser with all commands and their options.
+
+    sections: those of a configuration that a run command sets, for its help; `split_overrides` reads them.
+    """
     parser = _Parser(
         "hookline",
         description="Train PyTorch models with every moment of the training open to hooks.",
@@ -252,13 +257,14 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(
-        name: str, doc: str, epilog: str = "", group: Any = commands, json: bool = True
+        name: str, doc: str, epilog: str = "", group: Any = commands, json: bool = True, usage: Any = None
     ) -> argparse.ArgumentParser:
         added: argparse.ArgumentParser = group.add_parser(
             name,
             help=doc,
             description=f"{doc[0].upper()}{doc[1:]}.",
             epilog=epilog or CODES,
+            usage=usage,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
@@ -268,7 +274,7 @@ def make_parser() -> argparse.ArgumentParser:
             )
         return added
 
-    _add_run_commands(command)
+    _add_run_commands(command, sections)
     _add_foreign_commands(command)
     _add_list_commands(command)
     _add_result_commands(command)
@@ -278,19 +284,20 @@ def make_parser() -> argparse.ArgumentParser:
     _add_rewind_command(command)
     _add_diverge_command(command)
     about = "describe checkpoints, verify them, export their weights, or import those of other tools"
-    checkpoint = command("checkpoint", about, CHECKPOINT_CODES, json=False)
     _add_checkpoint_commands(
-        command, checkpoint.add_subparsers(dest="action", required=True, metavar="COMMAND")
+        command,
+        command("checkpoint", about, CHECKPOINT_CODES, json=False).add_subparsers(
+            dest="action", required=True, metavar="COMMAND"
+        ),
     )
     return parser
 
 
-def _add_run_commands(command: Any) -> None:
+def _add_run_commands(command: Any, sections: Mapping[str, str]) -> None:
     for name, doc in RUNS.items():
-        added = command(name, doc, f"{OVERRIDES}\n\n{CODES}")
-        added.add_argument(
-            "config", metavar="CONFIG", help="a .toml or .yaml file", nargs="?" if name == "explain" else None
-        )
+        optional, file = ("?", "[CONFIG]") if name == "explain" else (None, "CONFIG")
+        added = command(name, doc, usage=f"%(prog)s [OPTION ...] {file} [--SECTION.KEY VALUE ...]")
+        added.add_argument("config", metavar="CONFIG", help="a .toml or .yaml file", nargs=optional)
         added.add_argument(
             "--allow",
             action="append",
@@ -302,8 +309,9 @@ def _add_run_commands(command: Any) -> None:
             "--hook", action="append", default=[], metavar="HOOK", help="add a hook, by name or class path"
         )
         if name == "explain":
-            stages = [run for run in RUNS if run != "explain"]
-            added.add_argument("--stage", "--verb", dest="stage", choices=stages, default="fit")
+            added.add_argument(
+                "--stage", "--verb", dest="stage", choices=list(RUNS)[:-1], default="fit", help="what to show"
+            )
             added.add_argument("--all", action="store_true", help="also show events without listeners")
             added.add_argument(
                 "--from", dest="trace", metavar="TRACE", help="compare the recorded run with the plan"
@@ -322,16 +330,18 @@ def _add_run_commands(command: Any) -> None:
             added.add_argument(
                 "--fresh", action="store_true", help="start a new run, even if run_dir has checkpoints"
             )
+        keys = added.add_argument_group("configuration")
+        for key, about in {"SECTION.KEY": OVERRIDES, **sections}.items():
+            keys.add_argument(f"--{key}", metavar="VALUE", help=about)
 
 
 def _add_list_commands(command: Any) -> None:
-    added = command("hooks", "list the available hooks, or describe one")
-    added.add_argument("name", nargs="?", metavar="NAME")
-    added = command("events", "list the events of a run, or describe one")
-    added.add_argument("name", nargs="?", metavar="NAME")
+    one = {"nargs": "?", "metavar": "NAME", "help": "describe only this one"}
+    command("hooks", "list the available hooks, or describe one").add_argument("name", **one)
+    command("events", "list the events of a run, or describe one").add_argument("name", **one)
     command("schema", "print the JSON schema of a configuration, for editors")
-    added = command("new", "write a small project: a module, a hook, a configuration, a test for the hook")
-    added.add_argument("directory", metavar="DIR")
+    about = "write a small project: a module, a hook, a configuration, a test for the hook"
+    command("new", about).add_argument("directory", metavar="DIR", help="the directory to make")
 
 
 def _add_result_commands(command: Any) -> None:
@@ -382,7 +392,7 @@ def _add_foreign_commands(command: Any) -> None:
         help=f"replace this package even if it is installed: {', '.join(SYSTEMS)}",
     )
     added.add_argument("-m", action="store_true", help="SCRIPT is the name of a module, as for python -m")
-    added.add_argument("script", metavar="SCRIPT")
+    added.add_argument("script", metavar="SCRIPT", help="a Python file, or with -m a module")
     added.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="its own arguments")
     added = command("convert", "write a configuration of Hookline for one of LightningCLI", CONVERT_CODES)
     added.add_argument("config", metavar="CONFIG", help="a .yaml file of LightningCLI")
@@ -405,14 +415,14 @@ def _add_live_commands(command: Any) -> None:
         CONTROL_CODES,
     )
     added.add_argument("run_dir", metavar="RUN_DIR", help="the directory that the job writes into")
-    added.add_argument("action", metavar="ACTION", nargs="?", default="status")
+    added.add_argument("action", metavar="ACTION", nargs="?", default="status", help="see below")
     added.add_argument("words", metavar="...", nargs="*", help="the arguments of the action")
     added.add_argument("--name", metavar="NAME", help="the name of an attached hook")
     added.add_argument(
         "--group", metavar="N", help="lr: only this parameter group, by its number from 0 or its name"
     )
     added.add_argument(
-        "--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait for the result (60)"
+        "--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait for the result"
     )
 
 
@@ -431,7 +441,7 @@ def _add_trace_commands(command: Any) -> None:
     added.add_argument("traces", metavar="TRACE", nargs="+", help="a file that a run with --trace wrote")
     added.add_argument("--out", metavar="FILE", help="merge them into this file, on one clock")
     added = command("replay", "replay a recorded run to a hook, without a model", TRACE_CODES)
-    added.add_argument("trace", metavar="TRACE")
+    added.add_argument("trace", metavar="TRACE", help="a file that a run with --trace wrote")
     added.add_argument("hook", metavar="HOOK", help="a name or a class path: my_hooks:MyHook")
     added.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="an argument of the hook"
@@ -507,14 +517,14 @@ def _add_rewind_command(command: Any) -> None:
 
 def _add_checkpoint_commands(command: Any, group: Any) -> None:
     added = command("show", "describe a checkpoint, or list those of a run", CHECKPOINT_CODES, group)
-    added.add_argument("path", metavar="PATH")
+    added.add_argument("path", metavar="PATH", help="see below")
     added.add_argument(
         "--tensors", action="store_true", help="also list every weight with its type and shape"
     )
-    added = command(
-        "verify", "read every file of a checkpoint, or of all those of a run", CHECKPOINT_CODES, group
+    about = "read every file of a checkpoint, or of all those of a run"
+    command("verify", about, CHECKPOINT_CODES, group).add_argument(
+        "paths", metavar="PATH", nargs="+", help="see below"
     )
-    added.add_argument("paths", metavar="PATH", nargs="+")
     _add_export_commands(command, group)
 
 

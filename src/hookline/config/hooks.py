@@ -96,6 +96,10 @@ class HooksConfig:
 
     >>> HooksConfig(enable_early_stopping_hook=True, early_stopping_config={"monitor": "val/loss", "patience":
     10})
+
+    enable_gradient_monitor, enable_model_checkpoint_hook, enable_early_stopping_hook, enable_lr_monitor: add
+    this built-in hook. gradient_monitor_config, model_checkpoint_config, early_stopping_config,
+    lr_monitor_config: its arguments.
     """
 
     enable_logging_hook: bool | None = None
@@ -187,7 +191,9 @@ class HooksConfig:
         )
 
     def parts(self, key: str = "hooks") -> list[tuple[str, ConfigPart]]:
-        """Return names and parts of the hooks in order, without making them."""
+        """Return names and parts of the hooks in order, without making them. key: the section in the file,
+        for errors.
+        """
         given = {self._full_path(name) or name: (name, values) for name, values in self.hook_configs.items()}
         found: list[tuple[str, ConfigPart]] = []
         for path in self.hook_classes:

@@ -65,21 +65,26 @@ SECTIONS: dict[str, str] = {
     "mixture": "how several training loaders of the data module are mixed: order, weights, pattern, "
     "epoch_length and so on",
     "checkpoint": "a checkpoint to continue from (fit) or whose weights to use (validate, test, predict): a "
-    "path, 'auto' (the "
-    "newest), 'best', or false for none; without it, a fit whose run_dir is named continues by itself",
+    "path, 'auto' (the newest), 'best', or false for none; without it, a fit whose run_dir is named "
+    "continues by itself",
     "config": "a table of your own; hooks ask for it as `config`",
     "allow": "further packages of your own that class paths may name",
 }
 
 OF_LIGHTNING = {"model", "data", "seed_everything", "ckpt_path"}
 """Sections of LightningCLI, which has others in common with Hookline."""
-TYPED = tuple(name for name in SECTIONS if name != "allow")
+TYPED = {name: about for name, about in SECTIONS.items() if name != "allow"}
 """Sections that the command line can set as a whole. It has an option `--allow` of its own."""
 
 
 @dataclass(slots=True)
 class Parts:
-    """The objects that a configuration describes, ready for a trainer."""
+    """The objects that a configuration describes, ready for a trainer.
+
+    source: the configuration. module, datamodule: the objects, or None. hooks: the hooks by name. disabled:
+    the names of those that are off. trainer_arguments, fit_arguments: arguments of `Trainer` and `fit`.
+    checkpoint: the checkpoint to evaluate, or None.
+    """
 
     source: ConfigSource
     module: Any
@@ -95,7 +100,9 @@ class Parts:
     """Returns the parameter groups that the section `optimizer` describes, or None if it describes none."""
 
     def make_trainer(self, trainer: Callable[..., Any]) -> Any:
-        """Make a trainer with these options and add the hooks under their names."""
+        """Make a trainer with these options and add the hooks under their names. trainer: the class of the
+        trainer.
+        """
         asked = [getattr(each, "__hookline_trainer__", "") for each in (self.module, *self.hooks.values())]
         # parts may be written for a trainer with further names
         if dialect := next(filter(None, asked), ""):
@@ -116,7 +123,11 @@ class Parts:
 
 
 class Config:
-    """A configuration with known sections. `build` checks the rest and makes the parts."""
+    """A configuration with known sections. `build` checks the rest and makes the parts.
+
+    source: what `hookline.config` read from a file or a mapping. allow: further packages that class paths may
+    name.
+    """
 
     def __init__(self, source: ConfigSource, allow: Iterable[str] = ()) -> None:
         self.source = source
@@ -294,10 +305,11 @@ def load_config(
     allow: Iterable[str] = (),
     hooks: Iterable[str] = (),
 ) -> Config:
-    """Read a TOML or YAML file, or a mapping, and apply the overrides.
+    """Read a configuration and apply the overrides.
 
-    `overrides` are as on the command line: `["--trainer.max_epochs", "3", "--hooks.stop.patience=9"]`;
-    `allow` are further packages that class paths may name; `hooks` are further hooks, by name or class path.
+    given: a TOML or YAML file, or a mapping. overrides: as on the command line: `["--trainer.max_epochs",
+    "3", "--hooks.stop.patience=9"]`. allow: further packages that class paths may name. hooks: further hooks,
+    by name or class path.
     """
     source = ConfigSource(_copy_table(given)) if isinstance(given, Mapping) else files.read_config(given)
     if isinstance(overrides, str | Mapping):

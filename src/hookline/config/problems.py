@@ -125,7 +125,11 @@ SECRET = re.compile(
 
 
 class ConfigError(OptionError):
-    """A configuration that is refused before anything runs."""
+    """A configuration that is refused before anything runs.
+
+    problem: what is wrong. where: the file and the line. key: the key, such as `trainer.max_epochs`. value:
+    its value. has_value: whether to show the value.
+    """
 
     def __init__(
         self, problem: str, *, where: str = "", key: str = "", value: Any = None, has_value: bool = False

@@ -148,6 +148,9 @@ def ask(
     """Send a command to the job that trains in this directory and return its answer.
 
     Raise `Refused` if the job refuses it, and `NotRunning` if there is no job.
+
+    run_dir: the directory that the job writes into. command: an action of `hookline control`, such as
+    'status'. patience: seconds to wait for the answer. given: the arguments of the action.
     """
     path = Path(run_dir)
     check_directory(path)

@@ -43,7 +43,10 @@ Units = Sequence[Any]
 
 
 class Sample(NamedTuple):
-    """One sample behind an update."""
+    """One sample behind an update.
+
+    loader: the name of the loader. rank: the rank that trained it. epoch: the epoch, from 0.
+    """
 
     loader: str
     rank: int

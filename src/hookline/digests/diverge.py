@@ -22,7 +22,11 @@ MOST_LATER = 6
 
 @dataclass(slots=True)
 class DivergeReport:
-    """The result of a comparison, for people and for programs."""
+    """The result of a comparison, for people and for programs.
+
+    names, paths: the names and the directories of the two runs. divergence: the first difference, or None.
+    notes: sentences about the comparison.
+    """
 
     names: tuple[str, str]
     paths: tuple[Path, Path]
@@ -67,6 +71,8 @@ def diverge(one: str | Path, other: str | Path, names: tuple[str, str] = ("A", "
     """Return the first step at which two runs differ, and what differs first.
 
     Without digests it compares the logged metrics. Nothing is run and nothing is written.
+
+    one, other: the directories of two runs. names: how the report calls them.
     """
     paths = (find_run(one), find_run(other))
     if paths[0].resolve() == paths[1].resolve():

@@ -138,7 +138,10 @@ class Attempt:
 
 @dataclass
 class RunDigests:
-    """The digests of one rank of a run."""
+    """The digests of one rank of a run.
+
+    path: the file. rank: the rank. attempts: the digests of each fit, also those that were superseded.
+    """
 
     path: Path
     rank: int = 0
@@ -163,6 +166,8 @@ def read_digests(run: str | Path, rank: int = 0) -> RunDigests:
 
     Lines that are damaged or of another kind are left out, and so are digests of an earlier run in the same
     directory.
+
+    run: the directory of a run, or a file of digests. rank: of which rank.
     """
     path = Path(run)
     path = file_of_rank(path, rank) if path.is_dir() or not path.suffix else path

@@ -23,7 +23,10 @@ class Accelerated(DDP):
     def __init__(
         self, accelerator: Any = None, device: str | torch.device = "auto", precision: str | int = 32
     ) -> None:
-        """Use a given Accelerator with its precision, or make one from `device` and `precision`."""
+        """Use a given Accelerator with its precision, or make one from `device` and `precision`.
+
+        accelerator: a given one; None: made for the run. device, precision: those of the one that is made.
+        """
         if accelerator is not None:
             if device != "auto" or precision != 32:
                 raise OptionError(

@@ -26,6 +26,9 @@ class Strategy(StrategyMethods):
     A strategy may also wrap an action: define `training_step(self, call)` (or validation_step, test_step,
     predict_step, backward, optimizer_step) and run the module's own method with `call()`. Further parameters
     are facts.
+
+    device: the device of the module. precision: '32', '16-mixed', 'bf16-mixed' or another name of the
+    trainer's option `precision`.
     """
 
     __hookline_base__: ClassVar[bool] = True

@@ -25,7 +25,11 @@ def refuse_second_choice(strategy: Strategy, activation_checkpointing: Any) -> N
 
 
 def make_strategy(strategy: str | Strategy, device: str | torch.device, precision: str | int) -> Strategy:
-    """Return the strategy of this name, or the given object. 'auto' is DDP in a job of several processes."""
+    """Return the strategy of this name, or the given object. 'auto' is DDP in a job of several processes.
+
+    strategy: a name ('auto', 'single', 'ddp', 'fsdp', 'accelerate'), or an object. device, precision: as of
+    the trainer; of an object, the defaults.
+    """
     if isinstance(strategy, Strategy):
         for name, value, default in (("device", device, "auto"), ("precision", str(precision), "32")):
             if value != default:

@@ -15,7 +15,10 @@ MOST_NAMES = 20
 
 @dataclass(slots=True)
 class HookChange:
-    """What one hook changed at one event."""
+    """What one hook changed at one event.
+
+    hook, event: their names. rank: the rank that reports it.
+    """
 
     hook: str
     event: str
@@ -111,6 +114,8 @@ def observer(target: T) -> T:
     >>> @observer
     ... @on("step_end")
     ... def report(step, loss): ...
+
+    target: the class or the function.
     """
     target.observes = True  # type: ignore[attr-defined]
     return target

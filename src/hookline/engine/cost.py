@@ -40,7 +40,10 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of one hook at one event, in seconds."""
+    """The cost of one hook at one event, in seconds.
+
+    hook, event: their names. calls: how many. seconds, worst: of all calls, and of the longest.
+    """
 
     hook: str
     event: str

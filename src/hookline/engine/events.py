@@ -353,6 +353,7 @@ EVENTS = EventTable(EVENT_ROWS, FACT_ROWS)
 def declare_event(name: str, facts: tuple[str, ...] = (), doc: str = "", *, replaces: str = "") -> Event:
     """Declare an event of your own, which hooks can listen to and `trainer.emit(name, fact=value)` fires.
 
-    With `replaces`, a value that a listener returns replaces that fact, and `emit` returns the last one.
+    name: its name, `on_...`. facts: the names of its facts. doc: a sentence for `explain`. replaces: a fact
+    that a value returned by a listener replaces; `emit` returns the last one.
     """
     return EVENTS.declare(name, facts, doc, replaces=replaces)

@@ -123,7 +123,11 @@ class Explanation:
 def explain(
     trainer: Any = None, module: Any = None, *loaders: Any, stage: str = "fit", **options: Any
 ) -> Explanation:
-    """Return the lifecycle of a run of this trainer; without a trainer, of any run. `print` it."""
+    """Return the lifecycle of a run of this trainer; without a trainer, of any run. `print` it.
+
+    trainer: its hooks are shown. module, loaders, options: as for `Trainer.explain`. stage: 'fit',
+    'validate', 'test' or 'predict'.
+    """
     if trainer is None:
         return explain_plan(Plan(EVENTS), stage)
     explanation: Explanation = trainer.explain(module, *loaders, stage=stage, **options)

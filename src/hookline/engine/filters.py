@@ -286,6 +286,8 @@ class FilterSettings:
 def every(interval: int | str) -> FilterSettings:
     """Call a hook method at intervals: `@every("500 steps")`, `@every("10 minutes")`, `@every("1M tokens")`,
     `@every(100)` (calls).
+
+    interval: calls as a number, or steps, batches, epochs, samples, tokens or a time as text.
     """
     return FilterSettings(every=interval)
 
@@ -299,23 +301,29 @@ def once() -> FilterSettings: ...
 
 
 def once(function: Any = None) -> Any:
-    """Call a hook method the first time only: `@once`."""
+    """Call a hook method the first time only: `@once`. function: the method, if there are no parentheses."""
     return FilterSettings(once=True) if function is None else FilterSettings(once=True)(function)
 
 
 def after(limit: int | str) -> FilterSettings:
-    """Call a hook method only from a limit on: `@after("1000 steps")`."""
+    """Call a hook method only from a limit on: `@after("1000 steps")`. limit: the first moment, in the units
+    of `every`.
+    """
     return FilterSettings(after=limit)
 
 
 def before(limit: int | str) -> FilterSettings:
-    """Call a hook method only up to a limit: `@before("1000 steps")`."""
+    """Call a hook method only up to a limit: `@before("1000 steps")`.
+
+    limit: the first moment at which it is not called, in the units of `every`.
+    """
     return FilterSettings(before=limit)
 
 
 def when(predicate: Callable[..., Any]) -> FilterSettings:
-    """Call a hook method if a predicate returns true: `@when(lambda step: step % 7 == 3)`. Its parameters are
-    facts.
+    """Call a hook method if a predicate returns true: `@when(lambda step: step % 7 == 3)`.
+
+    predicate: a function; its parameters are facts.
     """
     return FilterSettings(when=predicate)
 

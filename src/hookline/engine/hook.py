@@ -99,10 +99,16 @@ class Hook(HookMethods):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state that `state_dict` returned."""
+        """Restore the state that `state_dict` returned.
+
+        state: a copy of it, from the checkpoint.
+        """
 
     def enabled_changed(self, enabled: bool) -> None:
-        """Release what the hook holds outside of its events when it is switched off, and the reverse."""
+        """Release what the hook holds outside of its events when it is switched off, and the reverse.
+
+        enabled: whether the hook was switched on.
+        """
 
     def __repr__(self) -> str:
         return f"<hook {type(self).__name__}{f' {self.name!r}' if self.name else ''}>"
@@ -181,6 +187,10 @@ def on(
     ...     print(step, loss)
 
     Pass the function in `Trainer(hooks=[report])`.
+
+    events: one or more, with or without `on_`. every: how often, such as 100 (calls), '500 steps' or '10
+    minutes'. once: only the first time. after, before: from this moment on, or up to it, such as '1000
+    steps'. when: a function of facts; the hook is called if it returns true.
     """
     check_names("on", events)
     recipe = FilterSettings(every, once, after, before, when)

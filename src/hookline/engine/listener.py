@@ -225,7 +225,7 @@ def _declares_steering(owner: Any, event: Event, table: EventTable) -> bool:
 
 
 def no_event(function: F) -> F:
-    """Mark a method named `on_...` that is not meant to be a hook."""
+    """Mark a method named `on_...` that is not meant to be a hook. function: the method."""
     function.__hookline_no_event__ = True  # type: ignore[attr-defined]
     return function
 

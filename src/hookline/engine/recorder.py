@@ -46,6 +46,8 @@ class Recorder:
     ...     trainer.fit(module, loader)
     >>> recorder.events()
     ['setup', 'on_fit_start', ...]
+
+    trainer: a Trainer or a Line. events: record only these; None: all.
     """
 
     def __init__(self, trainer: Any, events: Iterable[str] | None = None) -> None:
@@ -66,11 +68,17 @@ class Recorder:
         return [name for index, name in enumerate(names) if index == 0 or names[index - 1] != name]
 
     def slot(self, event: Event, slot: Caller) -> Caller:
-        """Return the slot unchanged, because only the calls of listeners are recorded."""
+        """Return the slot unchanged, because only the calls of listeners are recorded.
+
+        event: the event. slot: the function that calls its listeners.
+        """
         return slot
 
     def call(self, listener: Listener, call: Caller) -> Caller:
-        """Return a call that is recorded before it is made."""
+        """Return a call that is recorded before it is made.
+
+        listener: the listener. call: the function that calls it.
+        """
         if self._only is not None and listener.event.name not in self._only:
             return call
 

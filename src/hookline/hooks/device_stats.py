@@ -39,7 +39,9 @@ class DeviceStats(Hook):
 
     @checked_parameters
     def __init__(self, every: Annotated[int, Count(1)] = 50, cpu: bool = True) -> None:
-        """`every`: steps between two reports. `cpu=False`: only the accelerator, which needs no psutil."""
+        """every: steps between two reports. cpu: also measure the machine; False: only the accelerator,
+        without psutil.
+        """
         if cpu and importlib.util.find_spec("psutil") is None:
             raise HookError(
                 f"DeviceStats reads the CPU with psutil, which is not installed: {EXTRA}. "

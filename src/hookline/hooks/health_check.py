@@ -40,8 +40,8 @@ class HealthCheck(Hook):
         slower: Annotated[float, Above(1, most=sys.float_info.max)] = 1.5,
         action: Literal["warn", "raise"] = "warn",
     ) -> None:
-        """`patience`: how long to wait for a rank before a report. `action`: warn, or end the run ('raise').
-        `slower`: a rank is slow above this multiple of the median time.
+        """every_n_steps: steps between two checks. patience: how long to wait for a rank before a report.
+        action: warn, or end the run ('raise'). slower: a rank is slow above this multiple of the median time.
         """
         self.every_n_steps = every_n_steps
         self.patience = Duration()("HealthCheck: patience", patience)

@@ -43,7 +43,7 @@ class Heartbeat(Hook):
         directory.
 
         `url`: an address to GET, or `env:NAME` to take it from an environment variable. `every`: seconds, or
-        '5 minutes'.
+        '5 minutes'. `timeout`: seconds for a request.
         """
         address = None if url is None else Secret(url)
         url = None  # an error below may be shown with the variables of this function

@@ -39,9 +39,10 @@ class HParams(Hook):
         ignore: tuple[str, ...] = (),
         name: str | None = None,
     ) -> None:
-        """Take hyper-parameters as a mapping, a dataclass or a namespace, or read them from the module.
+        """Take hyper-parameters, or read them from the module.
 
-        ignore: arguments of the module's `__init__` to leave out.
+        params: a mapping, a dataclass or a namespace; None: the arguments of the module. ignore: arguments of
+        the module's `__init__` to leave out.
         """
         super().__init__(name)
         self._given = None if params is None else _params_dict(params)

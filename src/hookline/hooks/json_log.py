@@ -31,7 +31,9 @@ class JSONLog(Hook):
         log_every_n_batches: Annotated[int, Count(1)] = 100,
         path: Annotated[str | Path, check_file] | None = None,
     ) -> None:
-        """`path`: the file, by default `logs/training_<time>.jsonl`, relative to the run's directory."""
+        """log_every_n_batches: batches between two records `batch`. path: the file, by default
+        `logs/training_<time>.jsonl`, relative to the run's directory.
+        """
         self.log_every_n_batches = log_every_n_batches
         self.path = None if path is None else Path(path).expanduser()
         self._file: JSONLines | None = None

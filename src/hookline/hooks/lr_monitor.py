@@ -31,8 +31,8 @@ class LRMonitor(Hook):
     ) -> None:
         """`log_momentum`: also `...-momentum` (the first beta of Adam and its kin) and `...-beta2`.
 
-        `frequency`: 'epoch', or 'step' for every step whose metrics are logged
-        (`Trainer(log_every_n_steps=...)`).
+        `log_weight_decay`: also `...-weight_decay`. `frequency`: 'epoch', or 'step' for every step whose
+        metrics are logged (`Trainer(log_every_n_steps=...)`).
         """
         self.log_momentum = log_momentum
         self.log_weight_decay = log_weight_decay

@@ -107,8 +107,8 @@ class LRSchedule(Hook):
         `register_schedule` added), or a function of `step`, `epoch`, `total` (any of them) that returns the
         factor itself. total: steps (or epochs) in all; None: as many as the run will make. warmup: of these,
         how many rise linearly. min_lr_ratio: the lowest factor. interval: 'step' or 'epoch', how often it
-        changes and what total and warmup count. Further options go to the schedule: `power` of 'polynomial',
-        `decay_fraction` of 'wsd'.
+        changes and what total and warmup count. options: further ones of the schedule: `power` of
+        'polynomial', `decay_fraction` of 'wsd'.
         """
         super().__init__(name)
         if total is not None and warmup >= total:

@@ -27,7 +27,7 @@ class MixtureSchedule(Hook):
     may_listen = ("on_step_end",)
 
     def __init__(self, phases: Mapping[int | str, Mapping[str, float]], name: str | None = None) -> None:
-        """Take phases: a mapping from moments ('1000 steps', '2B tokens', '3 epochs' or a number of steps) to
+        """phases: a mapping from moments ('1000 steps', '2B tokens', '3 epochs' or a number of steps) to
         weights by loader.
         """
         super().__init__(name)

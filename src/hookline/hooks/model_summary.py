@@ -46,7 +46,12 @@ class LayerRow:
 
 @dataclass(slots=True)
 class Summary:
-    """The layers and the totals of a model; `print` it for the table. A shared parameter counts once."""
+    """The layers and the totals of a model; `print` it for the table. A shared parameter counts once.
+
+    rows: the layers. parameters, trainable, lazy: numbers of parameters, of those that are trained, and of
+    those without a shape yet. train_modules, eval_modules: modules in each mode. batch: the shape of the
+    batch that was measured. flops_forward, flops_backward: FLOPs of one batch, or None.
+    """
 
     rows: list[LayerRow]
     parameters: int = 0

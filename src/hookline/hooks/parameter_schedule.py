@@ -59,11 +59,12 @@ class ParameterSchedule(Hook):
 
         target: the path of the value. schedule: a name of LRSchedule ('linear', 'cosine', 'wsd', ...), which
         leads from `start` to `end`; a mapping from moments (a step, '500 steps', '2 epochs') to values; or a
-        function of `step`, `epoch`, `total` (any of them) that returns the value. start: None is the value
-        before the run. total: steps (or epochs) until `end`; None: those of the run. every: how often a named
-        schedule or a function changes the value. between: a mapping holds a value until the next moment, or
-        changes it linearly. groups: patterns of names of parameter groups; None: all. log: log the value, as
-        the path or under this name. Further options go to a named schedule, such as `power` of 'polynomial'.
+        function of `step`, `epoch`, `total` (any of them) that returns the value. start: the first value of a
+        named schedule; None: the value before the run. end: its last value. total: steps (or epochs) until
+        `end`; None: those of the run. every: how often a named schedule or a function changes the value.
+        between: a mapping holds a value until the next moment, or changes it linearly. groups: patterns of
+        names of parameter groups; None: all. log: log the value, as the path or under this name. options:
+        further ones of a named schedule, such as `power` of 'polynomial'.
         """
         super().__init__(name)
         parse_path(target, f"{WHO}: target")

@@ -45,7 +45,7 @@ class Throughput(Hook):
         peak_flops: Annotated[float, Number(1.0)] | None = None,
         tokens: bool | None = None,
     ) -> None:
-        """Report every n steps, over the last `window` reports.
+        """`every`: steps between two reports. `window`: reports that a rate is the mean of.
 
         `flops_per_sample` or `flops_per_token`: FLOPs of forward and backward (a transformer: about 6 per
         parameter and token). `peak_flops`: FLOPs per second of the device. `tokens`: whether to log tokens;

@@ -36,6 +36,7 @@ class Timer(Hook):
         measures.
 
         `interval`: check the time after every batch ('step') or only when an epoch is over ('epoch').
+        `verbose`: log when the time is over.
         """
         self.duration = _limit_seconds(duration)
         self.interval = interval

@@ -70,9 +70,11 @@ class Webhook(Hook):
     ) -> None:
         """`url`: the address, or `env:NAME` to take it from an environment variable.
 
-        `template`: the message of every event, or a mapping from events to messages. `monitor`: the metric of
-        `best_model`. `mode`: 'min' or 'max', which is better; 'auto': by the metric's name. `timeout`:
-        seconds for a request, and for queued messages at the end of a run.
+        `notify_on`: the events that send a message: 'training_start', 'epoch_end', 'validation_end',
+        'best_model', 'checkpoint', 'training_end', 'exception'. `template`: the message of every event, or a
+        mapping from events to messages. `monitor`: the metric of `best_model`. `mode`: 'min' or 'max', which
+        is better; 'auto': by the metric's name. `timeout`: seconds for a request, and for queued messages at
+        the end of a run. `queue_size`: messages that may wait to be sent.
         """
         address = Secret(url)
         url = ""  # an error below may be shown with the variables of this function

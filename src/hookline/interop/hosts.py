@@ -15,7 +15,8 @@ def lightning(hooks: Iterable[Any], **options: Any) -> Any:
     """Return a Lightning callback that runs these hooks:
     `Trainer(callbacks=[hookline.hosts.lightning(hooks)])`.
 
-    options: logger, run_dir, config, accounting, log_every_n_steps and on_save_error, as of `hookline.Line`.
+    hooks: the hooks. options: logger, run_dir, config, accounting, log_every_n_steps and on_save_error, as of
+    `hookline.Line`.
     """
     from hookline.interop.lightning.host import lightning_callback
 
@@ -26,7 +27,9 @@ def transformers(hooks: Iterable[Any], **options: Any) -> Any:
     """Return a transformers.TrainerCallback that runs these hooks: pass it in `Trainer(callbacks=[...])`.
 
     transformers does not report exceptions to callbacks. `with callback: trainer.train()` does, and tears the
-    hooks down. options: logger, run_dir, config, accounting, count_tokens and on_save_error, as of
+    hooks down.
+
+    hooks: the hooks. options: logger, run_dir, config, accounting, count_tokens and on_save_error, as of
     `hookline.Line`.
     """
     from hookline.interop.transformers.host import transformers_callback
@@ -42,6 +45,8 @@ def accelerate(
 
     `model, optimizer, loader = line.prepare(model, optimizer, loader)` prepares and attaches them; or pass
     prepared objects.
+
+    accelerator: an `accelerate.Accelerator`. module, optimizers, hooks, options: as of `hookline.Line`.
     """
     from hookline.interop.accelerate import AcceleratedLine
 

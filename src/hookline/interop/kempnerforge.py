@@ -74,7 +74,10 @@ class TrainingHook(Hook):
 
 
 class HookRunner:
-    """Calls hooks in the order of a list, from your own training script."""
+    """Calls hooks in the order of a list, from your own training script.
+
+    hooks: the hooks, in order.
+    """
 
     def __init__(self, hooks: Iterable[TrainingHook] | None = None) -> None:
         self.hooks: list[TrainingHook] = hooks if isinstance(hooks, list) else list(hooks or ())

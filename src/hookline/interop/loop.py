@@ -177,6 +177,8 @@ class Line(HostedRun):
         Code in the loop body belongs to its epoch. After `load_checkpoint`, the first number is that of the
         epoch in which the checkpoint was made, or of the next one if that epoch was complete. Checkpoints
         that hooks request in the body, such as after a validation, are written at its end.
+
+        n: epochs in all, with those before a resume.
         """
         self.must_run()
         done, position = self.state.epochs_seen, self._position
@@ -211,8 +213,8 @@ class Line(HostedRun):
         The epoch ends when the next one starts, with `epochs`, or with the line, so a validation after it is
         part of it. Batches that a hook skips are not yielded; after a request to stop there are no more.
 
-        skip: after `load_checkpoint`, read and drop the batches of the epoch that are done. False: the loader
-        itself begins after them, as loaders with a state of their own do.
+        loader: any iterable of batches. skip: after `load_checkpoint`, read and drop the batches of the epoch
+        that are done. False: the loader itself begins after them, as loaders with a state of their own do.
         """
         self.end_epoch()
         if self.should_stop:
@@ -271,7 +273,10 @@ class Line(HostedRun):
         position.has_batches = True
 
     def end_epoch(self, metrics: Mapping[str, Any] | None = None) -> None:
-        """End the epoch, with the batch and validation that the loop has left open by `break`."""
+        """End the epoch, with the batch and validation that the loop has left open by `break`.
+
+        metrics: numbers of the loop by name, which monitors then see.
+        """
         if self.epoch_is_open:
             self.end_batch()
             self.end_validation()
@@ -286,6 +291,8 @@ class Line(HostedRun):
     def validation(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of a validation; `line.log("val/loss", loss)` in it becomes a mean. The loop sets
         the modes and switches gradients off.
+
+        loader: any iterable of batches.
         """
         current = self.start_validation()
         for batch in loader:
@@ -305,7 +312,8 @@ class Line(HostedRun):
     def backward(self, loss: Tensor, divide_by: float = 1, **options: Any) -> None:
         """Call `loss.backward()` with its events.
 
-        divide_by: the number of batches that make one update, so that hooks see the undivided loss of each.
+        loss: the loss with its graph. divide_by: the number of batches that make one update, so that hooks
+        see the undivided loss of each. options: those of `Tensor.backward`.
         """
         if not loss.requires_grad:
             raise LossError(
@@ -317,12 +325,17 @@ class Line(HostedRun):
         self.after_backward()
 
     def differentiate(self, loss: Tensor, **options: Any) -> None:
-        """Do the work of `backward` between its events."""
+        """Do the work of `backward` between its events.
+
+        loss: the loss to differentiate. options: those of `Tensor.backward`.
+        """
         loss.backward(**options)  # type: ignore[no-untyped-call]
 
     def clip_gradients(self, max_norm: float, optimizer: Any = None) -> Tensor:
         """Clip by the total norm and return it. Hooks see the gradients before, and on_gradient_clip comes
         after.
+
+        max_norm: the largest total norm. optimizer: clip the parameters of this one; None: of all.
         """
         self.must_run()
         s = self.state
@@ -339,10 +352,15 @@ class Line(HostedRun):
         return norm
 
     def unscale(self, parameters: list[Any]) -> None:
-        """Unscale the gradients before hooks see them; a loop with a scaler does this itself."""
+        """Unscale the gradients before hooks see them; a loop with a scaler does this itself. parameters:
+        those whose gradients are unscaled.
+        """
 
     def clip(self, parameters: list[Any], max_norm: float) -> Tensor:
-        """Do the work of `clip_gradients` between its events."""
+        """Do the work of `clip_gradients` between its events.
+
+        parameters: those that are clipped. max_norm: the largest total norm.
+        """
         return nn.utils.clip_grad_norm_(parameters, max_norm)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------
@@ -350,6 +368,8 @@ class Line(HostedRun):
     def save_due(self, ranks: Ranks | None = None) -> None:
         """Write the checkpoints that were requested. In a body of the loop they wait until its end, or until
         the next update, so that they have the weights of the request.
+
+        ranks: the ranks that write together; None: those of the run.
         """
         if not self._in_body:
             super().save_due(ranks)
@@ -376,7 +396,10 @@ class Line(HostedRun):
             handle.remove()
 
     def save_position(self, ranks: Ranks) -> dict[str, Any]:
-        """Return the positions of the loop and the random streams of all ranks, and those of the loggers."""
+        """Return the positions of the loop and the random streams of all ranks, and those of the loggers.
+
+        ranks: the ranks whose positions are gathered.
+        """
         states = gather_positions(self._position.state(), ranks, self.state.module)
         return {"loop": states, "loggers": self._log_position()}
 
@@ -385,7 +408,10 @@ class Line(HostedRun):
         return self.loggers.position() if self._log_start is None else self._log_start[0] or {}
 
     def load_position(self, kept: dict[str, Any]) -> None:
-        """Restore the random streams; `epochs` and `epoch` continue at the position."""
+        """Restore the random streams; `epochs` and `epoch` continue at the position.
+
+        kept: the contents of a checkpoint.
+        """
         self._position.load(kept.get("loop"), inside=self.epoch_is_open or self._in_body)
         if self._position.pending is not None:
             self._warn_at_first_update()

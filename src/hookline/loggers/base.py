@@ -62,31 +62,37 @@ class Logger:
         return None
 
     def open(self, run_dir: Callable[[], Path]) -> None:
-        """Start a run. `run_dir()` makes its directory, for a logger that writes there."""
+        """Start a run. run_dir: a function that makes the run's directory and returns it, for a logger that
+        writes there.
+        """
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
-        """Log a row of metrics."""
+        """Log a row of metrics. metrics: numbers by name. step, epoch: when they were logged."""
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
-        """Log the hyper-parameters of the run."""
+        """Log the hyper-parameters of the run. params: values by name."""
 
     def log_event(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Log an event as plain data: 'skip', 'failure', 'cost'. Few loggers support it."""
+        """Log an event as plain data. Few loggers support it. kind: 'skip', 'failure', 'cost', ... data: its
+        record.
+        """
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
-        """Log a number."""
+        """Log a number. tag: its name. scalar_value: the number. global_step: the step, or None."""
 
     def add_histogram(self, tag: str, values: Any, global_step: int | None = None) -> None:
-        """Log the distribution of a tensor's values."""
+        """Log a distribution of values. tag: its name. values: a tensor. global_step: the step, or None."""
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
-        """Log text."""
+        """Log text. tag: its name. text_string: the text. global_step: the step, or None."""
 
     def add_image(self, tag: str, img_tensor: Any, global_step: int | None = None) -> None:
-        """Log an image of shape (channels, height, width)."""
+        """Log an image. tag: its name. img_tensor: of shape (channels, height, width). global_step: the step,
+        or None.
+        """
 
     def add_figure(self, tag: str, figure: Any, global_step: int | None = None) -> None:
-        """Log a matplotlib figure."""
+        """Log a figure. tag: its name. figure: of matplotlib. global_step: the step, or None."""
 
     def log_artifact(
         self,
@@ -98,14 +104,16 @@ class Logger:
     ) -> None:
         """Log a file or a directory, which stays as it is until this call returns.
 
-        kind: 'config' and 'checkpoint' for those of the run, and any word for others.
+        path: the file or directory. name: the name of the artifact. kind: 'config' and 'checkpoint' for those
+        of the run, and any word for others. metadata: plain data about it. aliases: further names of this
+        version, such as 'best'.
         """
 
     def has_logged(self, checkpoint: str, run_dir: Path) -> bool:
-        """Return whether an earlier process has logged the checkpoint of this id (`metadata["checkpoint"]`).
+        """Return whether an earlier process has logged a checkpoint.
 
-        If it has not, because it was killed, a run that resumes logs the checkpoint. It is called before
-        the first record.
+        If it has not, because it was killed, a run that resumes logs the checkpoint. It is called before the
+        first record. checkpoint: its id (`metadata["checkpoint"]`). run_dir: the run's directory.
         """
         return True
 
@@ -114,11 +122,13 @@ class Logger:
         return None
 
     def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
-        """Continue from the checkpoint `path`: records after `position`, the result of `position()`, are
-        superseded.
+        """Continue from a checkpoint: records after `position` are superseded.
 
-        `position` is None if the checkpoint has none. This run may have logged something already, which stays
-        valid. A later call in the same run is a rollback: then all records after `position` are superseded.
+        This run may have logged something already, which stays valid. A later call in the same run is a
+        rollback: then all records after `position` are superseded.
+
+        position: the result of `position()`, or None if the checkpoint has none. step, epoch: those of the
+        checkpoint. path: the checkpoint.
         """
 
     def begin_afresh(self) -> None:
@@ -143,6 +153,8 @@ class Loggers(Logger):
 
     A member that fails is reported once and disabled for the rest of the run. The others and the training
     continue.
+
+    loggers: the members. called: what is called for each of them, if it is not the member itself.
     """
 
     def __init__(self, loggers: Iterable[Logger] = (), called: Iterable[Logger] | None = None) -> None:
@@ -319,7 +331,10 @@ class Loggers(Logger):
 
 
 class ClientLogger(Logger):
-    """Base of loggers that use the client of another package, made at the first record."""
+    """Base of loggers that use the client of another package, made at the first record.
+
+    queued: call the client in a thread, without waiting; False: directly.
+    """
 
     package = ""
     extra = ""

@@ -17,6 +17,8 @@ def make_loggers(given: Any, default: Callable[[], Logger]) -> Loggers:
     """Return the loggers for True, False, one logger or several, also those of Lightning.
 
     Loggers that may be slow get a thread.
+
+    given: the trainer's option `logger`. default: makes the logger for True.
     """
     if given is True:
         return Loggers([default()])

@@ -27,18 +27,18 @@ SECTION = "Hookline"
 
 
 class ClearML(ArtifactLogger):
-    """Logs to a ClearML task.
+    """Logs to a ClearML task, which is `client`.
 
-    `mode`: 'online', which needs ClearML's credentials (`clearml.conf` or `CLEARML_API_ACCESS_KEY`), or
-    'offline': the session is a zip file in `clearml/offline` of the run's directory, written when the run
-    ends; `Task.import_offline_session(FILE)` sends it. `task_id`: the id of a task to continue, online.
-    `project`, `name` and `tags` are those of the task. `client` is the task. If your program has called
-    `Task.init` itself, that task is used and left open.
+    If your program has called `Task.init` itself, that task is used and left open. Otherwise the task is
+    created without `Task.init`, so ClearML does not patch this process: it does not replace `os.fork`, signal
+    handlers and the exception hook, does not seed random generators, and does not collect output, code and
+    models by itself. ClearML's offline mode is one of the whole process, also after the run. Its charts have
+    no NaN and infinity: such a value of `loss` is a 1 in `loss/nonfinite`.
 
-    The task is created without `Task.init`, so ClearML does not patch this process: it does not replace
-    `os.fork`, signal handlers and the exception hook, does not seed random generators, and does not collect
-    output, code and models by itself. ClearML's offline mode is one of the whole process, also after the run.
-    Its charts have no NaN and infinity: such a value of `loss` is a 1 in `loss/nonfinite`.
+    `project`, `name` and `tags`: those of the task. `mode`: 'online', which needs ClearML's credentials
+    (`clearml.conf` or `CLEARML_API_ACCESS_KEY`), or 'offline': the session is a zip file in `clearml/offline`
+    of the run's directory, written when the run ends; `Task.import_offline_session(FILE)` sends it.
+    `task_id`: the id of a task to continue, online.
 
     `artifacts`: what becomes an artifact, of 'config', 'figures', 'best_checkpoint', 'last_checkpoint' and
     'checkpoints' (all of them). A checkpoint is a zip file under the name of its directory, which

@@ -41,16 +41,16 @@ NOTHING_ELSE = {
 
 
 class Comet(ArtifactLogger):
-    """Logs to a Comet experiment.
+    """Logs to a Comet experiment, which is `client`.
 
-    `mode`: 'online', which needs an API key (`COMET_API_KEY`), or 'offline': the experiment is a zip file in
-    `comet` of the run's directory, written when the run ends; `comet upload FILE` sends it. `key`: the key
-    of an experiment to continue. `project`, `workspace`, `name` and `tags` are those of the experiment, and
-    `settings` are further arguments of `comet_ml.Experiment`. `client` is the experiment. If your program
-    has started one itself, it is used and left open.
+    If your program has started an experiment itself, it is used and left open. Otherwise Comet logs nothing
+    by itself: it does not patch other packages, and does not collect output, code, git and system metrics,
+    unless `settings` says so, such as `{"log_env_details": True}`.
 
-    Comet logs nothing by itself: it does not patch other packages, and does not collect output, code, git
-    and system metrics, unless `settings` says so, such as `{"log_env_details": True}`.
+    `project`, `workspace`, `name` and `tags`: those of the experiment. `settings`: further arguments of
+    `comet_ml.Experiment`. `mode`: 'online', which needs an API key (`COMET_API_KEY`), or 'offline': the
+    experiment is a zip file in `comet` of the run's directory, written when the run ends; `comet upload FILE`
+    sends it. `key`: the key of an experiment to continue.
 
     `artifacts`: what becomes an asset, of 'config' (`config/run.json`), 'best_checkpoint', 'last_checkpoint'
     and 'checkpoints' (all of them). A checkpoint is a model of the experiment, under the name of its

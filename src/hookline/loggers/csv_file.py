@@ -25,6 +25,8 @@ class CSV(Logger):
     It appends rows. For a new metric it writes a new table and replaces the old one atomically. A run that
     resumes in the same directory continues the table, after it has moved the rows that came after its
     checkpoint to `metrics.superseded-1.csv` (then 2, 3...).
+
+    name: the file in the run's directory.
     """
 
     queued = False

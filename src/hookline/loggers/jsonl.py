@@ -30,6 +30,8 @@ class JSONLines(Logger):
 
     A run in the same directory continues the file after a `resume` record, which has the superseded bytes.
     `hookline.loggers.read_log` leaves them out.
+
+    path: the file; None: `log.jsonl` in the run's directory.
     """
 
     queued = False

@@ -33,6 +33,9 @@ def read_log(
     Superseded records are left out; with `superseded=True` they are included, with `record["superseded"]`
     being True (in a valid `resume` record it is the range of bytes). An incomplete line, as a kill leaves it,
     is skipped. The log of a running run is read up to its length at the start, or up to the byte `until`.
+
+    path: the file, or the run's directory. superseded: also yield superseded records. until: the last byte to
+    read; None: the length at the start.
     """
     path = Path(path)
     with (path / "log.jsonl" if path.is_dir() else path).open("rb") as file:

@@ -20,15 +20,15 @@ LONGEST_NAME, LONGEST_VALUE, LARGEST_BATCH = 250, 6000, 100
 
 
 class MLflow(ArtifactLogger):
-    """Logs to an MLflow run of the experiment `experiment`.
+    """Logs to a run of an MLflow experiment.
 
-    `tracking_uri`: a server or a store; without it `MLFLOW_TRACKING_URI`, or else a database in `mlflow` of
-    the run's directory (`mlflow ui --backend-store-uri sqlite:///RUN/mlflow/mlflow.db`). `run_id`: a run to
-    continue. `client` is an `MlflowClient`, to be used with `logger.run_id`; MLflow's own "active run" is
-    neither used nor changed.
+    `client` is an `MlflowClient`, to be used with `logger.run_id`; MLflow's own "active run" is neither used
+    nor changed. MLflow allows few characters in names: the others become `_`. Text, images, figures and
+    histograms are artifacts, each in its own file.
 
-    MLflow allows few characters in names: the others become `_`. Text, images, figures and histograms are
-    artifacts, each in its own file.
+    `experiment`: its name. `run_name`: the name of the run. `tags`: tags of the run by name. `tracking_uri`:
+    a server or a store; without it `MLFLOW_TRACKING_URI`, or else a database in `mlflow` of the run's
+    directory (`mlflow ui --backend-store-uri sqlite:///RUN/mlflow/mlflow.db`). `run_id`: a run to continue.
 
     `artifacts`: what else becomes an artifact, of 'config' (`config/run.json`), 'best_checkpoint',
     'last_checkpoint' and 'checkpoints' (all of them). A checkpoint has the same path as in the run's

@@ -54,15 +54,15 @@ UPLOAD_PATIENCE = 100
 
 
 class Queued(Logger):
-    """Passes every record to `logger` in a thread.
+    """Passes every record to a logger in a thread.
 
-    The queue holds `size` records, and 256 MiB of arrays, tensors and text; records that exceed it are
-    dropped and counted. Closing takes at most `timeout` seconds; records that are not written by then are
-    lost. A failure is reported once and disables the logger. Values are copied into the queue, so the
-    training may change them.
+    Records that exceed the queue are dropped and counted. A failure is reported once and disables the logger.
+    Values are copied into the queue, so the training may change them.
 
-    waits: wait for each call, as if the logger were called directly, and pass the logged values unconverted.
-    When its slow calls have taken `QUEUE_TIMEOUT` seconds, it stops waiting until the next run.
+    logger: the logger. size: records that the queue holds, besides 256 MiB of arrays, tensors and text.
+    timeout: seconds that closing takes at most; records that are not written by then are lost. waits: wait
+    for each call, as if the logger were called directly, and pass the logged values unconverted. When its
+    slow calls have taken `QUEUE_TIMEOUT` seconds, it stops waiting until the next run.
     """
 
     def __init__(

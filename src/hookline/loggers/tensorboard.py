@@ -12,10 +12,11 @@ from hookline.util.text import encodable
 
 
 class TensorBoard(ClientLogger):
-    """Writes event files into `folder` of the run's directory; see them with `tensorboard --logdir runs`.
-
-    `flush_secs`: how often the newest records become visible. `client` is a
+    """Writes event files, to see with `tensorboard --logdir runs`. `client` is a
     `torch.utils.tensorboard.SummaryWriter`.
+
+    folder: the directory of the event files, inside the run's. flush_secs: how often the newest records
+    become visible, in seconds.
     """
 
     package = "tensorboard"

@@ -21,11 +21,13 @@ RESERVED = ("project", "run", "timestamp", "step", "time", "metrics")
 
 
 class Trackio(ArtifactLogger):
-    """Logs to a run of the Trackio project `project`, kept in `trackio` of the run's directory.
+    """Logs to a Trackio run, which is `client`, kept in `trackio` of the run's directory.
 
     See it with `TRACKIO_DIR=RUN/trackio trackio show`. If the environment names a `TRACKIO_DIR`, it is kept
-    there instead. `name`, `group` and `resume` are those of `trackio.init`; `client` is the Trackio run.
-    Trackio has one directory per process, so two loggers cannot write into different directories at once.
+    there instead. Trackio has one directory per process, so two loggers cannot write into different
+    directories at once.
+
+    `project`, `name`, `group` and `resume`: those of `trackio.init`.
 
     `artifacts`: what becomes an artifact, of 'config', 'figures', 'best_checkpoint', 'last_checkpoint' and
     'checkpoints' (all of them). Their names are `config-ID`, `figures-ID` and `checkpoint-ID`, with the id of

@@ -21,14 +21,14 @@ WANDB_RESUME = ("allow", "must", "never", "auto")
 
 
 class WandB(ArtifactLogger):
-    """Logs to a W&B run, whose files are in `wandb` of the run's directory.
+    """Logs to a W&B run, which is `client`; its files are in `wandb` of the run's directory.
 
-    `mode`: 'online', 'offline' (nothing leaves the machine until `wandb sync`), 'disabled', or None for
-    `WANDB_MODE`. `project`, `name`, `entity`, `tags`, `notes`, `id` and `resume` are those of
-    `wandb.init`; so is everything in `settings`. `client` is the W&B run. If your program has called
-    `wandb.init` itself, that run is used and left open.
+    If your program has called `wandb.init` itself, that run is used and left open. Charts are drawn over
+    `trainer/global_step`: W&B's own step cannot go back, so it would drop late records.
 
-    Charts are drawn over `trainer/global_step`: W&B's own step cannot go back, so it would drop late records.
+    `project`, `name`, `entity`, `tags`, `notes`, `id` and `resume`: those of `wandb.init`. `settings`:
+    further arguments of `wandb.init`. `mode`: 'online', 'offline' (nothing leaves the machine until `wandb
+    sync`), 'disabled', or None for `WANDB_MODE`.
 
     `artifacts`: what becomes an artifact, of 'config', 'figures', 'best_checkpoint', 'last_checkpoint' and
     'checkpoints' (all of them). Their names are `config-ID`, `figures-ID` and `checkpoint-ID`, with the id of

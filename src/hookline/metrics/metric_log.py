@@ -21,7 +21,10 @@ Pool = Callable[[dict[str, ValuePart]], dict[str, Any]]
 
 
 class Metrics(MutableMapping[str, float]):
-    """A mapping of names to floats. Tensors in it are read together when one of them is used."""
+    """A mapping of names to floats. Tensors in it are read together when one of them is used.
+
+    values: numbers or tensors by name.
+    """
 
     __slots__ = ("_values",)
 

@@ -57,8 +57,10 @@ LIVE_SCRIPTS = (*SCRIPTS[:-1], "live.js", SCRIPTS[-1])
 def write_report(
     run_dirs: Sequence[Path | str], out: Path | str | None = None, against: Path | str | None = None
 ) -> tuple[Path, list[RecordedRun]]:
-    """Write the page about these runs, by default `report.html` in the run's directory, or here for several
-    runs. against: a run whose digests the others are compared with.
+    """Write the page about these runs; return its path, and the runs.
+
+    run_dirs: the directories of the runs. out: the file, by default `report.html` in the run's directory, or
+    here for several runs. against: a run whose digests the others are compared with.
     """
     paths = [Path(each) for each in run_dirs]
     if not paths:

@@ -42,7 +42,12 @@ MOST_PROBLEMS = 20
 
 @dataclass(slots=True)
 class ListedRun:
-    """One run in the list."""
+    """One run in the list.
+
+    path: its directory. run: all that was read of it. status: as in `run.json`, or 'running' or 'killed'.
+    step, epochs: the progress. best: the best value of the monitored metric, or None. started: seconds since
+    1970. bytes: the size of the directory. reason: why it stopped.
+    """
 
     path: Path
     run: RecordedRun = field(repr=False)
@@ -98,6 +103,8 @@ class ListedRun:
 class Listing:
     """All runs below a directory, the newest first. `print` it, or put it in the last line of a cell, for a
     table, also of the settings that differ.
+
+    folder: the directory. runs: the runs, each a `ListedRun`.
     """
 
     folder: Path
@@ -145,8 +152,10 @@ class Listing:
 
 
 def list_runs(folder: Path | str | None = None, now: float | None = None) -> Listing:
-    """Return the runs in a directory and below it, by default in `runs/`, or here if there is none. Nothing
-    is written.
+    """Return the runs in a directory and below it. Nothing is written.
+
+    folder: by default `runs/`, or here if there is none. now: the time for the ages, in seconds since 1970;
+    None: the clock.
     """
     where = Path(folder) if folder is not None else Path("runs") if Path("runs").is_dir() else Path()
     if not where.is_dir():

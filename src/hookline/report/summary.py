@@ -28,7 +28,10 @@ MOST_SKIPS = 100
 
 
 def summarize(run_dirs: list[Path | str]) -> dict[str, Any]:
-    """Return a summary of each run, and for several runs the settings that differ. Nothing is written."""
+    """Return a summary of each run, and for several runs the settings that differ. Nothing is written.
+
+    run_dirs: directories, or names in `runs/`.
+    """
     if not run_dirs:
         raise OptionError("A summary needs the directory of a run.")
     runs = [read_run(find_run_dir(each)) for each in run_dirs]

@@ -47,6 +47,10 @@ class StepContext:
     0.5
 
     Two contexts are equal if their first seven fields are equal; the other fields are not compared.
+
+    step: the number of the update, from 1. tokens_seen: tokens so far, over all ranks. model, optimizer:
+    those that were updated. epoch: the epoch, from 0. rank, world_size: this process, and the number of
+    processes. metrics: the newest metrics by name.
     """
 
     step: int = 0

@@ -74,11 +74,17 @@ class Actions:
         return self(inputs)  # type: ignore[operator]
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Compute the gradients of the loss."""
+        """Compute the gradients of the loss.
+
+        loss: the loss with its graph. args, kwargs: further arguments of `Tensor.backward`.
+        """
         loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
-        """Clear the gradients."""
+        """Clear the gradients.
+
+        epoch, batch_idx: the current epoch and batch. optimizer: the optimizer whose gradients are cleared.
+        """
         optimizer.zero_grad()
 
     def optimizer_step(
@@ -88,7 +94,11 @@ class Actions:
         optimizer: Optimizer,
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
-        """Update the weights."""
+        """Update the weights.
+
+        epoch, batch_idx: the current epoch and batch. optimizer: the optimizer to step. optimizer_closure:
+        computes the loss again, for an optimizer such as LBFGS.
+        """
         optimizer.step(optimizer_closure)
 
     def configure_gradient_clipping(
@@ -97,7 +107,11 @@ class Actions:
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip the gradients. An override calls `self.clip_gradients` with its own values."""
+        """Clip the gradients. An override calls `self.clip_gradients` with its own values.
+
+        optimizer: clip the gradients of its parameters. gradient_clip_val: the largest norm or value; None:
+        do not clip. gradient_clip_algorithm: 'norm' or 'value'.
+        """
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def clip_gradients(
@@ -120,14 +134,21 @@ class Actions:
         return nn.utils.clip_grad_norm_(parameters, gradient_clip_val)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any = None) -> None:
-        """Advance a learning-rate scheduler."""
+        """Advance a learning-rate scheduler.
+
+        scheduler: the scheduler to advance. metric: the metric that it monitors, or None.
+        """
         if isinstance(scheduler, ReduceLROnPlateau):
             scheduler.step(metric)
         else:
             scheduler.step()
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int = 0) -> Any:
-        """Move a batch to the device."""
+        """Move a batch to the device.
+
+        batch: nested tensors, and other values, which stay as they are. device: the device of the module.
+        dataloader_idx: the number of its loader.
+        """
         return move(batch, device)
 
     def prepare_data(self) -> None:
@@ -228,13 +249,23 @@ class Module(Actions, ModuleMethods, RecordsInit, nn.Module):
         reduce: str = "mean",
         batch_size: int | None = None,
     ) -> None:
-        """Log a number. By default a training step logs per step, an evaluation step its epoch's mean."""
+        """Log a number. By default a training step logs per step, an evaluation step its epoch's mean.
+
+        name: the name of the metric, such as 'train/acc'. value: a number, or a tensor with one element.
+        on_step, on_epoch: log the value of each step, or one value for the epoch; None: each step in
+        training, the epoch in an evaluation. prog_bar: also show it in the progress bar. reduce: 'mean',
+        'sum', 'min', 'max' or 'last', over the batches of the epoch and over the ranks. batch_size: the
+        weight of the value in a mean; None: the samples of the batch.
+        """
         # the property, which costs a call, is only read to raise its error
         run = self._run_ref.value or self._run
         run.state.log.log(name, value, on_step, on_epoch, prog_bar, reduce, batch_size, run.traits.on_cpu)
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
-        """Log several numbers with the same options as `log`."""
+        """Log several numbers.
+
+        values: numbers by name. options: those of `log`.
+        """
         for name, value in values.items():
             self.log(name, value, **options)
 
@@ -251,7 +282,10 @@ class Module(Actions, ModuleMethods, RecordsInit, nn.Module):
         return schedulers[0] if len(schedulers) == 1 else schedulers
 
     def manual_backward(self, loss: Tensor, **options: Any) -> None:
-        """Run backward with its events and the strategy's scaling; options as for `Tensor.backward`."""
+        """Run backward with its events and the strategy's scaling.
+
+        loss: the loss with its graph. options: those of `Tensor.backward`.
+        """
         self._run.manual.backward(loss, **options)
 
     def clip_gradients(
@@ -260,7 +294,11 @@ class Module(Actions, ModuleMethods, RecordsInit, nn.Module):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = "norm",
     ) -> Tensor | None:
-        """Clip by total norm or by value. In manual optimization, scaled gradients are unscaled first."""
+        """Clip by total norm or by value. In manual optimization, scaled gradients are unscaled first.
+
+        optimizer: clip the gradients of its parameters. gradient_clip_val: the largest norm or value; None:
+        do not clip. gradient_clip_algorithm: 'norm' or 'value'.
+        """
         if not self.automatic_optimization:
             self._run.manual.unscale(optimizer)
         return super().clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
@@ -277,7 +315,7 @@ class Module(Actions, ModuleMethods, RecordsInit, nn.Module):
         used. strict: all weights must fit; False: load those that fit and report the others. weights: of a
         checkpoint with averaged weights: 'scored' takes the weights that evaluations used, 'raw' the trained
         ones, 'averaged' the average; the log says which. If `__init__` has an argument `weights`, it is that
-        one.
+        one. overrides: constructor arguments that replace those of the checkpoint.
         """
         # imported by name, because that layer is above this one
         loading = importlib.import_module("hookline.checkpoint.weights")
@@ -305,7 +343,11 @@ class DataModule(DataMethods):
         """Return the loader to predict on, or several."""
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int = 0) -> Any:
-        """Move a batch to the device."""
+        """Move a batch to the device.
+
+        batch: nested tensors, and other values, which stay as they are. device: the device of the module.
+        dataloader_idx: the number of its loader.
+        """
         return move(batch, device)
 
     def state_dict(self) -> dict[str, Any]:
@@ -313,7 +355,10 @@ class DataModule(DataMethods):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state that `state_dict` returned."""
+        """Restore the state that `state_dict` returned.
+
+        state: the result of `state_dict`.
+        """
 
 
 # ---- A plain nn.Module without a subclass

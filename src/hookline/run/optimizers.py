@@ -22,7 +22,12 @@ SCHEDULE_KEYS = ("scheduler", "interval", "frequency", "monitor", "strict", "nam
 
 @dataclass(slots=True)
 class Schedule:
-    """A scheduler and when it advances."""
+    """A scheduler and when it advances.
+
+    scheduler: the scheduler. optimizer_idx: the number of its optimizer. interval, frequency: advance every
+    so many 'step's or 'epoch's. monitor: the metric that it needs, or None. strict: a missing metric is an
+    error. name: the name for LRMonitor.
+    """
 
     scheduler: Any
     optimizer_idx: int = 0

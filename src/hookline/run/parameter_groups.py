@@ -106,6 +106,8 @@ def parameter_groups(
     of the other groups; None: the optimizer's. layer_decay: multiply the learning rate by this factor once
     for each layer that is further from the output. layers: the name of the container of the layers, or
     several in their order; by default the outermost nn.ModuleList.
+
+    module: the model.
     """
     found = list(named_parameters(module))
     wanted = check_rules(NO_DECAY if rules is None else rules)

@@ -140,7 +140,7 @@ class State(StateMapping, SetupFacts, CountFacts, EndingFacts, BatchFacts, Optim
     __slots__ = (*OWN_ATTRIBUTES, "counts", "current", "ending", "optimization", "setup", "subject")
 
     def __init__(self, **facts: Any) -> None:
-        """Make a state with these facts, by name."""
+        """Make a state. facts: by name."""
         self.setup, self.counts, self.ending = Setup(), Counts(), Ending()
         self.current, self.optimization, self.subject = CurrentBatch(), Optimization(), Subject()
         self.log = MetricLog()

@@ -60,6 +60,8 @@ class View:
         status: 'stopped', or 'pruned' if a search for hyperparameters ends the run. raises: an exception that
         `fit` raises once the run has ended in this way and everything is saved. It is not a failure: the run
         keeps its status.
+
+        reason: text for the log and the run record.
         """
         self.state.request_stop(reason, status, raises)
 
@@ -113,36 +115,60 @@ class View:
         reduce: str = "mean",
         batch_size: int | None = None,
     ) -> None:
-        """Log a number from a hook; as `Module.log`."""
+        """Log a number from a hook; as `Module.log`.
+
+        name: the name of the metric, such as 'train/acc'. value: a number, or a tensor with one element.
+        on_step, on_epoch: log the value of each step, or one value for the epoch; None: each step in
+        training, the epoch in an evaluation. prog_bar: also show it in the progress bar. reduce: 'mean',
+        'sum', 'min', 'max' or 'last', over the batches of the epoch and over the ranks. batch_size: the
+        weight of the value in a mean; None: the samples of the batch.
+        """
         self.state.log.log(name, value, on_step, on_epoch, prog_bar, reduce, batch_size)
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
-        """Log several numbers from a hook."""
+        """Log several numbers from a hook.
+
+        values: numbers by name. options: those of `log`.
+        """
         for name, value in values.items():
             self.log(name, value, **options)
 
     # ---- hooks ---------------------------------------------------------------------------------------------
 
     def add_hook(self, hook: Any, name: str | None = None) -> Handle:
-        """Register a hook, before or during a run. During a run it is set up at once."""
+        """Register a hook, before or during a run. During a run it is set up at once.
+
+        hook: an instance, a class without required arguments, or a function marked with `@on`. name: the name
+        of the hook; None: its own.
+        """
         return self.hooks.add(hook, name)
 
     def remove_hook(self, hook: Any) -> Any:
-        """Remove a hook, given by name, as the object or by its class, and return it. During a run its
-        teardown is called.
+        """Remove a hook and return it. During a run its teardown is called.
+
+        hook: its name, the object or its class.
         """
         return self.hooks.remove(hook)
 
     def enable_hook(self, name: str) -> None:
-        """Switch a hook on again."""
+        """Switch a hook on again.
+
+        name: the name of the hook.
+        """
         self.hooks.enable(name)
 
     def disable_hook(self, name: str) -> None:
-        """Switch a hook off; it keeps its order and its state."""
+        """Switch a hook off; it keeps its order and its state.
+
+        name: the name of the hook.
+        """
         self.hooks.disable(name)
 
     def emit(self, event: str, **facts: Any) -> Any:
-        """Emit an event that `hookline.declare_event` declared; return the replaced fact, if it has one."""
+        """Emit an event that `hookline.declare_event` declared; return the replaced fact, if it has one.
+
+        event: its name. facts: the value of every fact of the event.
+        """
         row = EVENTS.named(event)
         if row.inside != "own":
             raise HooklineError(f"{row.name} is emitted by the loops; emit() takes events that you declared.")

@@ -36,11 +36,12 @@ def fire(hook: Any, event: str, *, filters: bool = True, **facts: Any) -> Any:
 
     >>> fire(MyHook(), "step_end", step=3, loss=0.5)
 
-    A fact that is not given has its value before a run: `step` is 0, `rank` 0, `optimizers` empty. Facts
-    without such a value, as `loss`, `metrics` or `trainer`, must be given if the hook requests them.
+    hook: the hook. event: its name, with or without `on_`. facts: by name. A fact that is not given has its
+    value before a run: `step` is 0, `rank` 0, `optimizers` empty. Facts without such a value, as `loss`,
+    `metrics` or `trainer`, must be given if the hook requests them.
 
     Filters suppress the call as in a run that reached this step one by one; calls of `fire` for one hook
-    count like events of one run. filters=False: the hook is called in any case.
+    count like events of one run. filters: False: the hook is called in any case.
     """
     row = EVENTS.named(event)
     given = _check_facts(row, facts)
@@ -186,13 +187,16 @@ def _call_by_name(listener: Listener, state: Any, given: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A finished tiny run: its trainer, and all recorded calls."""
+    """A finished tiny run: its trainer, and all recorded calls.
+
+    trainer: the trainer of the run. calls: the calls of listeners, in order.
+    """
 
     trainer: Trainer
     calls: list[Call]
 
     def events(self, hook: str | None = None) -> list[str]:
-        """Return the names of the emitted events, of all listeners or of one hook."""
+        """Return the names of the emitted events. hook: the name of one hook; None: of all listeners."""
         return [
             call.event for call in self.calls if hook is None or (call.receiver == "H" and call.name == hook)
         ]
@@ -201,10 +205,11 @@ class Played:
 def play(
     *hooks: Any, module: Any = None, train: Any = None, val: Any = None, **options: Unpack[OptionArguments]
 ) -> Played:
-    """Run a tiny model with these hooks and record the calls. Options are the trainer's; `val` is off unless
-    given.
+    """Run a tiny model with hooks and record the calls.
 
-    It lasts one epoch of four batches, or as long as max_epochs, max_steps or max_time say.
+    It lasts one epoch of four batches, or as long as max_epochs, max_steps or max_time say. hooks: the hooks.
+    module: the model; None: a TinyModule. train: a loader; None: `tiny_batches()`. val: a loader; None: no
+    validation. options: those of the trainer.
     """
     torch.manual_seed(options.get("seed") or 0)
     trainer = tiny_trainer(*hooks, **options)
@@ -217,7 +222,10 @@ def play(
 
 
 class TinyModule(Module):
-    """A linear regression of four numbers onto two."""
+    """A linear regression of four numbers onto two.
+
+    lr: the learning rate of SGD.
+    """
 
     def __init__(self, lr: float = 0.1) -> None:
         super().__init__()
@@ -247,7 +255,9 @@ class TinyModule(Module):
 
 
 def tiny_batches(n: int = 4, size: int = 3, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
-    """Return `n` batches of inputs and targets, the same every time."""
+    """Return batches of inputs and targets, the same every time. n: the number of batches. size: samples of
+    each. seed: of the random numbers.
+    """
     generator = torch.Generator().manual_seed(seed)
     return [
         (torch.randn(size, 4, generator=generator), torch.randn(size, 2, generator=generator))
@@ -258,6 +268,8 @@ def tiny_batches(n: int = 4, size: int = 3, seed: int = 0) -> list[tuple[Tensor,
 def tiny_trainer(*hooks: Any, **options: Unpack[OptionArguments]) -> Trainer:
     """Return a trainer on the CPU without output; for one epoch, or as long as max_epochs, max_steps or
     max_time say.
+
+    hooks: the hooks. options: those of the trainer.
     """
     quiet: OptionArguments = {"enable_progress_bar": False, "num_sanity_val_steps": 0, "checkpoint": False}
     if options.get("max_steps", -1) < 0 and options.get("max_time") is None:

@@ -27,6 +27,8 @@ def read_trace(path: str | Path) -> Iterator[TraceRecord]:
     """Yield the records of a trace, in the order in which they ended. Incomplete lines are left out.
 
     Raise an OptionError if the file is not a trace.
+
+    path: the file.
     """
     path = Path(path)
     check_trace(path)

@@ -30,7 +30,10 @@ class NotRecorded(HookError, AttributeError):
 
 @dataclass(slots=True)
 class Replayed:
-    """The result of a replay."""
+    """The result of a replay.
+
+    hook: its name. events, steps: how many were replayed. cost: calls and time per event.
+    """
 
     hook: str
     events: int = 0
@@ -97,8 +100,9 @@ class _UnknownNumber:
 def replay(path: str | Path, hook: Any, *, rank: int | None = None, name: str | None = None) -> Replayed:
     """Call a hook for every recorded event of a trace, and return what it did and cost.
 
-    Raise NotRecorded before the first event if the hook requests facts that the trace does not have.
-    rank: of a merged trace; by default the lowest.
+    Raise NotRecorded before the first event if the hook requests facts that the trace does not have. path:
+    the trace. hook: the hook. rank: of a merged trace; by default the lowest. name: the name of the hook;
+    None: its own.
     """
     plan = Plan(EVENTS)
     rank, seen = recorded_facts(path, rank)

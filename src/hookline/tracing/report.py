@@ -60,7 +60,11 @@ class EventTime:
 
 @dataclass(slots=True)
 class TraceCounts:
-    """The events and calls of a run, counted from its trace."""
+    """The events and calls of a run, counted from its trace.
+
+    verb: the stage. events: how often each event happened. times: the durations of each event. calls: calls
+    and time per listener and event.
+    """
 
     verb: str = "fit"
     partial: bool = False
@@ -79,7 +83,7 @@ class TraceCounts:
 
 
 def count(records: Iterable[TraceRecord]) -> TraceCounts:
-    """Count the events and calls of a trace, in one pass."""
+    """Count the events and calls of a trace, in one pass. records: those of `read_trace`."""
     counts = TraceCounts()
     calls: dict[str, list[tuple[float, tuple[str, str]]]] = {}
     for record in records:
@@ -250,7 +254,7 @@ COMPARED = ("function", "asks", "when", "on_error")
 def beside(counts: TraceCounts, planned: list[dict[str, Any]] | None = None) -> tuple[Explanation, list[str]]:
     """Return the plan as a tree with the counts of the trace, and the differences.
 
-    planned: by default the plan in the trace.
+    counts: the result of `count`. planned: by default the plan in the trace.
     """
     rows = [{**row, "listeners": [dict(each) for each in row["listeners"]]} for row in planned or counts.rows]
     different = differences_from_plan(rows, counts)

@@ -102,7 +102,10 @@ class RunView(View):
         set_accumulation(self._run, batches)
 
     def check_accumulation(self, batches: int) -> None:
-        """Raise if `accumulate_grad_batches` cannot be set to this number, in this run if there is one."""
+        """Raise if `accumulate_grad_batches` cannot be set to this number, in this run if there is one.
+
+        batches: the number to check.
+        """
         AtLeast(1)("accumulate_grad_batches", batches)
         if self._run is not None:
             from hookline.training.composition import check_accumulation
@@ -116,7 +119,8 @@ class RunView(View):
     ) -> None:
         """Run a short fit with a trainer like this one and this hook only, also in `setup` of a run.
 
-        options: replace those of this trainer. The random streams are restored; the hook restores the rest.
+        hook: the hook that searches. options: replace those of this trainer. module, train, arguments: as in
+        `fit`. The random streams are restored; the hook restores the rest.
         """
         from hookline.training.trial import fit_aside
 
@@ -137,9 +141,9 @@ class RunView(View):
         return BatchSizes(self._run)
 
     def num_batches(self, kind: str = "train") -> dict[str, int | None]:
-        """Return the batches per pass of each loader of a kind ('train', 'val', 'test', 'predict') by name.
+        """Return the batches per pass of each loader by name. None: the loader has no length.
 
-        None: the loader has no length.
+        kind: 'train', 'val', 'test' or 'predict'.
         """
         loaders = self._last.data.loaders.get(kind, []) if self._last is not None else []
         return {each.name: each.length for each in loaders}
@@ -205,10 +209,12 @@ class RunView(View):
     def samples(self, step: int | None = None) -> list[Sample]:
         """Return every sample behind an update of this or the last fit: loader, rank, batch and index.
 
+        The samples are computed from what determines the order, on every rank for all ranks. Raise
+        `UnknownSamples` if a loader is not read by index.
+
         step: the step that the update makes, as rows of metrics have it. One more than the run has made: the
         update that was begun and not made, because the run ended in it or skipped it. None: the update that
-        is being made, up to the current batch. The samples are computed from what determines the order, on
-        every rank for all ranks. Raise `UnknownSamples` if a loader is not read by index.
+        is being made, up to the current batch.
         """
         from hookline.training.samples import samples_of
 
@@ -223,7 +229,8 @@ class RunView(View):
         in the next epoch. Batches stay full; an epoch becomes shorter. Checkpoints and the run record have
         the list. One rank may call it for all.
 
-        samples: indices of the dataset of a training loader. loader: its name, if there are several.
+        samples: indices of the dataset of a training loader. loader: its name, if there are several. reason:
+        text for the log and the run record.
         """
         from hookline.training.samples import exclude_samples
 
@@ -236,9 +243,10 @@ class RunView(View):
     ) -> bool:
         """Write a directory for another program from a durable checkpoint; return whether it was written.
 
-        write: called with the weights that evaluations used, by name, and an empty directory, which then
-        replaces `folder` as a whole. Nothing is written if `folder` is of this checkpoint already, or on
-        another rank than zero.
+        Nothing is written if `folder` is of this checkpoint already, or on another rank than zero.
+
+        path: the checkpoint. folder: the directory to write. write: called with the weights that evaluations
+        used, by name, and an empty directory, which then replaces `folder` as a whole.
         """
         if self._run is None:
             raise HooklineError("export_folder() works during a run: hooks call it.")

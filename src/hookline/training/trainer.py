@@ -124,14 +124,15 @@ class Trainer(RunView):
         resume: str | Path | None = None,
         **unknown: Never,
     ) -> Metrics:
-        """Train. A plain nn.Module also needs `optimizer`, and `loss(outputs, targets)` or `step(model,
-        batch)`.
+        """Train. A plain nn.Module also needs `optimizer`, and `loss` or `step`.
 
-        train, val: one loader, a list, or a dictionary of names. mixture: how several training loaders are
-        mixed; by default each in turn, until all their batches were drawn once.
-        resume: None begins a new run; the path of a checkpoint resumes from it; 'auto' resumes from the
-        newest complete checkpoint of the run, 'best' from the best one that a monitor kept. Both begin a new
-        run if there is no checkpoint, and raise if there are checkpoints but none can be used.
+        module: the model. train, val: one loader, a list, or a dictionary of names. datamodule: makes the
+        loaders, instead of `train` and `val`. loss: a function of outputs and targets. step: a function of
+        model and batch that returns the loss. optimizer: one, several, or a function of the parameters.
+        mixture: how several training loaders are mixed; by default each in turn, until all their batches were
+        drawn once. resume: None begins a new run; the path of a checkpoint resumes from it; 'auto' resumes
+        from the newest complete checkpoint of the run, 'best' from the best one that a monitor kept. Both
+        begin a new run if there is no checkpoint, and raise if there are some but none can be used.
         """
         from hookline.training import lifecycle
 
@@ -164,6 +165,7 @@ class Trainer(RunView):
     ) -> Metrics:
         """Validate. Called by a hook at the end of a batch, step or epoch, it validates the current run.
 
+        module, loaders, datamodule, loss, step: as in `fit`; without a module, those of the last run.
         checkpoint: load weights and the state of hooks from this checkpoint: a path, 'best' or 'auto' (the
         newest). If this trainer has trained before, the state of its monitors is restored afterwards.
         """
@@ -192,7 +194,7 @@ class Trainer(RunView):
         checkpoint: str | Path | None = None,
         **unknown: Never,
     ) -> Metrics:
-        """Evaluate on the test data. checkpoint: as in `validate`."""
+        """Evaluate on the test data. module, loaders, datamodule, loss, step, checkpoint: as `validate`."""
         from hookline.training import lifecycle
 
         refuse_unknown(Trainer.test, unknown)
@@ -210,9 +212,10 @@ class Trainer(RunView):
         checkpoint: str | Path | None = None,
         **unknown: Never,
     ) -> list[Any]:
-        """Return what `predict_step` returns: a list, or one per loader. checkpoint: as in `validate`.
+        """Return what `predict_step` returns: a list, or one per loader.
 
-        return_predictions: None: unless a hook writes them (`PredictionWriter`). False keeps none in memory.
+        module, loaders, datamodule, checkpoint: as in `validate`. return_predictions: None: unless a hook
+        writes them (`PredictionWriter`). False keeps none in memory.
         """
         from hookline.training.predict import predict
 
@@ -395,34 +398,36 @@ class Trainer(RunView):
         when: Callable[..., Any] | None = None,
         name: str = "",
     ) -> FunctionRegistration:
-        """Register a function: `@trainer.on("train_batch_end", every=100)`, or
-        `trainer.on("step_end")(function)`.
+        """Register a function: `@trainer.on("train_batch_end", every=100)`, or `trainer.on("step_end")(f)`.
+
+        events: one or more, with or without `on_`. every, once, after, before, when: as the filters
+        `hookline.every` and so on. name: the name of the hook; by default that of the function.
         """
         return FunctionRegistration(
             self.hooks, list(events), FilterSettings(every, once, after, before, when), name
         )
 
     def add_console_logging(self, log_every_n_batches: int = 10) -> Handle:
-        """Print the loss every so many batches; the hook is called `console_log`."""
+        """Add the hook `console_log`: print the loss. log_every_n_batches: batches between two lines."""
         return self.add_hook(
             hook_class("console_log")(log_every_n_batches=log_every_n_batches), "console_log"
         )
 
     def add_json_logging(self, log_every_n_batches: int = 100) -> Handle:
-        """Write structured records into the run's directory; the hook is called `json_log`."""
+        """Add the hook `json_log`, which writes records. log_every_n_batches: batches between two records."""
         return self.add_hook(hook_class("json_log")(log_every_n_batches=log_every_n_batches), "json_log")
 
     def add_checkpointing(self, save_every_n_epochs: int = 1, **options: Any) -> Handle:
         """Save every so many epochs and keep all checkpoints; the hook is called `checkpoint`.
 
-        options: those of ModelCheckpoint.
+        save_every_n_epochs: epochs between two checkpoints. options: those of ModelCheckpoint.
         """
         keep = {} if "monitor" in options else {"save_top_k": -1}
         hook = hook_class("model_checkpoint")(**{"every_n_epochs": save_every_n_epochs, **keep, **options})
         return self.add_hook(hook, "checkpoint")
 
     def add_dataloader(self, loader: Any, name: str, weight: float | None = None) -> int:
-        """Add a training loader from the mixture's next window on, like `trainer.loaders.add`."""
+        """Add a loader from the mixture's next window on. loader, name, weight: as in `loaders.add`."""
         return int(self.loaders.add(name, loader, weight))
 
     def explain(
@@ -437,8 +442,8 @@ class Trainer(RunView):
     ) -> Explanation:
         """Return the lifecycle of a run with its listeners, before it runs; `print` it, or use its `data()`.
 
-        train, val, mixture: as for `fit`; then it also shows which loader the batches will come from, and how
-        each is read.
+        module, train, val, datamodule, mixture: as for `fit`; then it also shows which loader the batches
+        will come from, and how each is read. stage: 'fit', 'validate', 'test' or 'predict'.
         """
         from hookline.engine.explain import explain_plan
         from hookline.training import lifecycle
@@ -476,9 +481,10 @@ class Trainer(RunView):
     ) -> None:
         """Request a checkpoint: the run writes it at its next save point, or outside a run at once.
 
-        path: a directory or an fsspec URL; None: `checkpoints/step-N` in the run's directory. monitor: the
-        metric it is kept for, as {"name": ..., "mode": ..., "score": ...}. weights: 'all', or 'trainable' to
-        leave out the frozen ones; None: as `checkpoint={"weights": ...}` says.
+        path: a directory or an fsspec URL; None: `checkpoints/step-N` in the run's directory. reason:
+        'manual', 'best', 'last', 'interval', 'signal' or 'exception'. monitor: the metric it is kept for, as
+        {"name": ..., "mode": ..., "score": ...}. weights: 'all', or 'trainable' to leave out the frozen ones;
+        None: as `checkpoint={"weights": ...}` says.
         """
         from hookline.training import lifecycle
 
@@ -533,9 +539,9 @@ class Trainer(RunView):
         return lifecycle.load_best(module, folder, self.hooks, path)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Delete a checkpoint: a directory or an fsspec URL. A kill leaves nothing that looks complete.
+        """Delete a checkpoint. A kill leaves nothing that looks complete. Only rank zero deletes.
 
-        Only rank zero deletes; other ranks do nothing.
+        path: a directory or an fsspec URL.
         """
         if self.strategy.rank == 0:
             from hookline.checkpoint.files import remove

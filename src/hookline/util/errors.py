@@ -27,6 +27,9 @@ class HookError(HooklineError):
 class OptionError(HooklineError, ValueError):
     """An invalid value or combination of values. Its attributes name the option, the value and the allowed
     values.
+
+    message: the text. option: the invalid option, such as `max_epochs`, or `checkpoint.every` for a key of a
+    table. value: its value. allowed: the allowed values, or a description of them.
     """
 
     def __init__(
@@ -80,7 +83,10 @@ class CheckpointError(HooklineError):
 
 
 class StopTraining(Exception):
-    """Raise it in any hook or step to end the run at the next batch boundary."""
+    """Raise it in any hook or step to end the run at the next batch boundary.
+
+    reason: text for the log and the run record.
+    """
 
     def __init__(self, reason: str = "StopTraining was raised") -> None:
         super().__init__(reason)
@@ -91,6 +97,8 @@ class Preempted(SystemExit):
     """A signal has ended the run after a checkpoint and teardown.
 
     If it is not caught, the process exits with 128 + the signal.
+
+    signal: its number.
     """
 
     def __init__(self, signal: int) -> None:
@@ -99,7 +107,10 @@ class Preempted(SystemExit):
 
 
 class Signal:
-    """A value that a hook returns to steer the loop. There are exactly four, compared by identity."""
+    """A value that a hook returns to steer the loop. There are exactly four, compared by identity.
+
+    name: the name of the constant. strength: of two signals, the stronger one counts.
+    """
 
     __slots__ = ("name", "strength")
 

@@ -197,7 +197,10 @@ class Refusal(Exception):
 
 
 class Watch:
-    """Serves the page about one run until `close`."""
+    """Serves the page about one run until `close`.
+
+    run_dir: the run's directory. port: 0: any free port.
+    """
 
     def __init__(self, run_dir: Path, port: int = 0) -> None:
         self.run_dir = run_dir

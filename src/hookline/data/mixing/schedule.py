@@ -217,7 +217,11 @@ def planned(mixture: Mixture, lengths: Mapping[str, int | None], epoch: int = 0)
 def schedule(
     mixture: Mixture, lengths: Mapping[str, int | None], epoch: int = 0, position: int = 0
 ) -> Iterator[Pick]:
-    """Yield the picks of an epoch from a position on."""
+    """Yield the picks of an epoch from a position on.
+
+    mixture: how the loaders are mixed. lengths: batches of each loader by name; None: no length. epoch: the
+    epoch, from 0. position: batches that are done.
+    """
     stretch = Stretch.begin(mixture, lengths)
     picks = stretch.picks(epoch)
     counts = Counter(itertools.islice(picks, max(position, 0)))

@@ -217,7 +217,10 @@ class HostedRun(HostView):
             self.hooks.add(hook)
 
     def attach(self, module: nn.Module, optimizers: Any = (), schedulers: Any = ()) -> None:
-        """Set the module, the optimizers and the schedulers that are trained."""
+        """Set the module, the optimizers and the schedulers that are trained.
+
+        module: the model. optimizers, schedulers: one, or a list of them.
+        """
         s = self.state
         if not isinstance(module, nn.Module):
             raise OptionError(
@@ -233,11 +236,16 @@ class HostedRun(HostView):
         self.set_device(first.device if first is not None else torch.device("cpu"), module)
 
     def set_device(self, device: Any, wrapped_model: Any) -> None:
-        """Set the device of the module, and the wrapper that the host runs."""
+        """Set the device of the module, and the wrapper that the host runs.
+
+        device: the device of the module. wrapped_model: the wrapper, or the module itself.
+        """
         self.state.setup.device, self.state.setup.wrapped_model = device, wrapped_model
 
     def set_rank(self, rank: int, local_rank: int, world_size: int) -> None:
-        """Set the rank of this process. Only rank 0 has loggers."""
+        """Set the rank of this process. Only rank 0 has loggers. rank, local_rank, world_size: as torchrun
+        counts them.
+        """
         s = self.state
         s.setup.rank, s.setup.local_rank, s.setup.world_size = rank, local_rank, world_size
         self.hooks.move_to(rank)
@@ -247,7 +255,7 @@ class HostedRun(HostView):
     # ---- from set-up to teardown ---------------------------------------------------------------------------
 
     def begin(self, stage: str = "fit") -> None:
-        """Open the loggers, and set up every hook."""
+        """Open the loggers, and set up every hook. stage: 'fit', 'validate', 'test' or 'predict'."""
         s = self.state
         if self.is_running:
             raise HooklineError("These hooks are in a run already.")
@@ -340,7 +348,10 @@ class HostedRun(HostView):
         self.save_requests.clear()
 
     def fail(self, error: BaseException) -> None:
-        """Emit on_exception and tear the hooks down. Further failures become notes of the error."""
+        """Emit on_exception and tear the hooks down. Further failures become notes of the error.
+
+        error: the exception that ended the loop.
+        """
         self.abandon()
         run_events.mark_failed(self, error)
         self.rank_sync, self.updates.signal_filters = None, ()  # the other ranks may not have failed
@@ -397,7 +408,10 @@ class HostedRun(HostView):
         self.state.log.mode = "train"
 
     def start_batch(self, batch: Any) -> Signal | None:
-        """Emit the start of a batch. Return SKIP_BATCH or END_EPOCH if a hook requests it."""
+        """Emit the start of a batch. Return SKIP_BATCH or END_EPOCH if a hook requests it.
+
+        batch: the batch, which hooks see as the fact `batch`.
+        """
         if not self.is_running:
             self.must_run()
         if self.batch.is_open:
@@ -414,7 +428,10 @@ class HostedRun(HostView):
         return signal
 
     def before_backward(self, loss: Tensor) -> Tensor:
-        """Emit on_before_backward and return the loss to differentiate, which a hook may have replaced."""
+        """Emit on_before_backward and return the loss to differentiate, which a hook may have replaced.
+
+        loss: the loss of the batch.
+        """
         if not self.is_running:
             self.must_run()
         return self.batch.before_backward(loss)
@@ -425,7 +442,10 @@ class HostedRun(HostView):
             self.batch.backward.after()
 
     def end_batch(self, outputs: Any = None) -> None:
-        """Emit the end of the batch, and of its update if one was made."""
+        """Emit the end of the batch, and of its update if one was made.
+
+        outputs: what the step returned, for hooks; None: the loss.
+        """
         s, current = self.state, self.batch
         if not current.is_open:
             return
@@ -476,7 +496,9 @@ class HostedRun(HostView):
     # ---- validation ----------------------------------------------------------------------------------------
 
     def start_validation(self, names: Names = VALIDATION) -> Pass:
-        """Start a validation, or a test."""
+        """Start a validation, or a test. names: the names of its events and metrics, of a validation or a
+        test.
+        """
         if self.batch.has_updated:  # else the batch continues after it and makes its update then
             self.end_batch()
         self.end_validation()
@@ -521,6 +543,8 @@ class HostedRun(HostView):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned: at once in a run, else when the run begins, after the hooks'
         setup.
+
+        state: the result of `state_dict`.
         """
         if self.is_running:
             restore_state(self, state)
@@ -534,7 +558,12 @@ class HostedRun(HostView):
         monitor: dict[str, Any] | None = None,
         weights: str | None = None,
     ) -> None:
-        """Request a checkpoint: written at the next save point of the run, or at once outside of a run."""
+        """Request a checkpoint: written at the next save point of the run, or at once outside of a run.
+
+        path: a directory or an fsspec URL; None: `checkpoints/step-N` in the run's directory. reason:
+        'manual', 'best', 'last', 'interval', 'signal' or 'exception', for hooks. monitor: the metric it is
+        kept for, as {"name": ..., "mode": ..., "score": ...}. weights: 'all', or None.
+        """
         super().save_checkpoint(path, reason, monitor, weights)
         if not self.is_running:
             self.save_due()
@@ -542,6 +571,8 @@ class HostedRun(HostView):
     def update_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Take over the host's metrics. A known value keeps its object, because monitors recognize old values
         by identity.
+
+        metrics: numbers by name.
         """
         newest = self.state.log.newest
         for name, value in metrics.items():
@@ -558,7 +589,10 @@ class HostedRun(HostView):
         View.should_stop.fset(self, stop)  # type: ignore[attr-defined]
 
     def sync_point(self, point: int = BETWEEN_EPOCHS) -> None:
-        """Wait for all ranks between batches, then write the checkpoints that any of them requested."""
+        """Wait for all ranks between batches, then write the checkpoints that any of them requested.
+
+        point: the kind of moment, which must be the same on all ranks.
+        """
         if self.rank_sync is not None:
             self.rank_sync.sync_point(point)
         self.save_due()

@@ -89,7 +89,10 @@ class HostView(View):
         return int(total)
 
     def num_batches(self, kind: str = "train") -> dict[str, int | None]:
-        """Return the batches per pass by the loader's name; empty if unknown."""
+        """Return the batches per pass by the loader's name; empty if unknown.
+
+        kind: 'train'; other kinds are unknown.
+        """
         return {"train": self.num_training_batches} if kind == "train" else {}
 
     # ---- what is written -----------------------------------------------------------------------------------
@@ -118,7 +121,7 @@ class HostView(View):
         self.save_requests.append(request)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Delete a checkpoint that was written here."""
+        """Delete a checkpoint that was written here. path: its directory or fsspec URL."""
         remove(path)
 
     # ---- hooks ---------------------------------------------------------------------------------------------

@@ -213,7 +213,7 @@ class Tuner:
     """
 
     def __init__(self, trainer: Any) -> None:
-        """Take the trainer whose options a search uses."""
+        """Take a trainer. trainer: its options are those of a search."""
         self._trainer = trainer
 
     def lr_find(

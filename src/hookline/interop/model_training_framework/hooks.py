@@ -157,6 +157,8 @@ for _name, _forms in FRAMEWORK_METHODS.items():
 class HookManager:
     """A view of the trainer's hooks: the user's run in the order of registration, before the built-in
     ones.
+
+    hooks: the hooks of the trainer. on_error: the error policy of the configuration; None: that of each hook.
     """
 
     def __init__(self, hooks: HookList, on_error: str | None = None) -> None:

@@ -78,7 +78,10 @@ _ALWAYS = "a checkpoint always holds everything that an exact resume needs"
 
 @dataclass
 class PerformanceConfig(FrameworkSettings):
-    """How an update is computed."""
+    """How an update is computed.
+
+    compile_model: compile the model with torch.compile.
+    """
 
     gradient_accumulation_steps: int = 1
     """Batches whose gradients make one update."""
@@ -95,7 +98,12 @@ class PerformanceConfig(FrameworkSettings):
 
 @dataclass
 class CheckpointConfig(FrameworkSettings):
-    """When to save, what to keep and where."""
+    """When to save, what to keep and where.
+
+    save_every_n_steps, save_every_n_epochs, save_every_n_minutes: the interval between two checkpoints; None:
+    none. filename_template: the name, with {epoch}, {step} and metrics. monitor_mode: 'min' or 'max', which
+    is better.
+    """
 
     root_dir: str | Path = "checkpoints"
     """A run writes into root_dir/experiment_name."""
@@ -117,7 +125,10 @@ class CheckpointConfig(FrameworkSettings):
 
 @dataclass
 class PreemptionConfig(FrameworkSettings):
-    """What happens when the job is preempted."""
+    """What happens when the job is preempted.
+
+    requeue_job: requeue the SLURM job after the signal.
+    """
 
     signal: int = getattr(signal, "SIGUSR1", signal.SIGTERM)
     """The signal after which a SLURM job is requeued; SIGTERM and SIGUSR1 both save and end the run."""
@@ -137,7 +148,11 @@ class PreemptionConfig(FrameworkSettings):
 
 @dataclass
 class LoggingConfig(FrameworkSettings):
-    """Where metrics are written, and how often."""
+    """Where metrics are written, and how often.
+
+    use_wandb, use_tensorboard, use_csv: also log there. wandb_entity, wandb_tags, wandb_notes, wandb_name,
+    wandb_mode, wandb_id, wandb_resume: arguments of `wandb.init`.
+    """
 
     logger_type: str = "console"
     """'console', 'wandb', 'tensorboard', 'csv' or 'composite'."""
@@ -237,7 +252,11 @@ class ValAggregation(Enum):
 
 @dataclass
 class MultiDataLoaderConfig(FrameworkSettings):
-    """How batches are drawn from several loaders; lists follow the loaders' order."""
+    """How batches are drawn from several loaders; lists follow the loaders' order.
+
+    sampling_strategy: how the loader of the next batch is chosen. epoch_length_policy: how many batches an
+    epoch has. burst_size: batches in a row from one loader.
+    """
 
     sampling_strategy: SamplingStrategy = SamplingStrategy.ROUND_ROBIN
     dataloader_weights: list[float] | None = None
@@ -261,7 +280,10 @@ class MultiDataLoaderConfig(FrameworkSettings):
 
 @dataclass
 class ValidationConfig(FrameworkSettings):
-    """When to validate, and how the results of several loaders are combined."""
+    """When to validate, and how the results of several loaders are combined.
+
+    frequency: when to validate. aggregation: how `val/loss` is computed from several loaders.
+    """
 
     frequency: ValidationFrequency = ValidationFrequency.PER_EPOCH
     every_n_steps: int | None = None
@@ -286,7 +308,10 @@ FRAMEWORK_CLASSES = {
 
 
 class HooksConfig(FrameworkSettings, Switches):
-    """Hookline's `HooksConfig`, whose built-in hooks have the defaults of the Model Training Framework."""
+    """Hookline's `HooksConfig`, whose built-in hooks have the defaults of the Model Training Framework.
+
+    args, given: its settings, as in the base.
+    """
 
     __slots__ = ()
 
@@ -301,7 +326,13 @@ class HooksConfig(FrameworkSettings, Switches):
 
 @dataclass
 class GenericTrainerConfig(FrameworkSettings):
-    """The configuration of a `GenericTrainer`. You may add attributes of your own, for your hooks to read."""
+    """The configuration of a `GenericTrainer`. You may add attributes of your own, for your hooks to read.
+
+    experiment_name: the name of the run's directory. seed: the seed of the run; None: none. checkpoint,
+    preemption, performance, logging, hooks, train_loader_config, validation, fault_tolerance: the settings of
+    a part. validate_every_n_epochs: epochs between validations. early_stopping_mode: 'min' or 'max', which is
+    better.
+    """
 
     experiment_name: str = "experiment"
     seed: int | None = None

@@ -123,8 +123,9 @@ class GenericTrainer(Trainer):
         fabric: None = None,
         **options: Any,
     ) -> None:
-        """config: a GenericTrainerConfig, or a HooksConfig alone. options: of `hookline.Trainer`; they
-        override the config's.
+        """config: a GenericTrainerConfig, or a HooksConfig alone. model: a plain nn.Module. optimizers,
+        schedulers: one, or a list of them. fabric: refused: pass `strategy` instead. options: of
+        `hookline.Trainer`; they override the config's.
         """
         config = complete_config(config)
         if not isinstance(model, nn.Module) or isinstance(model, Module):

@@ -41,7 +41,11 @@ _registered: dict[str, Callable[..., Any]] = {}
 def get_trainer(
     name: str, model: Any, dataloader: Any, optimizer: Any, device: Any = "auto", **options: Any
 ) -> Any:
-    """Return a trainer by name: 'simple', 'accelerate', or one of `register_trainer`."""
+    """Return a trainer by name.
+
+    name: 'simple', 'accelerate', or one of `register_trainer`. model, dataloader, optimizer, device, options:
+    as of `BaseTrainer`.
+    """
     known = {**_registered, **BUILTIN}
     if name not in known:
         raise OptionError(
@@ -51,7 +55,10 @@ def get_trainer(
 
 
 def register_trainer(name: str, trainer: Callable[..., Any]) -> None:
-    """Let `get_trainer` make this class, called with model, dataloader, optimizer, device and the options."""
+    """Let `get_trainer` make this class.
+
+    name: the name. trainer: the class, called with model, dataloader, optimizer, device and the options.
+    """
     if not isinstance(name, str) or not name:
         raise refused("register_trainer(name, trainer): name", name, "text")
     if name in BUILTIN:

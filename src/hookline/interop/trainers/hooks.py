@@ -125,6 +125,8 @@ class TrainingHook(Hook):
 class HookManager:
     """Hooks by name. A trainer's own is `trainer.hooks`; one made by hand serves your own loop, which calls
     `on_...`.
+
+    hooks: those of a trainer; None: an empty list.
     """
 
     def __init__(self, hooks: HookList | None = None) -> None:
@@ -231,7 +233,10 @@ class JSONLogHook(JSONLog):
 
 
 class CheckpointHook(ModelCheckpoint):
-    """Whole checkpoints in `checkpoints/`, below the trainer's `output_dir`; all are kept."""
+    """Whole checkpoints in `checkpoints/`, below the trainer's `output_dir`; all are kept.
+
+    save_every_n_epochs: epochs between two checkpoints.
+    """
 
     name = "checkpoint"
 

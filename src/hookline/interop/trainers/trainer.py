@@ -116,8 +116,10 @@ class BaseTrainer:
         hooks: Iterable[Any] = (),
         **options: Any,
     ) -> None:
-        """loss: a function of outputs and targets, for a model that does not return its loss. output_dir:
-        where a run writes.
+        """model: the model. dataloader, val_dataloader: the training and the validation loader. optimizer:
+        the optimizer. device: 'auto', or the name of one. num_epochs: epochs to train. loss: a function of
+        outputs and targets, for a model that does not return its loss. hooks: the hooks. options:
+        `output_dir`, where a run writes, and those of `hookline.Trainer`.
         """
         _refuse_arguments(self, model, options)
         self.model, self.dataloader, self.optimizer, self.val_dataloader = (
