@@ -579,7 +579,7 @@ MOST_STATEMENTS = {
     "reliability": 816,
     "report": 1737,
     "rewind": 612,
-    "run": 4561,
+    "run": 4607,
     "testing": 198,
     "tracing": 868,
     "training": 6460,
