@@ -553,31 +553,31 @@ def test_every_module_has_a_mirrored_test_file() -> None:
 
 # ---- figures of the whole --------------------------------------------------------------------------------------
 
-MOST_FILES, MOST_ONE_IMPORTER = 384, 12
+MOST_FILES, MOST_ONE_IMPORTER = 385, 12
 """Modules, and short modules with a single importer. They go down; only a new capability adds a module."""
 MOST_STATEMENTS = {
-    "": 94,
+    "": 95,
     "audit": 428,
-    "checkpoint": 3549,
-    "cli": 2079,
-    "config": 1593,
+    "checkpoint": 3559,
+    "cli": 2022,
+    "config": 1595,
     "control": 783,
-    "data": 3567,
+    "data": 3573,
     "digests": 1311,
     "distributed": 1386,
-    "engine": 3228,
-    "hooks": 7032,
+    "engine": 3268,
+    "hooks": 7034,
     "interop": 10218,
     "loggers": 2027,
     "metrics": 415,
-    "reliability": 816,
-    "report": 1726,
+    "reliability": 831,
+    "report": 1791,
     "rewind": 612,
-    "run": 4561,
+    "run": 4562,
     "testing": 198,
     "tracing": 868,
-    "training": 6462,
-    "util": 649,
+    "training": 6467,
+    "util": 684,
     "watch": 305,
 }
 """Statements of each package, which no formatter changes. They go down; only a new capability adds to its package."""
