@@ -562,13 +562,13 @@ def test_every_module_has_a_mirrored_test_file() -> None:
 MOST_FILES, MOST_ONE_IMPORTER = 385, 12
 """Modules, and short modules with a single importer. They go down; only a new capability adds a module."""
 MOST_STATEMENTS = {
-    "": 94,
+    "": 95,
     "audit": 428,
     "checkpoint": 3549,
     "cli": 2083,
     "config": 1593,
     "control": 783,
-    "data": 3567,
+    "data": 3573,
     "digests": 1311,
     "distributed": 1386,
     "engine": 3228,

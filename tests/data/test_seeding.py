@@ -83,7 +83,7 @@ def test_a_seeded_evaluation_restores_the_random_streams_also_after_an_error(sta
     def broken(*args: Any) -> Any:
         raise RuntimeError("broken")
 
-    net.forward = broken  # type: ignore[method-assign]
+    net.layer.forward = broken  # type: ignore[method-assign]
 
     assert drawn_after(fail) == before
 

@@ -5,11 +5,12 @@ restore the random generators of a loader, its samplers and its dataset.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +103,13 @@ def set_rng_state(streams: dict[str, Any]) -> None:
             torch.cuda.set_rng_state(streams["cuda"][0])
         else:
             torch.cuda.set_rng_state_all(streams["cuda"])
+
+
+def seed_temporarily(seed: int) -> Callable[[], None]:
+    """Seed everything, and return a function that restores the random streams."""
+    before = rng_state()
+    seed_everything(seed)
+    return functools.partial(set_rng_state, before)
 
 
 @contextlib.contextmanager

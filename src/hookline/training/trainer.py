@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack
 import torch
 from torch import nn
 
-from hookline.data.seeding import (
-    Creation,
-    isolated_rng,
-    report_unseeded,
-    rng_state,
-    seed_everything,
-    set_rng_state,
-)
+from hookline.data.seeding import Creation, isolated_rng, report_unseeded, seed_temporarily
 from hookline.distributed.build import make_strategy, refuse_second_choice
 from hookline.engine.events import EVENTS
 from hookline.engine.filters import FilterSettings
@@ -340,13 +333,12 @@ class Trainer(RunView):
         """Make `run` the current run and run its lifecycle around `body`."""
         from hookline.training import lifecycle
 
-        # an evaluation restores the random numbers of the program around it
-        before = rng_state() if self.options.seed is not None and run.stage != "fit" else None
+        restore = None
         if self.options.seed is not None:
             is_new_fit = run.stage == "fit" and run.resume.path is None and self.strategy.rank == 0
             if self._created and is_new_fit and report_unseeded(self._created, run.module, self.options.seed):
                 self._created = None
-            seed_everything(self.options.seed)
+            restore = seed_temporarily(self.options.seed)
         self._run = self._last = run
         self.state = run.state
         if run.stage == "fit":
@@ -358,8 +350,8 @@ class Trainer(RunView):
                 return lifecycle.run_lifecycle(run, body)
         finally:
             self._run = None
-            if before is not None:
-                set_rng_state(before)
+            if restore is not None and run.stage != "fit":  # an evaluation leaves the streams as they were
+                restore()
 
     def _validate_in_run(self, run: Run) -> Metrics:
         from hookline.training import lifecycle
