@@ -175,8 +175,8 @@ def is_within(number: int, ranges: Iterable[SaveRange]) -> bool:
 def best_first(found: list[FoundCheckpoint]) -> list[FoundCheckpoint]:
     """Return the checkpoints with a score, the best first; of several monitors, those of the newest one.
 
-    Of equal scores, the oldest comes first. found: in the order of `find_checkpoints`, the newest first. Those
-    that a rollback has abandoned are left out.
+    Of equal scores, the oldest comes first. found: in the order of `find_checkpoints`, the newest first.
+    Those that a rollback has abandoned are left out.
     """
     scored = [each for each in without_abandoned(found) if each.manifest["monitor"]]
     if not scored:

@@ -90,20 +90,31 @@ class Stopwatch:
 class Costs(list[Cost]):
     """The rows of `cost()`, the most expensive first; `print` shows them as a table."""
 
-    def __init__(self, rows: Iterable[Cost] = (), seconds: float = 0.0, counted_twice: float = 0.0) -> None:
+    def __init__(
+        self,
+        rows: Iterable[Cost] = (),
+        seconds: float = 0.0,
+        counted_twice: float = 0.0,
+        is_audited: bool = False,
+    ) -> None:
         super().__init__(rows)
-        self.seconds, self.counted_twice = seconds, counted_twice
+        self.seconds, self.counted_twice, self.is_audited = seconds, counted_twice, is_audited
 
     def __str__(self) -> str:
-        return cost_table(self, self.seconds, self.counted_twice, most=len(self))
+        return cost_table(self, self.seconds, self.counted_twice, len(self), self.is_audited)
 
 
 def cost_table(
-    rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0, most: int = SHOWN_COSTS
+    rows: Sequence[Cost],
+    seconds: float,
+    counted_twice: float = 0.0,
+    most: int = SHOWN_COSTS,
+    is_audited: bool = False,
 ) -> str:
     """Return the most expensive rows as text, and the slow hooks by name. most: the number of rows.
 
-    The time of a row includes hooks that ran inside its calls.
+    The time of a row includes hooks that ran inside its calls. is_audited: it also includes the audit, so no
+    hook is called slow.
     """
     from hookline.util.text import align_columns  # not needed until the end of a run
 
@@ -133,6 +144,9 @@ def cost_table(
             f"  and {len(rest)} more, {format_seconds(sum(row.seconds for row in rest))} in total: "
             f"trainer.hooks.cost()"
         )
+    if is_audited:
+        lines.append("  The times include the audit; without audit=True the hooks are faster.")
+        return "\n".join(lines)
     lines += [
         f"  slow: {name}, {min(share, 1):.0%} of the training time"
         for name, share in slow_hooks(rows).items()

@@ -75,8 +75,8 @@ class PredictionWriter(Hook):
         self.folder = folder
         if self.dirpath is None and folder.name != FOLDER and ranks.rank == 0:
             log.warning(
-                "%s has the predictions of an earlier run, which are kept: these are written to %s. Read them "
-                "by read_predictions(writer.folder), or the newest ones by read_predictions(trainer.run_dir).",
+                "%s has the predictions of an earlier run, which are kept: these are written to %s. Read "
+                "them by read_predictions(writer.folder), or read_predictions(trainer.run_dir).",
                 folder.with_name(FOLDER),
                 folder,
             )

@@ -209,7 +209,9 @@ def show_costs(run: Run) -> None:
         return  # nothing was trained, so shares of the time mean nothing
     file = notice_file()
     if any(row.hook != "progress_bar" for row in run.participants.costs):
-        print(cost_table(run.participants.costs, watch.seconds, watch.counted_twice), file=file, flush=True)
+        is_audited = s.hooks.recorded_changes is not None
+        table = cost_table(run.participants.costs, watch.seconds, watch.counted_twice, is_audited=is_audited)
+        print(table, file=file, flush=True)
     if s.hooks.recorded_changes is not None:
         print(change_table(s.hooks.changes()), file=file, flush=True)
     if s.timings is not None and s.timings.batches:
