@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from control.asking import Steps, asked
 from ranks.torchrun import torchrun
 from tiny import Net, batches, quiet
@@ -37,6 +38,19 @@ class Allowed(Hook):
 
 def attached(name: str) -> tuple[str, dict[str, Any]]:
     return "attach", {"file": f"{Path('probes.py').resolve()}:{name}"}
+
+
+def test_internal_hooks_of_a_dialect_are_left_out() -> None:
+    class Draws(Hook):
+        def on_step_end(self) -> None:
+            torch.rand(1)
+
+    class Internal(Draws):
+        is_internal = True
+
+    trainer = quiet(hooks=[Internal(), Draws()], audit=True)
+    trainer.fit(Net(), batches(2))
+    assert {row.hook for row in trainer.hooks.changes()} == {"draws"}
 
 
 @pytest.mark.parametrize("audit", [False, True])

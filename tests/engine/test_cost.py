@@ -39,6 +39,14 @@ def test_a_fit_ends_with_a_table_that_names_the_slow_hook(capfd):
     assert not any("slow: quick" in line for line in table)
 
 
+def test_no_hook_of_an_audited_fit_is_called_slow(capfd):
+    trainer = shown(hooks=[Slow(), Quick()], audit=True)
+    trainer.fit(Net(), batches(4))
+    for table in (capfd.readouterr().err, str(trainer.hooks.cost())):
+        assert "Hooks took" in table and "The times include the audit" in table
+        assert "slow: " not in table
+
+
 def test_a_fit_without_a_bar_or_without_other_hooks_than_the_bar_shows_no_table(capfd):
     quiet(hooks=[Slow()]).fit(Net(), batches(1))
     shown().fit(Net(), batches(1))

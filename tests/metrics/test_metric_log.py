@@ -467,6 +467,16 @@ class WithLargest(Net):
         return super().validation_step(batch, batch_idx)
 
 
+def test_prog_bar_shows_a_metric_object_from_the_end_of_its_pass_on() -> None:
+    class Shown(WithLargest):
+        def log(self, name: str, value: Any, **options: Any) -> None:
+            super().log(name, value, prog_bar=name == "val/largest", **options)
+
+    trainer = quiet()
+    trainer.fit(Shown(), batches(2), batches(3))
+    assert {name: float(value) for name, value in trainer.state.log.bar.items()} == {"val/largest": 2.0}
+
+
 def test_a_metric_object_is_computed_and_reset_once_per_epoch() -> None:
     rows = Rows()
     module = WithLargest()

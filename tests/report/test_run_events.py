@@ -13,7 +13,9 @@ from report.reported import curve, data_of, metrics, written
 from tiny import Net, batches, quiet
 
 from hookline import Hook
+from hookline.cli import main
 from hookline.hooks import JSONLog, ModelCheckpoint
+from hookline.loggers import CSV, JSONLines
 from hookline.report.reader import read_run
 from hookline.report.run_events import position
 
@@ -337,3 +339,23 @@ def test_a_killed_run_is_not_called_training() -> None:
         left.listen()
         assert data_of(path)["runs"][0]["status"] == "training"
     assert data_of(path)["runs"][0]["status"] == "killed, or trains on another machine"
+
+
+@pytest.mark.parametrize(
+    ("logger", "why", "advice"),
+    [
+        ([CSV()], "its loggers are CSV", "logger=[CSV(), JSONLines()]"),
+        (False, "it has no logger", "logger=[JSONLines()]"),
+        ([CSV(), JSONLines()], "", ""),
+    ],
+)
+def test_a_run_without_a_log_says_which_loggers_replaced_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], logger: Any, why: str, advice: str
+) -> None:
+    quiet(run_dir=tmp_path, logger=logger, checkpoint={}).fit(Net(), batches(2))
+    for command in ("summary", "report"):
+        assert main([command, str(tmp_path)]) == 0
+        said = capsys.readouterr().out
+        assert ("has no log.jsonl" in said) == bool(why)
+        assert why in said and advice in said
+    assert ("0 records" not in said) and ("no hook was called" not in said)

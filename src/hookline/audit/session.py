@@ -73,6 +73,8 @@ class Auditing:
         self._plan.attach(self._auditor)
 
     def _is_audited(self, listener: Listener) -> bool:
+        if getattr(listener.owner, "is_internal", False):
+            return False  # a part of a dialect, which a user cannot change
         return self._wanted or listener.name in self._probes
 
     def _detach_probe(self, listener: Listener, changes: list[tuple[str, str]]) -> bool:

@@ -112,6 +112,7 @@ def _summary_text(data: dict[str, Any]) -> str:
             f"{progress(about['step'], about['epochs'])}",
         ),
         ("error", error),
+        ("log", about["missing_log"]),
         ("time", ", ".join([*took, *([f"{many} sessions"] if many > 1 else []), *_span(about)])),
         ("rollbacks", _rollbacks_text(about["rollbacks"])),
         ("skipped", _skips_text(about["skips"])),

@@ -96,12 +96,18 @@ class Stopwatch:
 class Costs(list[Cost]):
     """The rows of `cost()`, the most expensive first; `print` shows them as a table."""
 
-    def __init__(self, rows: Iterable[Cost] = (), seconds: float = 0.0, counted_twice: float = 0.0) -> None:
+    def __init__(
+        self,
+        rows: Iterable[Cost] = (),
+        seconds: float = 0.0,
+        counted_twice: float = 0.0,
+        is_audited: bool = False,
+    ) -> None:
         super().__init__(rows)
-        self.seconds, self.counted_twice = seconds, counted_twice
+        self.seconds, self.counted_twice, self.is_audited = seconds, counted_twice, is_audited
 
     def __str__(self) -> str:
-        return cost_table(self, self.seconds, self.counted_twice, most=len(self))
+        return cost_table(self, self.seconds, self.counted_twice, len(self), self.is_audited)
 
     def _repr_html_(self) -> str:
         return self.html(most=len(self))
@@ -111,7 +117,7 @@ class Costs(list[Cost]):
         from hookline.util.notebook import escape, table  # only a notebook calls this
 
         head, rows = _cost_head(self, self.seconds, self.counted_twice), map(_cost_cells, self[:most])
-        below = [*_rest_lines(self[most:]), *_slow_lines(self)]
+        below = [*_rest_lines(self[most:]), *_slow_lines(self, self.is_audited)]
         lines = "".join(f"<div>{escape(line)}</div>" for line in below)
         return f"<div>{escape(head)}</div>{table(COLUMNS, rows)}{lines}"
 
@@ -128,18 +134,24 @@ class Costs(list[Cost]):
 
 
 def cost_table(
-    rows: Sequence[Cost], seconds: float, counted_twice: float = 0.0, most: int = SHOWN_COSTS
+    rows: Sequence[Cost],
+    seconds: float,
+    counted_twice: float = 0.0,
+    most: int = SHOWN_COSTS,
+    is_audited: bool = False,
 ) -> str:
     """Return the most expensive rows as text, and the slow hooks by name. most: the number of rows.
 
-    The time of a row includes hooks that ran inside its calls.
+    The time of a row includes hooks that ran inside its calls. is_audited: it also includes the audit, so no
+    hook is called slow.
     """
     from hookline.util.text import align_columns  # not needed until the end of a run
 
     cells = [COLUMNS, *map(_cost_cells, rows[:most])]
     lines = [_cost_head(rows, seconds, counted_twice)]
     lines += [f"  {line}" for line in align_columns(cells, left=2)]
-    return "\n".join([*lines, *(f"  {line}" for line in (*_rest_lines(rows[most:]), *_slow_lines(rows)))])
+    below = (*_rest_lines(rows[most:]), *_slow_lines(rows, is_audited))
+    return "\n".join([*lines, *(f"  {line}" for line in below)])
 
 
 def _cost_cells(row: Cost) -> tuple[str, ...]:
@@ -161,7 +173,9 @@ def _rest_lines(rest: Sequence[Cost]) -> list[str]:
     return [f"and {len(rest)} more, {total} in total: trainer.hooks.cost()"] if rest else []
 
 
-def _slow_lines(rows: Sequence[Cost]) -> list[str]:
+def _slow_lines(rows: Sequence[Cost], is_audited: bool) -> list[str]:
+    if is_audited:
+        return ["The times include the audit; without audit=True the hooks are faster."]
     return [
         f"slow: {name}, {min(share, 1):.0%} of the training time" for name, share in slow_hooks(rows).items()
     ]

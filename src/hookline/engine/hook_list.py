@@ -222,7 +222,8 @@ class HookList:
             if each.account.calls
         ]
         rows.sort(key=lambda row: -row.seconds)
-        return Costs(rows, self.stopwatch.seconds, self.stopwatch.counted_twice)
+        is_audited = self.recorded_changes is not None
+        return Costs(rows, self.stopwatch.seconds, self.stopwatch.counted_twice, is_audited)
 
     def changes(self) -> list[HookChange]:
         """Return what each hook has changed in this run so far, by event and kind, in the order of the first

@@ -76,7 +76,7 @@ class PredictionWriter(Hook):
         if self.dirpath is None and folder.name != FOLDER and ranks.rank == 0:
             log.warning(
                 "%s has the predictions of an earlier run, which are kept: these are written to %s. Read "
-                "them by read_predictions(writer.folder), or by read_predictions(trainer.run_dir).",
+                "them by read_predictions(writer.folder), or read_predictions(trainer.run_dir).",
                 folder.with_name(FOLDER),
                 folder,
             )

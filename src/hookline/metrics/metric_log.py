@@ -185,6 +185,8 @@ class MetricLog:
         """Names in rows (`loss_step`) with the names of their newest values (`loss`)."""
         self._objects: dict[tuple[str, str], Any] = {}
         """Metric objects (torchmetrics, by duck type), computed when their pass is over."""
+        self._in_bar: set[str] = set()
+        """The names of metric objects that a progress bar shows, from the end of their pass on."""
 
     def log(
         self,
@@ -214,6 +216,8 @@ class MetricLog:
         elif type(value) is not float:
             value = self._scalar(name, value)
             if value is None:
+                if prog_bar:
+                    self._in_bar.add(name)
                 return
         self.batch_values[name] = value
         keys = self._keys.get(self.mode)
@@ -412,6 +416,7 @@ class MetricLog:
                 self.newest[name] = done[key.epoch_name]
                 if key.prog_bar:
                     self.bar[name] = done[key.epoch_name]
+        self.bar.update({name: done[name] for name in objects if name in self._in_bar and name in done})
         self.newest.raw().update(done)
         return done
 

@@ -218,7 +218,8 @@ def show_costs(run: Run) -> None:
     costs, file = run.participants.costs, notice_file()
     times = f"Time: {s.timings}" if s.timings is not None and s.timings.batches else ""
     if any(row.hook != "progress_bar" for row in costs):
-        text = cost_table(costs, watch.seconds, watch.counted_twice)
+        is_audited = s.hooks.recorded_changes is not None
+        text = cost_table(costs, watch.seconds, watch.counted_twice, is_audited=is_audited)
         if in_notebook():
             from hookline.util.notebook import escape, show_folded
 

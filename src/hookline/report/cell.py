@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hookline.report.page import render_page, write_report
-from hookline.report.reader import RecordedRun, check_run_dir, read_run
-from hookline.report.run_events import position, status_in_words
+from hookline.report.reader import LOG, RecordedRun, check_run_dir, read_run
+from hookline.report.run_events import missing_log, position, status_in_words
 from hookline.run.state import count_noun
 from hookline.util.errors import OptionError
 from hookline.util.notebook import frame
@@ -67,5 +67,6 @@ def _directory_of(run: Any) -> Path:
 
 def describe(run: RecordedRun, now: float) -> str:
     """Return `runs/first: completed, step 150, 1 epoch, 54 records`."""
-    records = count_noun(run.records, "record", "records")
+    missing = missing_log(run)
+    records = f"no {LOG}. {missing}" if missing else count_noun(run.records, "record", "records")
     return printable(f"{run.path}: {status_in_words(run, now)[0]}, {position(run)}, {records}")

@@ -28,6 +28,7 @@ from hookline.report.run_events import (
     format_duration,
     format_score,
     level,
+    missing_log,
     position,
     status_in_words,
     time_spent,
@@ -238,6 +239,7 @@ def _run_card(run: RecordedRun, name: str, now: float) -> dict[str, Any]:
         "began": began,
         "ended": run.times.ended,
         "records": run.records,
+        "missing_log": missing_log(run),
         "superseded": run.superseded,
         "checkpoints": len(run.checkpoints),
     }

@@ -13,7 +13,7 @@ from typing import Any
 from hookline.control.client import is_answered
 from hookline.reliability.summary import PRUNED
 from hookline.report.charts import layer_of
-from hookline.report.reader import RecordedRun, RunEvent, failure_kind
+from hookline.report.reader import LOG, RecordedRun, RunEvent, failure_kind
 from hookline.report.trace_columns import LAST_STEP, LINE_BYTES
 from hookline.run.state import progress
 
@@ -57,6 +57,19 @@ def all_events(run: RecordedRun) -> list[RunEvent]:
         found.append(RunEvent("start", "the first record", began))
     last = run.times.ended or 0.0
     return sorted(found, key=lambda each: (each.time if each.time is not None else last, each.step or 0))
+
+
+def missing_log(run: RecordedRun) -> str:
+    """Return why a run has no log.jsonl, and how to keep one; empty if it has one."""
+    names = run.record.get("loggers")
+    if (run.path / LOG).exists() or not isinstance(names, list) or "JSONLines" in names:
+        return ""
+    kept = ", ".join(f"{name}()" for name in [*map(str, names), "JSONLines"])
+    why = f"its loggers are {', '.join(map(str, names))}" if names else "it has no logger"
+    return (
+        f"This run has no {LOG}, because {why}: its metrics, events and the cost of its hooks are not shown. "
+        f"To keep it, pass logger=[{kept}]."
+    )
 
 
 def status_in_words(run: RecordedRun, now: float) -> tuple[str, str]:

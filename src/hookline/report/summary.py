@@ -11,7 +11,7 @@ from typing import Any
 from hookline.report.page import short_names
 from hookline.report.progress import RULES, Best, best_of, progress_of
 from hookline.report.reader import LOG, RecordedRun, read_run
-from hookline.report.run_events import ending_of, format_score, position, time_spent, timestamp
+from hookline.report.run_events import ending_of, format_score, missing_log, position, time_spent, timestamp
 from hookline.report.runs import disk_usage, last_records, run_status, utc
 from hookline.report.settings import differences, recorded_settings
 from hookline.run.lock import is_running
@@ -75,6 +75,7 @@ def _summarize_run(run: RecordedRun, name: str, metric: str | None) -> dict[str,
         "status": status,
         "is_certain": is_certain,
         "reason": end["reason"],
+        "missing_log": missing_log(run),
         "error": record.get("error") if status in ("failed", "pruned") else None,
         "step": at.step,
         "epochs": at.epochs,

@@ -85,6 +85,7 @@ class RunRecord:
             "step": step,
             "epochs": epochs,
             "limits": limits(run),
+            "loggers": [type(getattr(each, "original", each)).__name__ for each in run.state.logger.members],
             "noted_at": now,
             "started_at": _string_or_empty(self.before.get("started_at")) or now,
             "ended_at": None,

@@ -189,6 +189,7 @@ class LoopEvents(Hook):
 
     tier = "builtin"
     name = "lightning_loop"
+    is_internal = True
 
     def __init__(self, run: Any) -> None:
         super().__init__()

@@ -115,6 +115,8 @@ FAR = 10**9
 class LoggerConnector:
     """The metrics of one of Lightning's trainers, over all its runs."""
 
+    is_internal = True
+
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.values = {

@@ -92,7 +92,7 @@ function eventPart(data) {
 }
 
 function costPart(data) {
-  const none = data.runs.every((run) => run.is_over) ? "The log has no cost record: no hook was called."
+  const none = missingLog(data) ? "Without a log there is no cost record." : data.runs.every((run) => run.is_over) ? "The log has no cost record: no hook was called."
     : "The log has no cost record yet; it is written when a run ends. In the training program, trainer.hooks.cost() returns calls and time of every hook and event at any time.";
   return section("cost", "Cost of hooks", data.cost.length ? data.cost.map((each) => costTable(data, each)) : el("p", { class: "soft small" }, none));
 }
@@ -107,8 +107,13 @@ function headPart(data) {
   return [el("h1", {}, data.runs.length > 1 ? `${data.runs.length} runs` : data.runs[0].name), runCards(data)];
 }
 
+function missingLog(data) {
+  return data.runs.every((run) => run.missing_log) ? data.runs[0].missing_log : "";
+}
+
 function emptyPart(data) {
-  return data.summary.length || data.heat.length ? null : el("p", {}, "No metrics have been logged yet. Create the report again later.");
+  const none = missingLog(data) || (data.runs.every((run) => run.is_over) ? "No metrics were logged." : "No metrics have been logged yet. Create the report again later.");
+  return data.summary.length || data.heat.length ? null : el("p", {}, none);
 }
 
 function footPart(data) {

@@ -8,7 +8,7 @@ function runCards(data) {
     if (run.took) rows.push(["lasted", `${run.took}${run.pauses ? `, and ${run.pauses} of pauses` : ""}`]);
     for (const each of run.newest) rows.push([each.name, [rounded(each.last), each.min < each.last ? [" (lowest ", rounded(each.min), ")"] : null]]);
     if (run.checkpoints) rows.push(["checkpoints", number(run.checkpoints)]);
-    rows.push(["records", `${number(run.records)}${run.superseded ? `, ${number(run.superseded)} superseded` : ""}`]);
+    rows.push(["records", run.missing_log ? "no log.jsonl" : `${number(run.records)}${run.superseded ? `, ${number(run.superseded)} superseded` : ""}`]);
     if (run.reason) rows.push(["reason", run.reason, "wide"]);
     // the job's own status is more reliable than a guess from its files
     const [mood, status] = data.job && data.job.running ? ["good", data.job.status] : [run.mood, run.status];
