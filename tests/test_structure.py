@@ -553,7 +553,7 @@ def test_every_module_has_a_mirrored_test_file() -> None:
 
 # ---- figures of the whole --------------------------------------------------------------------------------------
 
-MOST_FILES, MOST_ONE_IMPORTER = 384, 12
+MOST_FILES, MOST_ONE_IMPORTER = 385, 12
 """Modules, and short modules with a single importer. They go down; only a new capability adds a module."""
 MOST_STATEMENTS = {
     "": 94,
@@ -565,19 +565,19 @@ MOST_STATEMENTS = {
     "data": 3567,
     "digests": 1311,
     "distributed": 1386,
-    "engine": 3228,
-    "hooks": 7032,
+    "engine": 3240,
+    "hooks": 7036,
     "interop": 10218,
     "loggers": 2027,
     "metrics": 415,
-    "reliability": 816,
+    "reliability": 829,
     "report": 1726,
     "rewind": 612,
-    "run": 4561,
+    "run": 4580,
     "testing": 198,
     "tracing": 868,
-    "training": 6462,
-    "util": 649,
+    "training": 6495,
+    "util": 719,
     "watch": 305,
 }
 """Statements of each package, which no formatter changes. They go down; only a new capability adds to its package."""
