@@ -7,12 +7,14 @@ import os
 import signal
 import traceback
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tiny import Net, SavesFirstEpoch, batches, quiet
 
 from hookline import SKIP_STEP, CheckpointError, Hook, Trainer
+from hookline.hooks import EarlyStopping
 from hookline.reliability.summary import end_summary
 from hookline.training.batch_events import FIRST_SKIPS
 
@@ -325,3 +327,18 @@ def test_an_interrupt_before_the_first_batch_is_not_called_nothing_to_train(capl
     assert "Nothing to train" not in caplog.text and ended.value._render_traceback_() == [
         "Interrupted at step 0, 0 epochs."
     ]
+
+
+def test_a_run_that_early_stopping_ends_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    class Flat(Net):
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            return torch.ones(())
+
+    trainer = quiet(max_epochs=9, enable_progress_bar=True, hooks=[EarlyStopping(patience=2)])
+    trainer.fit(Flat(), batches(), batches(1))
+    assert (
+        "Stopped in epoch 2, at step 12: EarlyStopping: val/loss did not improve in 2 checks; the best was 1.0 "
+        "in epoch 0\n"
+    ) in capsys.readouterr().err
+    quiet(max_epochs=1, enable_progress_bar=True).fit(Net(), batches())
+    assert "Stopped" not in capsys.readouterr().err

@@ -509,3 +509,16 @@ def test_a_loop_written_by_hand_does_not_save_it_either(tmp_path: Path) -> None:
                 optimizer.state[net.weight]["exp_avg"].fill_(math.nan)
             line.save_checkpoint(tmp_path / "good")
     assert read(tmp_path / "good")["optimizers"][0]["state"][0]["exp_avg"].isfinite().all()
+
+
+def test_weights_that_are_not_finite_are_reported_before_the_first_step_and_at_the_loss(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    module = Net()
+    with torch.no_grad():
+        module.layer.weight.fill_(float("nan"))
+    with pytest.raises(
+        NonFiniteLoss, match=r"The weights of the module in memory are not finite any more: make"
+    ):
+        quiet().fit(module, batches())
+    assert "layer.weight are not finite before the first step: make the module again" in caplog.text

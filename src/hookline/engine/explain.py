@@ -9,7 +9,7 @@ import re
 import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hookline.engine.events import BRANCHES, EVENTS, EVERY_STAGE, RECEIVERS, Event
@@ -205,12 +205,14 @@ def _registration_order(listeners: Sequence[Listener]) -> dict[Listener, str]:
 
 
 def _listener_row(listener: Listener, position: str) -> dict[str, Any]:
-    function = plain_function(listener.function)
+    # the steps of a plain nn.Module call a function that the user has passed to fit
+    given = getattr(listener.owner, "given_functions", {}).get(listener.event.name)
+    function = plain_function(given or listener.function)
     return {
         "receiver": RECEIVERS[listener.receiver],
         "name": listener.name,
         "function": getattr(function, "__qualname__", type(function).__qualname__),
-        "origin": listener.origin,
+        "origin": (listener if given is None else replace(listener, function=given)).origin,
         **({"kind": listener.owner.kind} if isinstance(listener.owner, Adapter) else {}),
         "asks": list(listener.binding.facts),
         "when": ", ".join(each.text for each in listener.filters) or "always",

@@ -53,6 +53,7 @@ class EarlyStopping(MetricCheck):
     def _begin(self) -> None:
         self.wait_count = 0
         self.best_score: float | None = None
+        self.best_epoch: int | None = None
         self.checks = 0
         self.stopped_epoch: int | None = None
         self.stopped_step: int | None = None
@@ -86,7 +87,7 @@ class EarlyStopping(MetricCheck):
                 f"{name} improved to {value:.6g}"
                 + (f" from {self.best_score:.6g}" if self.best_score is not None else "")
             )
-            self.best_score, self.wait_count = value, 0
+            self.best_score, self.best_epoch, self.wait_count = value, state.epoch, 0
         else:
             self.wait_count += 1
             self._say(
@@ -94,7 +95,9 @@ class EarlyStopping(MetricCheck):
                 f"{self.patience})"
             )
             if not what and self.wait_count >= self.patience:
-                what = f"{name} did not improve in {self.wait_count} checks; the best was {self.best_score}"
+                best = f"the best was {self.best_score}"
+                where = "" if self.best_epoch is None else f" in epoch {self.best_epoch}"
+                what = f"{name} did not improve in {self.wait_count} checks; {best}{where}"
         if what:
             self.stopped_epoch, self.stopped_step = state.epoch, state.step
             self._say(what)
@@ -109,6 +112,7 @@ class EarlyStopping(MetricCheck):
             **self.watch.saved_with(),
             "wait_count": self.wait_count,
             "best_score": self.best_score,
+            "best_epoch": self.best_epoch,
             "checks": self.checks,
             "stopped_epoch": self.stopped_epoch,
             "stopped_step": self.stopped_step,
@@ -122,6 +126,7 @@ class EarlyStopping(MetricCheck):
             state["checks"],
         )
         self.stopped_epoch, self.stopped_step = state["stopped_epoch"], state["stopped_step"]
+        self.best_epoch = state.get("best_epoch")
         # so that a resumed run does not repeat the check of the saved epoch
         self._validated = state["validated"]
         if difference := self.watch.difference(state):

@@ -178,6 +178,7 @@ class Recorded:
         show_costs(self._run)
         if error is None:
             show_unfinished(self._run)
+            show_stop(self._run)
             show_model(self._run)
         elif isinstance(error, Exception):
             shorten_in_notebook(error)
@@ -203,6 +204,18 @@ def show_unfinished(run: Run) -> None:
         summary = EndSummary.of(run, None)
         # show_model prints the line about the model next
         print(dataclasses.replace(summary, model="").note(), file=sys.stderr, flush=True)
+
+
+def show_stop(run: Run) -> None:
+    """Print why a fit ended before its limits; without a progress bar, log it at level INFO."""
+    s = run.state
+    if run.stage != "fit" or s.rank or s.status != "stopped" or not s.stop_reason:
+        return
+    line = f"Stopped in epoch {s.epoch}, at step {s.step}: {redact(s.stop_reason)}"
+    if run.options.enable_progress_bar:
+        print(line, file=notice_file(), flush=True)
+    else:
+        log.info("%s", line)
 
 
 def show_costs(run: Run) -> None:

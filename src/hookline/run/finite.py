@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookline.distributed.comm import Ranks
@@ -78,6 +78,26 @@ def find_nonfinite(optimizers: Sequence[Any], with_state: bool = True) -> str:
     if all_finite([], [*weights, *state]):
         return ""
     return STATE if state and all_finite([], weights) else PARAMETERS
+
+
+BROKEN_WEIGHTS = (
+    " The weights of the module in memory are not finite any more: make the module again or load a "
+    "checkpoint before the next fit."
+)
+
+
+def warn_of_nonfinite_weights(module: nn.Module, optimizers: Sequence[Any]) -> None:
+    """Warn before the first step if trained weights are not finite, such as those of a run that failed."""
+    if find_nonfinite(optimizers, with_state=False) != PARAMETERS:
+        return
+    trained = [(name, each) for name, each in module.named_parameters() if each.requires_grad]
+    bad = [name for name, each in trained if not all_finite([], [each.detach()])]
+    more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+    log.warning(
+        "%s%s are not finite before the first step: make the module again or load a checkpoint.",
+        ", ".join(bad[:3]),
+        more,
+    )
 
 
 def describe_nonfinite(kind: str, optimizers: Sequence[Any]) -> str:
@@ -208,8 +228,9 @@ class FiniteWatch:
         self.broken = True
         if self.ranks is not None:
             return  # all ranks raise together at the end of this window
+        weights = "" if find_nonfinite(self.optimizers, with_state=False) != PARAMETERS else BROKEN_WEIGHTS
         raise NonFiniteLoss(
-            f"The loss became {value}{where}. The run stops, and nothing made from it is saved. The hook "
-            "NaNGuard() stops at the batch itself and names it; NaNGuard(check='activations') also names the "
+            f"The loss became {value}{where}.{weights} The run stops, and nothing made from it is saved. The "
+            "hook NaNGuard() stops at the batch itself and names it; NaNGuard(check='activations') also names the "
             "module. Trainer(nonfinite='skip') skips such updates instead."
         )

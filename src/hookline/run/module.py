@@ -391,6 +391,11 @@ class PlainSteps(Actions):
         """Return the arguments of `fit` that these steps were made from."""
         return {"loss": self.loss, "step": self._step, "optimizer": self._optimizer}
 
+    @property
+    def given_functions(self) -> dict[str, Any]:
+        """The function of the user that each step calls, for `explain`."""
+        return dict.fromkeys(("training_step", "validation_step", "test_step"), self._step or self.loss)
+
     def again(self, optimizer: Any) -> PlainSteps:
         """Return the same steps for another run, with another optimizer if one is given."""
         return PlainSteps(

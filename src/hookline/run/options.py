@@ -389,8 +389,9 @@ def refuse_unknown(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
             for each in inspect.signature(call).parameters.values()
             if each.kind is not each.VAR_KEYWORD
         ][1:]
+        of_trainer = f" It is an option of Trainer: Trainer({name}=...)." if name in ARGUMENT_NAMES else ""
         raise OptionError(
-            f"{call.__name__}() has no argument {name!r}.{closest(name, known)} Arguments: "
+            f"{call.__name__}() has no argument {name!r}.{of_trainer or closest(name, known)} Arguments: "
             f"{', '.join(known)}.",
             option=name,
             value=value,

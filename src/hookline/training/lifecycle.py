@@ -26,6 +26,7 @@ from hookline.reliability.signals import Signals
 from hookline.reliability.summary import Recorded, disable_on_all_ranks, log_ending
 from hookline.reliability.watchdog import Watchdog
 from hookline.run.commands import handles_command
+from hookline.run.finite import warn_of_nonfinite_weights
 from hookline.run.optimizer_router import make_router
 from hookline.run.optimizers import follow_parameters, parse_optimizers
 from hookline.run.parts import RunData
@@ -304,6 +305,7 @@ def set_up_strategy(run: Run) -> None:
     s.setup.optimizers = run.strategy.prepare_optimizers(s.optimizers)
     check_optimizers(run)
     warn_of_vanishing_eps(run)
+    warn_of_nonfinite_weights(run.module, s.optimizers)
     choose_optimizers(run)
     if not run.strategy.ranks.alone and not run.traits.is_manual:
         from hookline.training.ranks.step import RankGradientSync

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from hookline.engine.checks import AtLeast
 from hookline.run.module import PlainSteps
-from hookline.run.options import Options
+from hookline.run.options import OPTION_NAMES, Options
 from hookline.run.view import View
-from hookline.util.errors import HooklineError
+from hookline.util.errors import HooklineError, OptionError
 
 if TYPE_CHECKING:
     from hookline.audit.session import Auditing
@@ -29,6 +30,32 @@ if TYPE_CHECKING:
     from hookline.training.trial import BatchSizes
 
 
+SETTABLE = ("accumulate_grad_batches", "max_epochs", "max_steps", "max_time")
+"""The options that can be set after the trainer was made, also during a run."""
+
+
+class OptionAttribute:
+    """An option of the trainer as an attribute: `trainer.max_epochs`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, trainer: RunView | None, owner: type) -> Any:
+        return self if trainer is None else getattr(trainer.options, self.name)
+
+    def __set__(self, trainer: RunView, value: Any) -> None:
+        if self.name not in SETTABLE:
+            raise OptionError(
+                f"{self.name} is chosen when the trainer is made: Trainer({self.name}=...). Options that can "
+                f"be set later: {', '.join(SETTABLE)}.",
+                option=self.name,
+                value=value,
+                allowed=SETTABLE,
+            )
+        checked = dataclasses.replace(trainer.options, **{self.name: value})
+        setattr(trainer.options, self.name, getattr(checked, self.name))
+
+
 class RunView(View):
     """Facts of a run as attributes of the trainer, and the way to stop it."""
 
@@ -40,6 +67,9 @@ class RunView(View):
     _run: Run | None
     _last: Run | None
     _fitted: Run | None
+    max_epochs: int | None
+    max_steps: int
+    max_time: Any
 
     @functools.cached_property  # both are loaded when the first run begins
     def tracing(self) -> Tracing:
@@ -264,3 +294,8 @@ class RunView(View):
         from hookline.training.loading import estimated_steps
 
         return estimated_steps(self._run)
+
+
+for _name in OPTION_NAMES:
+    if not hasattr(RunView, _name):
+        setattr(RunView, _name, OptionAttribute(_name))

@@ -429,13 +429,16 @@ class Trainer(RunView):
         val: Any = None,
         *,
         datamodule: DataLike | None = None,
+        loss: Callable[..., Any] | None = None,
+        step: Callable[..., Any] | None = None,
+        optimizer: Any = None,
         stage: str = "fit",
         mixture: Mixture | Mapping[str, Any] | None = None,
     ) -> Explanation:
         """Return the lifecycle of a run with its listeners, before it runs; `print` it, or use its `data()`.
 
-        module, train, val, datamodule, mixture: as for `fit`; then it also shows which loader the batches
-        will come from, and how each is read. stage: 'fit', 'validate', 'test' or 'predict'.
+        It takes what `fit` takes. With loaders it also shows which one the batches come from and how each is
+        read. stage: 'fit', 'validate', 'test' or 'predict'.
         """
         from hookline.engine.explain import explain_plan
         from hookline.training import lifecycle
@@ -447,7 +450,7 @@ class Trainer(RunView):
             return explain_plan(self.plan, stage, str(self.loaders) if running else "", graphs, read)
         with self.strategy.silent():  # a single rank may call explain()
             given = {"train": train, "val": val}
-            run = self._start(stage, module, datamodule, given, None, None, None, connects=False)
+            run = self._start(stage, module, datamodule, given, loss, step, optimizer, connects=False)
             run.data.mixture = mixture
             participants = lifecycle.RunParticipants(run)
             try:
