@@ -1,18 +1,19 @@
 """Tracebacks in a notebook without the frames of Hookline, so that the message is in view.
 
-IPython shows an error by its method `_render_traceback_` if it has one. The traceback of the error itself
-stays complete: for `%debug`, and for programs and terminals, which do not call this method.
+IPython shows an error by its method `_render_traceback_` if it has one. The traceback is shortened only while
+it is shown: it stays complete for `%debug`, and for programs and terminals, which do not call this method.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
+import itertools
 import os
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from hookline.util.terminal import in_notebook
 
@@ -20,6 +21,7 @@ OWN = (str(Path(__file__).parents[1]) + os.sep, "<hookline ")
 """How the file names of Hookline's frames begin, generated code included."""
 GLUE = tuple(f"{os.sep}{name}.py" for name in ("contextlib", "functools"))
 """Files of Python whose frames are left out between frames of Hookline."""
+LIBRARY, SHELL = (f"{os.sep}{name}{os.sep}" for name in ("torch", "IPython"))
 KEEP_ALL = "HOOKLINE_FULL_TRACEBACK"
 
 
@@ -35,16 +37,18 @@ def render(error: BaseException, is_own: bool = False) -> list[str]:
     show = builtins.get_ipython().InteractiveTB.structured_traceback  # type: ignore[attr-defined]
     if not in_notebook() or os.environ.get(KEEP_ALL, "0") not in ("", "0"):
         return list(show(type(error), error, error.__traceback__, tb_offset=1))
-    for cause in _causes(error):
-        cause.__traceback__ = _shortened(cause.__traceback__, is_own=True)
     notes: list[str] = getattr(error, "__notes__", [])
     once = [note.replace(f"Failed: {type(error).__name__}: {error}, ", "Failed ", 1) for note in notes]
     full = list(notes)
-    try:
-        notes[:] = once
-        return list(show(type(error), error, _shortened(error.__traceback__, is_own), tb_offset=0))
-    finally:
-        notes[:] = full
+    with contextlib.ExitStack() as links:
+        for cause in _causes(error):
+            links.enter_context(_shortened(cause, is_own=True))
+        links.enter_context(_shortened(error, is_own))
+        try:
+            notes[:] = once
+            return list(show(type(error), error, error.__traceback__, tb_offset=0))
+        finally:
+            notes[:] = full
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -54,36 +58,46 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def _shortened(trace: TracebackType | None, is_own: bool) -> TracebackType | None:
-    """Return a traceback without frames of Hookline and IPython, and those of libraries between them.
+@contextlib.contextmanager
+def _shortened(error: BaseException, is_own: bool) -> Iterator[None]:
+    """Link the traceback of an error past the frames of Hookline, until the block ends."""
+    trace = error.__traceback__
+    frames = list(_frames(trace))
+    kept = _choose(frames, [each.filename for each in traceback.extract_tb(trace)], is_own)
+    try:
+        for each, after in itertools.zip_longest(kept, kept[1:]):
+            each.tb_next = after
+        error.__traceback__ = kept[0] if kept else None
+        yield
+    finally:
+        for each in frames:
+            each.tb_next = None
+        for each, after in itertools.pairwise(frames):
+            each.tb_next = after
+        error.__traceback__ = trace
 
-    The frame of Hookline that raised the error stays if it is the last one, except for an own error.
+
+def _choose(frames: list[TracebackType], files: list[str], is_own: bool) -> list[TracebackType]:
+    """Return the frames to show: not those of Hookline and IPython, and of libraries between them.
+
+    files: the file of each frame. The frame of Hookline that raised the error stays if it is the last one,
+    except for an own error.
     """
     kept: list[TracebackType] = []
     between: list[TracebackType] = []  # frames of libraries that Hookline has called
     last: TracebackType | None = None
-    for each in _frames(trace):
-        file = each.tb_frame.f_code.co_filename
-        if file.startswith(OWN) or _is_of(each, "IPython"):
+    for each, file in zip(frames, files, strict=True):
+        if file.startswith(OWN) or SHELL in file:
             between, last = [], each
-        elif last is not None and (file.endswith(GLUE) or _is_of(each, "torch")):
+        elif last is not None and (file.endswith(GLUE) or LIBRARY in file):
             between.append(each)
         else:
             kept, between, last = [*kept, *between, each], [], None
-    if last is not None and not is_own:
-        kept.append(last)
-    shortened: TracebackType | None = None
-    for each in reversed([*kept, *between]):
-        shortened = TracebackType(shortened, each.tb_frame, each.tb_lasti, each.tb_lineno)
-    return shortened
+    raised = [last] if last is not None and not is_own else []
+    return [*kept, *raised, *between]
 
 
 def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
     while trace is not None:
         yield trace
         trace = trace.tb_next
-
-
-def _is_of(trace: TracebackType, package: str) -> bool:
-    module: Any = trace.tb_frame.f_globals.get("__name__", "")
-    return str(module).partition(".")[0] == package
