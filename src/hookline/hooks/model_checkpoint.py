@@ -31,6 +31,8 @@ class MetricState:
     """The step of the newest validation, and the value that it found."""
     is_waiting: bool = False
     """Whether a decision waits for the next value."""
+    has_waited: bool = False
+    """Whether the user knows that decisions wait."""
     has_validated: bool = False
     has_measured: bool = False
     """Whether a validation that is not the sanity check has ended."""
@@ -118,7 +120,7 @@ class ModelCheckpoint(Hook):
         self.needs_metrics = tuple(filter(None, [monitor, *self.filename.metrics])) if strict else ()
         checks_validations = save_on_train_epoch_end is False and self.every_n_epochs > 0
         self.needs_validation = strict and checks_validations and not save_last
-        self._loaded, self._has_waited = LoadedState(), False
+        self._loaded = LoadedState()
         self._begin()
 
     def _triggers(self, steps: int | None, epochs: int | None, seconds: Any) -> int:
@@ -137,10 +139,11 @@ class ModelCheckpoint(Hook):
                 f"{WHO}: {' and '.join(given)} cannot be combined; add a second ModelCheckpoint for the "
                 f"other."
             )
-        self._interval = f"train_time_interval={seconds!r}" if seconds else f"every_n_train_steps={steps}"
+        argument = f"train_time_interval={seconds!r}" if seconds else f"every_n_train_steps={steps}"
         interval = f"{steps} steps" if seconds is None else f"{seconds:.6f} seconds"
         if steps or seconds is not None:
-            self._listen("on_step_end", FilterSettings(every=interval)(functools.partial(self._after_steps)))
+            after = functools.partial(self._after_steps, argument=argument)
+            self._listen("on_step_end", FilterSettings(every=interval)(after))
         if self.save_on_exception:
             self._listen("on_exception", self._after_failure)
         return epochs if epochs is not None else 0 if given else 1
@@ -174,7 +177,6 @@ class ModelCheckpoint(Hook):
         if stage != "fit":
             return
         self._begin()
-        self._has_waited = False
         if self.restore_best and not hasattr(state.trainer, "load_best"):
             raise OptionError(
                 f"{WHO}: restore_best=True works in a fit of hookline.Trainer; in another trainer or loop "
@@ -268,7 +270,7 @@ class ModelCheckpoint(Hook):
                 self.mode,
             )
 
-    def _after_steps(self, state: Any) -> None:
+    def _after_steps(self, state: Any, argument: str) -> None:
         step, value = self._metric.validated_at
         old = (
             self.monitor is not None
@@ -285,14 +287,14 @@ class ModelCheckpoint(Hook):
             if self.save_last:
                 self._request_last(state)
             elif self._metric.is_waiting:  # for a whole interval: a validation at this step comes after this
-                self._warn_of_waiting(state)
+                self._warn_of_waiting(state, argument)
             self._metric.is_waiting = True  # the score is of older weights: decide at the next score
 
-    def _warn_of_waiting(self, state: Any) -> None:
+    def _warn_of_waiting(self, state: Any, argument: str) -> None:
         """Say once in a run that no checkpoint is saved at this interval, and what saves one."""
-        if self._has_waited:
+        if self._metric.has_waited:
             return
-        self._has_waited = True
+        self._metric.has_waited = True
         of_training = state.log.is_of_training(self.monitor)
         self.watch.warn(
             "%s(monitor=%r, %s) saves when its metric has a new value, and it had none since the last time: "
@@ -300,10 +302,10 @@ class ModelCheckpoint(Hook):
             "monitor: %s(%s, dirpath='by_time'). Or %s.",
             WHO,
             self.monitor,
-            self._interval,
+            argument,
             "epoch end" if of_training else "validation",
             WHO,
-            self._interval,
+            argument,
             "monitor a value that training_step logs"
             if of_training
             else "validate as often: Trainer(val_check_interval=...)",

@@ -236,10 +236,7 @@ class HostedRun(HostView):
         self.set_device(first.device if first is not None else torch.device("cpu"), module)
 
     def set_device(self, device: Any, wrapped_model: Any) -> None:
-        """Set the device of the module, and the wrapper that the host runs.
-
-        device: the device of the module. wrapped_model: the wrapper, or the module itself.
-        """
+        """Set the device of the module. wrapped_model: the wrapper that the host runs, or the module."""
         self.state.setup.device, self.state.setup.wrapped_model = device, wrapped_model
 
     def set_rank(self, rank: int, local_rank: int, world_size: int) -> None:
@@ -348,10 +345,7 @@ class HostedRun(HostView):
         self.save_requests.clear()
 
     def fail(self, error: BaseException) -> None:
-        """Emit on_exception and tear the hooks down. Further failures become notes of the error.
-
-        error: the exception that ended the loop.
-        """
+        """Emit on_exception and tear the hooks down. error: that of the loop; it gets further ones as notes."""
         self.abandon()
         run_events.mark_failed(self, error)
         self.rank_sync, self.updates.signal_filters = None, ()  # the other ranks may not have failed
