@@ -577,7 +577,7 @@ MOST_STATEMENTS = {
     "testing": 198,
     "tracing": 868,
     "training": 6495,
-    "util": 719,
+    "util": 728,
     "watch": 305,
 }
 """Statements of each package, which no formatter changes. They go down; only a new capability adds to its package."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import itertools
 import os
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from hookline.util.terminal import is_notebook
 
@@ -20,6 +21,8 @@ OWN = (str(Path(__file__).parents[1]) + os.sep, "<hookline ")
 """How the file names of Hookline's frames begin, generated code included."""
 GLUE = tuple(f"{os.sep}{name}.py" for name in ("contextlib", "functools"))
 """Files of Python whose frames are left out between frames of Hookline."""
+IPYTHON, TORCH = (f"{os.sep}{name}{os.sep}" for name in ("IPython", "torch"))
+"""Folders in the file names of IPython's and torch's frames."""
 KEEP_ALL = "HOOKLINE_FULL_TRACEBACK"
 
 
@@ -35,16 +38,16 @@ def render(error: BaseException, is_own: bool = False) -> list[str]:
     show = builtins.get_ipython().InteractiveTB.structured_traceback  # type: ignore[attr-defined]
     if not is_notebook() or os.environ.get(KEEP_ALL, "0") not in ("", "0"):
         return list(show(type(error), error, error.__traceback__, tb_offset=1))
-    for cause in _causes(error):
-        cause.__traceback__ = _shortened(cause.__traceback__, is_own=True)
     notes: list[str] = getattr(error, "__notes__", [])
-    once = [note.replace(f"Failed: {type(error).__name__}: {error}, ", "Failed ", 1) for note in notes]
     full = list(notes)
-    try:
-        notes[:] = once
-        return list(show(type(error), error, _shortened(error.__traceback__, is_own), tb_offset=0))
-    finally:
-        notes[:] = full
+    with contextlib.ExitStack() as restored:
+        for each in (error, *_causes(error)):
+            restored.enter_context(_shortened(each, is_own or each is not error))
+        notes[:] = [note.replace(f"Failed: {type(error).__name__}: {error}, ", "Failed ", 1) for note in full]
+        try:
+            return list(show(type(error), error, error.__traceback__, tb_offset=0))
+        finally:
+            notes[:] = full
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -54,36 +57,44 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def _shortened(trace: TracebackType | None, is_own: bool) -> TracebackType | None:
-    """Return a traceback without frames of Hookline and IPython, and those of libraries between them.
+@contextlib.contextmanager
+def _shortened(error: BaseException, is_own: bool) -> Iterator[None]:
+    """Leave frames of Hookline and IPython, and those of libraries between them, out of an error's traceback.
 
     The frame of Hookline that raised the error stays if it is the last one, except for an own error.
     """
+    trace = error.__traceback__
+    frames = list(_frames(trace))
     kept: list[TracebackType] = []
     between: list[TracebackType] = []  # frames of libraries that Hookline has called
     last: TracebackType | None = None
-    for each in _frames(trace):
-        file = each.tb_frame.f_code.co_filename
-        if file.startswith(OWN) or _is_of(each, "IPython"):
+    for each, entry in zip(frames, traceback.extract_tb(trace), strict=False):
+        if entry.filename.startswith(OWN) or IPYTHON in entry.filename:
             between, last = [], each
-        elif last is not None and (file.endswith(GLUE) or _is_of(each, "torch")):
+        elif last is not None and (entry.filename.endswith(GLUE) or TORCH in entry.filename):
             between.append(each)
         else:
             kept, between, last = [*kept, *between, each], [], None
-    if last is not None and not is_own:
-        kept.append(last)
-    shortened: TracebackType | None = None
-    for each in reversed([*kept, *between]):
-        shortened = TracebackType(shortened, each.tb_frame, each.tb_lasti, each.tb_lineno)
-    return shortened
+    kept += [last] if last is not None and not is_own else []
+    kept += between
+    _link(kept)
+    error.__traceback__ = kept[0] if kept else None
+    try:
+        yield
+    finally:
+        _link(frames)
+        error.__traceback__ = trace
+
+
+def _link(frames: list[TracebackType]) -> None:
+    """Make a traceback of these frames."""
+    for each in frames:
+        each.tb_next = None
+    for each, following in itertools.pairwise(frames):
+        each.tb_next = following
 
 
 def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
     while trace is not None:
         yield trace
         trace = trace.tb_next
-
-
-def _is_of(trace: TracebackType, package: str) -> bool:
-    module: Any = trace.tb_frame.f_globals.get("__name__", "")
-    return str(module).partition(".")[0] == package
