@@ -231,6 +231,6 @@ class FiniteWatch:
         weights = "" if find_nonfinite(self.optimizers, with_state=False) != PARAMETERS else BROKEN_WEIGHTS
         raise NonFiniteLoss(
             f"The loss became {value}{where}.{weights} The run stops, and nothing made from it is saved. The "
-            "hook NaNGuard() stops at the batch itself and names it; NaNGuard(check='activations') also names the "
-            "module. Trainer(nonfinite='skip') skips such updates instead."
+            "hook NaNGuard() stops at the batch itself and names it; NaNGuard(check='activations') also "
+            "names the module. Trainer(nonfinite='skip') skips such updates instead."
         )

@@ -297,9 +297,9 @@ class PausedBatch:
         self.log = (s.log.mode, s.log.weight, s.log.batch_values, s.log.pending, s.log.loader)
         s.cache, s.log.batch_values, s.log.pending, s.log.mode = {}, {}, {}, "now"
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, kind: object, error: object = None, trace: object = None) -> None:
         s = self.s
-        if error is not None:
+        if kind is not None:
             restore_modes(s)  # the evaluation failed before its own restore
         if isinstance(error, Exception) and not hasattr(error, FAILED_BATCH):
             with contextlib.suppress(AttributeError):  # an exception with slots

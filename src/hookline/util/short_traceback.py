@@ -1,7 +1,7 @@
 """Tracebacks in a notebook without the frames of Hookline, so that the message is in view.
 
-IPython shows an error by its method `_render_traceback_` if it has one. The traceback is shortened only while
-it is shown: it stays complete for `%debug`, and for programs and terminals, which do not call this method.
+IPython shows an error by its method `_render_traceback_` if it has one. The traceback of the error itself
+stays complete: for `%debug`, and for programs and terminals, which do not call this method.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ OWN = (str(Path(__file__).parents[1]) + os.sep, "<hookline ")
 """How the file names of Hookline's frames begin, generated code included."""
 GLUE = tuple(f"{os.sep}{name}.py" for name in ("contextlib", "functools"))
 """Files of Python whose frames are left out between frames of Hookline."""
-LIBRARY, SHELL = (f"{os.sep}{name}{os.sep}" for name in ("torch", "IPython"))
+IPYTHON, TORCH = (f"{os.sep}{name}{os.sep}" for name in ("IPython", "torch"))
+"""Folders in the file names of IPython's and torch's frames."""
 KEEP_ALL = "HOOKLINE_FULL_TRACEBACK"
 
 
@@ -38,14 +39,12 @@ def render(error: BaseException, is_own: bool = False) -> list[str]:
     if not in_notebook() or os.environ.get(KEEP_ALL, "0") not in ("", "0"):
         return list(show(type(error), error, error.__traceback__, tb_offset=1))
     notes: list[str] = getattr(error, "__notes__", [])
-    once = [note.replace(f"Failed: {type(error).__name__}: {error}, ", "Failed ", 1) for note in notes]
     full = list(notes)
-    with contextlib.ExitStack() as links:
-        for cause in _causes(error):
-            links.enter_context(_shortened(cause, is_own=True))
-        links.enter_context(_shortened(error, is_own))
+    with contextlib.ExitStack() as restored:
+        for each in (error, *_causes(error)):
+            restored.enter_context(_shortened(each, is_own or each is not error))
+        notes[:] = [note.replace(f"Failed: {type(error).__name__}: {error}, ", "Failed ", 1) for note in full]
         try:
-            notes[:] = once
             return list(show(type(error), error, error.__traceback__, tb_offset=0))
         finally:
             notes[:] = full
@@ -60,41 +59,39 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 @contextlib.contextmanager
 def _shortened(error: BaseException, is_own: bool) -> Iterator[None]:
-    """Link the traceback of an error past the frames of Hookline, until the block ends."""
+    """Leave frames of Hookline and IPython, and those of libraries between them, out of an error's traceback.
+
+    The frame of Hookline that raised the error stays if it is the last one, except for an own error.
+    """
     trace = error.__traceback__
     frames = list(_frames(trace))
-    kept = _choose(frames, [each.filename for each in traceback.extract_tb(trace)], is_own)
-    try:
-        for each, after in itertools.zip_longest(kept, kept[1:]):
-            each.tb_next = after
-        error.__traceback__ = kept[0] if kept else None
-        yield
-    finally:
-        for each in frames:
-            each.tb_next = None
-        for each, after in itertools.pairwise(frames):
-            each.tb_next = after
-        error.__traceback__ = trace
-
-
-def _choose(frames: list[TracebackType], files: list[str], is_own: bool) -> list[TracebackType]:
-    """Return the frames to show: not those of Hookline and IPython, and of libraries between them.
-
-    files: the file of each frame. The frame of Hookline that raised the error stays if it is the last one,
-    except for an own error.
-    """
     kept: list[TracebackType] = []
     between: list[TracebackType] = []  # frames of libraries that Hookline has called
     last: TracebackType | None = None
-    for each, file in zip(frames, files, strict=True):
-        if file.startswith(OWN) or SHELL in file:
+    for each, entry in zip(frames, traceback.extract_tb(trace), strict=False):
+        if entry.filename.startswith(OWN) or IPYTHON in entry.filename:
             between, last = [], each
-        elif last is not None and (file.endswith(GLUE) or LIBRARY in file):
+        elif last is not None and (entry.filename.endswith(GLUE) or TORCH in entry.filename):
             between.append(each)
         else:
             kept, between, last = [*kept, *between, each], [], None
-    raised = [last] if last is not None and not is_own else []
-    return [*kept, *raised, *between]
+    kept += [last] if last is not None and not is_own else []
+    kept += between
+    _link(kept)
+    error.__traceback__ = kept[0] if kept else None
+    try:
+        yield
+    finally:
+        _link(frames)
+        error.__traceback__ = trace
+
+
+def _link(frames: list[TracebackType]) -> None:
+    """Make a traceback of these frames."""
+    for each in frames:
+        each.tb_next = None
+    for each, following in itertools.pairwise(frames):
+        each.tb_next = following
 
 
 def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:

@@ -345,7 +345,7 @@ class HostedRun(HostView):
         self.save_requests.clear()
 
     def fail(self, error: BaseException) -> None:
-        """Emit on_exception and tear the hooks down. error: that of the loop; it gets further ones as notes."""
+        """Emit on_exception and tear the hooks down. error: that of the loop; further ones become notes."""
         self.abandon()
         run_events.mark_failed(self, error)
         self.rank_sync, self.updates.signal_filters = None, ()  # the other ranks may not have failed
