@@ -116,7 +116,7 @@ class ModelCheckpoint(Hook):
         self.needs_metrics = tuple(filter(None, [monitor, *self.filename.metrics])) if strict else ()
         checks_validations = save_on_train_epoch_end is False and self.every_n_epochs > 0
         self.needs_validation = strict and checks_validations and not save_last
-        self._loaded, self._has_waited = LoadedState(), False
+        self._loaded = LoadedState()
         self._begin()
 
     def _triggers(self, steps: int | None, epochs: int | None, seconds: Any) -> int:
@@ -135,10 +135,11 @@ class ModelCheckpoint(Hook):
                 f"{WHO}: {' and '.join(given)} cannot be combined; add a second ModelCheckpoint for the "
                 f"other."
             )
-        self._interval = f"train_time_interval={seconds!r}" if seconds else f"every_n_train_steps={steps}"
-        interval = f"{steps} steps" if seconds is None else f"{seconds:.6f} seconds"
         if steps or seconds is not None:
-            self._listen("on_step_end", FilterSettings(every=interval)(functools.partial(self._after_steps)))
+            every = f"{steps} steps" if seconds is None else f"{seconds:.6f} seconds"
+            interval = f"every_n_train_steps={steps}" if steps else f"train_time_interval={seconds!r}"
+            after_steps = functools.partial(self._after_steps, interval=interval)
+            self._listen("on_step_end", FilterSettings(every=every)(after_steps))
         if self.save_on_exception:
             self._listen("on_exception", self._after_failure)
         return epochs if epochs is not None else 0 if given else 1
@@ -172,7 +173,6 @@ class ModelCheckpoint(Hook):
         if stage != "fit":
             return
         self._begin()
-        self._has_waited = False
         if self.restore_best and not hasattr(state.trainer, "load_best"):
             raise OptionError(
                 f"{WHO}: restore_best=True works in a fit of hookline.Trainer; in another trainer or loop "
@@ -266,7 +266,7 @@ class ModelCheckpoint(Hook):
                 self.mode,
             )
 
-    def _after_steps(self, state: Any) -> None:
+    def _after_steps(self, state: Any, interval: str) -> None:
         step, value = self._metric.validated_at
         old = (
             self.monitor is not None
@@ -283,29 +283,8 @@ class ModelCheckpoint(Hook):
             if self.save_last:
                 self._request_last(state)
             elif self._metric.is_waiting:  # for a whole interval: a validation at this step comes after this
-                self._warn_of_waiting(state)
+                self.watch.warn_of_waiting(interval, state.log.is_of_training(self.monitor))
             self._metric.is_waiting = True  # the score is of older weights: decide at the next score
-
-    def _warn_of_waiting(self, state: Any) -> None:
-        """Say once in a run that no checkpoint is saved at this interval, and what saves one."""
-        if self._has_waited:
-            return
-        self._has_waited = True
-        of_training = state.log.is_of_training(self.monitor)
-        self.watch.warn(
-            "%s(monitor=%r, %s) saves when its metric has a new value, and it had none since the last time: "
-            "the checkpoint waits for the next %s. To save at every interval, add a second one without a "
-            "monitor: %s(%s, dirpath='by_time'). Or %s.",
-            WHO,
-            self.monitor,
-            self._interval,
-            "epoch end" if of_training else "validation",
-            WHO,
-            self._interval,
-            "monitor a value that training_step logs"
-            if of_training
-            else "validate as often: Trainer(val_check_interval=...)",
-        )
 
     def _after_failure(self, state: Any) -> None:
         self._requested.clear()
