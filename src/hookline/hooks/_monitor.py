@@ -55,11 +55,11 @@ class Monitored:
         self.mode = mode_of(monitor) if mode == "auto" else mode
         """'min' or 'max'."""
         self._is_quiet = False
-        self._has_warned = False
+        self._has_warned = self._has_waited = False
 
     def begin(self, stage: str, rank: int) -> None:
         """Let only rank zero of a fit log messages. Log that higher is better, if the name has decided it."""
-        self._is_quiet = stage != "fit" or rank != 0
+        self._is_quiet, self._has_waited = stage != "fit" or rank != 0, False
         if self.is_by_name and self.mode == "max" and not self._is_quiet:
             log.info(
                 "%s: higher is better for %r, by its name (mode='max'). Pass mode='min' for the opposite.",
@@ -113,6 +113,24 @@ class Monitored:
                 "%s monitors %r, which is %s: such a value is never the best.", self.who, self.monitor, value
             )
             self._has_warned = True
+
+    def warn_of_waiting(self, interval: str, is_of_training: bool) -> None:
+        """Warn once in a run that nothing is saved at an interval without a new value, and say what is."""
+        if self._has_waited:
+            return
+        self._has_waited = True
+        until, instead = (
+            ("epoch end", "monitor a value that training_step logs")
+            if is_of_training
+            else ("validation", "validate as often: Trainer(val_check_interval=...)")
+        )
+        self.warn(
+            "%s",
+            f"{self.who}(monitor={self.monitor!r}, {interval}) saves when its metric has a new value, and it "
+            f"had none since the last time: the checkpoint waits for the next {until}. To save at every "
+            f"interval, add a second one without a monitor: {self.who}({interval}, dirpath='by_time'). Or "
+            f"{instead}.",
+        )
 
     def look_ahead(self, metrics: Mapping[str, Any]) -> None:
         """After the sanity check: refuse a name that is nearly that of a metric. Training may log others

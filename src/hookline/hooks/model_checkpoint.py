@@ -31,8 +31,6 @@ class MetricState:
     """The step of the newest validation, and the value that it found."""
     is_waiting: bool = False
     """Whether a decision waits for the next value."""
-    has_waited: bool = False
-    """Whether the user knows that decisions wait."""
     has_validated: bool = False
     has_measured: bool = False
     """Whether a validation that is not the sanity check has ended."""
@@ -139,11 +137,11 @@ class ModelCheckpoint(Hook):
                 f"{WHO}: {' and '.join(given)} cannot be combined; add a second ModelCheckpoint for the "
                 f"other."
             )
-        argument = f"train_time_interval={seconds!r}" if seconds else f"every_n_train_steps={steps}"
-        interval = f"{steps} steps" if seconds is None else f"{seconds:.6f} seconds"
         if steps or seconds is not None:
-            after = functools.partial(self._after_steps, argument=argument)
-            self._listen("on_step_end", FilterSettings(every=interval)(after))
+            every = f"{steps} steps" if seconds is None else f"{seconds:.6f} seconds"
+            interval = f"every_n_train_steps={steps}" if steps else f"train_time_interval={seconds!r}"
+            after_steps = functools.partial(self._after_steps, interval=interval)
+            self._listen("on_step_end", FilterSettings(every=every)(after_steps))
         if self.save_on_exception:
             self._listen("on_exception", self._after_failure)
         return epochs if epochs is not None else 0 if given else 1
@@ -270,7 +268,7 @@ class ModelCheckpoint(Hook):
                 self.mode,
             )
 
-    def _after_steps(self, state: Any, argument: str) -> None:
+    def _after_steps(self, state: Any, interval: str) -> None:
         step, value = self._metric.validated_at
         old = (
             self.monitor is not None
@@ -287,29 +285,8 @@ class ModelCheckpoint(Hook):
             if self.save_last:
                 self._request_last(state)
             elif self._metric.is_waiting:  # for a whole interval: a validation at this step comes after this
-                self._warn_of_waiting(state, argument)
+                self.watch.warn_of_waiting(interval, state.log.is_of_training(self.monitor))
             self._metric.is_waiting = True  # the score is of older weights: decide at the next score
-
-    def _warn_of_waiting(self, state: Any, argument: str) -> None:
-        """Say once in a run that no checkpoint is saved at this interval, and what saves one."""
-        if self._metric.has_waited:
-            return
-        self._metric.has_waited = True
-        of_training = state.log.is_of_training(self.monitor)
-        self.watch.warn(
-            "%s(monitor=%r, %s) saves when its metric has a new value, and it had none since the last time: "
-            "the checkpoint waits for the next %s. To save at every interval, add a second one without a "
-            "monitor: %s(%s, dirpath='by_time'). Or %s.",
-            WHO,
-            self.monitor,
-            argument,
-            "epoch end" if of_training else "validation",
-            WHO,
-            argument,
-            "monitor a value that training_step logs"
-            if of_training
-            else "validate as often: Trainer(val_check_interval=...)",
-        )
 
     def _after_failure(self, state: Any) -> None:
         self._requested.clear()

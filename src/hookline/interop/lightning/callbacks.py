@@ -88,8 +88,15 @@ OWN = {
 def _by_lightnings_rule(name: str) -> Any:
     """Return Hookline's hook with Lightning's default for `mode`."""
     hook = hook_class(SAME[name])
-    init = functools.partialmethod(hook.__init__, mode="min")
-    return type(name, (hook,), {"__init__": init, "__module__": __name__, "__doc__": hook.__doc__})
+    return type(
+        name,
+        (hook,),
+        {
+            "__init__": functools.partialmethod(hook.__init__, mode="min"),
+            "__module__": __name__,
+            "__doc__": hook.__doc__,
+        },
+    )
 
 
 def __getattr__(name: str) -> Any:
