@@ -437,8 +437,9 @@ class Trainer(RunView):
     ) -> Explanation:
         """Return the lifecycle of a run with its listeners, before it runs; `print` it, or use its `data()`.
 
-        It takes what `fit` takes. With loaders it also shows which one the batches come from and how each is
-        read. stage: 'fit', 'validate', 'test' or 'predict'.
+        module, train, val, datamodule, loss, step, optimizer, mixture: as for `fit`; with loaders it also
+        shows which one the batches come from and how each is read. stage: 'fit', 'validate', 'test' or
+        'predict'.
         """
         from hookline.engine.explain import explain_plan
         from hookline.training import lifecycle

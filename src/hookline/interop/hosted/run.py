@@ -236,7 +236,9 @@ class HostedRun(HostView):
         self.set_device(first.device if first is not None else torch.device("cpu"), module)
 
     def set_device(self, device: Any, wrapped_model: Any) -> None:
-        """Set the device of the module. wrapped_model: the wrapper that the host runs, or the module."""
+        """Set where the module is. device: its device. wrapped_model: the wrapper that the host runs, or the
+        module.
+        """
         self.state.setup.device, self.state.setup.wrapped_model = device, wrapped_model
 
     def set_rank(self, rank: int, local_rank: int, world_size: int) -> None:
@@ -314,8 +316,8 @@ class HostedRun(HostView):
         self.loggers.log_event("start", {"monitors": monitors_of(self.hooks.entries())})
 
     def continue_log(self, position: Any, path: str | Path) -> None:
-        """Let the loggers continue from a checkpoint, at the next update. position: theirs when it was saved;
-        None: unknown, because a host saves before all rows of a step or an epoch are written.
+        """Let the loggers continue from a checkpoint, at the next update. path: the checkpoint. position:
+        theirs in it; None: unknown, because a host saves before all rows of a step or an epoch are written.
         """
         self._log_start = (position, self.state.step, self.state.epoch, path)
         self.updates.on_first = self._start_log
