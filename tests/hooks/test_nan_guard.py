@@ -142,6 +142,19 @@ def test_an_update_that_spoils_the_weights_is_seen() -> None:
         quiet(hooks=[NaNGuard(check="parameters")]).fit(Deep(-1, lr=math.inf), batches(2))
 
 
+def test_weights_that_are_bad_from_the_start_are_not_blamed_on_samples() -> None:
+    data = torch.utils.data.TensorDataset(torch.randn(8, 4), torch.randn(8, 2))
+    loader = torch.utils.data.DataLoader(data, batch_size=4)
+    net = Deep(break_at=1)
+    with pytest.raises(NonFiniteLoss, match="Its samples: 4"):
+        quiet(hooks=[NaNGuard()]).fit(net, loader)
+    with torch.no_grad():
+        net.first.weight.fill_(math.nan)
+    with pytest.raises(NonFiniteLoss, match="Parameters are not finite: first.weight") as caught:
+        quiet(hooks=[NaNGuard()]).fit(net, loader)
+    assert "samples" not in str(caught.value)
+
+
 def test_at_a_terminal_it_breaks_into_the_debugger_and_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 

@@ -179,10 +179,11 @@ class NaNGuard(Hook):
         # only this rank's shards: other ranks may have found nothing, so a collective would hang
         if bad := not_finite([(name, local_part(each)) for name, each in state.module.named_parameters()]):
             clues.append(f"Parameters are not finite: {list_some(bad)}.")
+        is_older = bool(bad) and not is_made  # then no sample of this update is the cause
         if "activations" not in self.check and len(clues) == 1:
             clues.append("NaNGuard(check='activations') names the module that made it.")
         reason = f"{WHO}: {what.rstrip('.')}"
-        samples = {} if is_of_others else find_bad_samples(state) or find_samples(state.trainer)
+        samples = {} if is_of_others or is_older else find_bad_samples(state) or find_samples(state.trainer)
         message = " ".join(clues) + name_samples(samples)
         state.logger.log_event(
             "nonfinite",
