@@ -127,8 +127,8 @@ def page() -> str:
         "",
         "<!-- Generated from src/hookline/run/options.py by tools/generate.py. -->",
         "",
-        "Every keyword argument of `hookline.Trainer`, apart from [older names](#older-names), which are still "
-        "accepted. [Training](training.md#options) explains how the options work together.",
+        "Every keyword argument of `hookline.Trainer`, apart from [older names](#older-names), which are "
+        "still accepted. [Training](training.md#options) explains how the options work together.",
         "",
         "- In a [configuration](configuration.md) the options are keys of the section `trainer`, except "
         "`hooks`, `callbacks`,",
