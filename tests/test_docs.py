@@ -131,6 +131,16 @@ def test_the_page_of_an_example_has_its_whole_program(folder: Path) -> None:
     assert programs or "import hookline" in page or "from hookline import" in page
 
 
+def test_a_link_to_a_file_of_an_example_leads_to_its_page() -> None:
+    readme = ROOT / "examples/notebook/README.md"
+    places = {ROOT / "docs/a.md": Path("a.md"), readme: Path("examples/notebook.md")}
+    text = "[one](../examples/notebook/spirals.ipynb) [two](../examples/notebook/data.bin)\n"
+    linked = site.for_site(text, ROOT / "docs/a.md", places)
+    assert linked == "[one](examples/notebook.md#spiralsipynb) two\n"
+    anchors = markdown.heading_anchors(site.with_programs(readme.read_text(), readme))
+    assert "spiralsipynb" in anchors
+
+
 def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) -> None:
     pytest.importorskip("zensical")
     site.stage(tmp_path)

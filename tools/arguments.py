@@ -142,11 +142,11 @@ def page() -> str:
             "",
             f"## {_title(cls)}",
             "",
-            "| option | type | default | what it does |",
+            "| option | what it does | type | default |",
             "|---|---|---|---|",
         ]
         for name, kind in types_of(cls).items():
-            out.append(f"| `{name}` | `{escaped(kind)}` | {_default(cls, name)} | {escaped(docs[name])} |")
+            out.append(f"| `{name}` | {escaped(docs[name])} | `{escaped(kind)}` | {_default(cls, name)} |")
     return "\n".join([*out, *tables(), *older_names()]) + "\n"
 
 
@@ -156,10 +156,10 @@ def tables() -> list[str]:
     for option, cls in TABLES.items():
         about = (cls.__doc__ or "").partition(": what")[0]
         out += ["", f"## Keys of {option}", "", f"{about}: `Trainer({option}={{...}})`.", ""]
-        out += ["| key | type | default | what it does |", "|---|---|---|---|"]
+        out += ["| key | what it does | type | default |", "|---|---|---|---|"]
         for name, kind in types_of(cls).items():
             said = sentence(attribute_texts(cls)[name])
-            out.append(f"| `{name}` | `{escaped(kind)}` | {_default(cls, name)} | {escaped(said)} |")
+            out.append(f"| `{name}` | {escaped(said)} | `{escaped(kind)}` | {_default(cls, name)} |")
     return out
 
 

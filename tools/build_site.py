@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from markdown_links import FENCE, LINK, headings
+from markdown_links import FENCE, LINK, headings, slug
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -40,6 +40,8 @@ COPIED = (".png", ".svg", ".gif", ".ipynb")
 """Files of examples that the site has as they are: pictures, and notebooks to download."""
 LINK_OR_CODE = re.compile(rf"{LINK.pattern}|(?<!`)(`+)(?!`).*?(?<!`)\2(?!`)")
 """A link, or a span of code, in which brackets are not a link."""
+IN_PAGES = (".py", ".toml", ".ipynb")
+"""Files of an example that its page shows."""
 ITEM = re.compile(r"^( *)([-*]|\d+\.) ")
 
 
@@ -133,8 +135,11 @@ def relinked(link: re.Match[str], source: Path, here: Path, places: dict[Path, P
         return link.group()
     name, mark, anchor = target.partition("#")
     path = (source.parent / name).resolve()
+    readme = path.parent / "README.md"
     if path in places:
         place = places[path]
+    elif path.suffix in IN_PAGES and path.parent.parent == ROOT / "examples" and readme in places:
+        place, mark, anchor = places[readme], "#", slug(path.name)  # the page of the example has the file
     elif path == ROOT / "README.md":
         place = Path("index.md")
     else:

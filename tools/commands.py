@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import textwrap
 from collections.abc import Iterator
 
 from markdown_links import escaped, sentence
@@ -13,6 +14,8 @@ from hookline.config.load import TYPED
 
 Command = tuple[str, argparse.ArgumentParser, str]
 """The full name of a command, its parser and its short help."""
+WIDTH = 84
+"""Characters of a line of code that the site shows without scrolling."""
 
 
 def commands() -> Iterator[tuple[str, argparse.ArgumentParser, str]]:
@@ -67,7 +70,13 @@ def arguments_table(parser: argparse.ArgumentParser) -> list[str]:
 def help_text(action: argparse.Action) -> str:
     """Return the help of an argument as a sentence; formats and actions that it begins with are code."""
     said = (action.help or "").replace("%(prog)s", "hookline")
-    return sentence(re.sub(r"^([\w-]+(?:, [\w-]+)*): ", lambda found: f"{code_of(found.group(1))}: ", said))
+    said = re.sub(r"^([\w-]+(?:, [\w-]+)*): ", lambda found: f"{code_of(found.group(1))}: ", said)
+    return sentence(with_options(said))
+
+
+def with_options(text: str) -> str:
+    """Return a text with its options as code."""
+    return re.sub(r"(?<![`\w-])--[\w-]+(?:\.\w+)*(?:=\w+)?", lambda found: f"`{found.group()}`", text)
 
 
 def code_of(words: str) -> str:
@@ -83,8 +92,15 @@ def below(epilog: str) -> list[str]:
         if any(line.startswith("  ") for line in lines):
             out += ["", "```", *lines, "```"]
         elif lines:
-            out += ["", " ".join(lines)]
+            out += ["", with_options(" ".join(lines))]
     return out
+
+
+def usage_lines(usage: str) -> list[str]:
+    """Return the usage of a command in short lines; an option stays with its value."""
+    kept = re.sub(r"\[[^\]]*\]", lambda found: found.group().replace(" ", "\0"), usage)
+    lines = textwrap.wrap(kept, WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in lines]
 
 
 def page() -> str:
@@ -109,8 +125,8 @@ def page() -> str:
     ]
     for name, parser, about in commands():
         epilog = parser.epilog or ""
-        usage = " ".join(parser.format_usage().split()).removeprefix("usage: ")
-        out += ["", f"## {name}", "", sentence(about), "", "```", usage, "```", *arguments_table(parser)]
+        lines = usage_lines(" ".join(parser.format_usage().split()).removeprefix("usage: "))
+        out += ["", f"## {name}", "", sentence(about), "", "```", *lines, "```", *arguments_table(parser)]
         if epilog == CODES:
             out += ["", "Exit codes: [the table](#exit-codes)."]
             continue

@@ -18,6 +18,7 @@ import arguments
 import reference
 import results
 from conformance import page as conformance
+from markdown_links import sentence
 
 from hookline.engine.cost import OFTEN
 from hookline.engine.events import BRANCHES, EVENTS, EVENTS_OF_THE_TABLE, FACT_ROWS, RECEIVERS, Event
@@ -107,9 +108,8 @@ def lifecycle() -> str:
         "- An event calls its receivers from left to right. Hooks are called in the order of registration, "
         "then built-in hooks,",
         "  then monitors.",
-        "- A listener requests facts by naming its parameters after them. Facts marked *everywhere* in the "
-        "[last table](#facts) can",
-        "  be requested at every event.",
+        "- A listener requests facts by naming its parameters after them. Some facts can be requested "
+        "[at every event](#facts-of-every-event).",
         "- An *action* is done by one receiver, which gets the facts by position. A method of the module "
         "replaces the default.",
         "- The sanity check runs a validation between its two events.",
@@ -127,20 +127,23 @@ def lifecycle() -> str:
             "",
             f"## {title[0].upper()}{title[1:]}",
             "",
-            "| event | receivers | facts | what happens |",
+            "| event | what happens | facts | receivers |",
             "|---|---|---|---|",
         ]
         for event in events:
             names = f"`{event.name}`" + "".join(f", `{each}`" for each in event.spellings)
             kind = " (action)" if event.action else ""
             facts = ", ".join(event.facts) or "–"
-            text = event.doc + (f" *{returned(event)}*" if returned(event) and not event.signals else "")
-            out.append(f"| {names}{kind} | {' '.join(event.receivers)} | {facts} | {text} |")
-    out += ["", "## Facts", "", "| fact | also | what it is | where |", "|---|---|---|---|"]
-    for fact in FACT_ROWS:
-        where = "everywhere" if fact.everywhere else "events that list it"
-        doc = fact.doc + (" (computed only on request)" if fact.costly else "")
-        out.append(f"| `{fact.name}` | {', '.join(f'`{s}`' for s in fact.spellings)} | {doc} | {where} |")
+            value = "" if event.signals else returned(event)
+            text = event.doc + (f" *{sentence(value)}*" if value else "")
+            out.append(f"| {names}{kind} | {text} | {facts} | {' '.join(event.receivers)} |")
+    out += ["", "## Facts"]
+    for title, everywhere in (("Facts of every event", True), ("Facts of the events that list them", False)):
+        out += ["", f"### {title}", "", "| fact | what it is |", "|---|---|"]
+        for fact in FACT_ROWS:
+            names = ", ".join(f"`{each}`" for each in (fact.name, *fact.spellings))
+            doc = fact.doc + (" (computed only on request)" if fact.costly else "")
+            out += [f"| {names} | {doc} |"] if fact.everywhere == everywhere else []
     return "\n".join(out) + "\n"
 
 

@@ -302,10 +302,10 @@ def parameter_table(function: Any, texts: dict[str, str]) -> list[str]:
         cell = f"`{kind}`" if kind else ""
         stars = each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
         default = "" if stars else shown_default(each.default)
-        rows.append(f"| `{each.name}` | {cell} | {default} | {escaped(says)} |")
+        rows.append(f"| `{each.name}` | {escaped(says)} | {cell} | {default} |")
     if not known:  # the signature says as much
         return []
-    return ["", "| parameter | type | default | what it is |", "|---|---|---|---|", *rows]
+    return ["", "| parameter | what it is | type | default |", "|---|---|---|---|", *rows]
 
 
 # ---- entries -----------------------------------------------------------------------------------------------
