@@ -32,6 +32,20 @@ def of(data: dict[str, Any], name: str, over: str = "epoch") -> dict[str, Any]:
 # ---- one run -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("audit", [False, True])
+def test_a_finished_run_that_is_started_again_keeps_its_costs(audit: bool) -> None:
+    path = trained("a", hooks=[ModelCheckpoint(monitor="val/loss")], checkpoint=True, audit=audit)
+    before, page = about(path)[0]["cost"]["hooks"], data_of(path)
+    trainer = quiet(
+        run_dir=path, logger=True, max_epochs=2, hooks=[ModelCheckpoint(monitor="val/loss")], audit=audit
+    )
+    trainer.fit(TinyModule(0.1), tiny_batches(), tiny_batches(seed=1), resume="auto")
+    assert trainer.state.step == 8
+    assert "on_validation_end" in {row["event"] for row in before}
+    assert about(path)[0]["cost"]["hooks"] == before
+    assert data_of(path)["changes"] == page["changes"]
+
+
 def test_a_summary_has_everything_about_a_run() -> None:
     path = trained("a", epochs=5, hooks=[ModelCheckpoint(monitor="val/loss")], checkpoint=True)
     data = json.loads(json.dumps(summarize([path])))

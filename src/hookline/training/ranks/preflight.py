@@ -76,8 +76,8 @@ def check_equal_optimizers(run: Run) -> None:
     ]
     if found:
         raise OptionError(
-            f"The ranks have different optimizers: {'; '.join(found[:6])}{'; ...' if len(found) > 6 else ''}. "
-            "Their weights would drift apart. Create the optimizers with the same settings on every rank."
+            f"The ranks have different optimizers: {'; '.join(found[:6])}{'; ...' if len(found) > 6 else ''}."
+            " Their weights would drift apart. Create the optimizers with the same settings on every rank."
         )
 
 
