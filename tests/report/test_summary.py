@@ -46,6 +46,37 @@ def test_a_finished_run_that_is_started_again_keeps_its_costs(audit: bool) -> No
     assert data_of(path)["changes"] == page["changes"]
 
 
+def test_runs_that_differ_in_an_argument_of_a_hook_without_an_attribute_of_its_name() -> None:
+    class Later(EarlyStopping):
+        """With an `__init__` of its own."""
+
+        def __init__(self, after: int, **options: Any) -> None:
+            super().__init__(**options)
+            self.after = after
+
+    def hooks(delta: float, every: int) -> list[Any]:
+        return [
+            EarlyStopping(monitor="val/loss", min_delta=delta, name="stopping"),
+            Later(every, mode="min" if delta else "max"),
+            ModelCheckpoint(every_n_train_steps=every, dirpath=Path("kept")),
+        ]
+
+    paths = [trained(name, hooks=hooks(*given)) for name, *given in (("a", 0.0, 2), ("b", 0.5, 3))]
+    found = {each["key"]: each["values"] for each in summarize(list(paths))["differences"]}
+    assert found["hooks.stopping.min_delta"] == [0.0, 0.5] and found["hooks.later.mode"] == ["max", "min"]
+    assert found["hooks.model_checkpoint.every_n_train_steps"] == found["hooks.later.after"] == [2, 3]
+    params = json.loads((paths[0] / "run.json").read_text())["hooks"]
+    assert params["stopping"]["params"]["monitor"] == "val/loss"
+    assert params["model_checkpoint"]["params"]["dirpath"] == "kept"
+
+
+def test_an_argument_that_was_changed_after_the_hook_was_made_has_its_present_value() -> None:
+    stopping = EarlyStopping(patience=3)
+    stopping.patience = 7
+    path = trained("a", hooks=[stopping])
+    assert json.loads((path / "run.json").read_text())["hooks"]["early_stopping"]["params"]["patience"] == 7
+
+
 def test_a_summary_has_everything_about_a_run() -> None:
     path = trained("a", epochs=5, hooks=[ModelCheckpoint(monitor="val/loss")], checkpoint=True)
     data = json.loads(json.dumps(summarize([path])))
