@@ -191,8 +191,22 @@ def test_a_run_without_an_end_needs_a_total() -> None:
 
 
 def test_a_warm_up_longer_than_the_run_is_refused() -> None:
-    with pytest.raises(OptionError, match="warmup=8 leaves nothing of the run's 8 steps"):
+    advice = "Pass a shorter warmup, or train for more than 8 steps"
+    with pytest.raises(OptionError, match=f"warmup=8 leaves nothing of the run's 8 steps. {advice}"):
         rates("cosine", warmup=8)
+
+
+@pytest.mark.parametrize(("trial", "used"), [(True, [1.0]), (3, [0.333333, 0.666667, 1.0])])
+def test_a_trial_run_starts_with_a_warm_up_for_the_long_run(trial: int, used: list[float]) -> None:
+    assert rates("cosine", warmup=10, trainer={"fast_dev_run": trial}) == used
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_a_trial_run_shortens_the_warm_up_only_for_itself(interval: Any) -> None:
+    schedule, seen = LRSchedule("linear", warmup=3, interval=interval), Rates()
+    quiet(hooks=[schedule, seen], fast_dev_run=True).fit(Net(lr=1.0), batches(4))
+    quiet(hooks=[schedule, seen], max_epochs=4).fit(Net(lr=1.0), batches(1))
+    assert seen.used == [1.0, 0.25, 0.5, 0.75, 1.0] and schedule.warmup == 3
 
 
 @pytest.mark.parametrize(

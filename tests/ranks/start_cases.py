@@ -51,6 +51,27 @@ def other_verb() -> None:
         trainer.validate(Deep(), mine(DATA))
 
 
+class OtherOptimizers(Deep):
+    """With optimizers that the ranks create differently."""
+
+    def __init__(self, *of_ranks: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.of_ranks = of_ranks
+
+    def configure_optimizers(self) -> Any:
+        return self.of_ranks[RANK]([{"params": [each]} for each in list(self.parameters())[:2]])
+
+
+def other_optimizers(*of_ranks: Callable[[Any], Any]) -> None:
+    quiet(DDP()).fit(OtherOptimizers(*of_ranks), mine(DATA))
+
+
+def other_datasets() -> None:
+    """Which have as many batches on both ranks."""
+    data = TensorDataset(*(torch.zeros(8 - RANK, size) for size in (4, 2)))
+    quiet(DDP()).fit(Deep(), DataLoader(data, 2))
+
+
 class Downloads(DataModule):
     """Into a folder of the machine, which takes a while."""
 
@@ -163,6 +184,17 @@ def losses(strategy: Any, batch_size: int) -> list[float]:
 def main() -> None:
     report("explained on zero", explained)
     report("another verb", other_verb)
+    sgd, adam = torch.optim.SGD, torch.optim.Adam
+    report(
+        "another lr",
+        lambda: other_optimizers(lambda groups: sgd(groups, 0.1), lambda groups: sgd(groups, 0.2)),
+    )
+    report("other betas", lambda: other_optimizers(adam, lambda groups: adam(groups, betas=(0.8, 0.99))))
+    report("another optimizer", lambda: other_optimizers(sgd, adam))
+    report("another group", lambda: other_optimizers(sgd, lambda groups: sgd(groups[:1])))
+    report("other datasets", other_datasets)
+    report("other lists", lambda: quiet(DDP()).fit(Deep(), list(mine(DATA))[RANK:] * 2))
+    report("after other optimizers", lambda: quiet(DDP()).fit(Deep(), mine(DATA)) and None)
     report(
         "another start", lambda: quiet(DDP()).fit(Deep(), mine(DATA), resume="auto" if RANK == 0 else None)
     )

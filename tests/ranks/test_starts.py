@@ -29,6 +29,39 @@ def test_ranks_that_would_begin_at_different_checkpoints_are_told_so_at_once(fro
         )
 
 
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("another lr", "lr of group 1 of optimizer 0 (SGD) is 0.1 on rank 0, 0.2 on rank 1"),
+        (
+            "other betas",
+            "betas of group 0 of optimizer 0 (Adam) is [0.9, 0.999] on rank 0, [0.8, 0.99] on rank 1",
+        ),
+        ("another optimizer", "different optimizers: optimizer 0 is SGD on rank 0, Adam on rank 1. Their"),
+        ("another group", "lr of group 1 of optimizer 0 (SGD) is 0.001 on rank 0, nothing on rank 1"),
+    ],
+)
+def test_ranks_whose_optimizers_differ_are_refused_before_the_first_step(
+    from_hook_cases: Found, case: str, words: str
+) -> None:
+    for each in from_hook_cases[case]:
+        assert each["error"] == "OptionError" and words in each["text"], each
+    assert from_hook_cases["after other optimizers"] == [None, None]
+
+
+def test_datasets_of_different_lengths_are_refused_though_they_have_as_many_batches(
+    from_hook_cases: Found,
+) -> None:
+    for each in from_hook_cases["other datasets"]:
+        assert "the length of its dataset differs: rank 0: 8, rank 1: 7." in each["text"], each
+        assert "set loader.shards_itself = True" in each["text"]
+
+
+def test_advice_that_a_list_cannot_follow_is_left_out(from_hook_cases: Found) -> None:
+    for each in from_hook_cases["other lists"]:
+        assert "number of batches differs" in each["text"] and "shards_itself" not in each["text"], each
+
+
 def test_one_rank_alone_may_look_at_the_plan_before_a_run_and_between_two(from_hook_cases: Found) -> None:
     (step, loss, looks), (other_step, other_loss, _) = from_hook_cases["explained on zero"]
     assert (step, loss) == (other_step, other_loss) and step == 6

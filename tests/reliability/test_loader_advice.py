@@ -53,7 +53,8 @@ def test_only_a_run_that_waits_for_most_of_its_time_is_warned(
             ["main process", "num_workers=7", "8 cores"],
             ["prefetch_batches", "pin_memory"],
         ),
-        (LoaderFacts("train", 0), 1, False, ["num_workers=2", "1 core)"], []),
+        (LoaderFacts("train", 0), 1, False, ["in the main process", "only 1 core"], ["num_workers"]),
+        (LoaderFacts("train", None), 1, False, ["in the main process", "only 1 core"], ["num_workers"]),
         (LoaderFacts("train", 0), 2, False, ["num_workers=2", "2 cores)"], []),
         (LoaderFacts("train", None), 2, False, ["num_workers=2"], []),
         (
@@ -63,7 +64,7 @@ def test_only_a_run_that_waits_for_most_of_its_time_is_warned(
             ["num_workers=2) instead of 1 (", "2 cores)"],
             ["num_workers=1", "__getitem__"],
         ),
-        (LoaderFacts("train", 1), 1, False, ["num_workers=2) instead of 1 ("], []),
+        (LoaderFacts("train", 1), 1, False, ["1 worker is not enough", "__getitem__"], ["num_workers"]),
         (
             LoaderFacts("train", 2, may_run_ahead=True),
             2,

@@ -32,6 +32,51 @@ def of(data: dict[str, Any], name: str, over: str = "epoch") -> dict[str, Any]:
 # ---- one run -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("audit", [False, True])
+def test_a_finished_run_that_is_started_again_keeps_its_costs(audit: bool) -> None:
+    path = trained("a", hooks=[ModelCheckpoint(monitor="val/loss")], checkpoint=True, audit=audit)
+    before, page = about(path)[0]["cost"]["hooks"], data_of(path)
+    trainer = quiet(
+        run_dir=path, logger=True, max_epochs=2, hooks=[ModelCheckpoint(monitor="val/loss")], audit=audit
+    )
+    trainer.fit(TinyModule(0.1), tiny_batches(), tiny_batches(seed=1), resume="auto")
+    assert trainer.state.step == 8
+    assert "on_validation_end" in {row["event"] for row in before}
+    assert about(path)[0]["cost"]["hooks"] == before
+    assert data_of(path)["changes"] == page["changes"]
+
+
+def test_runs_that_differ_in_an_argument_of_a_hook_without_an_attribute_of_its_name() -> None:
+    class Later(EarlyStopping):
+        """With an `__init__` of its own."""
+
+        def __init__(self, after: int, **options: Any) -> None:
+            super().__init__(**options)
+            self.after = after
+
+    def hooks(delta: float, every: int) -> list[Any]:
+        return [
+            EarlyStopping(monitor="val/loss", min_delta=delta, name="stopping"),
+            Later(every, mode="min" if delta else "max"),
+            ModelCheckpoint(every_n_train_steps=every, dirpath=Path("kept")),
+        ]
+
+    paths = [trained(name, hooks=hooks(*given)) for name, *given in (("a", 0.0, 2), ("b", 0.5, 3))]
+    found = {each["key"]: each["values"] for each in summarize(list(paths))["differences"]}
+    assert found["hooks.stopping.min_delta"] == [0.0, 0.5] and found["hooks.later.mode"] == ["max", "min"]
+    assert found["hooks.model_checkpoint.every_n_train_steps"] == found["hooks.later.after"] == [2, 3]
+    params = json.loads((paths[0] / "run.json").read_text())["hooks"]
+    assert params["stopping"]["params"]["monitor"] == "val/loss"
+    assert params["model_checkpoint"]["params"]["dirpath"] == "kept"
+
+
+def test_an_argument_that_was_changed_after_the_hook_was_made_has_its_present_value() -> None:
+    stopping = EarlyStopping(patience=3)
+    stopping.patience = 7
+    path = trained("a", hooks=[stopping])
+    assert json.loads((path / "run.json").read_text())["hooks"]["early_stopping"]["params"]["patience"] == 7
+
+
 def test_a_summary_has_everything_about_a_run() -> None:
     path = trained("a", epochs=5, hooks=[ModelCheckpoint(monitor="val/loss")], checkpoint=True)
     data = json.loads(json.dumps(summarize([path])))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, IterableDataset
 
 from hookline.data.exclusions import Cut, without
 from hookline.data.fingerprint import difference, fingerprint
@@ -243,8 +243,9 @@ def compare_sources(
     conflict = rank_conflict(source, ranks.data_rank, ranks.data_size)
     dataset = getattr(source, "dataset", None)
     identity = getattr(dataset, "_fingerprint", None)  # of a Hugging Face dataset
+    samples = None if isinstance(dataset, IterableDataset) else length_of(dataset)
     reports = ranks.gather(
-        [length, type(source).__name__, apart, _digest(generators), conflict, identity, excluded]
+        [length, type(source).__name__, apart, _digest(generators), conflict, identity, excluded, samples]
     )
     mine = reports[ranks.rank]
     lengths = [each[0] for each in reports]
@@ -259,13 +260,17 @@ def compare_sources(
         _refuse_differing_lengths(ranks, name, lengths)
         return lengths
     shared = f"The loader {name!r} is shared by all ranks"
-    hint = "If each rank has its own data, set loader.shards_itself = True."
+    hint = ""
+    if hasattr(source, "__dict__"):  # a list cannot have the attribute
+        hint = " If each rank has its own data, set loader.shards_itself = True."
     if len(set(lengths)) > 1:
-        raise OptionError(f"{shared}, but its number of batches differs: {_by_rank(lengths)}. {hint}")
+        raise OptionError(f"{shared}, but its number of batches differs: {_by_rank(lengths)}.{hint}")
+    if len(set(sizes := [each[7] for each in reports])) > 1:
+        raise OptionError(f"{shared}, but the length of its dataset differs: {_by_rank(sizes)}.{hint}")
     if len({each[3] for each in reports}) > 1:
         raise OptionError(
             f"{shared}, but its random generators ({', '.join(generators)}) have different states, so the "
-            f"order would differ. Seed them with the same value on every rank. {hint}"
+            f"order would differ. Seed them with the same value on every rank.{hint}"
         )
     if any(each[6] != excluded for each in reports):
         counts = _by_rank([len(each[6]) for each in reports])
@@ -276,7 +281,7 @@ def compare_sources(
         log.warning(
             "%s, but its Hugging Face dataset has a different fingerprint on each rank. If "
             "split_dataset_by_node or shard made it, each rank trains on a part of its part: leave it out, "
-            "because Hookline gives each rank its samples. %s",
+            "because Hookline gives each rank its samples.%s",
             shared,
             hint,
         )

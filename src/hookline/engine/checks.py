@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from hookline.engine.filters import SECONDS, parse_interval
+from hookline.engine.init_arguments import RECORD, record_arguments
 from hookline.util.errors import HookError, OptionError, closest
 
 LARGEST_SEED = 2**64 - 1
@@ -91,6 +92,7 @@ def check_fields(made: Any) -> None:
 def checked_parameters(init: Init) -> Init:
     """Check the arguments of an `__init__` by the rules of its annotations and pass on what they return.
 
+    The object keeps a record of the given arguments, for run.json (`init_arguments`).
     Annotations are resolved at the first call. Defaults are not checked. Not for arguments that are secrets:
     a traceback that shows variables would show them.
     """
@@ -108,11 +110,14 @@ def checked_parameters(init: Init) -> Init:
         try:
             bound = signature.bind(self, *args, **kwargs)
         except TypeError:  # Python's own error names the class and all that is missing
-            return init(self, *args, **kwargs)
+            init(self, *args, **kwargs)
+            return
+        record = record_arguments(init, self, args, kwargs)
         for name, rule in rules.items():
             if name in bound.arguments:
                 bound.arguments[name] = rule(f"{owner}: {name}", bound.arguments[name])
-        return init(*bound.args, **bound.kwargs)
+        init(*bound.args, **bound.kwargs)
+        self.__dict__[RECORD] = record  # after it, so that a subclass's record replaces that of its base
 
     return typing.cast("Init", __init__)
 

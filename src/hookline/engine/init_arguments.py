@@ -1,8 +1,9 @@
 """Record the arguments that an object is created with.
 
-A class that records has the base `RecordsInit`. Only plain values are kept (numbers, text, None, and lists,
-tuples and dictionaries of them), because the record is part of the object and of its checkpoints: it must not
-hold models or datasets. For any other value the record has the type.
+A class that records has the base `RecordsInit`, or an `__init__` with `@checked_parameters`. Only plain
+values are kept (numbers, text, None, and lists, tuples and dictionaries of them), because the record is part
+of the object and of its checkpoints: it must not hold models or datasets. For any other value the record has
+the type.
 
 `__new__` records, and `__init__` stays the function that the user wrote: IPython's autoreload replaces the
 code of the functions of a class, and would replace that of a wrapper around `__init__`.
@@ -51,7 +52,7 @@ class RecordsInit:
         )
         # a `__new__` of the user may pass on other arguments
         if "__hookline_base__" in vars(creates) and "__hookline_base__" not in vars(initializes):
-            record = None if initializes is object else _record(cls.__init__, made, args, kwargs)
+            record = None if initializes is object else record_arguments(cls.__init__, made, args, kwargs)
             made.__dict__.update({} if record is None else {RECORD: record})
         return made
 
@@ -101,9 +102,10 @@ def running_arguments(made: Any) -> dict[str, Any]:
     return found
 
 
-def _record(
+def record_arguments(
     init: Callable[..., None], made: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> InitArguments | None:
+    """Return the record of a call of `__init__`; None if the arguments do not fit."""
     try:
         bound = inspect.signature(init).bind(made, *args, **kwargs)
     except TypeError:  # `__init__` itself raises a better error; `copy` and `pickle` do not call it

@@ -125,7 +125,7 @@ class LRSchedule(Hook):
         self.options = options
         self._shape = self._find(schedule)
         self._asks = facts_asked(schedule, "LRSchedule: the function", LR_FACTS) if callable(schedule) else []
-        self._until = math.inf
+        self._until, self._warmup = math.inf, warmup
         self._at = -1
         self._written: list[list[float]] = []
         """The rates set last, per optimizer and parameter group."""
@@ -160,9 +160,9 @@ class LRSchedule(Hook):
                     f"it returned {described(came)}."
                 ) from None
         now = step if self.interval == "step" else epoch
-        if now < self.warmup:
-            return (now + 1) / (self.warmup + 1)
-        t = min(1.0, (now - self.warmup) / (self._until - self.warmup)) if self._until < math.inf else 0.0
+        if now < self._warmup:
+            return (now + 1) / (self._warmup + 1)
+        t = min(1.0, (now - self._warmup) / (self._until - self._warmup)) if self._until < math.inf else 0.0
         return self.min_lr_ratio + (1.0 - self.min_lr_ratio) * float(self._shape(t, **self.options))
 
     def setup(self, stage: str) -> None:
@@ -190,11 +190,17 @@ class LRSchedule(Hook):
                     f"LRSchedule: the number of {self.interval}s of the run is unknown; pass total=, "
                     "or set max_steps or max_epochs."
                 )
+        self._warmup = self.warmup
         if self.warmup >= self._until:
-            raise OptionError(
-                f"LRSchedule: warmup={self.warmup} leaves nothing of the run's {self._until:g} "
-                f"{self.interval}s."
-            )
+            if not trainer.options.fast_dev_run:
+                raise OptionError(
+                    f"LRSchedule: warmup={self.warmup} leaves nothing of the run's {self._until:g} "
+                    f"{self.interval}s. Pass a shorter warmup, or train for more than {self.warmup} "
+                    f"{self.interval}s.",
+                    option="warmup",
+                    value=self.warmup,
+                )
+            self._warmup = int(self._until) - 1  # a trial run must start with the options of the long run
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 # the optimizer's own state keeps it over a resume

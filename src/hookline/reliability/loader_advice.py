@@ -95,7 +95,13 @@ def advice(waiting: Waiting, loaders: list[LoaderFacts], cores: int, on_cuda: bo
 
 def _change(loader: LoaderFacts, cores: int, on_cuda: bool, at_starts: bool) -> str:
     name, many = repr(loader.name), min(MOST_WORKERS, max(FEWEST_WORKERS, cores - 1))
-    has = f"this process can use {cores} {'core' if cores == 1 else 'cores'}"
+    has = f"this process can use {cores} cores"
+    if cores == 1 and not loader.workers:
+        return (
+            f"The loader {name} makes its batches in the main process, and this process can use only 1 core: "
+            "give it more cores, for worker processes, or do less work for each "
+            "sample."
+        )
     if loader.workers is None:
         return (
             f"The loader {name} makes its batches in the main process: pass a "
@@ -113,13 +119,13 @@ def _change(loader: LoaderFacts, cores: int, on_cuda: bool, at_starts: bool) -> 
             f"loader {name} start: DataLoader(..., persistent_workers=True) keeps them."
         )
     changes = []
-    room = max(FEWEST_WORKERS, cores)
-    if loader.workers < room:
-        more = min(room, max(many, 2 * loader.workers))
+    if loader.workers < cores:
+        more = min(cores, max(many, 2 * loader.workers))
         changes.append(f"DataLoader(..., num_workers={more}) instead of {loader.workers} ({has})")
     else:  # more workers do not help
+        workers = "1 worker is" if loader.workers == 1 else f"{loader.workers} workers are"
         changes.append(
-            f"less work for each sample: {loader.workers} workers are not enough, so the dataset itself is "
+            f"less work for each sample: {workers} not enough, so the dataset itself is "
             "slow, its __getitem__ or its transforms (decode and resize once before training, use faster "
             "storage)"
         )

@@ -94,7 +94,9 @@ def log_ending(run: Run) -> None:
         s.logger.log_event("failure", _failure(run, s.exception))
     if run.stage != "fit":
         return
-    if run.participants.costs:
+    # a session that trained nothing must not replace the records of the one before
+    trained = s.timings is not None and s.timings.batches > 0
+    if trained and run.participants.costs:
         s.logger.log_event(
             "cost",
             {
@@ -103,10 +105,10 @@ def log_ending(run: Run) -> None:
                 "rows": [row.data() for row in run.participants.costs],
             },
         )
-    if s.hooks.recorded_changes is not None:
+    if trained and s.hooks.recorded_changes is not None:
         rows = [row.data() for row in s.hooks.changes()]
         s.logger.log_event("changes", {"step": s.step, "rows": rows})
-    if s.timings is not None and s.timings.batches:
+    if s.timings is not None and trained:
         s.logger.log_event("timings", {"step": s.step, **s.timings.record()})
     ended = {
         "step": s.step,

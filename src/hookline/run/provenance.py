@@ -22,7 +22,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from hookline._version import __version__
 from hookline.data.loaders import Loader
 from hookline.data.sources import length_of
-from hookline.engine.init_arguments import init_arguments
+from hookline.engine.init_arguments import InitArguments, cannot_keep, init_arguments
 from hookline.run.run import Run
 from hookline.util.text import command_line, kind_of, mask, mask_text, printable
 
@@ -88,7 +88,7 @@ def provenance(run: Run) -> dict[str, Any]:
             each.name: {
                 "class": kind_of(each.given if inspect.isroutine(each.given) else type(each.given)),
                 "enabled": each.enabled,
-                "params": mask(_constructor_arguments(each.given)),
+                "params": mask(_hook_arguments(each.given)),
             }
             for each in run.state.hooks.entries()
         },
@@ -108,13 +108,23 @@ def _module_parameters(run: Run) -> Any:
 
 
 def _constructor_arguments(made: Any) -> dict[str, Any]:
-    """Return an object's constructor arguments: as recorded, else its attributes of the same names.
+    """Return an object's constructor arguments: as recorded, else its attributes of the same names."""
+    recorded = init_arguments(made)
+    return _argument_attributes(made) if recorded is None else {**recorded.recorded, **recorded.left_out}
+
+
+def _hook_arguments(hook: Any) -> dict[str, Any]:
+    """Return a hook's constructor arguments; plain attributes of the same names have the present values."""
+    made, own = init_arguments(hook) or InitArguments(), _argument_attributes(hook)
+    present = {name: value for name, value in own.items() if not cannot_keep(value)}
+    return {**made.left_out, **own, **made.recorded, **present}
+
+
+def _argument_attributes(made: Any) -> dict[str, Any]:
+    """Return the attributes that have the name of a constructor argument.
 
     It does not call properties, because they are user code.
     """
-    recorded = init_arguments(made)
-    if recorded is not None:
-        return {**recorded.recorded, **recorded.left_out}
     own = getattr(made, "__dict__", {})
     try:
         names = list(inspect.signature(type(made).__init__).parameters)[1:]

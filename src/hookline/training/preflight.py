@@ -1,4 +1,6 @@
-"""Checks before the first step: hooks and schedulers that wait for what cannot come are refused."""
+"""Checks before the first step: hooks and schedulers that wait for what cannot come are refused, and
+optimizers that differ over ranks.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,12 @@ _COLLECTIONS = (tuple, list, set, frozenset)
 
 
 def check_before_training(run: Run) -> None:
-    """Refuse hooks and schedulers that wait for a validation or metric that cannot come; show groups."""
+    """Refuse what cannot work: a validation or metric that cannot come, optimizers that differ over ranks."""
     report_groups(run)
+    if not run.strategy.ranks.alone:
+        from hookline.training.ranks.preflight import check_equal_optimizers
+
+        check_equal_optimizers(run)
     if run.traits.rules.has_validation(run):
         run.traits.rules.validation_interval(run)  # raises if it is never reached
         return

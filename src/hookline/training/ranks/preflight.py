@@ -16,7 +16,9 @@ from typing import Any
 
 from hookline.distributed.comm import STARTS, Ranks, describe_ended_ranks, format_ranks
 from hookline.distributed.process_group import wait_until
+from hookline.run.optimizers import bare
 from hookline.run.run import Run
+from hookline.training.settings import collect_settings
 from hookline.util.errors import HookError, HooklineError, OptionError
 from hookline.util.urls import shown
 
@@ -26,12 +28,10 @@ OF_ONE_RANK = ("run_dir", "default_root_dir", "enable_progress_bar", "control", 
 
 def check_equal(run: Run) -> None:
     """Compare the listeners, options and model of all ranks, by a hash first, and raise if they differ."""
-    ranks = run.strategy.ranks
     mine = {"listeners": listeners_of(run), "options": shared_options(run), "about": facts_of_run(run)}
-    hashes = ranks.gather(hashlib.sha256(json.dumps(mine).encode()).hexdigest())
-    if len(set(hashes)) == 1:
+    of_all = gather_different(run.strategy.ranks, mine)
+    if not of_all:
         return
-    of_all = ranks.gather(mine)
     found = [
         *differing([each["about"] for each in of_all], lambda name: name),
         *differing([each["options"] for each in of_all], lambda name: f"the option {name}"),
@@ -54,6 +54,37 @@ def check_equal(run: Run) -> None:
     raise HookError(
         "The ranks have the same hooks in another order; register them in the same order on all ranks."
     )
+
+
+def check_equal_optimizers(run: Run) -> None:
+    """Raise if the optimizers of the ranks have different classes or settings: their weights would drift."""
+    settings = {
+        name: repr(value) for name, value in collect_settings(run).items() if name.startswith("optimizers.")
+    }
+    classes = {
+        f"optimizer {index}": type(bare(each)).__name__ for index, each in enumerate(run.state.optimizers)
+    }
+    of_all = gather_different(run.strategy.ranks, {"classes": classes, "settings": settings})
+
+    def label(name: str) -> str:
+        _, index, _, group, setting = name.split(".", 4)
+        return f"{setting} of group {group} of optimizer {index} ({classes[f'optimizer {index}']})"
+
+    # optimizers of different classes have different settings, which would hide the cause
+    found = [*differing([each["classes"] for each in of_all], str)] or [
+        *differing([each["settings"] for each in of_all], label)
+    ]
+    if found:
+        raise OptionError(
+            f"The ranks have different optimizers: {'; '.join(found[:6])}{'; ...' if len(found) > 6 else ''}."
+            " Their weights would drift apart. Create the optimizers with the same settings on every rank."
+        )
+
+
+def gather_different(ranks: Ranks, mine: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the values of all ranks if they differ, else an empty list. Compares hashes first."""
+    hashes = ranks.gather(hashlib.sha256(json.dumps(mine).encode()).hexdigest())
+    return ranks.gather(mine) if len(set(hashes)) > 1 else []
 
 
 def listeners_of(run: Run) -> list[list[str]]:
@@ -86,7 +117,7 @@ def facts_of_run(run: Run) -> dict[str, str]:
     return {
         "the stage": run.stage,
         "the module": type(run.module).__name__,
-        "its number of parameters": str(parameters),
+        "the number of parameters of the module": str(parameters),
         "the strategy": type(run.strategy).__name__,
         "the precision": run.strategy.precision.name,
         "the number of ranks": str(run.strategy.world_size),
@@ -97,7 +128,7 @@ def facts_of_run(run: Run) -> dict[str, str]:
 
 def differing(tables: list[dict[str, str]], named: Callable[[str], str]) -> Iterable[str]:
     """Yield each name whose value differs between ranks, with the values."""
-    for name in tables[0]:
+    for name in dict.fromkeys(name for table in tables for name in table):
         values: dict[str, list[int]] = {}
         for rank, table in enumerate(tables):
             values.setdefault(table.get(name, "nothing"), []).append(rank)
