@@ -249,7 +249,10 @@ def test_a_wrong_path_is_told_with_the_nearest_and_what_there_is(
         "run/checkpoints/lats does not exist. Did you mean 'last'? run/checkpoints has: 0, 1, last." in said
     )
     assert main(["checkpoint", "show", "run/checkpoints/last/state.json"]) == 1
-    assert "is a file, but a checkpoint is a directory" in capsys.readouterr().err
+    assert (
+        "is a file, but a checkpoint is a directory. `hookline checkpoint import run/checkpoints/last/state.json`"
+        in capsys.readouterr().err
+    )
     Path("bare").mkdir()
     assert main(["checkpoint", "show", "bare", "--json"]) == 1
     out, err = capsys.readouterr()

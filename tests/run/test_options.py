@@ -318,6 +318,18 @@ def test_options_given_to_one_trainer_do_not_leak_into_another() -> None:
     [
         (lambda: Trainer(accelerator="gpu"), "no option 'accelerator'. Did you mean 'device'?"),  # type: ignore[call-arg]
         (
+            lambda: Trainer(enable_checkpointing=False),  # type: ignore[call-arg]
+            "no option 'enable_checkpointing'. Use 'checkpoint': checkpoint=False saves no",
+        ),
+        (
+            lambda: Trainer(enable_model_summary=False),  # type: ignore[call-arg]
+            "Leave it out: a summary is shown only by the hook ModelSummary.",
+        ),
+        (
+            lambda: Trainer(benchmark=True),  # type: ignore[call-arg]
+            "Set torch.backends.cudnn.benchmark = True",
+        ),
+        (
             lambda: quiet().fit(Net(), train_dataloaders=batches(1)),
             "fit() has no argument 'train_dataloaders'. Did you mean 'train'?",
         ),
@@ -350,7 +362,7 @@ def test_names_from_other_systems_lead_to_ours(call: Any, said: str) -> None:
 
 def test_a_far_fetched_name_is_not_suggested() -> None:
     with pytest.raises(OptionError) as refused:
-        make_options({"benchmark": True})
+        make_options({"telemetry": True})
     assert "Did you mean" not in str(refused.value)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import pytest
 import torch
 from tiny import Net, batches, quiet
 
-from hookline import Hook, HookError
+from hookline import Hook, HookError, OptionError, Trainer
 
 
 class Counter(Hook):
@@ -84,3 +85,39 @@ def test_a_request_to_stop_can_be_taken_back() -> None:
     trainer.fit(Net(), batches(4))
     assert trainer.global_step == 4
     assert trainer.status == "completed"
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"), [("callback_metrics", "metrics"), ("logged_metrics", "metrics"), ("log_dir", "run_dir")]
+)
+def test_an_attribute_from_another_system_leads_to_ours(name: str, ours: str) -> None:
+    trainer = quiet()
+    trainer.fit(Net(), batches(1))
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'. Did you mean '{ours}'?") as refused:
+        getattr(trainer, name)
+    told = "".join(traceback.format_exception(refused.value))
+    assert told.rstrip().endswith(f"Did you mean '{ours}'?")  # Python adds no suggestion of its own
+    assert not hasattr(trainer, name)
+
+
+def test_a_property_that_fails_keeps_its_own_error() -> None:
+    class Failing(Trainer):
+        @property
+        def mine(self) -> int:
+            return self.inner.missing
+
+        inner = None
+
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'missing'"):
+        _ = Failing().mine
+    with pytest.raises(AttributeError, match="'Trainer' object has no attribute 'other'"):
+        _ = quiet().other  # type: ignore[attr-defined]
+
+
+def test_an_unknown_argument_of_log_in_a_hook_is_told() -> None:
+    class Logs(Hook):
+        def on_train_batch_end(self, trainer: Any) -> None:
+            trainer.log("x", 1.0, reduce_fx="sum")
+
+    with pytest.raises(OptionError, match=r"log\(\) has no argument 'reduce_fx'. Did you mean 'reduce'?"):
+        quiet(hooks=[Logs()]).fit(Net(), batches(1))

@@ -82,8 +82,12 @@ def list_checkpoints(path: str) -> tuple[list[ListedCheckpoint], bool]:
     if not folder.is_dir():
         beside = folders_beside(folder)
         there = f" {folder.parent} has: {', '.join(sorted(beside)[:20])}." if beside else ""
-        kind = "is a file, but a checkpoint is a directory" if folder.exists() else "does not exist"
-        raise CheckpointError(f"{folder} {kind}.{closest(folder.name, beside)}{there}")
+        if folder.exists():
+            raise CheckpointError(
+                f"{folder} is a file, but a checkpoint is a directory. `hookline checkpoint import {folder}` "
+                f"converts a file of Lightning.{there}"
+            )
+        raise CheckpointError(f"{folder} does not exist.{closest(folder.name, beside)}{there}")
     whole, broken = find_checkpoints(folder)
     listed = [
         *(ListedCheckpoint(each.path, each.manifest) for each in whole),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Never
 
 from hookline.engine.events import EVENTS
 from hookline.engine.hook_list import Handle, HookList
 from hookline.engine.plan import Plan
 from hookline.loggers.base import Loggers
 from hookline.metrics.metric_log import Metrics
+from hookline.run.options import refuse_in_log
 from hookline.run.state import State
-from hookline.util.errors import HooklineError, closest
+from hookline.util.errors import ELSEWHERE, HooklineError, closest
 
 
 class View:
@@ -29,6 +30,15 @@ class View:
             f"<{type(self).__name__}: {at}; hooks: "
             f"{', '.join(each.name for each in self.hooks.entries()) or 'none'}>"
         )
+
+    if not TYPE_CHECKING:  # a type checker would accept every name
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise for a missing attribute. For a name from another system, name the right one."""
+            if name in ELSEWHERE and not hasattr(type(self), name):
+                told = f"{type(self).__name__!r} object has no attribute {name!r}.{closest(name, dir(self))}"
+                raise AttributeError(told, name=name, obj=None)  # with obj, Python adds a name of its own
+            return object.__getattribute__(self, name)  # raises again, also the error of a property
 
     # ---- the run -------------------------------------------------------------------------------------------
 
@@ -114,6 +124,7 @@ class View:
         prog_bar: bool = False,
         reduce: str = "mean",
         batch_size: int | None = None,
+        **unknown: Never,
     ) -> None:
         """Log a number from a hook; as `Module.log`.
 
@@ -123,6 +134,8 @@ class View:
         'sum', 'min', 'max' or 'last', over the batches of the epoch and over the ranks. batch_size: the
         weight of the value in a mean; None: the samples of the batch.
         """
+        if unknown:
+            refuse_in_log(unknown)
         self.state.log.log(name, value, on_step, on_epoch, prog_bar, reduce, batch_size)
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:

@@ -155,9 +155,23 @@ ELSEWHERE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "newest": ("auto",),
         "criterion": ("loss",),
         "loss_fn": ("loss",),
+        "callback_metrics": ("metrics",),
+        "logged_metrics": ("metrics",),
+        "progress_bar_metrics": ("metrics",),
+        "log_dir": ("run_dir",),
+        "reduce_fx": ("reduce",),
     }
 )
 """Names from other systems, with their names here. Spelling alone does not lead from one to the other."""
+
+ADVICE: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "enable_checkpointing": "Use 'checkpoint': checkpoint=False saves no checkpoints.",
+        "enable_model_summary": "Leave it out: a summary is shown only by the hook ModelSummary.",
+        "benchmark": "Set torch.backends.cudnn.benchmark = True instead.",
+    }
+)
+"""Options from other systems that have no counterpart of the same meaning, with what to do instead."""
 
 
 def install_command(extra: str) -> str:
@@ -171,7 +185,11 @@ def missing_package(who: str, package: str, extra: str) -> str:
 
 
 def closest(name: str, allowed: Iterable[str]) -> str:
-    """Return `" Did you mean 'x'?"` for the nearest allowed name, or an empty string if no name is near."""
+    """Return `" Did you mean 'x'?"` for the nearest allowed name, or an empty string if no name is near. For
+    an option that another system has, return what to do instead.
+    """
+    if name in ADVICE:
+        return f" {ADVICE[name]}"
     names = list(allowed)
     found = [each for each in ELSEWHERE.get(name, ()) if each in names] or difflib.get_close_matches(
         name, names, n=1, cutoff=0.6

@@ -13,13 +13,14 @@ from hookline.loggers import base  # not its Logger: here that name is Lightning
 from hookline.loggers.jsonl import JSONLines
 from hookline.util.errors import closest
 
+PLACE = "writes into the run's directory and takes no save_dir"
 INSTEAD = {
-    "CSVLogger": "hookline.loggers.CSV",
+    "CSVLogger": f"hookline.loggers.CSV: `CSV()` {PLACE}",
     "CometLogger": "hookline.loggers.Comet",
     "LitLogger": "a logger of hookline.loggers",
     "Logger": "hookline.loggers.Logger",
     "MLFlowLogger": "hookline.loggers.MLflow",
-    "TensorBoardLogger": "hookline.loggers.TensorBoard",
+    "TensorBoardLogger": f"hookline.loggers.TensorBoard: `TensorBoard()` {PLACE}",
     "WandbLogger": "hookline.loggers.WandB",
 }
 """Loggers of the package, and what to use without it."""
