@@ -559,31 +559,31 @@ def test_every_module_has_a_mirrored_test_file() -> None:
 
 # ---- figures of the whole --------------------------------------------------------------------------------------
 
-MOST_FILES, MOST_ONE_IMPORTER = 385, 12
+MOST_FILES, MOST_ONE_IMPORTER = 387, 12
 """Modules, and short modules with a single importer. They go down; only a new capability adds a module."""
 MOST_STATEMENTS = {
     "": 95,
-    "audit": 428,
-    "checkpoint": 3549,
-    "cli": 2083,
-    "config": 1593,
+    "audit": 430,
+    "checkpoint": 3605,
+    "cli": 2027,
+    "config": 1595,
     "control": 783,
-    "data": 3573,
+    "data": 3578,
     "digests": 1311,
     "distributed": 1386,
-    "engine": 3228,
-    "hooks": 7032,
-    "interop": 10294,
+    "engine": 3289,
+    "hooks": 7088,
+    "interop": 10351,
     "loggers": 2029,
-    "metrics": 415,
-    "reliability": 816,
-    "report": 1737,
+    "metrics": 534,
+    "reliability": 867,
+    "report": 1811,
     "rewind": 612,
-    "run": 4607,
+    "run": 4675,
     "testing": 198,
     "tracing": 868,
-    "training": 6460,
-    "util": 649,
+    "training": 6654,
+    "util": 765,
     "watch": 305,
 }
 """Statements of each package, which no formatter changes. They go down; only a new capability adds to its package."""
