@@ -579,7 +579,7 @@ MOST_STATEMENTS = {
     "reliability": 867,
     "report": 1811,
     "rewind": 612,
-    "run": 4675,
+    "run": 4664,
     "testing": 198,
     "tracing": 868,
     "training": 6654,

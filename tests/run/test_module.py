@@ -329,18 +329,6 @@ def test_a_second_trainer_cannot_take_a_module_out_of_a_run() -> None:
     other.validate(module, batches(1))  # the run is over
 
 
-@pytest.mark.parametrize("option", ["sync_dist", "logger"])
-def test_an_unknown_argument_of_log_is_told_with_what_log_does(option: str) -> None:
-    class Logging(Net):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.log_dict({"x": 1.0}, **{option: True})
-            return super().training_step(batch, batch_idx)
-
-    said = rf"log\(\) has no argument '{option}'.* always reduced over the ranks.*leave sync_dist"
-    with pytest.raises(OptionError, match=said):
-        quiet().fit(Logging(), batches(1))
-
-
 def test_save_hyperparameters_is_told_to_be_left_out() -> None:
     class Saving(Net):
         def __init__(self, width: int = 4) -> None:

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Never, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from hookline.data.seeding import Creation
 from hookline.distributed.sharded_norms import HALF, clip_norm, clip_values
 from hookline.engine._methods import DataMethods, ModuleMethods
 from hookline.engine.init_arguments import RecordsInit
-from hookline.run.options import refuse_in_log
 from hookline.run.state import loss_in
 from hookline.util.errors import HooklineError, OptionError, closest, described
 from hookline.util.uncopied import Uncopied
@@ -249,7 +248,6 @@ class Module(Actions, ModuleMethods, RecordsInit, nn.Module):
         prog_bar: bool = False,
         reduce: str = "mean",
         batch_size: int | None = None,
-        **unknown: Never,
     ) -> None:
         """Log a number. By default a training step logs per step, an evaluation step its epoch's mean.
 
@@ -259,8 +257,6 @@ class Module(Actions, ModuleMethods, RecordsInit, nn.Module):
         'sum', 'min', 'max' or 'last', over the batches of the epoch and over the ranks. batch_size: the
         weight of the value in a mean; None: the samples of the batch.
         """
-        if unknown:
-            refuse_in_log(unknown)
         # the property, which costs a call, is only read to raise its error
         run = self._run_ref.value or self._run
         run.state.log.log(name, value, on_step, on_epoch, prog_bar, reduce, batch_size, run.traits.on_cpu)

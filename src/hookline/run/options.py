@@ -399,22 +399,6 @@ def refuse_unknown(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
         )
 
 
-LOG_ARGUMENTS = ("name", "value", "on_step", "on_epoch", "prog_bar", "reduce", "batch_size")
-
-
-def refuse_in_log(given: Mapping[str, Any]) -> None:
-    """Raise for arguments that `log` does not have, with the closest right name."""
-    name, value = next(iter(given.items()))
-    raise OptionError(
-        f"log() has no argument {name!r}.{closest(name, LOG_ARGUMENTS)} Arguments: "
-        f"{', '.join(LOG_ARGUMENTS)}. Values are always reduced over the ranks and go to all loggers: leave "
-        "sync_dist, rank_zero_only and logger out.",
-        option=name,
-        value=value,
-        allowed=LOG_ARGUMENTS,
-    )
-
-
 # ---- All keyword arguments of `Trainer`
 
 

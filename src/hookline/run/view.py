@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any
 
 from hookline.engine.events import EVENTS
 from hookline.engine.hook_list import Handle, HookList
 from hookline.engine.plan import Plan
 from hookline.loggers.base import Loggers
 from hookline.metrics.metric_log import Metrics
-from hookline.run.options import refuse_in_log
 from hookline.run.state import State
 from hookline.util.errors import ELSEWHERE, HooklineError, closest
 
@@ -124,7 +123,6 @@ class View:
         prog_bar: bool = False,
         reduce: str = "mean",
         batch_size: int | None = None,
-        **unknown: Never,
     ) -> None:
         """Log a number from a hook; as `Module.log`.
 
@@ -134,8 +132,6 @@ class View:
         'sum', 'min', 'max' or 'last', over the batches of the epoch and over the ranks. batch_size: the
         weight of the value in a mean; None: the samples of the batch.
         """
-        if unknown:
-            refuse_in_log(unknown)
         self.state.log.log(name, value, on_step, on_epoch, prog_bar, reduce, batch_size)
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
