@@ -344,7 +344,7 @@ def test_the_reference_has_every_file_of_a_run_and_the_fields_of_its_records(tmp
         if not any(re.fullmatch(each + (".*" if each.endswith("/") else ""), name) for each in patterns)
     ]
     assert unknown == []
-    assert {"run.lock", "control.sock", "batches/rank-0.jsonl", "digests.jsonl", "hparams.csv"} <= files
+    assert {"run.lock", "batches/rank-0.jsonl", "digests.jsonl", "hparams.csv"} <= files
 
     record = json.loads((run / "run.json").read_text())
     assert set(record) == set(table("runs.md", "## The record of a run: `run.json`"))
