@@ -21,6 +21,7 @@ from hookline.hooks._samples import (
     find_bad_samples,
     find_samples,
     for_log,
+    go_back,
     name_command,
     name_samples,
 )
@@ -196,8 +197,7 @@ class NaNGuard(Hook):
                 "%s The run skips the update%s and goes back to the last checkpoint.", message, left_out
             )
             exclude(state.trainer, samples, reason)
-            # without a checkpoint it continues: the weights are those before this update
-            state.trainer.roll_back(reason=reason, on_missing="continue")
+            go_back(state.trainer, reason)
             self.excluded = before + 1
             self._skips = self._has_asked = True
             return
