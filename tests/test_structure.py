@@ -566,7 +566,7 @@ MOST_STATEMENTS = {
     "digests": 1311,
     "distributed": 1386,
     "engine": 3228,
-    "hooks": 7073,
+    "hooks": 7078,
     "interop": 10218,
     "loggers": 2027,
     "metrics": 415,
