@@ -270,6 +270,15 @@ def test_the_update_of_every_optimizer_is_skipped_once(tmp_path: Path, model: ty
     ] * 2
 
 
+def test_a_second_fit_begins_anew(tmp_path: Path) -> None:
+    guard = NaNGuard(exclude=True, max_rollbacks=1)
+    for number in range(2):
+        trainer, net = fit(tmp_path / str(number), data(torch.nan), guard, max_epochs=2)
+        assert trainer.status == "completed" and is_good(net) and guard.excluded == 1
+    trainer, _ = fit(tmp_path / "clean", data(1.0), guard, max_epochs=1)
+    assert (trainer.global_step, guard.excluded) == (12, 0)
+
+
 @pytest.mark.parametrize("name", ["nan", "spike"])
 def test_a_loss_that_stays_nan_ends_the_run_and_the_good_state_is_saved(tmp_path: Path, name: str) -> None:
     values = torch.full((24,), torch.nan)

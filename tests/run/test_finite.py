@@ -194,7 +194,7 @@ def test_an_epoch_without_an_update_ends_a_run_whose_weights_are_not_finite() ->
 
 
 def test_the_sum_of_large_losses_in_float16_is_finite() -> None:
-    watch, loss = FiniteWatch(torch.device("cpu")), torch.tensor(6e4, dtype=torch.float16)
+    watch, loss = FiniteWatch(torch.device("xpu")), torch.tensor(6e4, dtype=torch.float16)
     watch.look(loss)
     watch.add(loss)
     watch.check_now()

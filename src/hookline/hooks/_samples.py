@@ -106,6 +106,11 @@ def exclude(trainer: Any, samples: Samples, reason: str) -> None:
         trainer.exclude_samples(ids, loader, reason)
 
 
+def go_back(trainer: Any, reason: str) -> None:
+    """Go back to the last checkpoint. Without one, continue: the weights are those before the update."""
+    trainer.roll_back(reason=reason, on_missing="continue")
+
+
 def check_can_exclude(who: str, trainer: Any) -> None:
     """Raise in on_train_start if the samples of a training loader cannot be left out."""
     if not hasattr(trainer, "exclude_samples") or getattr(trainer, "rules", None) is not None:

@@ -21,6 +21,7 @@ from hookline.hooks._samples import (
     find_bad_samples,
     find_samples,
     for_log,
+    go_back,
     name_command,
     name_samples,
 )
@@ -89,6 +90,15 @@ class NaNGuard(Hook):
                 option="check",
                 value=check,
             )
+        if exclude:
+            self.__dict__.update(on_train_start=self._check_loaders, on_step_skipped=self._end_skipped)
+        self._due = True
+        self._shapes = ""
+        self._handles: list[RemovableHandle] = []
+        self._outputs: list[tuple[str, Tensor]] = []
+        self._begin()
+
+    def _begin(self) -> None:
         self.found = self.rollbacks = self.excluded = 0
         """How many checks found a value that is not finite, how often the run went back, and of how many
         updates the samples were left out.
@@ -99,12 +109,10 @@ class NaNGuard(Hook):
         """The epoch and the last batch of the newest update that was skipped: it calls every optimizer."""
         self._has_asked = False
         """Whether a rollback was requested that is not carried out yet, perhaps because it cannot be."""
-        if exclude:
-            self.__dict__.update(on_train_start=self._check_loaders, on_step_skipped=self._end_skipped)
-        self._due = True
-        self._shapes = ""
-        self._handles: list[RemovableHandle] = []
-        self._outputs: list[tuple[str, Tensor]] = []
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit":  # a second fit is a new run; a resumed one gets its state right after this
+            self._begin()
 
     def _check_loaders(self, trainer: Any) -> None:
         check_can_exclude(WHO, trainer)
@@ -197,8 +205,7 @@ class NaNGuard(Hook):
                 "%s The run skips the update%s and goes back to the last checkpoint.", message, left_out
             )
             exclude(state.trainer, samples, reason)
-            # without a checkpoint it continues: the weights are those before this update
-            state.trainer.roll_back(reason=reason, on_missing="continue")
+            go_back(state.trainer, reason)
             self.excluded = before + 1
             self._skips = self._has_asked = True
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -135,6 +135,8 @@ class FiniteWatch:
         """Their weights are checked too, because a gradient can be non-finite although the loss is finite."""
         self.look = {"cpu": self._look_on_cpu, "cuda": self._look_on_cuda}.get(device.type, self._remember)
         self._where = ", in the batch before this one"
+        # losses on the CPU are numbers; the sum of finite losses in float16 may be infinite
+        self._widen: Callable[[Any], Any] = float if device.type == "cpu" else Tensor.float
         self._host: Tensor | None = None
         self._arrived: Any = None
 
@@ -162,12 +164,8 @@ class FiniteWatch:
 
     def add(self, loss: Any) -> None:
         """Add the loss of a further batch of the same update, which a hook may skip."""
-        before = self.previous
         self._where = ", in the update before this one"
-        # in float32: the sum of finite losses in float16 may be infinite
-        self.previous = (
-            loss if before is None else (before.float() if isinstance(before, Tensor) else before) + loss
-        )
+        self.previous = loss if self.previous is None else self._widen(self.previous) + loss
 
     def drop(self) -> None:
         """Drop the loss of an update that a hook has skipped: it has not reached the weights."""
