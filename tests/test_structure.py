@@ -572,7 +572,7 @@ MOST_STATEMENTS = {
     "digests": 1311,
     "distributed": 1386,
     "engine": 3289,
-    "hooks": 7088,
+    "hooks": 7096,
     "interop": 10351,
     "loggers": 2029,
     "metrics": 534,
