@@ -573,7 +573,7 @@ MOST_STATEMENTS = {
     "distributed": 1386,
     "engine": 3289,
     "hooks": 7096,
-    "interop": 10351,
+    "interop": 10354,
     "loggers": 2029,
     "metrics": 534,
     "reliability": 867,

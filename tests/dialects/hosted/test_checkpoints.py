@@ -10,10 +10,12 @@ import torch
 from dialects.looped import Counts, net_and_sgd, recorder, train
 from tiny import batches, quiet
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 import hookline
-from hookline import Hook, Line, every
+from hookline import CheckpointError, Hook, Line, every
 
 
 def test_hooks_continue_where_they_were_with_the_loop_s_own_checkpoint(tmp_path: Path) -> None:
@@ -28,6 +30,20 @@ def test_hooks_continue_where_they_were_with_the_loop_s_own_checkpoint(tmp_path:
     train(line, net, sgd, batches(5), epochs=2)
     assert line.global_step == 10 and line.state.resumed
     assert second.steps == [3, 6, 9]
+
+
+def test_sharded_weights_are_refused_and_not_saved_in_part(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        net = fully_shard(nn.Linear(4, 2), mesh=init_device_mesh("cpu", (1,)))
+        line = Line(net, torch.optim.SGD(net.parameters(), lr=0.1), run_dir=tmp_path)
+        with pytest.raises(
+            CheckpointError, match=r"sharded over ranks \(2, such as weight\).*strategy='fsdp'"
+        ):
+            line.save_checkpoint(tmp_path / "here")
+        assert not (tmp_path / "here").exists()
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_a_checkpoint_of_the_line_s_own_brings_everything_back(tmp_path: Path) -> None:

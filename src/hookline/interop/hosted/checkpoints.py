@@ -15,6 +15,7 @@ from hookline.checkpoint import files
 from hookline.checkpoint.base_weights import complete_weights
 from hookline.checkpoint.contents import check_parts
 from hookline.checkpoint.format import TensorStore, pack, unpack
+from hookline.checkpoint.sharded import sharded_tensors
 from hookline.distributed.comm import Ranks
 from hookline.interop.hosted.host import Host, HostedHooks
 from hookline.run.finite import describe_nonfinite, find_nonfinite
@@ -89,6 +90,12 @@ def save_hosted(view: KeptRun, request: SaveRequest, ranks: Ranks) -> None:
     if bad := find_nonfinite(s.optimizers):
         raise NonFiniteLoss(
             f"{describe_nonfinite(bad, s.optimizers)} {request.path or 'This state'} is not saved."
+        )
+    if shards := sharded_tensors(s.module):
+        raise CheckpointError(
+            f"{view.host.name} cannot save weights that are sharded over ranks ({len(shards)}, such as "
+            f"{next(iter(shards))}): rank 0 has only its part of them. Save them with "
+            "torch.distributed.checkpoint, or train with hookline.Trainer(strategy='fsdp')."
         )
     path = request.path or view.run_dir / "checkpoints" / f"step-{s.step}"
     contents = edit_saved(view, contents_of(view, ranks), path, request.reason)
