@@ -379,7 +379,10 @@ def test_only_overridden_methods_are_called_a_lambda_callbacks_own_ones_too() ->
 
 def test_explain_shows_a_callback_with_its_origin() -> None:
     text = str(quiet(hooks=[EarlyStopping("val/loss")]).explain())
-    assert "hook early_stopping: EarlyStopping.on_train_epoch_end (early_stopping.py:" in text
+    assert (
+        "hook early_stopping: EarlyStopping.on_train_epoch_end (lightning/pytorch/callbacks/early_stopping.py:"
+        in text
+    )
     assert "Lightning callback · a monitor: after the module" in text
 
 
