@@ -86,8 +86,7 @@ RUNNING = """
     import sys, time
     sys.path.insert(0, {tests!r})
     from tiny import Net, batches, quiet
-    import hookline
-from hookline import Hook
+    from hookline import Hook
 
     class Waits(Hook):
         def on_step_end(self, step):

@@ -137,7 +137,9 @@ def test_the_loss_is_read_once_however_many_ask() -> None:
 
     with CountReads() as counter:
         quiet(hooks=[Asks("a"), Asks("b"), Asks("c")]).fit(Net(), batches(4))
-    assert len(counter.reads) == 4 + 1  # and one when all is over: whether the weights are finite
+    assert (
+        len(counter.reads) == 4 + 2
+    )  # and whether the weights are finite, before the first step and when all is over
 
 
 def test_outputs_are_what_the_step_returned_without_its_graph() -> None:

@@ -91,7 +91,8 @@ class NaNGuard(Hook):
                 value=check,
             )
         if exclude:
-            self.__dict__.update(on_train_start=self._check_loaders, on_step_skipped=self._end_skipped)
+            self.__dict__["on_train_start"] = self._check_loaders
+            self.__dict__["on_step_skipped"] = self._end_skipped
         self._due = True
         self._shapes = ""
         self._handles: list[RemovableHandle] = []

@@ -20,7 +20,6 @@ import torch
 
 from hookline.engine.checks import check_path, refused
 from hookline.util.errors import HooklineError, OptionError, missing_package
-from hookline.util.urls import is_url, shown
 
 if TYPE_CHECKING:
     from hookline.loggers.run_artifacts import RunArtifacts
@@ -311,6 +310,8 @@ class Loggers(Logger):
         return {name: position for name, position in positions.items() if position is not None}
 
     def resume(self, position: Any, step: int, epoch: int, path: Path | str) -> None:
+        from hookline.util.urls import is_url, shown  # only a resume needs it
+
         path = shown(path) if is_url(path) else path  # members write it, so a URL must not hold its secrets
         for name, logger in self._by_name():
             self._call(logger, "resume", (position or {}).get(name), step, epoch, path)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from hookline.metrics.accumulator import REDUCTIONS, Accumulator, ValuePart
-from hookline.metrics.metric_objects import load_objects, save_objects
 from hookline.util.errors import HooklineError, closest, described
 
 KNOWN_AS = "\x1f"
@@ -373,10 +372,14 @@ class MetricLog:
     def object_state(self, module: nn.Module) -> dict[str, Any]:
         """Return the state of the module's metric objects, for a checkpoint within the epoch."""
         logged = {name: each for (mode, name), each in self._objects.items() if mode == "train"}
+        from hookline.metrics.metric_objects import save_objects  # only a checkpoint needs it
+
         return save_objects(module, logged, self.evaluated_objects())
 
     def load_object_state(self, module: nn.Module, state: dict[str, Any]) -> list[str]:
         """Restore the metric objects; return the names of those that begin anew."""
+        from hookline.metrics.metric_objects import load_objects
+
         logged, lost = load_objects(module, state)
         self._objects |= {("train", name): each for name, each in logged.items()}
         return lost

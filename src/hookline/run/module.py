@@ -270,7 +270,7 @@ class Module(Actions, ModuleMethods, RecordsInit, nn.Module):
             self.log(name, value, **options)
 
     def save_hyperparameters(self, *args: Any, **kwargs: Any) -> None:
-        """Raise: the arguments of `__init__` are saved without a call."""
+        """Raise: the arguments of `__init__` are saved without a call. args, kwargs: as in Lightning."""
         raise HooklineError(
             f"{type(self).__name__} needs no save_hyperparameters(): each checkpoint has the arguments of "
             "__init__, and load_from_checkpoint uses them. Leave the call out, and keep the arguments that "
