@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny import Net, batches, quiet
 
-from hookline import Hook, HookError, OptionError, Trainer
+from hookline import Hook, HookError, Trainer
 
 
 class Counter(Hook):
@@ -112,12 +112,3 @@ def test_a_property_that_fails_keeps_its_own_error() -> None:
         _ = Failing().mine
     with pytest.raises(AttributeError, match="'Trainer' object has no attribute 'other'"):
         _ = quiet().other  # type: ignore[attr-defined]
-
-
-def test_an_unknown_argument_of_log_in_a_hook_is_told() -> None:
-    class Logs(Hook):
-        def on_train_batch_end(self, trainer: Any) -> None:
-            trainer.log("x", 1.0, reduce_fx="sum")
-
-    with pytest.raises(OptionError, match=r"log\(\) has no argument 'reduce_fx'. Did you mean 'reduce'?"):
-        quiet(hooks=[Logs()]).fit(Net(), batches(1))
