@@ -371,9 +371,9 @@ class MetricLog:
 
     def object_state(self, module: nn.Module) -> dict[str, Any]:
         """Return the state of the module's metric objects, for a checkpoint within the epoch."""
-        logged = {name: each for (mode, name), each in self._objects.items() if mode == "train"}
         from hookline.metrics.metric_objects import save_objects  # only a checkpoint needs it
 
+        logged = {name: each for (mode, name), each in self._objects.items() if mode == "train"}
         return save_objects(module, logged, self.evaluated_objects())
 
     def load_object_state(self, module: nn.Module, state: dict[str, Any]) -> list[str]:
