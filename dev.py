@@ -69,6 +69,8 @@ NUMERIC = (
 another processor.
 """
 
+THOROUGH = ("tests/ranks/test_meshes.py", "tests/ranks/test_weighted.py", "tests/report/test_in_browser.py")
+"""The tests with cases that only `dev.py thorough` tries (`tests/thorough.py`)."""
 
 LINTS = {
     "check": ("-m", "ruff", "check"),
@@ -481,6 +483,12 @@ def faults(arguments: list[str]) -> None:
     run(PYTHON, "faults/run.py", *arguments)
 
 
+def thorough(arguments: list[str]) -> None:
+    """Test all combinations of ranks, meshes and sizes, of which the default tests have some."""
+    prepare("dev")
+    run(PYTHON, "-m", "pytest", "-q", *THOROUGH, *arguments, under={"HOOKLINE_TEST_THOROUGH": "1"})
+
+
 def rewinds(arguments: list[str]) -> None:
     """Rewind real trainings to 100 random steps, and check that every bit is as it was."""
     prepare("dev")
@@ -511,6 +519,7 @@ EVERYTHING = (
     bench_digest,
     faults,
     rewinds,
+    thorough,
 )
 COMMANDS = {each.__name__.replace("_", "-"): each for each in EVERYTHING}
 

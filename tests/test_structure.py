@@ -571,7 +571,7 @@ MOST_STATEMENTS = {
     "data": 3578,
     "digests": 1311,
     "distributed": 1386,
-    "engine": 3289,
+    "engine": 3292,
     "hooks": 7097,
     "interop": 10354,
     "loggers": 2029,

@@ -216,3 +216,11 @@ def test_a_compiled_module_computes_the_same() -> None:
     net, x = Forward(2), torch.randn(2, 4)
     assert torch.equal(torch.compile(net, backend="eager")(x), net(x))
     assert recorded(net) == {"width": 2}
+
+
+def test_a_value_that_contains_itself_is_left_out_at_once() -> None:
+    value: dict[str, Any] = {str(number): number for number in range(50)}
+    value |= {"again": [value, value], "self": value}  # a search that visits it again takes years
+    found = init_arguments(Sized(3, value=value))
+    assert found is not None and found.left_out == {"value": "a dict that contains itself"}
+    assert recorded(Sized(3, value=[[1], [1]]))["value"] == [[1], [1]]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from ranks.equal_cases import Norms
 from ranks.worlds import RANK, Batch, Own, distance, fit, in_float32, pairs, quiet, report, whole
+from thorough import some
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
@@ -38,7 +39,20 @@ MESHES: dict[str, Any] = {
     "2 x 1 x 2": lambda: FSDP(replicas=2, tensor_parallel=2),
 }
 
-EQUAL_CASES = {mesh: list(EQUAL_OPTIONS) if mesh == "2 x 2" else ["clipped"] for mesh in MESHES}
+EQUAL_CASES: dict[str, list[str]] = {
+    "2 x 2": some(["clipped"], ["as it is", "clipped by value"]),
+    "own 2 x 2": some([], ["clipped"]),
+    "1 x 4": ["clipped"],
+    "2 x 1 x 2": some([], ["clipped"]),  # resumed by default
+}
+RESUMED: dict[str, list[str]] = {
+    "2 x 2": some(["single", "1 x 4"], ["2 x 2", "4", "ddp"]),
+    "4": ["2 x 2"],
+    "single": ["2 x 2"],
+    "ddp": some([], ["2 x 1 x 2"]),
+}
+"""By the mesh of a saved run: those on which it continues."""
+IN_A_WINDOW: list[str] = some(["2 x 1 x 2"], ["2 x 2"])
 
 
 class Block(nn.Module):
@@ -448,17 +462,15 @@ def main() -> None:
     report("other mesh", lambda: fit(FSDP(tensor_parallel=2 if RANK else 4), dealt(pairs()), Parallel))
     report("skipped", skipped)
     folder = os.environ["HOOKLINE_TEST_FOLDER"]
-    report(
-        "resume, 2 x 2", lambda: save_and_resume("2 x 2", ["2 x 2", "4", "single", "ddp", "1 x 4"], folder)
-    )
-    report("resume, 4", lambda: save_and_resume("4", ["2 x 2"], folder, checkpoint="async"))
+    for source, targets in RESUMED.items():
+        if targets:
+            more = {"checkpoint": "async"} if source == "4" else {}
+            report(
+                f"resume, {source}",
+                lambda s=source, t=targets, m=more: save_and_resume(s, t, folder, **m),  # type: ignore[misc]
+            )
     window = {"accumulate_grad_batches": 2}  # it is open when the run is saved
-    report(
-        "resume in a window",
-        lambda: save_and_resume("2 x 2", ["2 x 2", "2 x 1 x 2"], f"{folder}/w", **window),
-    )
-    report("resume, single", lambda: save_and_resume("single", ["2 x 2"], folder))
-    report("resume, ddp", lambda: save_and_resume("ddp", ["2 x 1 x 2"], folder))
+    report("resume in a window", lambda: save_and_resume("2 x 2", IN_A_WINDOW, f"{folder}/w", **window))
 
 
 if __name__ == "__main__":

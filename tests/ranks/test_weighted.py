@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from ranks.torchrun import cases
-from ranks.weighted_cases import EVERYWHERE, ON_TWO, PLAIN, WEIGHTED, Tuples, samples
+from ranks.weighted_cases import CUTS, EVERYWHERE, ON_THREE, ON_TWO, PLAIN, WEIGHTED, Tuples, samples
 from ranks.worlds import CLOSE, distance, fit, quiet, whole
 from torch.utils.data import DataLoader, Subset
 
@@ -63,7 +63,7 @@ def test_a_batch_that_one_rank_leaves_out_counts_nothing(found: Found, strategy:
 
 
 @pytest.mark.parametrize("case", EVERYWHERE)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ON_THREE)
 def test_three_ranks_make_the_update_of_one_large_batch(on_three: Found, strategy: str, case: str) -> None:
     assert_close(on_three[f"{strategy}, {case}"], 3)
 
@@ -82,14 +82,15 @@ def test_each_optimizer_counts_what_trains_it_on_all_ranks(found: Found, on_thre
     assert_close(on_three["ddp, own optimizers"], 3)
 
 
-@pytest.mark.parametrize("at", [1, 2, 4])
+@pytest.mark.parametrize("at", CUTS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_resume_inside_a_window_is_exact_on_every_rank(
     found: Found, on_three: Found, strategy: str, at: int
 ) -> None:
     assert found[f"{strategy}, resumed, {at}"] == [0.0, 0.0]
     # torch's wrapper adds up three ranks in another order in its first backward than later, which moves the last bit
-    assert max(on_three[f"{strategy}, resumed, {at}"]) < CLOSE
+    if strategy in ON_THREE:
+        assert max(on_three[f"{strategy}, resumed, {at}"]) < CLOSE
 
 
 @pytest.mark.usefixtures("found", "in_float64")

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from ranks.worlds import RANK, Deep, Own, Stream, distance, fit, quiet, report, whole
+from thorough import some
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -258,7 +259,10 @@ def all_empty(turn: int, rank: int, n: int) -> int:
     return 0 if turn < 2 else n
 
 
-SIZES = (1, 2, 3)
+ON_THREE: list[str] = some(["ddp"], ["fsdp", "accelerate"])
+"""The strategies on three ranks."""
+SIZES: list[int] = some([1, 3], [2])
+CUTS: list[int] = some([1, 4], [2])
 EVERYWHERE = [
     *(f"uneven, {size}" for size in SIZES),
     "tokens",
@@ -294,7 +298,8 @@ def run(case: str, make: Callable[[], Any], name: str) -> Any:
 
 
 def main() -> None:
-    for name, make in STRATEGIES.items():
+    for name in STRATEGIES if WORLD == 2 else ON_THREE:
+        make = STRATEGIES[name]
         is_plain = name != "fsdp"  # a forward that communicates leaves a batch out on all ranks, or on none
         for case in [
             *EVERYWHERE,
@@ -302,7 +307,7 @@ def main() -> None:
             *(PLAIN if WORLD == 2 and is_plain else []),
         ]:
             report(f"{name}, {case}", lambda c=case, m=make, n=name: run(c, m, n))  # type: ignore[misc]
-        for at in (1, 2, 4):
+        for at in CUTS:
             report(f"{name}, resumed, {at}", lambda m=make, n=name, a=at: resumed(m, n, a))  # type: ignore[misc]
     report("ddp, lbfgs", lambda: compare(DDP(), data(), 1, Curved))
     report("ddp, own optimizers", lambda: each_its_own(DDP()))

@@ -13,6 +13,7 @@ from browsing import Opened, in_browser, scroll_through, wait_until
 from diverge.planted import AtStepEnd, nudge, samples
 from diverge.planted import Net as Planted
 from report.reported import MARKUP, metrics, traced, whole_run, written
+from thorough import THOROUGH
 from tiny import quiet
 
 from hookline.loggers import read_log
@@ -158,8 +159,7 @@ def test_nothing_sticks_out_on_a_phone(browser: Any) -> None:
     made.page.close()
 
 
-@pytest.mark.parametrize("width", [1280, 500, 360])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (500, "light"), (360, "dark")])
 def test_every_part_can_be_reached_from_the_navigation_without_a_swipe(
     browser: Any, width: int, scheme: str
 ) -> None:
@@ -245,20 +245,20 @@ def test_the_timeline_of_hooks_is_read_from_the_keyboard_and_names_stay_text(bro
     made.page.close()
 
 
-def test_a_million_records_do_not_freeze_it(browser: Any) -> None:
+def test_many_records_do_not_freeze_it(browser: Any) -> None:
+    count = 1_000_000 if THOROUGH else 200_000
+    high = count * 2 // 3
     Path("run").mkdir()
     with Path("run/log.jsonl").open("w") as log:
-        for step in range(1, 1_000_001):
+        for step in range(1, count + 1):
             log.write(
-                f'{{"type": "metrics", "time": {1.7e9 + step}, "step": {step}, "epoch": 0, "metrics": {{"loss": {100.0 if step == 654_321 else 1 / step}}}}}\n'
+                f'{{"type": "metrics", "time": {1.7e9 + step}, "step": {step}, "epoch": 0, "metrics": {{"loss": {100.0 if step == high else 1 / step}}}}}\n'
             )
     made = Opened(browser, address(write_report(["run"])[0]))
     page = made.page
     drawn = json.loads(page.evaluate("JSON.stringify(shown.sections[0].charts[0].series[0])"))
-    assert (
-        drawn["of"] == 1_000_000 and len(drawn["x"]) <= 1000 and drawn["y"][drawn["x"].index(654_321)] == 100
-    )
-    assert page.locator("#values td").nth(2).inner_text() == "100 @ 654,321"
+    assert drawn["of"] == count and len(drawn["x"]) <= 1000 and drawn["y"][drawn["x"].index(high)] == 100
+    assert page.locator("#values td").nth(2).inner_text() == f"100 @ {high:,}"
     # a page that does something answers late: what it does for one press of a key is measured in its own frames
     page.evaluate("""window.longest = 0; let last = performance.now();
         const tick = (now) => { longest = Math.max(longest, now - last); last = now; requestAnimationFrame(tick); }; requestAnimationFrame(tick);""")

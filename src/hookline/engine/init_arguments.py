@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
@@ -140,16 +141,19 @@ def _copy_plain(value: Any) -> Any:
     return {key: _copy_plain(each) for key, each in value.items()} if type(value) is dict else value
 
 
-def cannot_keep(value: Any) -> str:
+def cannot_keep(value: Any, containers: frozenset[int] = frozenset()) -> str:
     """Return the type of a value that cannot be recorded, or an empty string.
 
     A subclass cannot: it would be restored as another type.
+    containers: the ids of those that the value is in.
     """
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return ""
-    if kind in (list, tuple):
-        return next((why for each in value if (why := cannot_keep(each))), "")
-    if kind is dict:
-        return next((why for pair in value.items() for each in pair if (why := cannot_keep(each))), "")
-    return f"a {kind.__module__}.{kind.__qualname__}"
+    if kind not in (list, tuple, dict):
+        return f"a {kind.__module__}.{kind.__qualname__}"
+    if id(value) in containers:
+        return f"a {kind.__name__} that contains itself"
+    containers |= {id(value)}
+    parts = itertools.chain(value, value.values()) if kind is dict else value
+    return next((why for each in parts if (why := cannot_keep(each, containers))), "")
