@@ -192,3 +192,32 @@ def test_a_wrong_directory_is_a_wrong_command(capsys: pytest.CaptureFixture[str]
     written("run", metrics(1, loss=1.0))
     assert main(["report", "rum"]) == 2
     assert "Did you mean 'run'?" in capsys.readouterr().err
+
+
+def test_what_is_not_a_run_among_several_is_skipped_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    trained("a")
+    trained("b", lr=0.2)
+    Path("runs/notes").mkdir()
+    Path("runs/list.txt").write_text("text")
+    every = sorted(map(str, Path("runs").iterdir()))
+    assert main(["summary", *every]) == 0
+    said = capsys.readouterr()
+    assert "lr" in said.out and {line.split()[0] for line in said.out.splitlines()[1:]} == {"a", "b"}
+    assert said.err.splitlines() == [
+        "skipped: runs/list.txt is a file; give the directory of a run, such as runs.",
+        "skipped: runs/notes is not the directory of a run: it has neither log.jsonl nor run.json.",
+    ]
+    assert main(["summary", "runs/a", "runs/notes"]) == 0
+    assert capsys.readouterr().out.startswith("runs/a\n  status ")
+    assert main(["report", *every]) == 0 and "runs/notes" in capsys.readouterr().err
+    for wrong in (["runs/notes"], ["runs/notes", "runs/list.txt"]):
+        assert main(["summary", *wrong]) == 2 and "runs/notes is not" in capsys.readouterr().err
+    assert main(["summary", "runs/a", "runs/c"]) == 2 and "runs/c does not exist" in capsys.readouterr().err
+
+
+def test_settings_that_differ_in_a_late_digit_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    trained("a", lr=0.100001)
+    trained("b", lr=0.100002)
+    assert main(["summary", "a", "b"]) == 0
+    text = capsys.readouterr().out
+    assert "0.100001" in text and "0.100002" in text

@@ -326,6 +326,27 @@ def test_a_callback_of_either_package_is_recognised_by_its_class(package: Any) -
     assert trainer.remove_hook("own") is own and own not in trainer.hooks
 
 
+def test_hparams_of_a_hookline_module_are_the_arguments_it_was_created_with() -> None:
+    class Sized(Net):
+        def __init__(self, width: int = 4, act: Any = None) -> None:
+            super().__init__()
+
+    class Kept(Net):
+        hparams = {"own": 1}
+
+    class Reads(Callback):
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            found.append((dict(pl_module.hparams), dict(pl_module.hparams_initial)))
+            self.width = getattr(pl_module.hparams, "width", None)
+
+    found: list[Any] = []
+    reads = Reads()
+    quiet(hooks=[reads]).fit(Sized(8, nn.ReLU()), batches(1))
+    assert found.pop() == ({"width": 8}, {"width": 8}) and reads.width == 8
+    quiet(hooks=[Reads()]).fit(Kept(), batches(1))
+    assert found.pop() == ({"own": 1}, {"own": 1})
+
+
 def test_arguments_come_by_position_trimmed_to_what_is_taken_and_returned_values_are_ignored() -> None:
     got: list[Any] = []
 

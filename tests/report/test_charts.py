@@ -34,6 +34,23 @@ def test_train_and_val_share_a_chart_and_layers_share_a_heat_map() -> None:
     ) == 12
 
 
+def test_stages_in_names_with_an_underscore_share_a_chart_too() -> None:
+    names = ("train_loss_step", "train_loss_epoch", "val_loss", "test_loss", "valid_acc", "validation_acc")
+    others = ("train_seconds_per_step", "training_loss", "value")
+    data = data_of(
+        written("run", *(metrics(step, **dict.fromkeys(names + others, 1.0)) for step in range(3)))
+    )
+    [part] = data["sections"]
+    charts = {chart["title"]: [each["name"] for each in chart["series"]] for chart in part["charts"]}
+    assert charts == {
+        "loss": ["train_loss_epoch", "train_loss_step", "val_loss", "test_loss"],
+        "acc": ["valid_acc", "validation_acc"],
+        "seconds_per_step": ["train_seconds_per_step"],
+        "training_loss": ["training_loss"],
+        "value": ["value"],
+    }
+
+
 def test_a_curve_far_from_zero_keeps_its_shape_and_numbers_in_names_are_in_order() -> None:
     near = [1_000_000.0000026 + step * 1e-6 for step in range(50)]
     rows = [

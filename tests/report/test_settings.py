@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hookline.report.settings import column_titles, differences, format_setting
+from hookline.report.settings import column_titles, differences, format_column, format_setting
+from hookline.util.text import cut
 
 
 def test_a_setting_with_two_names_is_listed_once() -> None:
@@ -30,3 +31,13 @@ def test_values_are_short() -> None:
         "[1]",
     ]
     assert format_setting("package.module.Net", is_class=True) == "Net"
+
+
+def test_different_values_look_different_in_a_column() -> None:
+    assert format_column("lr", [0.1, 0.25, None]) == ["0.1", "0.25", "-"]
+    assert format_column("lr", [0.123456, 0.123457]) == ["0.123456", "0.123457"]
+    assert format_column("net.class", ["a.Net", "b.Net"]) == ["a.Net", "b.Net"]
+    assert format_column("net.class", ["a.Net", "a.Other"]) == ["Net", "Other"]
+    paths = [f"/data/{'long/' * 20}{name}{'/parts' * 20}/train.csv" for name in ("first", "second")]
+    first, second = map(cut, format_column("path", paths))
+    assert "first" in first and "second" in second

@@ -112,3 +112,28 @@ def test_a_property_that_fails_keeps_its_own_error() -> None:
         _ = Failing().mine
     with pytest.raises(AttributeError, match="'Trainer' object has no attribute 'other'"):
         _ = quiet().other  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ({"sync_dist": True}, "leave it out: values of all ranks are reduced"),
+        ({"reduce_fx": "sum"}, "pass reduce='mean', 'sum'"),
+        ({"logger": False}, "on_train_metrics"),
+    ],
+)
+def test_the_error_for_an_argument_of_log_that_only_lightning_has_says_what_to_do(
+    given: Any, hint: str
+) -> None:
+    class Logs(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("x", 1.0, **given)
+
+    class LogsInHook(Hook):
+        def on_train_batch_end(self, trainer: Any) -> None:
+            trainer.log_dict({"x": 1.0}, **given)
+
+    for hooks, module in (([], Logs()), ([LogsInHook()], Net())):
+        with pytest.raises(TypeError, match="unexpected keyword argument") as refused:
+            quiet(hooks=hooks).fit(module, batches(1))
+        assert hint in "\n".join(refused.value.__notes__)

@@ -11,10 +11,12 @@ from typing import Any, TypeVar
 
 from hookline.checkpoint.cleanup import LEFT_OVER
 from hookline.checkpoint.files import clean_up, read, read_manifest
+from hookline.checkpoint.manifest import has_valid
 from hookline.checkpoint.rank_state import read_structure
 from hookline.distributed.comm import Ranks
-from hookline.run.record import RECORD
+from hookline.run.record import FILE_FACTS, RECORD
 from hookline.util.errors import CheckpointError
+from hookline.util.limited_json import is_table, is_text
 from hookline.util.snapshot import TRACKER_FOLDERS
 from hookline.util.urls import MANIFEST, is_checkpoint_file, is_url, shown, split_query, url_below
 
@@ -85,6 +87,29 @@ def find_checkpoints(folder: Path) -> tuple[list[FoundCheckpoint], dict[Path, st
         except CheckpointError as error:
             broken[path] = str(error)
     return newest_first(found, lambda each: each.manifest), broken
+
+
+def find_with_files(folder: Path, record: Mapping[str, Any]) -> tuple[list[FoundCheckpoint], dict[Path, str]]:
+    """Return the same as `find_checkpoints`, with the files of another format that a run has written."""
+    found, broken = find_checkpoints(folder)
+    return newest_first([*found, *_recorded_files(folder, record)], lambda each: each.manifest), broken
+
+
+def _recorded_files(folder: Path, record: Mapping[str, Any]) -> list[FoundCheckpoint]:
+    """Return the files that a run's record lists and that exist.
+
+    Such a file has no manifest, and reading its facts would load its tensors.
+    """
+    listed = record.get("files")
+    run = {"run": record.get("id", ""), "started_at": record.get("started_at"), "versions": {}}
+    found = []
+    for entry in listed if isinstance(listed, list) else ():
+        if is_table(entry) and is_text(entry.get("path")) and has_valid(entry, FILE_FACTS):
+            path = folder / entry["path"]
+            with contextlib.suppress(OSError, ValueError):  # ValueError: a path with a null byte
+                files = {path.name: {"bytes": path.stat().st_size}}
+                found.append(FoundCheckpoint(path, {**entry, **run, "files": files}))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import json
 import math
 import platform
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -173,6 +173,11 @@ def _find_problem(manifest: Mapping[str, Any]) -> str:
         return f"base={described(base)}, which is not the fingerprint of a base model"
     missing = [name for name in CHECKPOINT_FILES if name not in manifest["files"]]
     return f"files without {missing[0]}" if missing else ""
+
+
+def has_valid(entries: Mapping[str, Any], names: Iterable[str]) -> bool:
+    """Return whether these entries are there, each of its type."""
+    return all(name in entries and TYPES[name][0](entries[name]) for name in names)
 
 
 def _is_table_of_text(value: Any) -> bool:

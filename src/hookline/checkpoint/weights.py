@@ -162,7 +162,7 @@ def find_weights(source: Any, wanted: str = "scored", as_shards: bool = False) -
     check_weights(wanted)
     if is_plain_source(source) or _is_file(source):
         if isinstance(source, Imported):
-            found = FoundWeights(str(source.path), source.weights)
+            found = FoundWeights(str(source.path), source.weights, source.step)
         elif isinstance(source, Mapping):
             found = FoundWeights("the mapping", source)
         elif _is_file(source):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import time
 from typing import Any
 
@@ -11,13 +12,15 @@ from hookline.cli.output import print_result
 from hookline.loggers.jsonl import jsonable
 from hookline.report import write_report
 from hookline.report.cell import describe
+from hookline.report.reader import check_run_dir
 from hookline.report.run_events import format_duration, position, status_in_words, timestamp
 from hookline.report.runs import list_runs, status_word
-from hookline.report.settings import column_titles, format_setting
-from hookline.report.summary import MOST_SKIPS, summarize
+from hookline.report.settings import column_titles, format_column, format_setting
+from hookline.report.summary import MOST_SKIPS, find_run_dir, summarize
 from hookline.run.options import Options
 from hookline.run.state import progress
 from hookline.run.timings import PART_WORDS, SAMPLED, TIMED_PARTS, Timings
+from hookline.util.errors import OptionError
 from hookline.util.text import format_number, format_table, printable
 
 MOST_METRICS = 60
@@ -29,13 +32,33 @@ MOST_HOOKS = 6
 
 def print_summary(chosen: argparse.Namespace) -> int:
     """Print how a run ended, or compare several runs."""
-    data = summarize(chosen.run_dirs)
+    data = summarize(_runs_among(chosen.run_dirs))
     return print_result(chosen, jsonable(data), _summary_text(data))
+
+
+def _runs_among(given: list[str]) -> list[str]:
+    """Return the directories of runs; skip others with a note, because `runs/*` may match them.
+
+    If none is one, or a name does not exist, all are returned, and reading them raises.
+    """
+    skipped = {}
+    for each in given:
+        path = find_run_dir(each)
+        try:
+            check_run_dir(path)
+        except OptionError as error:
+            if path.exists():
+                skipped[each] = str(error)
+    if len(skipped) == len(given):
+        return given
+    for problem in skipped.values():
+        print(f"skipped: {printable(problem)}", file=sys.stderr)
+    return [each for each in given if each not in skipped]
 
 
 def print_report(chosen: argparse.Namespace) -> int:
     """Write the page about one run or several, and print its path."""
-    path, runs = write_report(chosen.run_dirs, chosen.out, chosen.against)
+    path, runs = write_report(_runs_among(chosen.run_dirs), chosen.out, chosen.against)
     size, now = path.stat().st_size, time.time()
     positions = [position(run) for run in runs]
     about: list[dict[str, Any]] = [
@@ -279,20 +302,18 @@ def _comparison_text(data: dict[str, Any]) -> str:
     columns = differing[:MOST_COLUMNS]
     titles = column_titles([each["key"] for each in columns])
     rows = [("run", "status", "step", f"best {data['metric'] or ''}".strip(), *titles)]
+    cells = [format_column(each["key"], each["values"]) for each in columns]
     for index in order:
         about, best = runs[index], runs[index]["best"]
         other = "" if best is None or best["metric"] == data["metric"] else f"{best['metric']} "
         shown = "" if best is None else f"{other}{format_number(best['value'])}"
-        values = [
-            format_setting(each["values"][index], is_class=each["key"].endswith(".class")) for each in columns
-        ]
         rows.append(
             (
                 about["name"],
                 status_word(about["status"], about["is_certain"]),
                 f"{about['step']:,}",
                 shown,
-                *values,
+                *(column[index] for column in cells),
             )
         )
     lines = [format_table(rows)]

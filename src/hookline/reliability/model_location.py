@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hookline.checkpoint.catalog import EVERY_MONITOR, KeptBest, best_first, find_checkpoints, with_outside
+from hookline.checkpoint.catalog import (
+    EVERY_MONITOR,
+    KeptBest,
+    best_first,
+    find_checkpoints,
+    find_with_files,
+    with_outside,
+)
 from hookline.engine.hook_list import Entry
 from hookline.engine.init_arguments import init_arguments
 from hookline.run.directory import LAST, LAST_STATE
@@ -127,9 +134,14 @@ def how_to_load(module: nn.Module, path: Path | str, hooks: Any) -> str:
     where, name = json.dumps(_as_posix(path), ensure_ascii=False), type(module).__name__
     if isinstance(module, Module) and _can_be_made(module, hooks) and (code := import_of(type(module))):
         return f"{code}; model = {name}.load_from_checkpoint({where})"
-    if Path(str(path)).is_file():  # in another package's format
+    if _is_of_another_format(path):
         where = f"hookline.import_checkpoint({where})"
     return f"import hookline; hookline.load_weights(model, {where})  # model: {name}, made as before"
+
+
+def _is_of_another_format(path: Path | str) -> bool:
+    """Return whether a checkpoint is a file, such as Lightning's .ckpt; Hookline's own are directories."""
+    return not is_url(path) and Path(path).is_file()
 
 
 def import_of(cls: type) -> str:
@@ -226,8 +238,9 @@ def best_below(
 
     run_id: by default the run of the folder's record.
     """
-    run_id = run_id or (read_record(folder).get("id", "") if folder is not None else "")
-    inside = find_checkpoints(folder)[0] if folder is not None else []
+    record = read_record(folder) if folder is not None else {}
+    run_id = run_id or record.get("id", "")
+    inside = find_with_files(folder, record)[0] if folder is not None else []
     own = [each for each in inside if not run_id or each.run == run_id]
     found = best_first(with_outside(own, kept.paths, folder), kept)
     if not found:
@@ -263,6 +276,7 @@ def load_best(
     at the URL of a hook that keeps checkpoints there. folder: the run's directory, which need not exist; None
     if there is none yet.
     """
+    from hookline.checkpoint.foreign_files import import_checkpoint
     from hookline.checkpoint.weights import load_weights
 
     if path is None:
@@ -283,7 +297,7 @@ def load_best(
             f"has one elsewhere. {_best_of_earlier_run(folder)}Train with hooks=[ModelCheckpoint(monitor="
             '"val/loss")], or pass the path of a checkpoint: load_best(path=...).'
         )
-    report = load_weights(module, path)
+    report = load_weights(module, import_checkpoint(path) if _is_of_another_format(path) else path)
     for entry in hooks.entries():
         if (replaced := getattr(entry.hook, "weights_replaced", None)) is not None:
             replaced(module)

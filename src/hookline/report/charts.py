@@ -25,7 +25,11 @@ COLUMNS_PER_MAP = (16, 160)
 MOST_DIGITS = 15
 """Digits of a number in a curve."""
 
-STAGE_PREFIXES = ("train", "val", "test")
+STAGE_PREFIXES = ("train", "val", "valid", "validation", "test")
+OF_STAGE = re.compile(rf"({'|'.join(STAGE_PREFIXES)})([/_])(.+)")
+"""A metric of a stage: `val/loss`, or `val_loss` as in Lightning."""
+LEVEL = re.compile(r"(?<!_per)_(?:step|epoch)$")
+"""The ending that Lightning adds to a metric of both levels: `train_loss_step`, `train_loss_epoch`."""
 HEADLINES = ("train/loss", "val/loss")
 """Shown on the card of a run."""
 CHART_SECTIONS = ("Loss and metrics", "Learning rate", "Gradients", "Throughput", "Device", "Other metrics")
@@ -59,11 +63,12 @@ def section_of(name: str) -> tuple[str, str]:
         return "Learning rate", f"{detail[1].replace('_', ' ')}" if detail else "learning rate"
     if first in ("grad_norm", "gradients", "loss_scale"):
         return "Gradients", name
-    if not slash:
-        return "Loss and metrics", name
-    if first in STAGE_PREFIXES:
+    if match := OF_STAGE.fullmatch(name):
+        rest = match[3] if match[2] == "/" else LEVEL.sub("", match[3])
         loader, _, metric = rest.partition("/")
         return "Loss and metrics", f"{metric} of each loader" if loader.startswith("dl_") and metric else rest
+    if not slash:
+        return "Loss and metrics", name
     if first == "loss":
         return "Loss and metrics", name
     if first == "throughput":
@@ -108,8 +113,8 @@ def _chart_order(chart: tuple[str, str]) -> tuple[int, bool, int]:
 
 
 def _stage(name: str) -> int:
-    first = name.partition("/")[0]
-    return STAGE_PREFIXES.index(first) if first in STAGE_PREFIXES else len(STAGE_PREFIXES)
+    match = OF_STAGE.fullmatch(name)
+    return STAGE_PREFIXES.index(match[1]) if match else len(STAGE_PREFIXES)
 
 
 def _natural(name: str) -> list[Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hookline.checkpoint.catalog import FoundCheckpoint, find_checkpoints
+from hookline.checkpoint.catalog import FoundCheckpoint, find_with_files
 from hookline.control.client import check_directory
 from hookline.loggers.log_reader import LONGEST_LINE, RESUME_START, lines_of, read_log
 from hookline.reliability.summary import PRUNED
@@ -213,7 +213,7 @@ def _has_lines(log: Path) -> bool:
 def read_beside(run: RecordedRun) -> None:
     """Read the files next to the log: how the run ended, and its checkpoints."""
     run.record = read_record(run.path)
-    run.checkpoints, run.broken = find_checkpoints(run.path)
+    run.checkpoints, run.broken = find_with_files(run.path, run.record)
 
 
 def check_run_dir(path: Path) -> None:

@@ -16,7 +16,7 @@ from hookline.control.client import is_answered
 from hookline.report.progress import Best, best_of
 from hookline.report.reader import LOG, RecordedRun, read_logged, take
 from hookline.report.run_events import SILENT, ending_of, format_duration, position, timestamp, valid_step
-from hookline.report.settings import column_titles, differences, format_setting, recorded_settings
+from hookline.report.settings import column_titles, differences, format_column, recorded_settings
 from hookline.run.lock import is_running
 from hookline.run.record import RECORD, read_record
 from hookline.util.errors import OptionError, closest, folders_beside
@@ -133,10 +133,10 @@ class Listing:
         settings = [recorded_settings(each.run) for each in self.runs]
         differing = [each for each in differences(settings) if not each["key"].startswith(SURROUNDINGS)]
         shown, now = differing[:MOST_SETTINGS], time.time()
+        cells = [format_column(each["key"], each["values"]) for each in shown]
         rows = [[*COLUMNS, *column_titles([each["key"] for each in shown])]]
         for index, run in enumerate(self.runs):
-            values = (format_setting(each["values"][index], each["key"].endswith(".class")) for each in shown)
-            rows.append([*run.cells(self.folder, now), *values])
+            rows.append([*run.cells(self.folder, now), *(column[index] for column in cells)])
         return rows
 
     def __repr__(self) -> str:

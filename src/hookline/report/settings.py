@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from hookline.report.reader import RecordedRun
-from hookline.util.text import flatten, format_number, mask
+from hookline.util.text import cut, flatten, format_number, mask
 
 PLACES = ("run_dir", "default_root_dir", "trace", "digest")
 """Options that usually differ between runs and do not affect training."""
@@ -131,6 +131,20 @@ def column_titles(keys: list[str]) -> list[str]:
         )
         found.append(".".join(parts[-next(alone, len(parts)) :]))
     return found
+
+
+def format_column(key: str, values: list[Any]) -> list[str]:
+    """Return the values of a setting for a table: short, or in full if different ones would look the same."""
+    short = [format_setting(value, is_class=key.endswith(".class")) for value in values]
+    full = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
+    if len(set(map(cut, short))) == len(set(full)):
+        return short
+    if len(set(map(cut, full))) == len(set(full)):
+        return full
+    # a table would cut these before they differ
+    letters = enumerate(zip(*full, strict=False))
+    start = max(0, next((at for at, each in letters if len(set(each)) > 1), 0) - 10)
+    return [f"…{text[start:]}" if start else text for text in full]
 
 
 def format_setting(value: Any, is_class: bool = False) -> str:

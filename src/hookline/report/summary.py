@@ -5,6 +5,7 @@ runs differ.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ MOST_SKIPS = 100
 """The newest skipped updates. A log has the first 100 of a session, and then every hundredth."""
 
 
-def summarize(run_dirs: list[Path | str]) -> dict[str, Any]:
+def summarize(run_dirs: Sequence[Path | str]) -> dict[str, Any]:
     """Return a summary of each run, and for several runs the settings that differ. Nothing is written.
 
     run_dirs: directories, or names in `runs/`.

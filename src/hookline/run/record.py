@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from hookline.run.provenance import data_settings, provenance
 from hookline.run.run import Run
 from hookline.util.limited_json import RECORD_BYTES, is_count, parse_json, read_within
@@ -33,8 +35,12 @@ MOST_SESSIONS = 100
 """The number of sessions (starts and resumes) that are kept: the first and the newest ones."""
 MOST_ENTRIES = 100
 """The number of rollbacks and exclusions that are kept: the first and the newest ones of each."""
+MOST_FILES = 200
+"""The number of checkpoint files of another format that are kept: the newest ones."""
 UPDATE_SECONDS = 1.0
 """The shortest time between two updates during a run; a write takes about 0.3 ms."""
+FILE_FACTS = ("step", "epoch", "reason", "monitor", "saved_at")
+"""The facts of a checkpoint file that the record has, as the manifest of a directory has them."""
 ENDING_FIELDS = ("status", "reason", "error", "step", "epochs", "ended_at")
 LARGE = ("order", "config", "settings", "hooks", "module", "options", "data", "metrics")
 """The fields to leave out, in this order, if the record is larger than the reader accepts."""
@@ -93,6 +99,7 @@ class RunRecord:
             "sessions": [*_ended_sessions(self.before), self.session],
             "rollbacks": _tables(self.before, "rollbacks"),
             "exclusions": _tables(self.before, "exclusions"),
+            "files": _tables(self.before, "files"),
             **_started_with(run),
         }
         position = run.resume.contents.get("position")
@@ -125,6 +132,19 @@ class RunRecord:
         del entries[1 : len(entries) - MOST_ENTRIES + 1]
         self._set_progress(run)
         self.write()
+
+    def add_file(self, path: Path, facts: Mapping[str, Any]) -> None:
+        """Add a checkpoint that is a file of another format, and leave out those that do not exist any more.
+
+        A path in the run's directory is relative to it, so that the directory can be moved.
+        """
+        folder, target = self.path.parent.absolute(), path.absolute()
+        name = str(target.relative_to(folder) if target.is_relative_to(folder) else target)
+        facts = {**facts, "saved_at": _now()}
+        entry = {"path": name, "saves": facts["saves"], **{key: mask(facts[key]) for key in FILE_FACTS}}
+        known = [each for each in self.data["files"] if each.get("path") != name]
+        there = [each for each in known if (folder / str(each.get("path"))).is_file()]
+        self.data["files"] = [*there, entry][-MOST_FILES:]
 
     def end(self, run: Run, was_refused: bool) -> None:
         """Write how the run ended. A run that could not be resumed keeps its earlier ending."""
@@ -232,8 +252,11 @@ def update_record(run: Run) -> None:
         record.update(run)
 
 
-def record_checkpoint(run: Run, saved: Path | str) -> None:
-    """Write the progress after a checkpoint. A run without loggers gets its record with the first one."""
+def record_checkpoint(run: Run, saved: Path | str, facts: Mapping[str, Any] | None = None) -> None:
+    """Write the progress after a checkpoint. A run without loggers gets its record with the first one.
+
+    facts: those of a file in another format, which has no manifest.
+    """
     is_recorded = (
         run.stage == "fit" and not run.state.rank and not run.resume.finished and not run.options.fast_dev_run
     )
@@ -243,6 +266,8 @@ def record_checkpoint(run: Run, saved: Path | str) -> None:
             run.identity.record = RunRecord(run, run_dir)
     take_directory(run)
     if run.identity.record is not None and run.state.status == "training":
+        if facts is not None and not is_url(saved):
+            run.identity.record.add_file(Path(saved), facts)
         run.identity.record.update(run)
 
 
@@ -384,20 +409,27 @@ def _message(error: BaseException) -> str:
 
 
 def monitors_of(entries: Iterable[Any]) -> dict[str, Any]:
-    """Return the metrics that hooks monitor, each with the best value so far."""
-    found = {}
+    """Return the metrics that hooks monitor, each with the best value so far; first those that checkpoints
+    are kept for.
+    """
+    found: dict[str, Any] = {}
+    keeping: dict[str, Any] = {}
     for entry in entries:
         own = getattr(entry.given, "__dict__", {})  # properties are not called, because they are user code
         own = {**getattr(own.get("watch"), "__dict__", {}), **own}
-        name, mode, best = (
-            own.get("monitor"),
-            own.get("mode"),
-            own.get("best_model_score", own.get("best_score")),
-        )
+        name, mode = own.get("monitor"), own.get("mode")
         if isinstance(name, str) and isinstance(mode, str) and mode in ("min", "max"):
-            number = mask(best) if isinstance(best, int | float) else None
-            found[entry.name] = {"metric": mask_text(name), "mode": mode, "best": number}
-    return found
+            best = _as_number(own.get("best_model_score", own.get("best_score")))
+            kind = keeping if "best_model_path" in own else found
+            kind[entry.name] = {"metric": mask_text(name), "mode": mode, "best": best}
+    return keeping | found
+
+
+def _as_number(score: Any) -> Any:
+    """Return a score as JSON can hold it; None if it is not a number. Callbacks of Lightning keep tensors."""
+    if isinstance(score, Tensor) and score.numel() == 1 and not score.is_meta:
+        score = score.item()
+    return mask(score) if isinstance(score, int | float) else None
 
 
 def _newest_checkpoint(run: Run) -> dict[str, Any] | None:

@@ -74,6 +74,8 @@ class Saved:
     """`Run.stamp` at the save."""
     is_automatic: bool = False
     """The same as in the request."""
+    facts: dict[str, Any] | None = None
+    """The facts of a file in another format for the run record, because the file has no manifest."""
 
 
 # ---- going back to a checkpoint

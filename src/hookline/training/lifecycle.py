@@ -33,6 +33,7 @@ from hookline.run.parts import RunData
 from hookline.run.record import begin_record, leaves_directory, record_end, take_if_trained
 from hookline.run.run import Run, ending
 from hookline.run.save_request import SaveRequest, make_save_request
+from hookline.run.view import add_log_hint
 from hookline.training import run_events
 from hookline.training.actions import install_actions, install_closure
 from hookline.training.compile import (
@@ -175,6 +176,7 @@ def begin_failure(run: Run, error: BaseException) -> None:
         if run.resume.was_refused
         else f"the run ended in {run.stage} at {s.position}"
     )
+    add_log_hint(error)
     error.add_note(ended)
     if run.failure_monitor is not None and not is_agreed:
         run.failure_monitor.report_failure(error)

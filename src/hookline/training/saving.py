@@ -94,7 +94,8 @@ def save(run: Run, request: SaveRequest) -> None:
         **({"base": base} if (base := fingerprint(left_out_in(whole.get("module")))) else {}),
         **({"mesh": run.strategy.mesh_text} if run.strategy.mesh_text else {}),
     }
-    saved = Saved(path, request.reason, s.step, progress=run.stamp, is_automatic=request.is_automatic)
+    facts = about if request.format is not None else None
+    saved = Saved(path, request.reason, s.step, None, run.stamp, request.is_automatic, facts)
     in_background = (
         run.options.saving.write == "async"
         and request.format is None
@@ -229,7 +230,7 @@ def announce(run: Run) -> None:
             run.saves.last.note(saved)
         if saved.error is None:
             run.saves.newest, run.saves.on_disk = saved, saved.progress
-            record_checkpoint(run, saved.path)
+            record_checkpoint(run, saved.path, saved.facts)
         report_saved(run, saved, run.options.saving.on_error)
 
 

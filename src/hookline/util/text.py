@@ -127,10 +127,11 @@ def align_columns(rows: Sequence[Sequence[str]], left: int | None = None) -> lis
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
     """Return a table as text: long values are cut, control characters are escaped."""
-    return "\n".join(align_columns([[_cut(printable(text)) for text in row] for row in rows]))
+    return "\n".join(align_columns([[cut(printable(text)) for text in row] for row in rows]))
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """Return the text of a cell, with its middle left out if it is long."""
     return text if len(text) <= WIDEST else f"{text[: WIDEST // 2]}…{text[-WIDEST // 2 + 1 :]}"
 
 

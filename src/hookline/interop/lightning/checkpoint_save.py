@@ -28,10 +28,11 @@ from hookline.interop.lightning.checkpoint_file import (
 from hookline.interop.lightning.names import epoch_of
 from hookline.interop.lightning.package import find
 from hookline.interop.lightning.progress import BATCH_ENDS, current_event, loops
+from hookline.run.record import record_checkpoint
 from hookline.run.run import Run
 from hookline.run.save_request import SaveRequest
 from hookline.training.resume import Start
-from hookline.training.saving import save
+from hookline.training.saving import manifest_facts, save
 from hookline.util.errors import HookError
 from hookline.util.urls import is_url
 
@@ -79,6 +80,10 @@ def save_file(
         form = LightningFile(trainer, run, complete, storage_options)
         if weights_only or run.stage != "fit":
             form.write_weights(path)
+            if own._run is not None:
+                run.saves.count += 1
+                facts = {**manifest_facts(run.state, request, run.identity.id), "saves": run.saves.count}
+                record_checkpoint(run, path, facts)
         else:
             saved = SaveRequest(
                 path if is_url(path) else Path(path), request.reason, request.monitor, format=form

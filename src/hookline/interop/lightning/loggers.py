@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hookline.interop.lightning.package import find, installed, missing
 from hookline.loggers import base  # not its Logger: here that name is Lightning's
 from hookline.loggers.jsonl import JSONLines
 from hookline.util.errors import closest
+from hookline.util.urls import is_url
 
 PLACE = "writes into the run's directory and takes no save_dir"
 INSTEAD = {
@@ -101,18 +103,22 @@ def originals(loggers: Any) -> list[Any]:
 
 
 def split(given: list[Any]) -> tuple[list[Any], list[base.Logger]]:
-    """Return the loggers that Lightning's trainer calls as Lightning does, and those of Hookline."""
-    own = [each for each in given if isinstance(each, base.Logger)]
-    return [each for each in given if not isinstance(each, base.Logger)], own
+    """Return the loggers that Lightning's trainer calls as Lightning does, and those of Hookline.
 
-
-def default_loggers(directory: str) -> list[Any]:
-    """Return the loggers for `Trainer(logger=True)`: the default of the imported package, and a log that
-    Hookline's commands read.
+    Lightning's are accompanied by a log that Hookline's commands read.
     """
+    own = [each for each in given if isinstance(each, base.Logger)]
+    theirs = [each for each in given if not isinstance(each, base.Logger)]
+    if theirs and not any(isinstance(each, JSONLines) for each in own):
+        own.append(JSONLines())
+    return theirs, own
+
+
+def default_logger(directory: str) -> Any:
+    """Return the logger for `Trainer(logger=True)`: the default of the imported package, or Hookline's."""
     tensorboard = find("loggers.tensorboard", "_TENSORBOARD_AVAILABLE")
     made = find("loggers", "TensorBoardLogger" if tensorboard else "CSVLogger")
-    return [JSONLines()] if made is None else [made(save_dir=directory), JSONLines()]
+    return JSONLines() if made is None else made(save_dir=directory)
 
 
 def quiet(loggers: list[Any]) -> list[Any]:
@@ -120,10 +126,20 @@ def quiet(loggers: list[Any]) -> list[Any]:
     return [find("loggers.logger", "DummyLogger")()] if loggers else []
 
 
-def directory_of_logs(loggers: list[Any]) -> str | None:
-    """Return the directory of the first logger that has one."""
+def directory_of_logs(loggers: list[Any], root: str) -> str | Path | None:
+    """Return the directory of the first logger that has one; else the one that contains the `checkpoints`
+    of Lightning's ModelCheckpoint, if the first logger has a name and a version.
+
+    root: the directory for a logger without a `save_dir`.
+    """
     found = (getattr(each, "log_dir", None) for each in loggers)
-    return next((each for each in found if isinstance(each, str | Path)), None)  # type: ignore[return-value]
+    directory = next((each for each in found if isinstance(each, str | Path)), None)
+    first = next(iter(loggers), None)
+    name, version = getattr(first, "name", None), getattr(first, "version", None)
+    if directory is None and name is not None and version is not None:
+        folder = version if isinstance(version, str) else f"version_{version}"
+        directory = os.path.join(getattr(first, "save_dir", None) or root, str(name), folder)
+    return None if directory is None or is_url(directory) else directory
 
 
 def __getattr__(name: str) -> Any:

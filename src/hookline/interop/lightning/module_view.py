@@ -9,7 +9,9 @@ from typing import Any
 
 from torch import nn
 
+from hookline.engine.init_arguments import init_arguments
 from hookline.engine.listener import overrides
+from hookline.interop.lightning.hparams import AttributeDict
 from hookline.interop.lightning.names import log_as_lightning
 from hookline.interop.lightning.package import is_lightnings
 from hookline.interop.lightning.table import MODULE_ACTIONS
@@ -78,6 +80,14 @@ class ModuleProxy:
     def automatic_optimization(self) -> bool:
         """Return whether the loop does the optimization."""
         return bool(getattr(self._module, "automatic_optimization", True))
+
+    @property
+    def hparams(self) -> Any:
+        """Return the module's own `hparams`, or else the plain arguments that it was created with."""
+        made, own = init_arguments(self._module), getattr(self._module, "hparams", None)
+        return own if own is not None else AttributeDict({} if made is None else made.recorded)
+
+    hparams_initial = hparams
 
     @property
     def example_input_array(self) -> Any:

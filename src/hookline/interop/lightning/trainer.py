@@ -32,7 +32,7 @@ from hookline.interop.lightning.checkpoint_path import CHOSEN, choose_path
 from hookline.interop.lightning.checkpoint_save import complete_io, read_here
 from hookline.interop.lightning.connector import LoggerConnector
 from hookline.interop.lightning.logged_values import LoggedValues, number_of
-from hookline.interop.lightning.loggers import default_loggers, directory_of_logs, quiet, split
+from hookline.interop.lightning.loggers import default_logger, directory_of_logs, quiet, split
 from hookline.interop.lightning.loop_trainer import LoopTrainer
 from hookline.interop.lightning.module_view import is_lightning_module
 from hookline.interop.lightning.package import (
@@ -140,7 +140,7 @@ class Trainer(TrainerSettings):
         log_meaning(given)
         values["_callbacks"] = complete(given)
         if logger is True or logger is None:
-            logger = default_loggers(root_directory(default_root_dir)) if given["logger"] else []
+            logger = default_logger(root_directory(default_root_dir)) if given["logger"] else []
         values["_loggers"], own_loggers = split(as_list(logger or None))
         if fast_dev_run:
             values["_loggers"] = quiet(self._loggers)
@@ -346,11 +346,11 @@ class Trainer(TrainerSettings):
             for logger in self.lightning_loggers:
                 logger.finalize(status)
 
-    def _loggers_directory(self) -> str | None:
-        """Return the directory of the first logger that has one, in which Hookline writes its files too."""
+    def _loggers_directory(self) -> str | Path | None:
+        """Return the directory of the loggers, in which Hookline writes its files too."""
         if self._own.options.fast_dev_run or "run_dir" in self._arguments:
             return None
-        return directory_of_logs(self.lightning_loggers)
+        return directory_of_logs(self.lightning_loggers, self.default_root_dir)
 
     def _resolved(
         self, stage: str, ckpt_path: str | Path | None, model: Any, weights_only: bool | None
