@@ -120,15 +120,15 @@ class HealthCheck(Hook):
             )
 
     def _compare_rates(self, rates: list[float], step: int) -> None:
-        """Report ranks whose learning rates differ; texts are compared, because NaN is not equal to itself."""
-        if len(set(map(repr, rates))) == 1:
+        """Report ranks whose learning rates differ."""
+        if len(set(map(repr, rates))) == 1:  # as text, because NaN is not equal to itself
             return
         named = ", ".join(f"{self._name(rank)}: {each:g}" for rank, each in enumerate(rates[:MOST_NAMED]))
         text = (
-            f"HealthCheck: the learning rates of the ranks differ at step {step}, so their weights drift apart: "
-            f"{named}{', ...' if len(rates) > MOST_NAMED else ''} (the sum over all parameter groups). Does a "
-            "hook or a scheduler change them on some ranks only? `hookline diverge RUN --ranks` finds the "
-            'first step that differs, in a run with Trainer(digest="every 10 steps").'
+            f"HealthCheck: the learning rates of the ranks differ at step {step}, so their weights drift "
+            f"apart: {named}{', ...' if len(rates) > MOST_NAMED else ''} (the sum over all parameter groups). "
+            "Does a hook or a scheduler change them on some ranks only? `hookline diverge RUN --ranks` finds "
+            'the first step that differs, in a run with Trainer(digest="every 10 steps").'
         )
         if self.action == "raise":
             raise PeerError(text)
