@@ -126,8 +126,8 @@ class HealthCheck(Hook):
         named = ", ".join(f"{self._name(rank)}: {each:g}" for rank, each in enumerate(rates[:MOST_NAMED]))
         text = (
             f"HealthCheck: the learning rates of the ranks differ at step {step}, so their weights drift "
-            f"apart: {named}{', ...' if len(rates) > MOST_NAMED else ''} (the sum over all parameter groups). "
-            "Does a hook or a scheduler change them on some ranks only? `hookline diverge RUN --ranks` finds "
+            f"apart: {named}{', ...' if len(rates) > MOST_NAMED else ''} (the sum over all parameter "
+            "groups). Does a hook or a scheduler change them on some ranks only? `hookline diverge RUN --ranks` finds "
             'the first step that differs, in a run with Trainer(digest="every 10 steps").'
         )
         if self.action == "raise":
