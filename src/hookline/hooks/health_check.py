@@ -127,8 +127,8 @@ class HealthCheck(Hook):
         text = (
             f"HealthCheck: the learning rates of the ranks differ at step {step}, so their weights drift "
             f"apart: {named}{', ...' if len(rates) > MOST_NAMED else ''} (the sum over all parameter "
-            "groups). Does a hook or a scheduler change them on some ranks only? `hookline diverge RUN --ranks` finds "
-            'the first step that differs, in a run with Trainer(digest="every 10 steps").'
+            "groups). Does a hook or a scheduler change them on some ranks only? `hookline diverge RUN "
+            '--ranks` finds the first step that differs, in a run with Trainer(digest="every 10 steps").'
         )
         if self.action == "raise":
             raise PeerError(text)
