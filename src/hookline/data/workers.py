@@ -165,8 +165,8 @@ def refuse_unimportable(loader: Any, name: str) -> None:
             raise OptionError(
                 f"The loader {name!r} has num_workers={loader.num_workers}, and {method!r} starts its "
                 f"workers as new Python processes. They cannot import {what} (in its {role}), because a cell "
-                f"of a notebook, or an interactive session, defines it. Put {what} into a file, such as data.py, "
-                f"and import it: `from data import {what}`. Or pass num_workers=0."
+                f"of a notebook, or an interactive session, defines it. Put {what} into a file, such as "
+                f"data.py, and import it: `from data import {what}`. Or pass num_workers=0."
             )
 
 
