@@ -179,8 +179,9 @@ def _start_method(loader: Any) -> str:
 
 def _is_of_main(value: Any) -> bool:
     """Return whether a worker would look this function, or the class of this object, up in `__main__`."""
-    kind = value if inspect.isfunction(value) or inspect.isclass(value) else type(value)
-    return kind.__module__ == "__main__" and (kind is value or not _has_own_pickling(kind))
+    if inspect.isfunction(value) or inspect.isclass(value):
+        return bool(value.__module__ == "__main__")
+    return type(value).__module__ == "__main__" and not _has_own_pickling(type(value))
 
 
 def _pickled_parts(value: Any, levels: int = MOST_NESTED) -> Iterator[Any]:
