@@ -568,7 +568,7 @@ MOST_STATEMENTS = {
     "cli": 2027,
     "config": 1680,
     "control": 783,
-    "data": 3619,
+    "data": 3620,
     "digests": 1311,
     "distributed": 1393,
     "engine": 3294,
