@@ -513,3 +513,52 @@ def test_the_policy_holds_only_while_a_configuration_is_built(project: Path) -> 
 def test_allow_takes_packages(project: Path, name: str) -> None:
     with pytest.raises(HooklineError, match="name of a package or module"):
         config_of(project, BASIC, allow=[name])
+
+
+# ---- all problems together ------------------------------------------------------------------------------------------
+
+
+def test_one_error_names_all_problems_of_the_command_line_and_of_the_file(project: Path) -> None:
+    file = BASIC + '[hooks.stop]\nclass_path = "parts_here.Threshold"\nthreshhold = 3\n'
+    typed = ["--trainer.max_epoch=3", "--trainer.lr=abc", "--trainer.max_steps=x", "--module.widht=2"]
+    config = config_of(project, file, *typed)
+    with pytest.raises(ConfigError, match="the configuration has 5 problems:") as refused:
+        config.build()
+    keys = [each.key for each in refused.value.problems]
+    assert keys == [
+        "trainer.max_epoch",
+        "trainer.lr",
+        "trainer.max_steps",
+        "hooks.stop.threshhold",
+        "module.widht",
+    ]
+    lines = str(refused.value).splitlines()[1:]
+    assert [each.split(": ")[1].partition(" = ")[0] for each in lines] == keys
+    assert "with --trainer.max_epoch: " in lines[0] and "Did you mean 'max_epochs'?" in lines[0]
+    assert [each["key"] for each in refused.value.data()["problems"]] == keys
+
+
+def test_one_error_names_unknown_sections_and_hooks_and_options(project: Path) -> None:
+    typed = ["--trainr.max_epochs=3", "--hooks.nothing=3", "--hooks.else.patience=3", "--trainer.lr=1"]
+    with pytest.raises(ConfigError) as refused:
+        config_of(project, BASIC, *typed)
+    assert {each.key for each in refused.value.problems} == {
+        "trainr",
+        "hooks.nothing",
+        "hooks.else",
+        "trainer.lr",
+    }
+
+
+def test_parts_are_not_made_if_there_is_a_problem(project: Path) -> None:
+    config = config_of(
+        project, BASIC + '[hooks.stop]\nclass_path = "parts_here.Threshold"\n', "--trainer.lr=1"
+    )
+    made: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for each in ("hooks", "sections"):
+            module = sys.modules[f"hookline.config.{each}"]
+            patch.setattr(module, "make_part", lambda source, part, *given: made.append(part.key))
+        with pytest.raises(ConfigError, match="no such option"):
+            config.build()
+    assert made == []

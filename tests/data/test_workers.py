@@ -234,3 +234,62 @@ def test_a_program_that_a_worker_would_run_again_is_refused_there(tmp_path: Path
     assert "RunLockedError" not in done.stderr
     # which of the processes has imported it depends on the version of Python
     assert "its own error is above" in done.stderr or "exited unexpectedly" in done.stderr
+
+
+IN_A_CELL = """
+import sys
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from hookline import OptionError
+from tiny import Net, batches, quiet
+
+class Cell(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.ones(4), torch.ones(2)
+
+class Pickled(Cell):
+    def __reduce__(self):
+        return TensorDataset, plain.tensors
+
+def collate(items):
+    return torch.utils.data.default_collate(items)
+
+plain = TensorDataset(torch.ones(4, 4), torch.ones(4, 2))
+with_transform = TensorDataset(torch.ones(4, 4), torch.ones(4, 2))
+with_transform.transform = Cell()
+
+def refused(dataset, start="spawn", workers=1, **options):
+    loader = DataLoader(dataset, num_workers=workers, multiprocessing_context=start if workers else None, **options)
+    try:
+        quiet(max_steps=1).fit(Net(), loader)
+    except OptionError as error:
+        return str(error)
+    return ""
+
+for start in ("spawn", "forkserver"):
+    said = refused(Cell(), start)
+    assert f"'train' has num_workers=1, and {start!r} starts" in said and "cannot import Cell (in its dataset)" in said
+    assert "from data import Cell" in said and "num_workers=0" in said, said
+assert "Cell (in its dataset)" in refused(Subset(Cell(), [0, 1]))
+assert "Cell (in its dataset)" in refused(Cell() + plain)
+assert "Cell (in its dataset)" in refused(with_transform)
+assert "collate (in its collate_fn)" in refused(plain, collate_fn=collate)
+assert "collate (in its worker_init_fn)" in refused(plain, worker_init_fn=collate)
+assert refused(Cell(), "fork") == refused(Cell(), workers=0) == ""
+assert refused(Pickled()) == ""  # its worker is a new process, and it trains
+print("DONE")
+"""
+
+
+def test_a_dataset_of_a_notebook_is_refused_if_its_workers_cannot_import_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_CELL],  # like a notebook, its __main__ has no file
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])},
+    )
+    assert "DONE" in done.stdout, done.stderr

@@ -27,13 +27,15 @@ class Sleeps(Hook):
 
     now = 0.0
 
-    def __init__(self, batch=0, silent=None):
-        self.batch, self.silent = batch, silent
+    def __init__(self, batch=0, silent=None, rate=0):
+        self.batch, self.silent, self.rate = batch, silent, rate
 
     def on_train_batch_start(self, rank):
         Sleeps.now += self.batch * rank
 
-    def on_step_end(self, rank, step):
+    def on_step_end(self, rank, step, optimizers):
+        if step == 5:
+            optimizers[0].param_groups[0]["lr"] += self.rate * rank
         while rank == 1 and step == 4 and self.silent is not None and not self.silent.exists():
             time.sleep(0.05)
 
@@ -45,12 +47,20 @@ def note(record):
 
 
 logging.getLogger("hookline").addFilter(note)
-for each in (HealthCheck.on_train_batch_end, HealthCheck.on_before_backward):
+for each in (HealthCheck.on_train_batch_end, HealthCheck.on_before_backward, HealthCheck.on_step_end):
     each.__defaults__ = (lambda: Sleeps.now,)
 
 
-def run(name, sleeps, **options):
-    check = HealthCheck(every_n_steps=4, **options)
+class Waits(HealthCheck):
+    """The wait of rank zero takes a second, by the clock."""
+
+    def _wait(self, answer, step):
+        super()._wait(answer, step)
+        Sleeps.now += self._ranks.rank == 0
+
+
+def run(name, sleeps, check=HealthCheck, every=4, **options):
+    check = check(every_n_steps=every, **options)
     quiet(hooks=[sleeps, check]).fit(Net(), batches(16))
     sys.stdout.write(f"RESULT {json.dumps([name, check.slow, len(check.seconds)])}\\n")
     sys.stdout.flush()
@@ -58,6 +68,8 @@ def run(name, sleeps, **options):
 
 run("even", Sleeps())
 run("slow", Sleeps(batch=0.03))
+run("waits", Sleeps(), Waits, every=1)
+run("rates", Sleeps(rate=0.5))
 run("silent", Sleeps(silent=Path("named")), patience=0.5)
 run("gone", Sleeps(silent=Path("nothing")), patience=0.5, action="raise")
 '''
@@ -79,6 +91,20 @@ def test_a_slow_rank_is_named_on_rank_zero_and_known_to_all(outcome: Outcome) ->
     )
     assert [(rank, step) for rank, step, _ in named] == [("0", "4"), ("0", "8")]
     assert all(float(own) >= 30 for _, _, own in named)
+
+
+def test_the_wait_of_a_check_is_not_the_rank_s_own_time(outcome: Outcome) -> None:
+    assert outcome.lines("RESULT").count('["waits", [], 2]') == 2, outcome.output
+
+
+def test_ranks_with_different_learning_rates_are_named(outcome: Outcome) -> None:
+    named = re.findall(
+        r"^\[rank (\d)\] HealthCheck: the learning rates of the ranks differ at step (\d), .*: rank 0 \(.+?\): "
+        r"([\d.]+), rank 1 \(.+?\): ([\d.]+) \(the sum",
+        outcome.output,
+        re.MULTILINE,
+    )
+    assert named == [("0", "8", "0.1", "0.6")], outcome.output
 
 
 def test_a_silent_rank_is_named_and_waited_for(outcome: Outcome) -> None:

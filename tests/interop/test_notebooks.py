@@ -176,6 +176,18 @@ def test_an_interrupted_cell_ends_the_run_cleanly_and_can_be_run_again(
     assert len(again.shown) == 3  # the progress, the costs and the model
 
 
+def test_load_best_shows_its_report_once(prepared: Kernel) -> None:
+    cell = prepared.run(
+        "from hookline.hooks import ModelCheckpoint\n"
+        "keeping = Trainer(max_epochs=1, run_dir='kept', hooks=[ModelCheckpoint(monitor='train/loss')])\n"
+        "fit(keeping)\n"
+        "keeping.load_best()"
+    )
+    assert cell.error == "" and cell.stderr == ""
+    assert cell.result["text/plain"].startswith("kept/checkpoints/")
+    assert "weights loaded" in cell.result["text/plain"] and "weights loaded" not in cell.text
+
+
 def test_explain_and_report_are_shown_in_cells(prepared: Kernel) -> None:
     explained = prepared.run("trainer.explain(torch.nn.Linear(4, 1))").result
     assert "<details open><summary>each epoch</summary>" in explained["text/html"]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+from ranks.torchrun import torchrun
 from tiny import Net, batches, quiet
 from torch.utils.data import DataLoader
 
@@ -175,3 +178,54 @@ def test_a_run_that_does_not_wait_says_nothing(
 
     quiet().fit(Slow(), batches(30))
     assert warnings_of(caplog) == []
+
+
+ON_RANKS = """
+import os, sys, time
+from tiny import Net, batches, quiet
+from torch.utils.data import DataLoader
+from hookline.reliability import loader_advice
+from hookline.training import fit
+
+RANK = int(os.environ["RANK"])
+loader_advice.ENOUGH_SECONDS = 0.1
+
+
+class Sleeps:
+    def __len__(self):
+        return 120
+
+    def __getitem__(self, index):
+        time.sleep(0.02 * RANK)
+        return tuple(each[0] for each in batches(1)[0])
+
+
+def run():
+    trainer = quiet(enable_progress_bar=True)
+    trainer.fit(Net(), DataLoader(Sleeps(), batch_size=2))
+    sys.stdout.write(f"RESULT {trainer.timings.longest_wait_rank}\\n")
+    sys.stdout.flush()
+
+
+def fails(run):
+    raise RuntimeError("the disk is full")
+
+
+run()
+if RANK == 1:
+    fit.finish_saving = fails
+run()
+"""
+
+
+def test_of_several_ranks_the_one_that_waits_for_its_loader_is_named_and_a_failed_one_not_waited_for(
+    tmp_path: Path,
+) -> None:
+    outcome = torchrun(ON_RANKS, tmp_path, deadline=120)
+    assert outcome.lines("RESULT") == ["1", "1"], outcome.output  # the first fit, on both ranks
+    said = re.findall(
+        r"^\[rank (\d)\] (\w+ ?\d?) waits for data \d+% of its time", outcome.output, re.MULTILINE
+    )
+    assert said[0] == ("1", "Rank 1") and {rank for rank, _ in said} == {"1"}, outcome.output
+    assert re.search(r"^Time: .* \d+% waiting for data \(rank 1: \d+%\)", outcome.output, re.MULTILINE)
+    assert outcome.code != 0 and "Rank 1 has failed: RuntimeError: the disk is full" in outcome.output

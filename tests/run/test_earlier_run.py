@@ -194,3 +194,29 @@ def test_it_warns_of_a_killed_run_and_not_if_there_is_nothing_to_continue(
     shutil.rmtree(RUN / "checkpoints")
     trainer().fit(Net(), batches(2), batches(1))
     assert REPLACES not in caplog.text
+
+
+@pytest.mark.parametrize("where", ["sanity check", "first batch"])
+def test_load_best_without_a_run_dir_finds_the_run_before_a_failed_one(
+    where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"checkpoint": True, "max_epochs": 2, "num_sanity_val_steps": 1}
+    tuner = quiet(hooks=[ModelCheckpoint(monitor="val/loss")], **options)
+    tuner.fit(good := Typo("nowhere"), batches(2), batches(1))
+    best = str(tuner.load_best())
+    first = tuner.run_dir
+    good.where = where
+    with pytest.raises(NameError):
+        tuner.fit(good, batches(2), batches(1), resume=None)
+    failed = tuner.run_dir
+    assert failed != first
+    assert str(tuner.load_best()) == best
+    assert f"load_best(): the newest run, {failed} (error), has kept no such checkpoint" in caplog.text
+    assert f"an earlier run of this trainer, {first}" in caplog.text
+    good.where = "nowhere"
+    for which in ("best", "auto"):
+        caplog.clear()
+        tuner.validate(good, batches(1), checkpoint=which)
+        assert f"checkpoint={which!r}: the newest run, {failed} (error)" in caplog.text
+    with pytest.raises(CheckpointError, match="no monitor has kept"):
+        tuner.load_best(Net())  # of another class, which this trainer has not trained

@@ -29,6 +29,13 @@ def test_the_line_leaves_out_what_was_not_measured_or_did_not_happen() -> None:
     assert str(Timings(2.0, 0.001, 0.0, 0.0, None)) == "2.0 s = 100% training, <1% waiting for data"
 
 
+def test_the_line_names_the_rank_that_waited_longest_if_it_waited_longer() -> None:
+    uneven = dataclasses.replace(MEASURED, longest_wait=31.0, longest_wait_rank=3)
+    assert ", 18% waiting for data (rank 3: 50%), 6% validation" in str(uneven)
+    assert uneven.record()["longest_wait_rank"] == 3
+    assert str(dataclasses.replace(MEASURED, longest_wait=12.0, longest_wait_rank=3)) == str(MEASURED)
+
+
 def test_the_line_says_which_hooks_count_as_hooks() -> None:
     assert str(Timings(10.0, 1.0, 2.0, 0.0, 0.0)).endswith(
         ", 20% validation, 0% hooks outside validation and saving"

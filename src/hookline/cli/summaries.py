@@ -276,6 +276,8 @@ def _timings_text(timings: dict[str, Any]) -> str:
             backward,
             optimizer,
             sampled_batches=int(known.get("sampled_batches", 0)),
+            longest_wait=known.get("longest_wait"),
+            longest_wait_rank=int(known.get("longest_wait_rank", 0)),
         )
     )
 

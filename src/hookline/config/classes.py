@@ -20,6 +20,7 @@ from hookline.config.problems import (
     SECRET,
     ConfigError,
     Override,
+    Problems,
     choices,
     describe_type,
     format_value,
@@ -159,30 +160,32 @@ def _parser(cls: type, skip: frozenset[str | int]) -> tuple[Any, list[str]]:
 def check_arguments(
     source: ConfigSource, part: ConfigPart, cls: type, place: ConfigKey, permissions: Permissions
 ) -> dict[str, Any]:
-    """Return the arguments converted to their types, nested class paths as objects. Raise for the first wrong
-    one.
+    """Return the arguments converted to their types, nested class paths as objects. Raise one error for all
+    wrong ones.
     """
     with permissions.enforced():
         parser, names = _parser(cls, place.skip)
+        functions, problems, values = Functions(source, permissions), Problems(), dict[str, Any]()
         for name, value in part.init_args.items():
-            if name not in names:
-                raise source.wrong(part.keys[name], _explain_unknown(cls, name, names, place), value)
-            if name == "filename":
-                _check_filename(source, part.keys[name], value)
-            for path in class_paths(value):
-                if "." in path and (refusal := permissions.refusal(path.replace(":", "."))):
-                    raise source.wrong(part.keys[name], refusal, value)
-        functions = Functions(source, permissions)
-        values = {
-            name: _check_argument(functions, part, cls, name, value, {*names, *place.skip})
-            for name, value in part.init_args.items()
-        }
+            with problems.collect():
+                if name not in names:
+                    raise source.wrong(part.keys[name], _explain_unknown(cls, name, names, place), value)
+                if name == "filename":
+                    _check_filename(source, part.keys[name], value)
+                for path in class_paths(value):
+                    if "." in path and (refusal := permissions.refusal(path.replace(":", "."))):
+                        raise source.wrong(part.keys[name], refusal, value)
+                values[name] = _check_argument(functions, part, cls, name, value, {*names, *place.skip})
         part.doubts.update(functions.doubts)
         # checked here, because jsonargparse does not require a parameter without a type
-        if missing := [name for name in _required_arguments(cls) if name in names and name not in values]:
-            raise source.wrong(
-                part.key, f"{cls.__name__} needs {', '.join(missing)}: write {part.key}.{missing[0]} = ..."
-            )
+        needed = [name for name in _required_arguments(cls) if name in names]
+        if missing := [name for name in needed if name not in part.init_args]:
+            with problems.collect():
+                raise source.wrong(
+                    part.key,
+                    f"{cls.__name__} needs {', '.join(missing)}: write {part.key}.{missing[0]} = ...",
+                )
+        problems.raise_found()
         try:
             parsed = parser.parse_object(values)
         except (ArgumentError, TypeError, ValueError) as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.config import problems
-from hookline.config.problems import ConfigError, Override, check_depth
+from hookline.config.problems import ConfigError, Override, Problems, check_depth
 from hookline.util.urls import MANIFEST
 
 CONFIG_SUFFIXES = (".toml", ".yaml", ".yml")
@@ -260,15 +260,19 @@ MAPPING_KEYS = ("hooks", "loggers")
 
 def lay_over(source: ConfigSource, settings: Iterable[tuple[str, str]]) -> None:
     """Apply overrides: `("trainer.max_epochs", "3")`, or `("module", '{"class_path": "model.Net"}')`."""
+    problems = Problems()
     for key, text in settings:
         source.typed[key] = f"--{key}"
         path = key.split(".")
-        if not _is_part(key, path):
-            _set(source, path, Override(text))
-        elif text.strip().startswith("{"):
-            _merge(source, path, _read_table(source, key, text))
-        else:
-            _set(source, path, None if len(path) == 1 and Override(text).guess is None else Override(text))
+        with problems.collect():
+            if not _is_part(key, path):
+                _set(source, path, Override(text))
+            elif text.strip().startswith("{"):
+                _merge(source, path, _read_table(source, key, text))
+            else:
+                is_none = len(path) == 1 and Override(text).guess is None
+                _set(source, path, None if is_none else Override(text))
+    problems.raise_found()
 
 
 def _is_part(key: str, path: list[str]) -> bool:

@@ -17,7 +17,7 @@ from hookline.config.classes import (
 )
 from hookline.config.files import ConfigSource, name_members, short_name, unique_name
 from hookline.config.permissions import Permissions
-from hookline.config.problems import ConfigError, Override, key_below, nearest, plain_values
+from hookline.config.problems import ConfigError, Override, Problems, key_below, nearest, plain_values
 from hookline.engine.checks import refused
 from hookline.engine.foreign import adopt, is_hook_class
 from hookline.engine.hook import FunctionHook, Hook
@@ -47,20 +47,25 @@ def find_by_name(source: ConfigSource, part: ConfigPart) -> None:
 
 
 def make_hooks(
-    source: ConfigSource, parts: list[tuple[str, ConfigPart]], permissions: Permissions
+    source: ConfigSource, parts: list[tuple[str, ConfigPart]], permissions: Permissions, makes: bool = True
 ) -> dict[str, Any]:
-    """Look up, check and make every hook. Number names that occur twice."""
-    made: dict[str, Any] = {}
+    """Look up, check and make every hook. Number names that occur twice. makes: False only checks them."""
+    made, problems = dict[str, Any](), Problems()
     for wanted, part in parts:
-        find_by_name(source, part)
-        hook = _make_hook(source, part, resolve(source, part, HOOK_KEY, permissions), permissions)
-        if "name" in part.init_args and isinstance(vars(hook).get("name"), str):
-            wanted = hook.name  # given as an argument
-        made[unique_name(wanted, made)] = hook
+        with problems.collect():
+            find_by_name(source, part)
+            cls = resolve(source, part, HOOK_KEY, permissions)
+            hook = _make_hook(source, part, cls, permissions, makes and not problems.found)
+            if "name" in part.init_args and isinstance(vars(hook).get("name"), str):
+                wanted = hook.name  # given as an argument
+            made[unique_name(wanted, made)] = hook
+    problems.raise_found()
     return made
 
 
-def _make_hook(source: ConfigSource, part: ConfigPart, cls: Any, permissions: Permissions) -> Any:
+def _make_hook(
+    source: ConfigSource, part: ConfigPart, cls: Any, permissions: Permissions, makes: bool
+) -> Any:
     if not isinstance(cls, type):
         return FunctionHook(cls, cls.__hookline_on__)
     own = parameters(cls)
@@ -68,6 +73,8 @@ def _make_hook(source: ConfigSource, part: ConfigPart, cls: Any, permissions: Pe
         if setting in part.init_args and setting not in own:
             del part.init_args[setting]
     arguments = check_arguments(source, part, cls, HOOK_KEY, permissions)
+    if not makes:
+        return Hook()
     # adopt within make, because it may refuse a hook of another package
     hook = make_part(source, part, lambda **given: adopt(cls(**given)), arguments)
     for setting, value in part.settings.items():
@@ -242,12 +249,17 @@ def read_hooks(source: ConfigSource, given: Any) -> list[tuple[str, ConfigPart]]
         raise source.wrong("hooks", "must be a table of named hooks, or a list of class paths.", given)
     found: list[tuple[str, ConfigPart]] = []
     switches: dict[str, Any] = {}
+    problems = Problems()
     for name, value in given.items():
         if name in switch_names():
             switches[name] = plain_values(value)
         elif not _is_off(value):
-            found.append((name, _read_hook(source, name, value)))
-    return [*found, *_read_switches(source, switches)]
+            with problems.collect():
+                found.append((name, _read_hook(source, name, value)))
+    with problems.collect():
+        found += _read_switches(source, switches)
+    problems.raise_found()
+    return found
 
 
 def _is_off(value: Any) -> bool:

@@ -13,7 +13,7 @@ from hookline.config import files
 from hookline.config.files import ConfigSource, lay_over, name_members
 from hookline.config.hooks import make_hooks, read_hooks
 from hookline.config.permissions import PATH, Permissions, why_not_own
-from hookline.config.problems import ConfigError, Override, key_below, nearest, plain_values
+from hookline.config.problems import ConfigError, Override, Problems, key_below, nearest, plain_values
 from hookline.engine.foreign import is_module_class
 from hookline.engine.hook import Hook
 from hookline.engine.registry import offered_hooks
@@ -131,11 +131,22 @@ class Config:
 
     def __init__(self, source: ConfigSource, allow: Iterable[str] = ()) -> None:
         self.source = source
+        problems, own = Problems(), list[str]()
         for key in source.values:
             if key not in SECTIONS:
-                self._unknown(key)
-        self.permissions = Permissions(source.folder, [*_allowed(allow), *self._allowed_by_file()])
-        self.hooks = read_hooks(source, source.values.get("hooks"))
+                with problems.collect():
+                    self._unknown(key)
+        with problems.collect():
+            own = self._allowed_by_file()
+        self.permissions = Permissions(source.folder, [*_allowed(allow), *own])
+        with problems.collect():
+            self.hooks = read_hooks(source, source.values.get("hooks"))
+        if problems.found:  # without one, `build` reads the options
+            from hookline.config.sections import read_trainer
+
+            with problems.collect():
+                read_trainer(source, self.permissions)
+        problems.raise_found()
 
     @property
     def values(self) -> dict[str, Any]:
@@ -183,45 +194,44 @@ class Config:
         return given
 
     def build(self) -> Parts:
-        """Check and make every part. Errors name the key and come before anything is written."""
+        """Check and make every part. One error names the keys of all problems, before anything is written."""
         import torch  # noqa: F401 - needed from here on, and not for reading a configuration
 
         from hookline.config import sections as trainer_section
         from hookline.config.optimizer import read_optimizer
-        from hookline.run.module import Module
 
-        source, permissions = self.source, self.permissions
-        arguments = trainer_section.read_trainer(source, permissions)
-        arguments["logger"] = trainer_section.read_loggers(source, permissions)
-        arguments["config"] = plain_values(source.values.get("config"))
-        if not isinstance(arguments["config"], dict | None):
-            raise source.wrong("config", "must be a table.", source.values["config"])
-        optimizer = read_optimizer(source, permissions)
-        functions = {
-            name: trainer_section.read_function(source, name, permissions) for name in ("loss", "step")
-        }
+        source, permissions, problems = self.source, self.permissions, Problems()
+        arguments, functions, hooks = dict[str, Any](), dict[str, Any](), dict[str, Any]()
+        optimizer = checkpoint = datamodule = module = None
+        # after a problem, the other parts are checked and not made
+        with problems.collect():
+            arguments = trainer_section.read_trainer(source, permissions)
+        with problems.collect():
+            arguments["logger"] = trainer_section.read_loggers(source, permissions, not problems.found)
+        with problems.collect():
+            arguments["config"] = plain_values(source.values.get("config"))
+            if not isinstance(arguments["config"], dict | None):
+                raise source.wrong("config", "must be a table.", source.values["config"])
+        with problems.collect():
+            optimizer = read_optimizer(source, permissions)
+        for name in ("loss", "step"):
+            with problems.collect():
+                functions[name] = trainer_section.read_function(source, name, permissions)
         functions = {name: each for name, each in functions.items() if each is not None}
-        hooks = make_hooks(source, self.hooks, permissions)
-        checkpoint = self._checkpoint()
-        datamodule = trainer_section.read_datamodule(source, permissions)
+        with problems.collect():
+            hooks = make_hooks(source, self.hooks, permissions, not problems.found)
+        with problems.collect():
+            checkpoint = self._checkpoint()
+        with problems.collect():
+            datamodule = trainer_section.read_datamodule(source, permissions, not problems.found)
         if "seed" in arguments:  # before the module is made, because it draws its initial weights
             from hookline.data.seeding import seed_everything
 
             seed_everything(arguments["seed"])
-        module = trainer_section.read_module(source, permissions)
-        if isinstance(module, Module) or is_module_class(type(module)):
-            for name in functions:
-                raise source.wrong(
-                    name,
-                    f"this is for a plain torch.nn.Module; {type(module).__name__} has steps of its own.",
-                    source.values[name],
-                )
-            if optimizer is not None:
-                module.configure_optimizers = optimizer.configure_optimizers
-        elif optimizer is not None:
-            functions["optimizer"] = optimizer
-        if optimizer is not None:
-            optimizer.use_for(module, source)
+        with problems.collect():
+            module = trainer_section.read_module(source, permissions, not problems.found)
+        problems.raise_found()
+        self._connect(module, functions, optimizer)
         if "mixture" in source.values:
             functions["mixture"] = self._mixture()
         keys = dict(zip(hooks, (part.key for _, part in self.hooks), strict=True))
@@ -236,6 +246,24 @@ class Config:
         return Parts(
             source, module, datamodule, hooks, disabled, arguments, functions, checkpoint, keys, groups
         )
+
+    def _connect(self, module: Any, functions: dict[str, Any], optimizer: Any) -> None:
+        """Give the optimizer to the module, or to `fit` if the module is a plain one."""
+        from hookline.run.module import Module
+
+        if isinstance(module, Module) or is_module_class(type(module)):
+            for name in functions:
+                raise self.source.wrong(
+                    name,
+                    f"this is for a plain torch.nn.Module; {type(module).__name__} has steps of its own.",
+                    self.source.values[name],
+                )
+            if optimizer is not None:
+                module.configure_optimizers = optimizer.configure_optimizers
+        elif optimizer is not None:
+            functions["optimizer"] = optimizer
+        if optimizer is not None:
+            optimizer.use_for(module, self.source)
 
     def _mixture(self) -> Any:
         from hookline.data.mixing import make_mixture

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import inspect
 import json
 import re
 import types
 import typing
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -141,16 +142,46 @@ class ConfigError(OptionError):
         ]
         super().__init__(redact(": ".join([*place, problem])), option=key, value=value if has_value else None)
         self.problem, self.where, self.key = problem, where, key
+        self.problems: list[ConfigError] = [self]
+        """All problems of the configuration, if this error reports several."""
 
     def data(self) -> dict[str, Any]:
         """Return the error as plain data."""
         value = plain_values(_mask(self.value))
+        several = [each.data() for each in self.problems] if len(self.problems) > 1 else []
         return {
             "where": self.where,
             "key": self.key,
             "value": redact(value) if isinstance(value, str) else value,
             "problem": redact(self.problem),
+            **({"problems": several} if several else {}),
         }
+
+
+class Problems:
+    """Collects the errors of a configuration, so that one error reports all of them."""
+
+    def __init__(self) -> None:
+        self.found: list[ConfigError] = []
+
+    @contextlib.contextmanager
+    def collect(self) -> Iterator[None]:
+        """Keep an error that is raised inside the context, and continue after it."""
+        try:
+            yield
+        except ConfigError as error:
+            known = {str(each) for each in self.found}
+            self.found += [each for each in error.problems if str(each) not in known]
+
+    def raise_found(self) -> None:
+        """Raise the error, or one that lists several; do nothing without an error."""
+        if len(self.found) == 1:
+            raise self.found[0]
+        if self.found:
+            lines = "".join(f"\n  {each}" for each in self.found)
+            error = ConfigError(f"the configuration has {len(self.found)} problems:{lines}")
+            error.problems = self.found
+            raise error
 
 
 def key_below(key: str, error: HooklineError) -> str:

@@ -11,11 +11,11 @@ from typing import Any
 from hookline.config.classes import ConfigKey, ConfigPart, check_arguments, make_part, read_part, resolve
 from hookline.config.files import ConfigSource, name_members
 from hookline.config.permissions import Permissions
-from hookline.config.problems import ConfigError, Override, key_below, nearest, plain_values
+from hookline.config.problems import ConfigError, Override, Problems, key_below, nearest, plain_values
 from hookline.engine.foreign import is_data_class, is_logger_class
 from hookline.run.option_tables import OLD_NAMES, Evaluation, with_new_names
 from hookline.run.options import InFile, Options, TrainerParts, read_arguments
-from hookline.util.errors import OptionError
+from hookline.util.errors import OptionError, closest
 
 
 def _trainer_fields() -> dict[str, tuple[Any, Any]]:
@@ -44,15 +44,25 @@ def read_trainer(source: ConfigSource, permissions: Permissions) -> dict[str, An
         return {}
     if not isinstance(given, dict):
         raise source.wrong("trainer", "must be a table of options, such as max_epochs.", given)
+    problems = Problems()
     for name in given:
         if name not in option_names() and name not in OLD_NAMES:
-            raise source.wrong(
-                f"trainer.{name}",
-                f"the trainer has no such option.{nearest(name, option_names(), 'Options')}",
-                given[name],
+            hint = (  # the list of all options is long: once is enough
+                closest(name, option_names()) if problems.found else nearest(name, option_names(), "Options")
             )
+            with problems.collect():
+                raise source.wrong(f"trainer.{name}", f"the trainer has no such option.{hint}", given[name])
+    given = {name: each for name, each in given.items() if name in option_names() or name in OLD_NAMES}
+    arguments: dict[str, Any] = {}
+    with problems.collect():
+        arguments = _read_options(source, given, permissions)
+    problems.raise_found()
+    return arguments
+
+
+def _read_options(source: ConfigSource, given: dict[str, Any], permissions: Permissions) -> dict[str, Any]:
+    """Return the arguments for options that the trainer has."""
     place = ConfigKey("trainer options", (TrainerSection,))
-    given = dict(given)
     strategy = given.pop("strategy", None)
     # keys of a table have types of their own, which a parser of `dict` does not know
     for name in ("checkpoint", "hang_after", "audit", "digest"):
@@ -100,8 +110,8 @@ def _strategy(source: ConfigSource, given: Any, permissions: Permissions) -> Any
     return _make_object(source, "trainer.strategy", given, ConfigKey("a strategy", (Strategy,)), permissions)
 
 
-def read_module(source: ConfigSource, permissions: Permissions) -> Any:
-    """Make the module."""
+def read_module(source: ConfigSource, permissions: Permissions, makes: bool = True) -> Any:
+    """Make the module. makes: False only checks it."""
     from torch import nn
 
     if source.values.get("module") is None:
@@ -111,21 +121,24 @@ def read_module(source: ConfigSource, permissions: Permissions) -> Any:
             'module = "model.Net".',
         )
     return _make_object(
-        source, "module", source.values["module"], ConfigKey("a module", (nn.Module,)), permissions
+        source, "module", source.values["module"], ConfigKey("a module", (nn.Module,)), permissions, makes
     )
 
 
-def read_datamodule(source: ConfigSource, permissions: Permissions) -> Any:
-    """Make the data module, or return None if there is none."""
+def read_datamodule(source: ConfigSource, permissions: Permissions, makes: bool = True) -> Any:
+    """Make the data module, or return None if there is none. makes: False only checks it."""
     from hookline.run.module import DataModule
 
     given = source.values.get("datamodule")
     place = ConfigKey("a data module", (DataModule,), adopts=is_data_class)
-    return None if given is None else _make_object(source, "datamodule", given, place, permissions)
+    return None if given is None else _make_object(source, "datamodule", given, place, permissions, makes)
 
 
-def read_loggers(source: ConfigSource, permissions: Permissions) -> Any:
-    """Return the value for `Trainer(logger=...)`: a list of loggers, True for the default one, or False."""
+def read_loggers(source: ConfigSource, permissions: Permissions, makes: bool = True) -> Any:
+    """Return the value for `Trainer(logger=...)`: a list of loggers, True for the default one, or False.
+
+    makes: False only checks them.
+    """
     from hookline.loggers.base import Logger
 
     given = source.values.get("loggers", True)
@@ -134,16 +147,20 @@ def read_loggers(source: ConfigSource, permissions: Permissions) -> Any:
         return bool(given)
     place = ConfigKey("a logger", (Logger,), home="hookline.loggers", adopts=is_logger_class)
     if isinstance(given, str):
-        return [_make_object(source, "loggers", given, place, permissions)]
+        return [_make_object(source, "loggers", given, place, permissions, makes)]
     given = name_members(given)
     if not isinstance(given, dict):
         raise source.wrong(
             "loggers", "must be a table of named loggers, a list of class paths, true or false.", given
         )
     wanted = {name: each for name, each in given.items() if plain_values(each) is not False}
-    return [
-        _make_object(source, f"loggers.{name}", each, place, permissions) for name, each in wanted.items()
-    ]
+    problems, made = Problems(), []
+    for name, each in wanted.items():
+        with problems.collect():
+            is_made = makes and not problems.found
+            made.append(_make_object(source, f"loggers.{name}", each, place, permissions, is_made))
+    problems.raise_found()
+    return made
 
 
 def read_function(source: ConfigSource, key: str, permissions: Permissions) -> Any:
@@ -184,8 +201,10 @@ def resolve_function(
 
 
 def _make_object(
-    source: ConfigSource, key: str, given: Any, place: ConfigKey, permissions: Permissions
+    source: ConfigSource, key: str, given: Any, place: ConfigKey, permissions: Permissions, makes: bool = True
 ) -> Any:
+    """Make an object. makes: False only checks it, because the configuration has problems already."""
     part = read_part(source, key, given, place)
     cls = resolve(source, part, place, permissions)
-    return make_part(source, part, cls, check_arguments(source, part, cls, place, permissions))
+    arguments = check_arguments(source, part, cls, place, permissions)
+    return make_part(source, part, cls, arguments) if makes else None

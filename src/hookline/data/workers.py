@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import copyreg
+import inspect
 import logging
 import multiprocessing
 import os
 import random
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
@@ -20,6 +23,7 @@ import numpy as np
 import torch.utils.data._utils.worker as torch_worker
 
 from hookline.data.seeding import seed_torch
+from hookline.util.errors import OptionError
 
 log = logging.getLogger("hookline")
 KILL_TIMEOUT = 5.0
@@ -134,6 +138,70 @@ def block_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGUSR1})  # see starting_workers
     threading.Thread(target=_wait_for_parent_sigterm, name="hookline-signals", daemon=True).start()
+
+
+# ---- what a new process cannot import ----------------------------------------------------------------------
+
+MOST_NESTED = 4
+"""How deep datasets are searched: a Subset of a dataset with a transform has three levels."""
+MOST_MEMBERS = 100
+"""Members of a list that are searched."""
+
+
+def refuse_unimportable(loader: Any, name: str) -> None:
+    """Raise if a notebook defines what the workers of a DataLoader need and cannot import.
+
+    Workers that are not forked import the objects by name. In one that cannot, torch reports only that it has
+    exited, or the loader hangs. loader: the DataLoader. name: its name in the run.
+    """
+    main = sys.modules["__main__"]
+    has_source = getattr(main, "__spec__", None) is not None or getattr(main, "__file__", None) is not None
+    if not loader.num_workers or has_source or (method := _start_method(loader)) == "fork":
+        return
+    for role in ("dataset", "collate_fn", "worker_init_fn"):
+        found = next(filter(_is_of_main, _pickled_parts(getattr(loader, role))), None)
+        if found is not None:
+            what = getattr(found, "__name__", type(found).__name__)
+            raise OptionError(
+                f"The loader {name!r} has num_workers={loader.num_workers}, and {method!r} starts its "
+                f"workers as new Python processes. They cannot import {what} (in its {role}), because a cell "
+                f"of a notebook, or an interactive session, defines it. Put {what} into a file, such as "
+                f"data.py, and import it: `from data import {what}`. Or pass num_workers=0."
+            )
+
+
+def _start_method(loader: Any) -> str:
+    if loader.multiprocessing_context is not None:
+        return str(loader.multiprocessing_context.get_start_method())
+    # without allow_none, the default would be set, and a program could not choose another one later
+    return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+
+
+def _is_of_main(value: Any) -> bool:
+    """Return whether a worker would look this function, or the class of this object, up in `__main__`."""
+    if inspect.isfunction(value) or inspect.isclass(value):
+        return bool(value.__module__ == "__main__")
+    return type(value).__module__ == "__main__" and not _has_own_pickling(type(value))
+
+
+def _pickled_parts(value: Any, levels: int = MOST_NESTED) -> Iterator[Any]:
+    """Yield an object and those that are pickled with it: the dataset of a Subset, and its transform."""
+    yield value
+    inner: Any = ()
+    if isinstance(value, list | tuple):
+        inner = value[:MOST_MEMBERS]
+    elif not inspect.isclass(value) and not _has_own_pickling(type(value)):
+        inner = list(getattr(value, "__dict__", {}).values())
+    for each in inner if levels else ():
+        yield from _pickled_parts(each, levels - 1)
+
+
+def _has_own_pickling(cls: type) -> bool:
+    """Return whether a class says itself what is pickled, so that it may not need to be imported."""
+    names = ("__reduce__", "__reduce_ex__", "__getstate__")
+    return cls in copyreg.dispatch_table or any(
+        getattr(cls, name, None) is not getattr(object, name, None) for name in names
+    )
 
 
 @contextlib.contextmanager

@@ -147,6 +147,14 @@ class Ranks:
         c10d: Any = dist.distributed_c10d
         return c10d.PrefixStore(f"hookline/{name}", c10d._get_default_store().clone())
 
+    def is_first(self, name: str) -> bool:
+        """Return whether no rank has called this with the name before. Does not wait for other ranks."""
+        if self.group is None:
+            return True
+        with contextlib.suppress(RuntimeError, dist.DistError):  # rank zero is gone
+            return bool(_message_store("first").add(name, 1) == 1)
+        return True
+
     def report_end(self, error: BaseException | None) -> None:
         """Record in the store how this process ends, so that ranks that wait for it can report it.
 

@@ -40,22 +40,27 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of one hook at one event, in seconds.
+    """What the calls of one hook at one event have cost, in seconds of the host's clock.
 
-    hook, event: their names. calls: how many. seconds, worst: of all calls, and of the longest.
+    Work that a hook starts on an accelerator and does not wait for is not included.
     """
 
     hook: str
+    """The name of the hook."""
     event: str
+    """The event at which it was called."""
     calls: int
+    """How often it was called."""
     seconds: float
+    """The seconds of all calls."""
     worst: float
+    """The seconds of the longest call."""
     share: float = 0.0
     """The share of the training time, which begins after `setup`, from 0 to 1."""
 
     @property
     def mean(self) -> float:
-        """Return the seconds per call."""
+        """Return the mean seconds of a call."""
         return self.seconds / self.calls if self.calls else 0.0
 
     def data(self) -> dict[str, str | int | float]:

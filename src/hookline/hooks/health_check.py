@@ -1,4 +1,4 @@
-"""Check every n steps that all ranks answer and that none is slower than the others."""
+"""Check every n steps that all ranks answer, that none is slow, and that their learning rates are equal."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ PAUSE = 0.005
 """Seconds between two polls for the answers of the ranks."""
 NOISE = 0.002
 """Seconds by which the times of ranks may differ without being slow."""
+MOST_NAMED = 8
+"""The largest number of ranks in the message about learning rates."""
 log = logging.getLogger("hookline")
 
 
 class HealthCheck(Hook):
-    """Pings all ranks every n steps over the control group, and names ranks that are silent or slow.
+    """Pings all ranks every n steps over the control group, and names ranks that are silent or slow, or that
+    have another learning rate.
 
-    A rank is slow if its own part of a step (waiting for data, and the forward up to the loss) takes much
-    longer than the median of all ranks. Waiting for other ranks does not count. `seconds` has the newest time
-    of every rank. With one process it does nothing.
+    A rank is slow if its own part of a step takes much longer than the median of all ranks. It is the time
+    from the end of a batch to the next backward: hooks, waiting for data, and the forward. Waiting for other
+    ranks does not count. `seconds` has the newest time of every rank. Ranks with different learning rates
+    have different weights from then on. With one process it does nothing.
     """
 
     tier = "builtin"
@@ -41,7 +45,8 @@ class HealthCheck(Hook):
         action: Literal["warn", "raise"] = "warn",
     ) -> None:
         """every_n_steps: steps between two checks. patience: how long to wait for a rank before a report.
-        action: warn, or end the run ('raise'). slower: a rank is slow above this multiple of the median time.
+        action: warn, or end the run ('raise') if a rank is silent or learning rates differ. slower: a rank is
+        slow above this multiple of the median time.
         """
         self.every_n_steps = every_n_steps
         self.patience = Duration()("HealthCheck: patience", patience)
@@ -86,17 +91,21 @@ class HealthCheck(Hook):
 
     # ---- the check -----------------------------------------------------------------------------------------
 
-    def on_step_end(self, step: int) -> None:
+    def on_step_end(self, step: int, optimizers: Any, clock: Any = time.monotonic) -> None:
         if step % self.every_n_steps or self._ranks is None:
             return
         self._check += 1
         self._store.set(f"{self._run}/{self._check}/{self._ranks.rank}", "")
         self._wait(self._ranks.largest((0,)), step)
-        self.seconds = [
-            own / batches if batches else 0.0
-            for own, batches in self._ranks.gather_numbers([self._own, self._batches])
-        ]
+        known = self._ranks.gather_numbers([self._own, self._batches, _sum_of_rates(optimizers)])
+        self.seconds = [own / batches if batches else 0.0 for own, batches, _ in known]
         self._own, self._batches = 0.0, 0
+        self._report_slow(step)
+        self._compare_rates([rate for _, _, rate in known], step)
+        if self._since is not None:
+            self._since = clock()  # the wait above is not this rank's own time
+
+    def _report_slow(self, step: int) -> None:
         median = statistics.median_low(self.seconds)
         self.slow = [
             rank for rank, each in enumerate(self.seconds) if each > max(self.slower * median, median + NOISE)
@@ -109,6 +118,22 @@ class HealthCheck(Hook):
                 named,
                 1000 * median,
             )
+
+    def _compare_rates(self, rates: list[float], step: int) -> None:
+        """Report ranks whose learning rates differ."""
+        if len(set(map(repr, rates))) == 1:  # as text, because NaN is not equal to itself
+            return
+        named = ", ".join(f"{self._name(rank)}: {each:g}" for rank, each in enumerate(rates[:MOST_NAMED]))
+        text = (
+            f"HealthCheck: the learning rates of the ranks differ at step {step}, so their weights drift "
+            f"apart: {named}{', ...' if len(rates) > MOST_NAMED else ''} (the sum over all parameter "
+            "groups). Does a hook or a scheduler change them on some ranks only? `hookline diverge RUN "
+            '--ranks` finds the first step that differs, in a run with Trainer(digest="every 10 steps").'
+        )
+        if self.action == "raise":
+            raise PeerError(text)
+        if self._ranks.rank == 0:
+            log.warning("%s", text)
 
     def _wait(self, answer: Any, step: int) -> None:
         """Wait until all ranks have answered. Report the missing ranks each time the patience ends."""
@@ -131,3 +156,9 @@ class HealthCheck(Hook):
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} ({self._hosts[rank]})"
+
+
+def _sum_of_rates(optimizers: Any) -> float:
+    """Return the sum of the learning rates that are numbers. Reading a tensor would wait for the device."""
+    rates = [group.get("lr") for optimizer in optimizers or () for group in optimizer.param_groups]
+    return float(sum(each for each in rates if isinstance(each, int | float)))

@@ -452,7 +452,7 @@ class Line(HostedRun):
         """
         self.must_run()
         if path != "auto":
-            if stop := stop_in(load_hosted(self, path).get("loop")):
+            if stop := stop_in(self._load(path)):
                 log.warning("The loop of %s had been stopped: %s. It trains on.", shown(path), stop[0])
             return True
         if not self._directory.has_name:
@@ -461,10 +461,16 @@ class Line(HostedRun):
                 "pass Line(run_dir=...)."
             )
         found = self.ranks.decide(self._find_newest)
-        if found and (stop := stop_in(load_hosted(self, found).get("loop"))):
+        if found and (stop := stop_in(self._load(found))):
             self._set_stop(stop)
             self._report_finished(found)
         return bool(found)
+
+    def _load(self, path: str | Path) -> Any:
+        """Load a checkpoint and write those that hooks request then; return the position of the loop."""
+        position = load_hosted(self, path).get("loop")
+        self.sync_point()
+        return position
 
     def _report_finished(self, path: str) -> None:
         s, epochs = self.state, self._position.epochs

@@ -53,10 +53,10 @@ class LoaderFacts:
     """Whether `prefetch_batches` has an effect on it."""
 
 
-def check_waiting(run: Run, timer: RunTimer) -> None:
-    """Warn once, on rank zero, that the run mostly waits for its loader."""
+def check_waiting(run: Run, timer: RunTimer, is_last: bool = False) -> None:
+    """Warn once, on one rank, that the run mostly waits for its loader. is_last: the fit ends."""
     s = run.state
-    if timer.data_seconds < MOSTLY * ENOUGH_SECONDS or timer.warned or s.rank or run.options.fast_dev_run:
+    if timer.data_seconds < MOSTLY * ENOUGH_SECONDS or timer.warned or run.options.fast_dev_run:
         return
     batches = s.batches_seen - timer.batches_before
     waiting = Waiting(
@@ -64,13 +64,32 @@ def check_waiting(run: Run, timer: RunTimer) -> None:
     )
     if not mostly_waits(waiting):
         return
+    if s.rank and not timer.is_second_check and not is_last:
+        timer.is_second_check = True  # if all ranks wait, rank zero warns at its first check
+        return
     timer.warned = True
+    if not run.strategy.ranks.is_first(f"slow loader {run.identity.id} {run.identity.started_at}"):
+        return
     loaders = [loader_facts(each) for each in run.data.loaders["train"]]
     local = int(os.environ.get("LOCAL_WORLD_SIZE") or s.world_size)
     log.warning(
         "%s",
-        advice(waiting, loaders, max(1, usable_cores() // local), on_cuda=run.strategy.device.type == "cuda"),
+        advice(
+            waiting,
+            loaders,
+            max(1, usable_cores() // local),
+            on_cuda=run.strategy.device.type == "cuda",
+            who=f"Rank {s.rank}" if s.rank else "Training",
+        ),
     )
+
+
+def compare_waiting(run: Run) -> None:
+    """Find the rank that has waited longest for its loader. All ranks call this once, at the end of a fit."""
+    ranks, timer = run.strategy.ranks, run.state.timer
+    if not ranks.alone:
+        waits = [seconds for (seconds,) in ranks.gather_numbers([timer.data_seconds])]
+        timer.longest_wait = max(waits), waits.index(max(waits))
 
 
 def mostly_waits(waiting: Waiting) -> bool:
@@ -81,11 +100,13 @@ def mostly_waits(waiting: Waiting) -> bool:
     return waiting.data - once >= MOSTLY * (waiting.training - once)
 
 
-def advice(waiting: Waiting, loaders: list[LoaderFacts], cores: int, on_cuda: bool) -> str:
-    """Return how long the run waits for data, and what to change."""
+def advice(
+    waiting: Waiting, loaders: list[LoaderFacts], cores: int, on_cuda: bool, who: str = "Training"
+) -> str:
+    """Return how long the run waits for data, and what to change. who: waits, the run or a rank."""
     share, each = waiting.data / waiting.training, waiting.data / max(1, waiting.batches)
     head = (
-        f"Training waits for data {share:.0%} of its time ({format_seconds(waiting.data)} of "
+        f"{who} waits for data {share:.0%} of its time ({format_seconds(waiting.data)} of "
         f"{format_seconds(waiting.training)}, {format_seconds(each)} a batch)."
     )
     loader = min(loaders, key=lambda one: (one.workers or 0, one.name))

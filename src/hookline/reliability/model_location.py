@@ -11,7 +11,7 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +29,10 @@ from hookline.engine.hook_list import Entry
 from hookline.engine.init_arguments import init_arguments
 from hookline.run.directory import LAST, LAST_STATE
 from hookline.run.module import Module
-from hookline.run.record import read_record
+from hookline.run.record import module_class, read_record
 from hookline.run.run import Run
 from hookline.util.errors import CheckpointError
-from hookline.util.terminal import in_notebook, log_notice, notice_file
+from hookline.util.terminal import in_notebook, notice_file
 from hookline.util.urls import is_url, shown
 
 if TYPE_CHECKING:
@@ -267,21 +267,61 @@ def _best_of_earlier_run(folder: Path | None) -> str:
     )
 
 
+def newest_run(
+    folders: list[Path], module: nn.Module, has_checkpoint: Callable[[Path], bool], call: str
+) -> Path | None:
+    """Return the newest run that has a checkpoint, without those of another class of module.
+
+    If no run has one, it is the newest run. folders: the runs of a trainer, the newest first. call: names the
+    caller in a warning about a newer run that is skipped, such as one that failed early; empty: no warning.
+    """
+    records = {each: read_record(each) for each in folders}
+    own = [each for each in folders if module_class(records[each]) in ("", type(module).__name__)]
+    found = next(filter(has_checkpoint, own), None)
+    if call and found is not None and found != own[0]:
+        log.warning(
+            "%s: the newest run, %s (%s), has kept no such checkpoint. The one that is used is of an earlier "
+            "run of this trainer, %s.",
+            call,
+            own[0],
+            records[own[0]].get("status", "without a record"),
+            found,
+        )
+    return found if found is not None else next(iter(own or folders), None)
+
+
+def run_to_evaluate(run: Run, which: str | Path, kept: KeptBest) -> Path | None:
+    """Return the run of this trainer in which an evaluation after a fit searches 'best' or 'auto'."""
+
+    def has_checkpoint(folder: Path) -> bool:
+        if which == "best":
+            return best_below(folder, kept=kept) is not None
+        return which != "auto" or bool(find_checkpoints(folder)[0])
+
+    call = f"checkpoint={which!r}" if run.state.rank == 0 else ""
+    return newest_run(run.directory.own_runs(), run.module, has_checkpoint, call)
+
+
 def load_best(
-    module: nn.Module, folder: Path | None, hooks: Any, path: str | Path | None = None
+    module: nn.Module, folders: list[Path], hooks: Any, path: str | Path | None = None
 ) -> WeightsReport:
     """Load the best weights by a monitored metric into a module, in place, and report their checkpoint.
 
-    path: the checkpoint; by default the best one below the folder or where a hook keeps its best, otherwise
-    at the URL of a hook that keeps checkpoints there. folder: the run's directory, which need not exist; None
-    if there is none yet.
+    path: the checkpoint; by default the best one of the newest run that has one, or where a hook keeps its
+    best, otherwise at the URL of a hook that keeps checkpoints there. folders: the directories of the runs,
+    the newest first; a `run_dir` need not exist.
     """
     from hookline.checkpoint.foreign_files import import_checkpoint
     from hookline.checkpoint.weights import load_weights
 
+    folder = next(iter(folders), None)
     if path is None:
         kept = kept_best(hooks.entries())
-        best = best_below(folder if folder is not None and folder.is_dir() else None, kept=kept)
+        existing = [each for each in folders if each.is_dir()]
+        chosen = newest_run(
+            existing, module, lambda each: best_below(each, kept=kept) is not None, "load_best()"
+        )
+        best = best_below(chosen, kept=kept)
         path = best["path"] if best is not None else kept.url
     if not path:
         where = "because no run has begun and the trainer has no run_dir"
@@ -301,5 +341,6 @@ def load_best(
     for entry in hooks.entries():
         if (replaced := getattr(entry.hook, "weights_replaced", None)) is not None:
             replaced(module)
-    log_notice(log, "The best weights are loaded: %s", report)
+    # a notebook shows the report as the value of the cell
+    log.log(logging.INFO if in_notebook() else logging.WARNING, "The best weights are loaded: %s", report)
     return report

@@ -85,7 +85,7 @@ def log_ending(run: Run) -> None:
     s = run.state
     s.hooks.stopwatch.stop()
     if s.timer is not None:
-        check_waiting(run, s.timer)
+        check_waiting(run, s.timer, is_last=True)
         s.timer.stop()
     run.participants.costs = s.hooks.cost()
     if leaves_directory(run):

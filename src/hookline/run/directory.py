@@ -89,6 +89,12 @@ class RunDirectory:
         given = self._here(self._options.run_dir) if self._options.run_dir is not None else self._named
         return given if given is not None and given.is_dir() else None
 
+    def own_runs(self) -> list[Path]:
+        """Return the existing directories of this trainer's runs, the newest first."""
+        named = [] if self._named is None else [self._named]
+        given = [self._options.run_dir] if self._options.run_dir is not None else [*named, *self._earlier]
+        return [path for each in given if (path := self._here(each)).is_dir()]
+
     def continue_in(self, path: Path) -> None:
         """Continue a resumed run in its directory, unless another job holds its lock."""
         self._take_lock(path)

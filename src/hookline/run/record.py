@@ -347,6 +347,12 @@ def read_record(run_dir: Path) -> dict[str, Any]:
     return record if is_valid and is_count(record["step"]) else {}
 
 
+def module_class(record: dict[str, Any]) -> str:
+    """Return the name of the class of the run's module; empty if the record does not say it."""
+    module = record.get("module")
+    return str(module.get("class") or "").rpartition(".")[2] if isinstance(module, dict) else ""
+
+
 # ---- the fields --------------------------------------------------------------------------------------------
 
 

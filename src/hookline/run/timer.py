@@ -267,6 +267,10 @@ class RunTimer:
         """Observers of the very steps that they are due at, whatever else observes these."""
         self.warned = False
         """Whether the warning about waiting for the loader was logged."""
+        self.is_second_check = False
+        """Whether this rank has found before that it mostly waits for its loader."""
+        self.longest_wait: tuple[float | None, int | None] = (None, None)
+        """The seconds and the rank that waited longest for its loader, once the ranks have compared them."""
         self.batches_before = 0
         """Training batches of earlier processes of this run."""
         self._in_parts = 0.0
@@ -353,6 +357,7 @@ class RunTimer:
         rest = max(0.0, total - sum(spent.values()))
         hooks = self._hooks(rest) if self._measures_hooks else None
         count = s.batches_seen - self.batches_before
+        longest_wait, longest_wait_rank = self.longest_wait
         return Timings(
             total,
             spent["data"],
@@ -360,6 +365,8 @@ class RunTimer:
             spent["saving"],
             hooks,
             count,
+            longest_wait=longest_wait,
+            longest_wait_rank=longest_wait_rank,
             **self._estimates(count, rest - (hooks or 0.0)),
         )
 

@@ -14,6 +14,8 @@ LEAST_SHARE = 0.005
 """A part with a smaller share is not in the line."""
 ENOUGH_SAMPLES = 10
 """The number of sampled batches that the line needs to show `SAMPLED`, because first steps are untypical."""
+UNEVEN = 0.05
+"""The line names the rank that waited longest for data if its share is larger by this."""
 PART_WORDS = {"data": "waiting for data"}
 
 
@@ -31,7 +33,7 @@ class Timings:
     """Seconds in which the loop waited for checkpoints, the hooks of these events included."""
     hooks: float | None
     """Seconds in hooks outside of validation and saving. None if the trainer does not measure hooks
-    (`accounting=False`).
+    (`Trainer(audit={"costs": False})`).
     """
     batches: int = 0
     """Training batches of this process."""
@@ -43,6 +45,12 @@ class Timings:
     """Estimated seconds in gradient clipping and the optimizer, or None before the first sample."""
     sampled_batches: int = 0
     """Training batches that the three estimates come from."""
+    longest_wait: float | None = None
+    """Seconds in which the rank that waited longest for its loader did so; None with one process, and before
+    the end of the fit.
+    """
+    longest_wait_rank: int | None = None
+    """That rank."""
 
     @property
     def training(self) -> float:
@@ -55,10 +63,11 @@ class Timings:
         return seconds / self.total if seconds and self.total else 0.0
 
     def record(self) -> dict[str, float | int | None]:
-        """Return all figures, as the log has them."""
+        """Return all figures, as the log has them; those about ranks only if there are several."""
+        of_ranks = () if self.longest_wait is None else ("longest_wait", "longest_wait_rank")
         return {
             name: getattr(self, name)
-            for name in ("total", *TIMED_PARTS, *SAMPLED, "batches", "sampled_batches")
+            for name in ("total", *TIMED_PARTS, *SAMPLED, "batches", "sampled_batches", *of_ranks)
         }
 
     def __str__(self) -> str:
@@ -76,6 +85,8 @@ class Timings:
         return f"{format_seconds(self.total)} = {', '.join(parts)}"
 
     def _inside(self, part: str) -> str:
+        if part == "data" and self.share("longest_wait") - self.share("data") >= UNEVEN:
+            return f" (rank {self.longest_wait_rank}: {_percent(self.share('longest_wait'))})"
         if part != "training" or self.forward is None or self.sampled_batches < ENOUGH_SAMPLES:
             return ""
         return f" ({', '.join(f'{each} {_percent(self.share(each))}' for each in SAMPLED)})"

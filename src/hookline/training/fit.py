@@ -16,6 +16,7 @@ from hookline.checkpoint.catalog import find_checkpoints
 from hookline.data.loaders import Loader
 from hookline.data.seeding import isolated_rng, rng_state, set_rng_state
 from hookline.data.sources import resume_limits
+from hookline.reliability.loader_advice import compare_waiting
 from hookline.reliability.summary import warn_idle_epoch
 from hookline.run.record import leaves_directory, restore_ending, update_record
 from hookline.run.run import Run, ending, phase
@@ -95,6 +96,7 @@ def fit(run: Run) -> None:
     run.boundary.sync_point()
     save_due(run)
     finish_saving(run)
+    compare_waiting(run)
 
 
 def begin_log(run: Run, position: Any, step: int, epoch: int) -> None:

@@ -21,7 +21,7 @@ from hookline.engine.foreign import Adapter
 from hookline.engine.hook_list import Entry, Handle
 from hookline.engine.listener import Listener, find_listeners
 from hookline.metrics.metric_log import Metrics
-from hookline.reliability.model_location import kept_best, load_best
+from hookline.reliability.model_location import kept_best, load_best, run_to_evaluate
 from hookline.reliability.signals import Signals
 from hookline.reliability.summary import Recorded, disable_on_all_ranks, log_ending
 from hookline.reliability.watchdog import Watchdog
@@ -91,6 +91,7 @@ __all__ = [
     "make_save_request",
     "monitoring_ranks",
     "run_lifecycle",
+    "run_to_evaluate",
     "save",
     "take_datamodule",
     "wait_for_ranks",

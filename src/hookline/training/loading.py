@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from hookline.data.batch import move
 from hookline.data.batch_size import with_batch_size
+from hookline.data.libraries import worker_loader
 from hookline.data.loaders import Loader
 from hookline.data.sharding import RankSharding
+from hookline.data.workers import refuse_unimportable
 from hookline.engine.foreign import adopt_data
 from hookline.engine.listener import overrides
 from hookline.run.module import DataModule, PlainSteps
@@ -214,6 +216,9 @@ def _check_loaders(run: Run, kind: str, loaders: list[Loader]) -> None:
             f"{kind} needs a loader: pass it to {kind}, or return it from {name}.{kind}_dataloader "
             "or a DataModule."
         )
+    for loader in loaders:
+        if (inner := worker_loader(loader.source)) is not None:
+            refuse_unimportable(inner, loader.name)
     empty = [each.name for each in loaders if each.length == 0]
     refuses = run.traits.rules.refuses_empty_data and run.options.limit_train_batches != 0
     if kind == "train" and refuses and empty:

@@ -42,7 +42,7 @@ from hookline.distributed.comm import Ranks
 from hookline.reliability.model_location import kept_best
 from hookline.run.directory import RunDirectory
 from hookline.run.lock import hold_lock
-from hookline.run.record import limits, read_record, run_dir_of, unsaved_end
+from hookline.run.record import limits, module_class, read_record, run_dir_of, unsaved_end
 from hookline.run.run import Run
 from hookline.util.errors import CheckpointError, OptionError, RunLockedError, closest
 from hookline.util.terminal import log_notice
@@ -401,17 +401,12 @@ def _places(asked: Asked, folder: Path, directory: RunDirectory) -> tuple[list[P
     }
     for path in runs:
         record = read_record(path)
-        cls = str(_field(record, "module", "class") or "").rpartition(".")[2]
-        if _field(record, "options", "run_dir") is not None:
+        cls, options = module_class(record), record.get("options")
+        if isinstance(options, dict) and options.get("run_dir") is not None:
             skipped[path] = "its program has chosen its run_dir"
         elif cls and asked.module and cls != asked.module:
             skipped[path] = f"its module is {printable(cls)}, not {asked.module}"
     return [each for each in runs if each not in skipped], skipped
-
-
-def _field(record: dict[str, Any], table: str, name: str) -> Any:
-    known = record.get(table)
-    return known.get(name) if isinstance(known, dict) else None
 
 
 def _describe_skipped(asked: Asked, skipped: dict[Path, str], found: list[FoundCheckpoint]) -> str:

@@ -293,15 +293,16 @@ class Trainer(RunView):
         lifecycle.wait_for_ranks(run, checkpoint=checkpoint)
         if checkpoint is None:
             return
-        # after a fit, 'best' and 'auto' mean checkpoints of that fit only
-        own = self._directory.existing() if self._fitted is not None else None
+        # after a fit, 'best' and 'auto' mean checkpoints of that fit, or of the newest one that has kept any
+        kept = lifecycle.kept_best(self.hooks.entries() if self._fitted is not None else ())
+        own = lifecycle.run_to_evaluate(run, checkpoint, kept) if self._fitted is not None else None
         found = lifecycle.find_checkpoint(
             checkpoint,
             self._directory,
             own,
             run.strategy.ranks,
             option="checkpoint",
-            kept=lifecycle.kept_best(self.hooks.entries() if self._fitted is not None else ()),
+            kept=kept,
             module=run.module,
         )
         if found is None:
@@ -531,8 +532,8 @@ class Trainer(RunView):
             )
         module = self._last.module if module is None and self._last is not None else module
         module = _check_module("load_best", module)
-        folder = self._directory.intended() if self._directory.has_name else self._directory.existing()
-        return lifecycle.load_best(module, folder, self.hooks, path)
+        folders = [self._directory.intended()] if self._directory.has_name else self._directory.own_runs()
+        return lifecycle.load_best(module, folders, self.hooks, path)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete a checkpoint. A kill leaves nothing that looks complete. Only rank zero deletes.

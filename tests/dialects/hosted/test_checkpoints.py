@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from torch.nn import functional as F
 
 import hookline
 from hookline import CheckpointError, Hook, Line, every
+from hookline.checkpoint.files import read_manifest
+from hookline.hooks import ModelCheckpoint
 
 
 def test_hooks_continue_where_they_were_with_the_loop_s_own_checkpoint(tmp_path: Path) -> None:
@@ -157,3 +160,27 @@ def test_state_taken_in_the_middle_of_a_batch_has_heard_of_its_update() -> None:
                     kept = line.state_dict()
     assert hook.steps == [2, 4, 6]
     assert (line.state.batches_seen, line.state.samples_seen) == (6, 18)
+
+
+def test_a_checkpoint_that_a_killed_process_owed_has_the_loaded_weights() -> None:
+    def run(data: int, start: str = "") -> None:
+        net, sgd = net_and_sgd()
+        keep = [ModelCheckpoint(every_n_train_steps=2, dirpath=each, save_top_k=-1) for each in "ab"]
+        with Line(net, sgd, hooks=keep, run_dir="run") as line:
+            if start:
+                line.load_checkpoint(start)
+            for _ in line.epochs(1):
+                for x, y in line.epoch(batches(data)):
+                    line.backward(F.mse_loss(net(x), y))
+                    sgd.step()
+                    sgd.zero_grad()
+
+    def weights(path: str) -> Any:
+        hookline.load_weights(net := net_and_sgd()[0], path)
+        return net.state_dict()["weight"]
+
+    run(2)
+    first, owed = "run/a/epoch=0-step=2", "run/b/epoch=0-step=2"
+    shutil.rmtree(owed)  # as if the process had been killed between the two
+    run(3, first)
+    assert torch.equal(weights(owed), weights(first)) and read_manifest(owed)["step"] == 2
