@@ -13,7 +13,17 @@ import torch
 from tiny import Net, batches, quiet
 from torch import Tensor, nn
 from torchmetrics import CatMetric, MeanMetric, MetricCollection, MinMaxMetric, SumMetric
-from torchmetrics.classification import BinaryAUROC, BinaryPrecision, BinaryRecall
+from torchmetrics.classification import (
+    BinaryAUROC,
+    BinaryPrecision,
+    BinaryRecall,
+    MulticlassAccuracy,
+    MulticlassAveragePrecision,
+    MulticlassConfusionMatrix,
+    MulticlassF1Score,
+    MultilabelAccuracy,
+)
+from torchmetrics.regression import MeanSquaredError, PearsonCorrCoef, R2Score
 from torchmetrics.wrappers import Running
 
 from hookline import Hook
@@ -62,6 +72,7 @@ class Measured(Net):
         self.few = Running(SumMetric(), window=3)
         self.rates = nn.ModuleDict({"of": MetricCollection([BinaryPrecision(), BinaryRecall()])})
         self.val_mean = MeanMetric()
+        self.classes, self.unused = MulticlassAccuracy(2), MulticlassConfusionMatrix(3)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         x = batch[0]
@@ -73,8 +84,9 @@ class Measured(Net):
             metric.update(x[:, 0])
         self.total.update(x.sum())
         self.area.update(score, hit)
+        self.classes.update(x[:, :2], hit)
         self.rates["of"].update(score, hit)
-        for name in ("mean", "spread", "few", "area", "total"):
+        for name in ("mean", "spread", "few", "area", "total", "classes"):
             self.log(name, getattr(self, name), on_step=False, on_epoch=True)
         self.log_dict(dict(self.rates["of"].items()), on_step=False, on_epoch=True)
         return super().training_step(batch, batch_idx)
@@ -239,3 +251,31 @@ def test_metric_objects_of_the_module_and_of_the_log_are_found_once() -> None:
         log.log(name, metric, None, True, False, "mean", None)
     found = [id(each) for each in metric_objects(net, log.objects())]
     assert found.count(id(net.mean)) == found.count(id(other)) == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MulticlassAccuracy(3),
+        lambda: MulticlassAccuracy(3, average=None),
+        lambda: MulticlassF1Score(3, average="macro"),
+        lambda: MulticlassConfusionMatrix(3),
+        lambda: MulticlassAveragePrecision(3, thresholds=5),
+        lambda: MulticlassAveragePrecision(3),
+        lambda: MultilabelAccuracy(3),
+        lambda: MeanSquaredError(num_outputs=3),
+        lambda: R2Score(multioutput="raw_values"),
+        lambda: PearsonCorrCoef(num_outputs=3),
+    ],
+)
+def test_states_of_any_shape_are_saved_before_and_after_an_update(make: Any) -> None:
+    torch.manual_seed(3)
+    scores, real = torch.rand(6, 3), torch.rand(6, 3)
+    module, again = nn.Module(), nn.Module()
+    module.metric, again.metric = make(), make()
+    assert save_objects(module, {})["states"] == {}
+    name = type(module.metric).__name__
+    labels = torch.tensor([0, 1, 2, 0, 1, 2]) if "class" in name else (real > 0.5).long()
+    module.metric.update(scores, labels if name.startswith("Multi") else real)
+    load_objects(again, save_objects(module, {}))
+    torch.testing.assert_close(again.metric.compute(), module.metric.compute(), equal_nan=True)
