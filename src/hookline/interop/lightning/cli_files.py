@@ -18,7 +18,7 @@ from hookline.config.files import ConfigSource, name_members
 from hookline.config.hooks import HOOK_KEY, find_by_name
 from hookline.config.optimizer import read_optimizer
 from hookline.config.permissions import Permissions
-from hookline.config.problems import ConfigError
+from hookline.config.problems import ConfigError, Problems
 from hookline.config.sections import read_trainer
 from hookline.engine.checks import PRECISION_SPELLINGS
 from hookline.engine.foreign import is_data_class
@@ -83,7 +83,7 @@ class Conversion:
     datamodule: str = ""
     values: dict[str, Any] = field(default_factory=dict)
     """The configuration of Hookline."""
-    problems: list[ConfigError] = field(default_factory=list)
+    problems: Problems = field(default_factory=Problems)
     keys: dict[str, str] = field(default_factory=dict)
     """Name of a hook -> its key in the file."""
     devices: int = 1
@@ -91,7 +91,7 @@ class Conversion:
 
     def wrong(self, key: str, problem: str, *value: Any) -> None:
         """Note a problem. All of them are reported together."""
-        self.problems.append(self.source.wrong(key, problem, *value))
+        self.problems.found.append(self.source.wrong(key, problem, *value))
 
     @property
     def packages(self) -> list[str]:
@@ -127,8 +127,8 @@ def convert(
     _optimizer(made, given)
     _checkpoint(made, given.get("ckpt_path"))
     _check_conversion(made, allow)
-    if made.problems:
-        lines = [str(each).removeprefix(f"{source.name}: ") for each in made.problems]
+    if found := made.problems.found:
+        lines = [str(each).removeprefix(f"{source.name}: ") for each in found]
         count = "a problem" if len(lines) == 1 else f"{len(lines)} problems"
         raise ConfigError(
             f"{count}, and nothing was written:\n" + "\n".join(f"  {line}" for line in lines),
@@ -400,10 +400,8 @@ def _check_conversion(made: Conversion, allow: tuple[str, ...]) -> None:
     schedule = {key: made.values[key] for key in ("optimizer", "lr_scheduler") if key in made.values}
     checks.append(functools.partial(read_optimizer, _alone(made, **schedule), permissions))
     for attempt in checks:
-        try:
+        with made.problems.collect():
             attempt()
-        except ConfigError as error:
-            made.problems.append(error)
 
 
 def _alone(made: Conversion, **values: Any) -> ConfigSource:
