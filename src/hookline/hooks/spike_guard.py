@@ -133,6 +133,8 @@ class SpikeGuard(Hook):
         """The batches to leave out once the requested rollback is carried out; None: none is requested."""
         self._missed = 0
         """How many requested rollbacks of the present series of spikes found no checkpoint."""
+        self._has_warned = False
+        """Whether the warning about an update without a value was logged."""
         self._is_loaded = False
         """Whether a checkpoint that is being restored has a state of this hook."""
         self._begin_values()
@@ -212,16 +214,34 @@ class SpikeGuard(Hook):
         unread, self._unread = self._unread, []
         values = self._over_ranks([value for value, _ in unread])
         for value, (_, update) in zip(values, unread, strict=True):
-            self._add(value, update, self._is_spike(value), state)
+            if value is None:
+                self._warn_of_no_value(update)
+            else:
+                self._add(value, update, self._is_spike(value), state)
 
-    def _over_ranks(self, values: Sequence[Any]) -> list[float]:
-        """Return the mean of each value over the ranks that have one, with one read of the device."""
+    def _warn_of_no_value(self, update: Update) -> None:
+        """Warn once that there is nothing to judge: a loop of its own may not call `line.backward`."""
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "%s: %s has no %s, so it is not checked. In a loop with hookline.Line, call "
+                "line.backward(loss) instead of loss.backward(); with manual optimization, "
+                "self.manual_backward(loss).",
+                WHO,
+                update.place,
+                self.monitor,
+            )
+
+    def _over_ranks(self, values: Sequence[Any]) -> list[float | None]:
+        """Return the mean of each value over the ranks that have one, with one read of the device. None: no
+        rank has one.
+        """
         known = read_all({str(index): each for index, each in enumerate(values) if each is not None})
         own = [number for index in range(len(values)) for number in _weighted(known.get(str(index)))]
         rows = [own] if self._is_alone else self._ranks.gather_numbers(own)
         totals = [sum(column) for column in zip(*rows, strict=True)]
         pairs = zip(totals[::2], totals[1::2], strict=True)
-        return [total / weight if weight else math.nan for total, weight in pairs]
+        return [total / weight if weight else None for total, weight in pairs]
 
     # ---- skip and rollback: the decision before the update -------------------------------------------------
 
@@ -259,7 +279,9 @@ class SpikeGuard(Hook):
         is_added = value is not None and math.isfinite(value)
         self._decided, self._seen = (update.epoch, update.last), (update.epoch, update.last + 1, is_added)
         self._requested = None
-        if value is not None:
+        if value is None:
+            self._warn_of_no_value(update)
+        else:
             self._add(value, update, is_spike, state)
         if goes_back:
             self._request_rollback(state, value)

@@ -150,7 +150,7 @@ class HostedRows(MetricRows):
 class HostedRun(HostView):
     """The plan, the state and the hooks of one run; hooks see it as `trainer`."""
 
-    is_running = False
+    is_running = is_ready = False
     rank_sync: HostedRankSync | None = None
 
     def __init__(
@@ -242,9 +242,7 @@ class HostedRun(HostView):
         self.state.setup.device, self.state.setup.wrapped_model = device, wrapped_model
 
     def set_rank(self, rank: int, local_rank: int, world_size: int) -> None:
-        """Set the rank of this process. Only rank 0 has loggers. rank, local_rank, world_size: as torchrun
-        counts them.
-        """
+        """Set the rank of this process, counted as torchrun does. Only rank 0 has loggers."""
         s = self.state
         s.setup.rank, s.setup.local_rank, s.setup.world_size = rank, local_rank, world_size
         self.hooks.move_to(rank)
@@ -260,7 +258,7 @@ class HostedRun(HostView):
             raise HooklineError("These hooks are in a run already.")
         if s.setup.module is None:
             raise OptionError("Line needs the model that is trained: Line(model, optimizer, hooks=[...]).")
-        self.is_running = True
+        self.is_running = self.is_ready = True
         s.setup.stage = stage
         run_events.begin(self, "training" if stage == "fit" else "running")
         self.batch.reset()
@@ -369,7 +367,7 @@ class HostedRun(HostView):
             self._log_ending()
         self.loggers.close()
         run_events.release(self)
-        self.is_running = False
+        self.is_running = self.is_ready = False
         return failures
 
     def _log_ending(self) -> None:
@@ -408,7 +406,7 @@ class HostedRun(HostView):
 
         batch: the batch, which hooks see as the fact `batch`.
         """
-        if not self.is_running:
+        if not self.is_ready:
             self.must_run()
         if self.batch.is_open:
             self.end_batch()
@@ -428,7 +426,7 @@ class HostedRun(HostView):
 
         loss: the loss of the batch.
         """
-        if not self.is_running:
+        if not self.is_ready:
             self.must_run()
         return self.batch.before_backward(loss)
 
@@ -450,7 +448,9 @@ class HostedRun(HostView):
         current.is_open = False
         if self.updates.announced:
             self.updates.account_for_missing()
-        s.current.returned = s.current.last_loss if outputs is None else outputs
+        if (loss := s.current.last_loss) is not None:
+            s.log.train_loss.add(loss, current.weight)
+        s.current.returned = loss if outputs is None else outputs
         current.end()
         is_update = s.counts.step != self.progress.step_before_batch
         if is_update:
