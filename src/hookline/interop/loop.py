@@ -20,7 +20,8 @@ from hookline.interop.hosted.position import LoopPosition, stop_in
 from hookline.interop.hosted.run import HOST_OPTIONS, HostedRun, refuse_other_options
 from hookline.run.optimizers import bare
 from hookline.training import run_events
-from hookline.training.resume import find_checkpoint
+from hookline.training.data_pass import LoaderClock
+from hookline.training.resume import LINE_LOADS, find_checkpoint
 from hookline.util.errors import END_EPOCH, HooklineError, LossError, OptionError, StopTraining
 from hookline.util.urls import shown
 
@@ -91,6 +92,7 @@ class Line(HostedRun):
         self._saves_wait = False
         self._step_handles: list[Any] = []
         self._position = LoopPosition(self)
+        self._loader_clock = LoaderClock(self.state)
         if module is not None:
             self.attach(module, optimizers, schedulers)
 
@@ -101,6 +103,7 @@ class Line(HostedRun):
             )
         try:
             self._in_body, self._position = False, LoopPosition(self)
+            self._loader_clock = LoaderClock(self.state)
             self.begin()
             self.updates.watch(self.state.optimizers)
             self.is_ready, self.updates.on_start = False, self.must_run
@@ -265,7 +268,7 @@ class Line(HostedRun):
             self._position.skip(batches, first, skip and not getattr(loader, "skip_batches", 0))
             if self._step_handles and not self._saves_wait:
                 self._remove_handles()
-            for batch in batches:
+            for batch in self._loader_clock.read(getattr(loader, "iterable", loader), batches):
                 if self._current_epoch is not current:
                     raise HooklineError(
                         "Another epoch started inside this one. Zip the loaders instead: "
@@ -546,5 +549,5 @@ class Line(HostedRun):
             )
 
     def _find_newest(self) -> str:
-        start = find_checkpoint("auto", self._directory)
+        start = find_checkpoint("auto", self._directory, option=LINE_LOADS)
         return str(start.path) if start is not None else ""
