@@ -49,6 +49,7 @@ class Update(NamedTuple):
         return f"step {self.step} (epoch {self.epoch}, batch {self.last})"
 
 
+NO_DECISION = (-1, -1, None)
 Batches = tuple[int, int, int]
 """An epoch, and the first and last number of batches in it."""
 
@@ -126,9 +127,8 @@ class SpikeGuard(Hook):
         """How many spikes were found, and how often the run went back because of them."""
         self.left_out: list[Batches] = []
         """The batches that are left out after a rollback."""
-        self._decided: tuple[int, int] | None = None
-        """The epoch and the last batch of the update for which `_signal` was decided."""
-        self._signal: Signal | None = None
+        self._decided: tuple[int, int, Signal | None] = NO_DECISION
+        """The epoch and the last batch of the newest update, and the signal that was decided for it."""
         self._requested: list[Batches] | None = None
         """The batches to leave out once the requested rollback is carried out; None: none is requested."""
         self._missed = 0
@@ -247,16 +247,16 @@ class SpikeGuard(Hook):
 
     def _act_on_loss(self, state: Any, loss: float | None) -> Signal | None:
         # in other loops, and with manual optimization, each rank has its own loss
-        return (
-            self._signal if self._is_decided(state) else self._decide(state, loss, state.shared_loss is None)
-        )
+        if self._is_decided(state):
+            return self._decided[2]
+        return self._decide(state, loss, state.shared_loss is None)
 
     def _act_on_norm(self, state: Any, grad_norm: float | None) -> Signal | None:
-        return self._signal if self._is_decided(state) else self._decide(state, grad_norm, True)
+        return self._decided[2] if self._is_decided(state) else self._decide(state, grad_norm, True)
 
     def _is_decided(self, state: Any) -> bool:
         """Return whether the decision is made: an update calls every optimizer."""
-        return self._decided == (state.epoch, state.batch_idx)
+        return self._decided[:2] == (state.epoch, state.batch_idx)
 
     def _decide(self, state: Any, value: float | None, is_local: bool) -> Signal | None:
         if is_local and not self._is_alone:
@@ -277,7 +277,9 @@ class SpikeGuard(Hook):
                 "max_rollbacks, and resume."
             )
         is_added = value is not None and math.isfinite(value)
-        self._decided, self._seen = (update.epoch, update.last), (update.epoch, update.last + 1, is_added)
+        signal = SKIP_STEP if is_spike else None
+        self._decided = (update.epoch, update.last, signal)
+        self._seen = (update.epoch, update.last + 1, is_added)
         self._requested = None
         if value is None:
             self._warn_of_no_value(update)
@@ -285,8 +287,7 @@ class SpikeGuard(Hook):
             self._add(value, update, is_spike, state)
         if goes_back:
             self._request_rollback(state, value)
-        self._signal = SKIP_STEP if is_spike else None
-        return self._signal
+        return signal
 
     def _first_batch(self, state: Any) -> int:
         """Return the first batch of the window: after the last update, and not left out."""
@@ -334,7 +335,7 @@ class SpikeGuard(Hook):
         """Leave out batches that are still ahead, after a rollback and in a run that resumes after one."""
         if not self._is_loaded:
             self._begin_values()  # those of the abandoned steps are not the range of the restored ones
-        self._is_loaded, self._decided = False, None
+        self._is_loaded, self._decided = False, NO_DECISION
         if self._requested is not None:
             self.left_out, self._requested = sorted({*self.left_out, *self._requested}), None
             self.rollbacks += 1

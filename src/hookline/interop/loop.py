@@ -106,7 +106,7 @@ class Line(HostedRun):
             self._loader_clock = LoaderClock(self.state)
             self.begin()
             self.updates.watch(self.state.optimizers)
-            self.is_ready, self.updates.on_start = False, self.must_run
+            self.updates.on_start = self.must_run
         except BaseException as error:
             self.fail(error)
             raise
@@ -139,8 +139,8 @@ class Line(HostedRun):
         start with the restored step and weights, as with the trainer.
         """
         super().must_run()
-        if not self.is_ready:
-            self.is_ready, self.updates.on_start = True, None
+        if self.updates.on_start is not None:
+            self.updates.on_start = None
             self.start_fit()
             self.start_training()
             self._began = (self.global_step, self.state.batches_seen)
@@ -327,7 +327,7 @@ class Line(HostedRun):
 
         event: its name. facts: the value of every fact of the event.
         """
-        if not self.is_ready and self.is_running:
+        if self.is_running:
             self.must_run()
         return super().emit(event, **facts)
 
@@ -529,11 +529,12 @@ class Line(HostedRun):
 
     def _load(self, path: str | Path) -> tuple[str, str] | None:
         """Load a checkpoint. Return why and with which status a hook had stopped its loop, if one had."""
-        is_ready, self.is_ready = self.is_ready, True  # hooks that are called here do not start the run
+        updates = self.updates
+        start, updates.on_start = updates.on_start, None  # hooks that are called here do not start the run
         try:
             return stop_in(load_hosted(self, path).get("loop"))
         finally:
-            self.is_ready = is_ready
+            updates.on_start = start
 
     def _report_finished(self, path: str) -> None:
         s, epochs = self.state, self._position.epochs

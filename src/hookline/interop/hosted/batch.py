@@ -47,7 +47,7 @@ class Updates(UpdateEvents):
         update.
         """
         self.on_start: Callable[[], None] | None = None
-        """Called before the first event of an optimizer, once: the run has not fired its start events."""
+        """Called before the first event, once: the run has not begun, or not fired its start events."""
         self.on_first: Callable[[], None] | None = None
         """Called before the next update is counted, once."""
         self.announced: set[int] = set()

@@ -150,7 +150,7 @@ class HostedRows(MetricRows):
 class HostedRun(HostView):
     """The plan, the state and the hooks of one run; hooks see it as `trainer`."""
 
-    is_running = is_ready = False
+    is_running = False
     rank_sync: HostedRankSync | None = None
 
     def __init__(
@@ -198,6 +198,7 @@ class HostedRun(HostView):
         self.progress = Progress()
         self.rows: MetricRows = HostedRows(self.plan, self.state, holds_rows)
         self.updates = Updates(self, on_step=announces_steps)
+        self.updates.on_start = self.must_run
         self.batch = HostedBatch(self, self.updates, count_tokens or elements_of_ids, holds_rows)
         self.host_logs = host_logs
         self.ranks = Ranks()
@@ -236,9 +237,7 @@ class HostedRun(HostView):
         self.set_device(first.device if first is not None else torch.device("cpu"), module)
 
     def set_device(self, device: Any, wrapped_model: Any) -> None:
-        """Set where the module is. device: its device. wrapped_model: the wrapper that the host runs, or the
-        module.
-        """
+        """Set the module's device, and the wrapper that the host runs, or the module."""
         self.state.setup.device, self.state.setup.wrapped_model = device, wrapped_model
 
     def set_rank(self, rank: int, local_rank: int, world_size: int) -> None:
@@ -258,7 +257,7 @@ class HostedRun(HostView):
             raise HooklineError("These hooks are in a run already.")
         if s.setup.module is None:
             raise OptionError("Line needs the model that is trained: Line(model, optimizer, hooks=[...]).")
-        self.is_running = self.is_ready = True
+        self.is_running, self.updates.on_start = True, None
         s.setup.stage = stage
         run_events.begin(self, "training" if stage == "fit" else "running")
         self.batch.reset()
@@ -367,7 +366,7 @@ class HostedRun(HostView):
             self._log_ending()
         self.loggers.close()
         run_events.release(self)
-        self.is_running = self.is_ready = False
+        self.is_running, self.updates.on_start = False, self.must_run
         return failures
 
     def _log_ending(self) -> None:
@@ -406,7 +405,7 @@ class HostedRun(HostView):
 
         batch: the batch, which hooks see as the fact `batch`.
         """
-        if not self.is_ready:
+        if self.updates.on_start is not None:
             self.must_run()
         if self.batch.is_open:
             self.end_batch()
@@ -426,7 +425,7 @@ class HostedRun(HostView):
 
         loss: the loss of the batch.
         """
-        if not self.is_ready:
+        if self.updates.on_start is not None:
             self.must_run()
         return self.batch.before_backward(loss)
 
