@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from dialects.looped import net_and_sgd, train
 from diverge.planted import AtStepEnd, Net, nudge, samples
-from tiny import quiet
+from tiny import batches, quiet
 
+from hookline import Line
 from hookline.cli import main
 
 PARTS = """
@@ -127,6 +129,18 @@ def test_runs_of_a_program_get_the_interval_and_the_lines_for_the_program(
     assert out.startswith("A and B diverge between step 3, which is equal, and step 6: weights.")
     assert "the step cannot be narrowed: a was started by a program" in out
     assert "with hookline.rewound('a', to=6, module=..., train=..., out='again-a'" in out
+
+
+def test_runs_of_hand_written_loops_are_not_run_again(capsys: pytest.CaptureFixture[str]) -> None:
+    for folder, lr in (("a", 0.1), ("b", 0.2)):
+        net, sgd = net_and_sgd(lr)
+        line = Line(net, sgd, logger=True, log_every_n_steps=1, run_dir=folder)
+        train(line, net, sgd, batches(2))
+    assert main(["diverge", "a", "b"]) == 3
+    said = capsys.readouterr()
+    assert "running" not in said.err
+    assert "a and b cannot be run again" in said.out and "log_every_n_steps=1" in said.out
+    assert "rewound" not in said.out and "digest=" not in said.out
 
 
 def test_the_lines_for_the_program_find_the_step(capsys: pytest.CaptureFixture[str]) -> None:

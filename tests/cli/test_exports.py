@@ -80,6 +80,16 @@ def test_a_wrong_export_is_explained_and_writes_nothing(
     ]
 
 
+def test_the_best_checkpoint_of_a_run_is_exported(capsys: pytest.CaptureFixture[str]) -> None:
+    keep = ModelCheckpoint(monitor="val/loss", mode="max", save_last=True)  # the first is the best
+    quiet(run_dir="run", hooks=[keep], max_epochs=3).fit(Net(), batches(), batches(1))
+    newest = told(capsys, "export", "run", "newest.pt")
+    best = told(capsys, "export", "run", "best.pt", "--checkpoint", "best")
+    assert best["path"] == keep.best_model_path and best["step"] < newest["step"]
+    said = refused(capsys, "export", keep.best_model_path, "again.pt", "--checkpoint", "best")
+    assert "searches the directory of a run" in said
+
+
 def test_force_replaces_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     quiet(run_dir="run", hooks=[ModelCheckpoint()]).fit(Net(), batches())
     Path("taken.pt").write_text("old")

@@ -10,10 +10,11 @@ from typing import Any
 
 import preloaded
 import pytest
+from dialects.looped import net_and_sgd, train
 from report.reported import evaluation_row, metrics, recorded, trained, written
 from tiny import Net, batches, quiet
 
-from hookline import OptionError
+from hookline import Line, OptionError
 from hookline.cli import main
 from hookline.hooks import HParams, ModelCheckpoint
 from hookline.report.runs import list_runs
@@ -105,6 +106,21 @@ def test_equal_runs_say_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert summarize([first, second])["differences"] == []
     assert main(["summary", str(first), str(second)]) == 0
     assert "All settings that are known are the same." in capsys.readouterr().out
+
+
+def test_runs_of_hand_written_loops_without_settings_say_how_to_record_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def compare(*hooks: Any) -> str:
+        for folder, lr in (("a", 0.1), ("b", 0.2)):
+            net, sgd = net_and_sgd(lr)
+            line = Line(net, sgd, hooks=[each(lr) for each in hooks], logger=True, run_dir=folder)
+            train(line, net, sgd, batches(2))
+        assert main(["summary", "a", "b"]) == 0
+        return capsys.readouterr().out
+
+    assert "No settings are recorded for these runs." in (said := compare()) and "HParams({...})" in said
+    assert "No settings" not in (said := compare(lambda lr: HParams({"lr": lr}))) and "0.2" in said
 
 
 def test_secrets_stay_hidden_in_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:

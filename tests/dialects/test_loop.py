@@ -141,6 +141,28 @@ def test_steps_are_heard_even_if_the_loop_says_nothing_else() -> None:
 # ---- facts ------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("by_line", [False, True])
+def test_a_loop_that_calls_backward_itself_warns_of_hooks_that_wait_for_the_loss(
+    by_line: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Waits(Hook):
+        def on_after_backward(self) -> None: ...
+
+        def on_step_end(self, loss: float) -> None: ...
+
+    net, sgd = net_and_sgd()
+    with Line(net, sgd, hooks=[Waits()]) as line:
+        for x, y in line.epoch(batches(2)):
+            loss = F.mse_loss(net(x), y)
+            line.backward(loss) if by_line else loss.backward()
+            sgd.step()
+    said = [each for each in caplog.messages if "line.backward" in each]
+    assert len(said) == (not by_line)
+    if said:
+        assert said[0].startswith("2 updates were made without line.backward(loss), so these events did not")
+        assert "on_after_backward, and the loss was None at on_step_end" in said[0]
+
+
 @pytest.mark.parametrize("has_batches", [False, True])
 def test_a_loop_without_batches_warns_of_hooks_that_wait_for_them(
     has_batches: bool, caplog: pytest.LogCaptureFixture
@@ -162,6 +184,7 @@ def test_a_loop_without_batches_warns_of_hooks_that_wait_for_them(
             line.log("val/loss", F.mse_loss(net(batch[0]), batch[1]))
     said = [each for each in caplog.messages if "did not fire" in each]
     assert len(said) == (not has_batches)
+    assert not any("line.backward" in each for each in caplog.messages), "no hook waits for the loss"
     if said:
         assert said[0].startswith("2 updates were made outside of line.epoch(loader)")
         assert said[0].endswith("on_step_end (hooks: waits); on_train_epoch_end (hooks: waits).")
@@ -383,6 +406,8 @@ def test_a_loop_fires_events_that_were_declared() -> None:
     assert scores == [12, 14]
     with pytest.raises(HooklineError, match=r"on_game_over has the facts score; got scores"):
         line.emit("on_game_over", scores=1)
+    with pytest.raises(HooklineError, match=r"has the facts score; got none\. Missing: score\.$"):
+        line.emit("on_game_over")
     with pytest.raises(HooklineError, match="on_step_end is emitted by the loops"):
         line.emit("on_step_end")
 

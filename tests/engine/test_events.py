@@ -254,6 +254,8 @@ def test_emitting_with_the_wrong_facts_is_an_error_that_lists_them(declare):
         quiet().emit("on_reward", rewards=1)
     with pytest.raises(HooklineError, match="got none"):
         quiet().emit("on_reward")
+    with pytest.raises(HookError, match=r"on_prize: facts='reward' is a str.*facts=\('reward',\)"):
+        declare("on_prize", "reward")
 
 
 def test_the_loops_own_events_cannot_be_emitted_by_hand():

@@ -492,6 +492,24 @@ def test_in_a_loop_of_your_own_it_reports_and_skips_and_refuses_to_go_back() -> 
         pass
 
 
+@pytest.mark.parametrize("action", ["report", "skip"])
+def test_a_loss_that_it_does_not_receive_is_not_a_spike(
+    action: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = torch.nn.Linear(4, 2)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    spikes = SpikeGuard(action)
+    with Line(net, sgd, hooks=[spikes]) as line:
+        for batch in line.epoch([torch.ones(2, 4)] * 3):
+            net(batch).mean().backward()
+            sgd.step()
+    assert (spikes.spikes, line.global_step) == (0, 3)
+    assert [each[:33] for each in caplog.messages if "SpikeGuard" in each] == [
+        "SpikeGuard: step 1 (epoch 0, batc"
+    ]
+    assert "has no loss" in caplog.text and "finite" not in caplog.text
+
+
 def test_under_the_rules_of_another_trainer_it_refuses_to_go_back(tmp_path: Path) -> None:
     from hookline.interop.lightning import LightningModule
     from hookline.interop.lightning import Trainer as LightningTrainer

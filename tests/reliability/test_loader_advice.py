@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dialects.looped import net_and_sgd
 from ranks.torchrun import torchrun
 from tiny import Net, batches, quiet
 from torch.utils.data import DataLoader
 
+from hookline import Hook, Line
 from hookline.data.loaders import make_loaders
 from hookline.reliability import loader_advice
 from hookline.reliability.loader_advice import (
@@ -155,6 +157,27 @@ def test_a_run_with_a_slow_loader_says_so_once(
         len(said) == 1
         and "'train' makes its batches in the main process: DataLoader(..., num_workers=" in said[0]
     )
+
+
+def test_a_hand_written_loop_with_a_slow_loader_says_so_once_and_hooks_know_the_wait(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loader_advice, "ENOUGH_SECONDS", 0.1)
+    waits: list[float] = []
+
+    class Waits(Hook):
+        def on_train_batch_start(self, fetch_seconds: float) -> None:
+            waits.append(fetch_seconds)
+
+    net, sgd = net_and_sgd()
+    with Line(net, sgd, hooks=[Waits()]) as line:
+        for _ in line.epochs(2):
+            for x, y in line.epoch(DataLoader(Sleeps(), batch_size=2)):
+                line.backward((net(x) - y).square().mean())
+                sgd.step()
+    assert len(waits) == 60 and min(waits) >= 0.02
+    said = warnings_of(caplog)
+    assert len(said) == 1 and "DataLoader(..., num_workers=" in said[0]
 
 
 def test_a_fast_dev_run_says_nothing(

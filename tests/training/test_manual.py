@@ -154,6 +154,19 @@ def test_the_gradient_norm_can_be_asked_for() -> None:
     assert norms == [pytest.approx(float(nn.utils.get_total_norm([p.grad for p in twin.parameters()])))]
 
 
+def test_the_gradient_norm_of_one_of_two_optimizers_leaves_out_the_other_s_gradients() -> None:
+    norms: list[tuple[float, float]] = []
+    trainer = quiet()
+
+    @trainer.on("before_optimizer_step")
+    def compare(grad_norm: float, optimizer: Any) -> None:
+        own = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        norms.append((grad_norm, float(nn.utils.get_total_norm(own))))
+
+    trainer.fit(Gan(), batches(2))
+    assert len(norms) == 4 and all(found == pytest.approx(own) for found, own in norms)
+
+
 def test_a_batch_without_an_update_does_not_count() -> None:
     class EverySecond(Manual):
         def training_step(self, batch: Any, batch_idx: int) -> Any:

@@ -530,8 +530,10 @@ def _add_checkpoint_commands(command: Any, group: Any) -> None:
 
 def _add_export_commands(command: Any, group: Any) -> None:
     added = command("export", "write the weights or the module, for other tools", EXPORT_CODES, group)
-    added.add_argument("path", metavar="PATH", help="a checkpoint, or a run: its newest complete checkpoint")
+    added.add_argument("path", metavar="PATH", help="a checkpoint, or the directory of a run")
     added.add_argument("out", metavar="OUT", help="the file or folder to write")
+    which = "of a run: its newest complete checkpoint (auto, the default) or its best"
+    added.add_argument("--checkpoint", choices=("auto", "best"), default="auto", help=which)
     added.add_argument("--format", metavar="FORMAT", help="see below; by default, the ending of OUT decides")
     added.add_argument(
         "--weights",

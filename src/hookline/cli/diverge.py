@@ -15,6 +15,7 @@ from hookline.digests.compare import CARRIED
 from hookline.digests.diverge import DivergeReport, diverge, diverge_attempts, diverge_ranks
 from hookline.digests.file import read_digests
 from hookline.loggers.jsonl import jsonable
+from hookline.run.record import RECORD
 from hookline.util.errors import HooklineError, OptionError
 from hookline.util.text import printable_lines
 
@@ -60,6 +61,13 @@ def narrow(report: DivergeReport, configs: list[str], allow: list[str]) -> Diver
     assert found is not None
     if len(configs) > 2:
         raise OptionError("--config is for both runs, or once for each of the two.")
+    if loops := [str(path) for path in report.paths if not (path / RECORD).is_file()]:
+        report.notes.append(
+            f"the step cannot be narrowed: {' and '.join(loops)} cannot be run again, because there is no "
+            f"{RECORD}. A loop with hookline.Line does not write one. Log more in both loops, every step: "
+            "Line(..., logger=True, log_every_n_steps=1, hooks=[GradientMonitor(log_frequency=1)])"
+        )
+        return report
     files = [*configs, *configs][:2] if configs else [None, None]
     try:
         again, repeated = _compare_again(report, files, allow, found.last_equal or 0)

@@ -20,7 +20,10 @@ from hookline.cli.output import print_result
 from hookline.config import load_config
 from hookline.config.problems import ConfigError
 from hookline.config.sections import read_datamodule, read_module
+from hookline.run.directory import RunDirectory
+from hookline.run.options import make_options
 from hookline.run.record import RECORD, read_record
+from hookline.training.resume import find_checkpoint
 from hookline.util.errors import CheckpointError, OptionError
 from hookline.util.limited_json import is_count
 from hookline.util.text import HIDDEN_VALUE, format_size, redact
@@ -57,7 +60,7 @@ def export_run(chosen: argparse.Namespace) -> int:
             f"{format.name} has weights only."
         )
     done = export_checkpoint(
-        chosen.path,
+        _best_of(chosen.path) if chosen.checkpoint == "best" else chosen.path,
         out,
         format.name,
         weights=chosen.weights,
@@ -89,6 +92,18 @@ def export_run(chosen: argparse.Namespace) -> int:
         f"{done.source} (step {done.step}){of_hook}"
     )
     return print_result(chosen, data, text)
+
+
+def _best_of(path: str) -> Path:
+    """Return the path of the best checkpoint of a run."""
+    if is_url(path) or (Path(path) / MANIFEST).is_file() or not Path(path).is_dir():
+        raise OptionError(
+            f"--checkpoint best searches the directory of a run, and {redact(path)} is not one."
+        )
+    found = find_checkpoint("best", RunDirectory(make_options({})), within=Path(path), option="--checkpoint")
+    if found is None:
+        raise CheckpointError(f"There is no checkpoint with a score below {path}.")
+    return Path(found.path)
 
 
 def _below(prefix: str | None) -> Callable[[str], str | None] | None:

@@ -26,6 +26,9 @@ from hookline.util.text import format_number, format_table, printable
 MOST_METRICS = 60
 MOST_COLUMNS = 8
 """The most settings beside each run; the others are named below the table."""
+NO_SETTINGS = (
+    "No settings are recorded for these runs. In a hookline.Line, the hook HParams({...}) records them."
+)
 MOST_HOOKS = 6
 """The most rows of hook costs."""
 
@@ -320,7 +323,8 @@ def _comparison_text(data: dict[str, Any]) -> str:
         )
     lines = [format_table(rows)]
     if not differing:
-        lines.append("All settings that are known are the same.")
+        known = any(each["settings"] for each in runs)
+        lines.append("All settings that are known are the same." if known else NO_SETTINGS)
     elif len(differing) > MOST_COLUMNS:
         left = ", ".join(each["key"] for each in differing[MOST_COLUMNS : MOST_COLUMNS + 30])
         lines.append(

@@ -267,7 +267,9 @@ def _from_logs(paths: tuple[Path, Path], names: tuple[str, str]) -> DivergeRepor
             "digests."
         )
     why = _without_digests(missing) or "the digests have no step in common"
-    report.notes.append(f"only the logged metrics are compared, because {why}. {HOW} writes them")
+    is_hosted = not any((path / RECORD).is_file() for path in paths)
+    how = "Only hookline.Trainer writes them, not a hookline.Line" if is_hosted else f"{HOW} writes them"
+    report.notes.append(f"only the logged metrics are compared, because {why}. {how}")
     return report
 
 

@@ -120,7 +120,8 @@ FACT_ROWS: tuple[Fact, ...] = (
     Fact("optimizer_idx", "the index of that optimizer"),
     Fact("optimizer_closure",
          "a function that returns the loss, and recomputes it for optimizers that need that"),
-    Fact("grad_norm", "the total gradient norm before clipping, as a float", costly=True),
+    Fact("grad_norm", "the total gradient norm before clipping, as a float. With manual optimization and in "
+         "a Line: of the parameters of the optimizer that makes its step", costly=True),
     Fact("gradient_clip_val", "the limit for gradient clipping"),
     Fact("gradient_clip_algorithm", "'norm' or 'value'"),
     Fact("ctx", "a StepContext: step, loss, grad_norm, lr, tokens_seen, model, optimizer and more",

@@ -140,13 +140,14 @@ def explain_plan(
     mixture: str = "",
     graphs: str = "",
     loaders: Mapping[str, str] | None = None,
+    title: str = "",
 ) -> Explanation:
-    """Return the lifecycle tree of one stage."""
+    """Return the lifecycle tree of one stage. title: what runs it; empty: the trainer."""
     if stage not in EVERY_STAGE:
         raise HookError(
             f"{stage!r} is not a stage.{closest(stage, EVERY_STAGE)} Stages: {', '.join(EVERY_STAGE)}."
         )
-    root = Node(f"trainer.{stage}()")
+    root = Node(title or f"trainer.{stage}()")
     for event in plan.table.in_order(stage):
         listeners = plan.listeners(event.name)
         positions = _registration_order(listeners)

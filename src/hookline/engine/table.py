@@ -205,6 +205,10 @@ class EventTable:
             raise HookError(f"An event's name is an identifier that begins with 'on_', not {name!r}.")
         if name in self._spellings:
             raise HookError(f"There is an event {name!r} already: {self._spellings[name][0].doc}")
+        if isinstance(facts, str):
+            raise HookError(
+                f"{name}: facts={facts!r} is a str. Pass the names as a tuple: facts=({facts!r},)."
+            )
         if replaces and replaces not in facts:
             raise HookError(f"{name}: replaces={replaces!r} is not one of its facts {facts}.")
         for fact in facts:

@@ -527,8 +527,6 @@ class ModelCheckpoint(Hook):
         raw = raw_values(state.metrics)
         if self.monitor in raw and raw[self.monitor] == self.current_score:
             self._metric.seen = raw[self.monitor]
-        if self._loaded.is_training and not hasattr(state.trainer, "load_best"):
-            self._request_unwritten(state)  # a hosted run loads its checkpoint after on_train_start
 
     def on_train_start(self, state: Any) -> None:
         self._loaded.is_training, self._loaded.earlier = True, frozenset()
@@ -536,10 +534,7 @@ class ModelCheckpoint(Hook):
         if is_new and not self.url and state.trainer.options.run_dir is not None:
             saved = (each.parent for each in self._folder(state).glob(f"*/{MANIFEST}"))
             self._loaded.earlier = frozenset(str(each) for each in saved if not each.is_symlink())
-        self._request_unwritten(state)
-
-    def _request_unwritten(self, state: Any) -> None:
-        """Request what is missing if a process ended between two checkpoints of one state: this state."""
+        # the process ended between two checkpoints of one state: this is that state
         for path, score in self._loaded.unwritten.items():
             self._save(state, path, score, "interval" if self.monitor is None else "best")
         self._loaded.unwritten = {}

@@ -49,6 +49,7 @@ class Update(NamedTuple):
         return f"step {self.step} (epoch {self.epoch}, batch {self.last})"
 
 
+NO_DECISION = (-1, -1, None)
 Batches = tuple[int, int, int]
 """An epoch, and the first and last number of batches in it."""
 
@@ -126,13 +127,14 @@ class SpikeGuard(Hook):
         """How many spikes were found, and how often the run went back because of them."""
         self.left_out: list[Batches] = []
         """The batches that are left out after a rollback."""
-        self._decided: tuple[int, int] | None = None
-        """The epoch and the last batch of the update for which `_signal` was decided."""
-        self._signal: Signal | None = None
+        self._decided: tuple[int, int, Signal | None] = NO_DECISION
+        """The epoch and the last batch of the newest update, and the signal that was decided for it."""
         self._requested: list[Batches] | None = None
         """The batches to leave out once the requested rollback is carried out; None: none is requested."""
         self._missed = 0
         """How many requested rollbacks of the present series of spikes found no checkpoint."""
+        self._has_warned = False
+        """Whether the warning about an update without a value was logged."""
         self._is_loaded = False
         """Whether a checkpoint that is being restored has a state of this hook."""
         self._begin_values()
@@ -212,31 +214,49 @@ class SpikeGuard(Hook):
         unread, self._unread = self._unread, []
         values = self._over_ranks([value for value, _ in unread])
         for value, (_, update) in zip(values, unread, strict=True):
-            self._add(value, update, self._is_spike(value), state)
+            if value is None:
+                self._warn_of_no_value(update)
+            else:
+                self._add(value, update, self._is_spike(value), state)
 
-    def _over_ranks(self, values: Sequence[Any]) -> list[float]:
-        """Return the mean of each value over the ranks that have one, with one read of the device."""
+    def _warn_of_no_value(self, update: Update) -> None:
+        """Warn once that there is nothing to judge: a loop of its own may not call `line.backward`."""
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "%s: %s has no %s, so it is not checked. In a loop with hookline.Line, call "
+                "line.backward(loss) instead of loss.backward(); with manual optimization, "
+                "self.manual_backward(loss).",
+                WHO,
+                update.place,
+                self.monitor,
+            )
+
+    def _over_ranks(self, values: Sequence[Any]) -> list[float | None]:
+        """Return the mean of each value over the ranks that have one, with one read of the device. None: no
+        rank has one.
+        """
         known = read_all({str(index): each for index, each in enumerate(values) if each is not None})
         own = [number for index in range(len(values)) for number in _weighted(known.get(str(index)))]
         rows = [own] if self._is_alone else self._ranks.gather_numbers(own)
         totals = [sum(column) for column in zip(*rows, strict=True)]
         pairs = zip(totals[::2], totals[1::2], strict=True)
-        return [total / weight if weight else math.nan for total, weight in pairs]
+        return [total / weight if weight else None for total, weight in pairs]
 
     # ---- skip and rollback: the decision before the update -------------------------------------------------
 
     def _act_on_loss(self, state: Any, loss: float | None) -> Signal | None:
         # in other loops, and with manual optimization, each rank has its own loss
-        return (
-            self._signal if self._is_decided(state) else self._decide(state, loss, state.shared_loss is None)
-        )
+        if self._is_decided(state):
+            return self._decided[2]
+        return self._decide(state, loss, state.shared_loss is None)
 
     def _act_on_norm(self, state: Any, grad_norm: float | None) -> Signal | None:
-        return self._signal if self._is_decided(state) else self._decide(state, grad_norm, True)
+        return self._decided[2] if self._is_decided(state) else self._decide(state, grad_norm, True)
 
     def _is_decided(self, state: Any) -> bool:
         """Return whether the decision is made: an update calls every optimizer."""
-        return self._decided == (state.epoch, state.batch_idx)
+        return self._decided[:2] == (state.epoch, state.batch_idx)
 
     def _decide(self, state: Any, value: float | None, is_local: bool) -> Signal | None:
         if is_local and not self._is_alone:
@@ -257,14 +277,17 @@ class SpikeGuard(Hook):
                 "max_rollbacks, and resume."
             )
         is_added = value is not None and math.isfinite(value)
-        self._decided, self._seen = (update.epoch, update.last), (update.epoch, update.last + 1, is_added)
+        signal = SKIP_STEP if is_spike else None
+        self._decided = (update.epoch, update.last, signal)
+        self._seen = (update.epoch, update.last + 1, is_added)
         self._requested = None
-        if value is not None:
+        if value is None:
+            self._warn_of_no_value(update)
+        else:
             self._add(value, update, is_spike, state)
         if goes_back:
             self._request_rollback(state, value)
-        self._signal = SKIP_STEP if is_spike else None
-        return self._signal
+        return signal
 
     def _first_batch(self, state: Any) -> int:
         """Return the first batch of the window: after the last update, and not left out."""
@@ -312,7 +335,7 @@ class SpikeGuard(Hook):
         """Leave out batches that are still ahead, after a rollback and in a run that resumes after one."""
         if not self._is_loaded:
             self._begin_values()  # those of the abandoned steps are not the range of the restored ones
-        self._is_loaded, self._decided = False, None
+        self._is_loaded, self._decided = False, NO_DECISION
         if self._requested is not None:
             self.left_out, self._requested = sorted({*self.left_out, *self._requested}), None
             self.rollbacks += 1

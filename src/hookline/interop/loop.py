@@ -20,7 +20,8 @@ from hookline.interop.hosted.position import LoopPosition, stop_in
 from hookline.interop.hosted.run import HOST_OPTIONS, HostedRun, refuse_other_options
 from hookline.run.optimizers import bare
 from hookline.training import run_events
-from hookline.training.resume import find_checkpoint
+from hookline.training.data_pass import LoaderClock
+from hookline.training.resume import LINE_LOADS, find_checkpoint
 from hookline.util.errors import END_EPOCH, HooklineError, LossError, OptionError, StopTraining
 from hookline.util.urls import shown
 
@@ -35,6 +36,9 @@ OF_BATCHES = (
     "on_train_epoch_end",
 )
 """Events that need the batches or epochs of the loop: `optimizer.step()` does not fire them."""
+
+OF_BACKWARD, OF_LOSS = ("on_before_backward", "on_after_backward"), frozenset({"loss", "ctx"})
+"""Events and facts that need `line.backward`, or `before_backward` and `after_backward`."""
 
 
 class Line(HostedRun):
@@ -88,6 +92,7 @@ class Line(HostedRun):
         self._saves_wait = False
         self._step_handles: list[Any] = []
         self._position = LoopPosition(self)
+        self._loader_clock = LoaderClock(self.state)
         if module is not None:
             self.attach(module, optimizers, schedulers)
 
@@ -98,10 +103,10 @@ class Line(HostedRun):
             )
         try:
             self._in_body, self._position = False, LoopPosition(self)
+            self._loader_clock = LoaderClock(self.state)
             self.begin()
-            self.start_fit()
-            self.start_training()
-            self._began = (self.global_step, self.state.batches_seen)
+            self.updates.watch(self.state.optimizers)
+            self.updates.on_start = self.must_run
         except BaseException as error:
             self.fail(error)
             raise
@@ -116,14 +121,29 @@ class Line(HostedRun):
             self.fail(error)
             return False
         try:
+            self.must_run()
             self.end_training()
             self.end_fit()
             self._warn_of_missing_batches()
+            self._warn_of_missing_losses()
         except BaseException as failure:
             self.fail(failure)
             raise
         self.close()
         return True
+
+    def must_run(self) -> None:
+        """Raise an error outside of a run. In a run, emit on_fit_start and on_train_start, once.
+
+        They wait for the first call that trains, so that `load_checkpoint` comes before them: hooks then
+        start with the restored step and weights, as with the trainer.
+        """
+        super().must_run()
+        if self.updates.on_start is not None:
+            self.updates.on_start = None
+            self.start_fit()
+            self.start_training()
+            self._began = (self.global_step, self.state.batches_seen)
 
     def _warn_of_missing_batches(self) -> None:
         """Warn of hooks that wait for events of batches and epochs, if updates were made without them."""
@@ -142,6 +162,23 @@ class Line(HostedRun):
                 "events did not fire: %s.",
                 self.global_step - step,
                 "; ".join(f"{event} (hooks: {', '.join(names)})" for event, names in waiting.items()),
+            )
+
+    def _warn_of_missing_losses(self) -> None:
+        """Warn of hooks that wait for the loss or events of backward, if updates were made without them."""
+        updates, plan = self.global_step - self._began[0], self.plan
+        if self.batch.has_losses or updates <= 0:
+            return
+        events = [each for each in OF_BACKWARD if plan.listeners(each)]
+        readers = [each for each, facts in plan.wanted_at.items() if facts & OF_LOSS and each not in events]
+        if events or readers:
+            parts = [f"these events did not fire: {', '.join(events)}"] if events else []
+            parts += [f"the loss was None at {', '.join(readers)}"] if readers else []
+            log.warning(
+                "%d updates were made without line.backward(loss), so %s. Replace loss.backward() by "
+                "line.backward(loss).",
+                updates,
+                ", and ".join(parts),
             )
 
     def stop(
@@ -217,6 +254,7 @@ class Line(HostedRun):
         that are done. False: the loader itself begins after them, as loaders with a state of their own do.
         """
         self.end_epoch()
+        self.must_run()
         if self.should_stop:
             return
         first = self._position.start_batches(loader)
@@ -230,7 +268,7 @@ class Line(HostedRun):
             self._position.skip(batches, first, skip and not getattr(loader, "skip_batches", 0))
             if self._step_handles and not self._saves_wait:
                 self._remove_handles()
-            for batch in batches:
+            for batch in self._loader_clock.read(getattr(loader, "iterable", loader), batches):
                 if self._current_epoch is not current:
                     raise HooklineError(
                         "Another epoch started inside this one. Zip the loaders instead: "
@@ -260,6 +298,7 @@ class Line(HostedRun):
         batches: their number, if it is known. first: the number of the first batch that the loop trains, in
         an epoch that continues after `load_checkpoint`.
         """
+        self.must_run()
         position = self._position
         if position.pending is not None:
             if not position.is_in_epochs:
@@ -282,6 +321,15 @@ class Line(HostedRun):
             self.end_validation()
             self._in_body = False
         super().end_epoch(metrics)
+
+    def emit(self, event: str, **facts: Any) -> Any:
+        """Emit an event that `hookline.declare_event` declared; return the replaced fact, if it has one.
+
+        event: its name. facts: the value of every fact of the event.
+        """
+        if self.is_running:
+            self.must_run()
+        return super().emit(event, **facts)
 
     @property
     def batch_idx(self) -> int:
@@ -387,6 +435,7 @@ class Line(HostedRun):
     def abandon(self) -> None:
         """Abandon what is open, without events, and drop save requests."""
         self._in_body = self._saves_wait = False
+        self.updates.on_start = None
         self._remove_handles()
         super().abandon()
 
@@ -433,6 +482,8 @@ class Line(HostedRun):
 
         If the current batch has made its update, it ends first, so that its hooks have run.
         """
+        if self.is_running:
+            self.must_run()
         if self.batch.has_updated:
             self.end_batch()
         position = {"loop": [self._position.state()], "loggers": self._log_position()}
@@ -441,19 +492,27 @@ class Line(HostedRun):
     def load_checkpoint(self, path: str | Path) -> bool:
         """Continue from a checkpoint of `save_checkpoint`, inside `with line:` and before the loop.
 
-        Restore module, optimizers, schedulers, hooks, counters and random streams. What remains: `epochs`
-        yields the epochs that are not complete, and `epoch` drops the batches of the first one that are done,
-        so that nothing is trained twice.
+        on_fit_start and on_train_start come after it, if nothing else of the line was called before. Restore
+        module, optimizers, schedulers, hooks, counters and random streams. What remains: `epochs` yields the
+        epochs that are not complete, and `epoch` drops the batches of the first one that are done, so that
+        nothing is trained twice.
 
         path: a checkpoint; or 'auto': the newest complete checkpoint of the run's directory. Return False if
         'auto' finds none, so that the training begins. If a hook had stopped the loop of the newest one, the
         loop is finished: `should_stop` is True, and `epochs` and `epoch` yield nothing. Pass the path to
         train on.
         """
-        self.must_run()
+        super().must_run()
+        if self._in_body or self.epoch_is_open or self._position.is_in_epochs:
+            raise HooklineError(
+                f"line.load_checkpoint({shown(path)!r}) was called inside an epoch, which would then "
+                "continue with other weights and counts. Call it before the loop: after `with line:` and "
+                "before `for epoch in line.epochs(n)`."
+            )
         if path != "auto":
-            if stop := stop_in(self._load(path)):
+            if stop := self._load(path):
                 log.warning("The loop of %s had been stopped: %s. It trains on.", shown(path), stop[0])
+            self.must_run()
             return True
         if not self._directory.has_name:
             raise OptionError(
@@ -461,16 +520,21 @@ class Line(HostedRun):
                 "pass Line(run_dir=...)."
             )
         found = self.ranks.decide(self._find_newest)
-        if found and (stop := stop_in(self._load(found))):
+        if found and (stop := self._load(found)):
             self._set_stop(stop)
             self._report_finished(found)
+        if found:
+            self.must_run()
         return bool(found)
 
-    def _load(self, path: str | Path) -> Any:
-        """Load a checkpoint and write those that hooks request then; return the position of the loop."""
-        position = load_hosted(self, path).get("loop")
-        self.sync_point()
-        return position
+    def _load(self, path: str | Path) -> tuple[str, str] | None:
+        """Load a checkpoint. Return why and with which status a hook had stopped its loop, if one had."""
+        updates = self.updates
+        start, updates.on_start = updates.on_start, None  # hooks that are called here do not start the run
+        try:
+            return stop_in(load_hosted(self, path).get("loop"))
+        finally:
+            updates.on_start = start
 
     def _report_finished(self, path: str) -> None:
         s, epochs = self.state, self._position.epochs
@@ -486,5 +550,5 @@ class Line(HostedRun):
             )
 
     def _find_newest(self) -> str:
-        start = find_checkpoint("auto", self._directory)
+        start = find_checkpoint("auto", self._directory, option=LINE_LOADS)
         return str(start.path) if start is not None else ""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from hookline.engine.cost import format_seconds
 from hookline.run.run import Run
+from hookline.run.state import State
 from hookline.run.timer import RunTimer
 
 MOSTLY = 0.4
@@ -82,6 +83,17 @@ def check_waiting(run: Run, timer: RunTimer, is_last: bool = False) -> None:
             who=f"Rank {s.rank}" if s.rank else "Training",
         ),
     )
+
+
+def warn_of_waiting(waiting: Waiting, loader: Any, s: State) -> bool:
+    """Warn on rank 0 if a hand-written loop mostly waits for its loader; return whether it does."""
+    if not mostly_waits(waiting):
+        return False
+    if s.rank == 0:
+        cores = max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or s.world_size))
+        on_cuda = getattr(s.device, "type", "") == "cuda"
+        log.warning("%s", advice(waiting, [source_facts("train", loader)], cores, on_cuda))
+    return True
 
 
 def compare_waiting(run: Run) -> None:
@@ -159,17 +171,15 @@ def _change(loader: LoaderFacts, cores: int, on_cuda: bool, at_starts: bool) -> 
 
 def loader_facts(loader: Any) -> LoaderFacts:
     """Return the settings of a loader."""
-    source = loader.source
+    found = source_facts(loader.name, loader.source)
+    return replace(found, ahead=loader.ahead, may_run_ahead=loader.reader.may_run_ahead)
+
+
+def source_facts(name: str, source: Any) -> LoaderFacts:
+    """Return the settings of a loader as the user has made it."""
     if not isinstance(source, DataLoader):
-        return LoaderFacts(loader.name, None, ahead=loader.ahead, may_run_ahead=loader.reader.may_run_ahead)
-    return LoaderFacts(
-        loader.name,
-        source.num_workers,
-        bool(source.persistent_workers),
-        bool(source.pin_memory),
-        loader.ahead,
-        loader.reader.may_run_ahead,
-    )
+        return LoaderFacts(name, None)
+    return LoaderFacts(name, source.num_workers, bool(source.persistent_workers), bool(source.pin_memory))
 
 
 def usable_cores() -> int:

@@ -187,7 +187,7 @@ class CurrentBatch:
 
     batch: Any = None
     fetch_ns: int | None = None
-    """Nanoseconds that the loop waited for this batch; None if another loop fetches the batches."""
+    """Nanoseconds that the loop waited for this batch; None if another package's loop fetches the batches."""
     batch_idx: int = 0
     interrupted_batch: int | None = None
     """The number of the training batch that an evaluation interrupts; None outside of one."""

@@ -207,10 +207,12 @@ class View:
         row = EVENTS.named(event)
         if row.inside != "own":
             raise HooklineError(f"{row.name} is emitted by the loops; emit() takes events that you declared.")
-        for name in (*facts, *row.facts):
-            if (name in facts) != (name in row.facts):
-                known, got = ", ".join(row.facts) or "none", ", ".join(facts) or "none"
-                raise HooklineError(f"{row.name} has the facts {known}; got {got}.{closest(name, row.facts)}")
+        if facts.keys() != set(row.facts):
+            known, got = ", ".join(row.facts) or "none", ", ".join(facts) or "none"
+            unknown = [each for each in facts if each not in row.facts]
+            missing = ", ".join(each for each in row.facts if each not in facts)
+            why = closest(unknown[0], row.facts) if unknown else f" Missing: {missing}."
+            raise HooklineError(f"{row.name} has the facts {known}; got {got}.{why}")
         before, self.state.subject.own = self.state.own, dict(facts)
         try:
             getattr(self.plan, row.name)(self.state)

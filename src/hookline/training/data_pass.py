@@ -12,9 +12,9 @@ from typing import Any
 from hookline.data.loaders import Loader
 from hookline.engine.binding import Caller
 from hookline.engine.plan import Plan, noop
-from hookline.reliability.loader_advice import check_waiting
+from hookline.reliability.loader_advice import Waiting, check_waiting, warn_of_waiting
 from hookline.run.run import Run, phase
-from hookline.run.state import FETCHING, OPENING
+from hookline.run.state import FETCHING, OPENING, State
 from hookline.run.timer import SAMPLE_EVERY, RunTimer
 
 
@@ -75,6 +75,44 @@ class Fetcher:
             if self._run.window.batches:
                 self._timer.sampler.abandon()
             end_samples(self._run, self._timer)
+
+
+class LoaderClock:
+    """Measure how long a hand-written loop waits for its training loader; warn once if it is long."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.waits = self.first_waits = self.training = 0
+        """Nanoseconds of waiting, of waiting for the first batch of each epoch, and from batch to batch."""
+        self.epochs = self.batches = 0
+        self.warned = False
+
+    def read(
+        self, loader: Any, batches: Iterator[Any], clock: Callable[[], int] = time.perf_counter_ns
+    ) -> Iterator[Any]:
+        """Yield the batches. The wait for each is the fact `fetch_seconds`."""
+        current, is_first = self.state.current, True
+        began = last = clock()
+        for batch in batches:
+            now = clock()
+            current.fetch_ns = waited = now - began
+            self.waits, self.training, last = self.waits + waited, self.training + now - last, now
+            self.batches += 1
+            if is_first:
+                self.epochs, self.first_waits, is_first = self.epochs + 1, self.first_waits + waited, False
+            elif self.batches % SAMPLE_EVERY == 0:
+                self.check(loader)
+            yield batch
+            began = clock()
+        self.check(loader)
+
+    def check(self, loader: Any) -> None:
+        """Warn once if the loop mostly waits."""
+        if not self.warned:
+            waiting = Waiting(
+                self.waits / 1e9, self.first_waits / 1e9, self.epochs, self.training / 1e9, self.batches
+            )
+            self.warned = warn_of_waiting(waiting, loader, self.state)
 
 
 def take_sample(run: Run, timer: RunTimer) -> float:

@@ -101,8 +101,8 @@ class ManualOptimizer:
         """Measure the gradients, if a listener requests it, and emit on_before_optimizer_step."""
         run, s = self._run, self._run.state
         self._events.focus(self._index, self.optimizer)
-        measures = s.setup.norm_takes_all and "grad_norm" in run.plan.wanted
-        s.optimization.set_norm(total_norm(s.setup.optimizers) if measures else None)
+        measures = "grad_norm" in run.plan.wanted
+        s.optimization.set_norm(total_norm([self.optimizer]) if measures else None)
         return self._events.before_step()
 
     def count(self) -> None:

@@ -52,6 +52,8 @@ from hookline.util.urls import MANIFEST, check_url, is_url, shown
 
 log = logging.getLogger("hookline")
 SEARCH_WORDS = ("auto", "best")
+LINE_LOADS = "line.load_checkpoint"
+"""The `option` of a hand-written loop that continues its run."""
 START_OVER = (
     "To train longer, raise its limits (max_epochs, max_steps, max_time). To start over, pass resume=None "
     "(on the command line: hookline fit --fresh), or choose another run_dir."
@@ -227,7 +229,8 @@ class Asked:
     """Whether the directories to search are those that `RunDirectory.searched_runs` returns."""
 
     def __str__(self) -> str:
-        return f"{self.option}={shown(os.fspath(self.which))!r}"
+        which = shown(os.fspath(self.which))
+        return f"{self.option}({which!r})" if self.option == LINE_LOADS else f"{self.option}={which!r}"
 
     @property
     def is_best(self) -> bool:
@@ -237,7 +240,7 @@ class Asked:
     @property
     def resumes(self) -> bool:
         """Whether the run continues, not only reads weights."""
-        return self.option == "resume"
+        return self.option in ("resume", LINE_LOADS)
 
 
 def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -> Start | None:
@@ -318,9 +321,11 @@ def _refuse_to_begin(asked: Asked, folder: Path, unusable: dict[str, str], searc
         name = asked.option
         advice.append(f"{name}='auto' takes the newest one, with or without a score; {name}=PATH that one.")
     if asked.resumes:
+        is_line = asked.option == LINE_LOADS
+        afresh = "leave out the call" if is_line else "pass resume=None (on the command line: --fresh)"
         advice.append(
-            "Nothing was changed. To begin a new run there anyway, pass resume=None (on the command line: "
-            "--fresh); to keep them, choose another run_dir; or restore a copy of one."
+            f"Nothing was changed. To begin a new run there anyway, {afresh}; to keep them, choose another "
+            "run_dir; or restore a copy of one."
         )
     raise CheckpointError(
         "\n  ".join(

@@ -330,6 +330,41 @@ def test_rate_loss_and_norm_are_all_those_of_the_last_optimizer_that_made_a_step
     )
 
 
+def test_of_several_losses_in_a_batch_the_last_counts_as_at_the_end_of_the_step() -> None:
+    seen: list[float] = []
+
+    class Losses(Hook):
+        def on_step_end(self, loss: float) -> None:
+            seen.append(loss)
+
+    net, sgd = net_and_sgd()
+    with Line(net, sgd, hooks=[Losses()]) as line:
+        for _ in line.epochs(1):
+            for x, y in line.epoch(batches(3)):
+                for factor in (1.0, 10.0):
+                    sgd.zero_grad()
+                    line.backward(factor * F.mse_loss(net(x), y))
+                    sgd.step()
+    assert len(seen) == 3 and line.metrics["train/loss"] == pytest.approx(sum(seen) / 3)
+
+
+def test_the_batches_that_were_trained_count_the_windows_of_a_loop_whose_batches_are_skipped() -> None:
+    class SkipsTheFourth(Hook):
+        def on_train_batch_start(self, batch_idx: int) -> Any:
+            return hookline.SKIP_BATCH if batch_idx == 3 else None
+
+    windows = Facts()
+    net, sgd = net_and_sgd()
+    with Line(net, sgd, hooks=[SkipsTheFourth(), windows]) as line:
+        for _ in line.epochs(2):
+            for x, y in line.epoch(batches(5)):
+                line.backward(F.mse_loss(net(x), y), divide_by=4)
+                if (line.state.batches_seen + 1) % 4 == 0:
+                    sgd.step()
+                    sgd.zero_grad()
+    assert (line.global_step, line.state.batches_seen) == (2, 8) and len(windows.steps) == 2
+
+
 def test_an_optimizer_that_is_attached_in_a_run_is_heard_from_then_on() -> None:
     net, old = net_and_sgd()
     sgd = old

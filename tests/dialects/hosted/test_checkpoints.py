@@ -18,6 +18,7 @@ from torch.nn import functional as F
 import hookline
 from hookline import CheckpointError, Hook, Line, every
 from hookline.checkpoint.files import read_manifest
+from hookline.engine.events import EVENTS
 from hookline.hooks import ModelCheckpoint
 
 
@@ -184,3 +185,74 @@ def test_a_checkpoint_that_a_killed_process_owed_has_the_loaded_weights() -> Non
     shutil.rmtree(owed)  # as if the process had been killed between the two
     run(3, first)
     assert torch.equal(weights(owed), weights(first)) and read_manifest(owed)["step"] == 2
+
+
+class Starts(Hook):
+    """Notes the events around a start, and what a hook knows then."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, int, bool]] = []
+
+    def setup(self, step: int, resumed: bool) -> None:
+        self.events.append(("setup", step, resumed))
+
+    def on_checkpoint_load(self, step: int, resumed: bool) -> None:
+        self.events.append(("load", step, resumed))
+
+    def on_fit_start(self, step: int, resumed: bool) -> None:
+        self.events.append(("fit", step, resumed))
+
+    def on_train_start(self, step: int, resumed: bool) -> None:
+        self.events.append(("train", step, resumed))
+
+    def on_before_zero_grad(self, step: int, resumed: bool) -> None:
+        self.events.append(("zero_grad", step, resumed))
+
+
+def test_a_hook_starts_with_the_step_of_the_loaded_checkpoint_as_with_the_trainer(tmp_path: Path) -> None:
+    (net, sgd), hook = net_and_sgd(), Starts()
+    with Line(net, sgd, hooks=[hook], run_dir=tmp_path) as line:
+        assert line.load_checkpoint("auto") is False
+        assert hook.events == [("setup", 0, False)]
+        for x, y in line.epoch(batches(2)):
+            line.backward(F.mse_loss(net(x), y))
+            sgd.step()
+        line.save_checkpoint(tmp_path / "checkpoints/last")
+    assert hook.events == [("setup", 0, False), ("fit", 0, False), ("train", 0, False)]
+
+    (net, sgd), hook = net_and_sgd(), Starts()
+    with Line(net, sgd, hooks=[hook], run_dir=tmp_path) as line:
+        assert line.load_checkpoint("auto") is True
+        starts = [("setup", 0, False), ("load", 2, True), ("fit", 2, True), ("train", 2, True)]
+        assert hook.events == starts
+        sgd.zero_grad()
+    assert hook.events == [*starts, ("zero_grad", 2, True)]
+
+
+@pytest.mark.parametrize("call", ["nothing", "zero_grad", "step", "validation", "state_dict", "emit"])
+def test_a_run_starts_before_anything_else_happens_in_it(call: str) -> None:
+    (net, sgd), hook = net_and_sgd(), Starts()
+    EVENTS.declare("on_round")
+    calls = {
+        "nothing": lambda line: None,
+        "zero_grad": lambda line: sgd.zero_grad(),
+        "step": lambda line: sgd.step(),
+        "validation": lambda line: [*line.validation(batches(1))],
+        "state_dict": lambda line: line.state_dict(),
+        "emit": lambda line: line.emit("on_round"),
+    }
+    with Line(net, sgd, hooks=[hook]) as line:
+        calls[call](line)
+        EVENTS.forget("on_round")
+        if call != "nothing":
+            assert hook.events[:3] == [("setup", 0, False), ("fit", 0, False), ("train", 0, False)]
+    assert [name for name, *_ in hook.events[:3]] == ["setup", "fit", "train"]
+    assert len(hook.events) == 3 + (call == "zero_grad")
+
+
+def test_a_checkpoint_cannot_be_loaded_inside_an_epoch(tmp_path: Path) -> None:
+    net, sgd = net_and_sgd()
+    before = r"inside an epoch.*before `for epoch in line.epochs"
+    with pytest.raises(hookline.HooklineError, match=before), Line(net, sgd, run_dir=tmp_path) as line:
+        for _ in line.epochs(1):
+            line.load_checkpoint("auto")

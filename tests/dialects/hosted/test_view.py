@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,3 +38,14 @@ def test_what_is_asked_for_with_care_is_no_reason_to_refuse() -> None:
 def test_a_trainer_s_part_that_is_not_there_is_named_when_it_is_asked_for() -> None:
     with pytest.raises(AttributeError, match=r"hookline.Line has no trainer.max_epoch for hooks"):
         _ = Line(*net_and_sgd()).max_epoch
+
+
+def test_messages_and_the_plan_of_a_line_speak_of_the_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    net, sgd = net_and_sgd()
+    with Line(net, sgd, run_dir=tmp_path) as line, caplog.at_level("INFO", "hookline"):
+        line.load_checkpoint("auto")
+        assert str(line.explain()).startswith("a loop with hookline.Line\n")
+    assert caplog.messages[0].startswith("line.load_checkpoint('auto'): there is no checkpoint below")
+    assert "resume=" not in caplog.text

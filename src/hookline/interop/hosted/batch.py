@@ -46,6 +46,8 @@ class Updates(UpdateEvents):
         """The norms that the loop's clipping found, until the update is made; they explain a skipped
         update.
         """
+        self.on_start: Callable[[], None] | None = None
+        """Called before the first event, once: the run has not begun, or not fired its start events."""
         self.on_first: Callable[[], None] | None = None
         """Called before the next update is counted, once."""
         self.announced: set[int] = set()
@@ -53,7 +55,9 @@ class Updates(UpdateEvents):
         self._removals: list[Any] = []
 
     def watch(self, optimizers: list[Any]) -> None:
-        """Observe these optimizers from now on."""
+        """Observe these optimizers from now on, unless optimizers are observed already."""
+        if self._removals:
+            return
         for index, optimizer in enumerate(optimizers):
             post = optimizer.register_step_post_hook(functools.partial(self._stepped, index))
             self._removals.append(post.remove)
@@ -84,6 +88,8 @@ class Updates(UpdateEvents):
 
     def clear(self, index: int, optimizer: Any) -> None:
         """Emit on_before_zero_grad: the gradients so far are about to be dropped."""
+        if self.on_start is not None:
+            self.on_start()
         if not self.recomputing:
             self.windows += 1
             s = self.state
@@ -108,6 +114,8 @@ class Updates(UpdateEvents):
         """Emit on_before_optimizer_step, once per optimizer and update: the gradients are complete."""
         if index in self.announced:
             return
+        if self.on_start is not None:
+            self.on_start()
         s = self.state
         if not self.announced and not self.norm_is_known:
             s.optimization.norm_tensor = None
@@ -242,6 +250,8 @@ class HostedBatch(BatchEvents):
         self.updates = updates
         self.holds_rows = holds_rows
         self.is_open = False
+        self.has_losses = False
+        """Whether a loss was differentiated in this run."""
         self._losses: list[Any] = []
         self._window = 0
 
@@ -262,8 +272,9 @@ class HostedBatch(BatchEvents):
             self._losses, self._window = [], self.updates.windows
         self._losses.append(value)
         s.current.window_losses = self._losses if len(self._losses) > 1 else None
-        s.current.last_loss = value
-        s.log.train_loss.add(value, s.log.weight)
+        s.current.last_loss, self.has_losses = value, True
+        if not self.is_open:  # else its last loss counts, when the batch ends
+            s.log.train_loss.add(value, s.log.weight)
         return loss
 
     def window_losses(self) -> list[Any]:
@@ -277,7 +288,7 @@ class HostedBatch(BatchEvents):
     def reset(self) -> None:
         """Reset the updates of an earlier run."""
         s = self.state
-        s.current.window_losses = None
+        s.current.window_losses, self.has_losses = None, False
         self.updates.reset()
 
     def forget_loss(self) -> None:

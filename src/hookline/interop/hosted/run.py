@@ -198,6 +198,7 @@ class HostedRun(HostView):
         self.progress = Progress()
         self.rows: MetricRows = HostedRows(self.plan, self.state, holds_rows)
         self.updates = Updates(self, on_step=announces_steps)
+        self.updates.on_start = self.must_run
         self.batch = HostedBatch(self, self.updates, count_tokens or elements_of_ids, holds_rows)
         self.host_logs = host_logs
         self.ranks = Ranks()
@@ -236,15 +237,11 @@ class HostedRun(HostView):
         self.set_device(first.device if first is not None else torch.device("cpu"), module)
 
     def set_device(self, device: Any, wrapped_model: Any) -> None:
-        """Set where the module is. device: its device. wrapped_model: the wrapper that the host runs, or the
-        module.
-        """
+        """Set the module's device, and the wrapper that the host runs, or the module."""
         self.state.setup.device, self.state.setup.wrapped_model = device, wrapped_model
 
     def set_rank(self, rank: int, local_rank: int, world_size: int) -> None:
-        """Set the rank of this process. Only rank 0 has loggers. rank, local_rank, world_size: as torchrun
-        counts them.
-        """
+        """Set the rank of this process, counted as torchrun does. Only rank 0 has loggers."""
         s = self.state
         s.setup.rank, s.setup.local_rank, s.setup.world_size = rank, local_rank, world_size
         self.hooks.move_to(rank)
@@ -260,7 +257,7 @@ class HostedRun(HostView):
             raise HooklineError("These hooks are in a run already.")
         if s.setup.module is None:
             raise OptionError("Line needs the model that is trained: Line(model, optimizer, hooks=[...]).")
-        self.is_running = True
+        self.is_running, self.updates.on_start = True, None
         s.setup.stage = stage
         run_events.begin(self, "training" if stage == "fit" else "running")
         self.batch.reset()
@@ -369,7 +366,7 @@ class HostedRun(HostView):
             self._log_ending()
         self.loggers.close()
         run_events.release(self)
-        self.is_running = False
+        self.is_running, self.updates.on_start = False, self.must_run
         return failures
 
     def _log_ending(self) -> None:
@@ -408,7 +405,7 @@ class HostedRun(HostView):
 
         batch: the batch, which hooks see as the fact `batch`.
         """
-        if not self.is_running:
+        if self.updates.on_start is not None:
             self.must_run()
         if self.batch.is_open:
             self.end_batch()
@@ -428,7 +425,7 @@ class HostedRun(HostView):
 
         loss: the loss of the batch.
         """
-        if not self.is_running:
+        if self.updates.on_start is not None:
             self.must_run()
         return self.batch.before_backward(loss)
 
@@ -450,7 +447,9 @@ class HostedRun(HostView):
         current.is_open = False
         if self.updates.announced:
             self.updates.account_for_missing()
-        s.current.returned = s.current.last_loss if outputs is None else outputs
+        if (loss := s.current.last_loss) is not None:
+            s.log.train_loss.add(loss, current.weight)
+        s.current.returned = loss if outputs is None else outputs
         current.end()
         is_update = s.counts.step != self.progress.step_before_batch
         if is_update:

@@ -132,4 +132,4 @@ class HostView(View):
 
     def explain(self) -> Explanation:
         """Return the lifecycle with its listeners; `print` it."""
-        return explain_plan(self.plan, "fit", "")
+        return explain_plan(self.plan, title=self.host.name)
