@@ -19,7 +19,15 @@ from hookline.engine.cost import Account, Allowance
 from hookline.engine.events import NOTHING, RECEIVERS, SIGNAL, Event, EventTable
 from hookline.engine.filters import Filter, FilterSettings, PredicateFilter, filters_of
 from hookline.engine.source_text import function_in_closure, parse_source, passes_arguments_on, words_of
-from hookline.util.errors import HookError, OptionError, StopTraining, closest, described, misspelling_of
+from hookline.util.errors import (
+    ELSEWHERE,
+    HookError,
+    OptionError,
+    StopTraining,
+    closest,
+    described,
+    misspelling_of,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 ON_ERROR = ("raise", "warn", "disable")
@@ -488,6 +496,8 @@ def _meant(owner: Any, member: _Member, receiver: str, table: EventTable) -> str
     if method.startswith("_") or not inspect.isfunction(function):
         return ""
     right = misspelling_of(method, (*table.names(receiver), *(() if receiver == "S" else STATE)))
+    if (instead := ELSEWHERE.get(method, ("",))[0]) and table.find(instead, receiver):
+        return "" if _is_used(owner, method, function) or _has_both(owner, instead, member.cls) else instead
     # A name without its `on_` is only suspicious in a hook. A module may have such methods for other callers
     if (
         not right

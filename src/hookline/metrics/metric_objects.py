@@ -96,7 +96,7 @@ def state_of(metric: Any) -> dict[str, Any]:
         # wrappers keep tensors and counts beside the states that they declare
         if name in defaults or (isinstance(value, Tensor) and name not in CACHES) or _is_count(name, value)
     }
-    is_used = any(value and _is_count(name, value) for name, value in state.items())
+    is_used = any(_is_count(name, value) and value for name, value in state.items())
     return (
         state if is_used or any(isinstance(state[name], Tensor) for name in state.keys() - defaults) else {}
     )

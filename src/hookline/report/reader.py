@@ -28,6 +28,8 @@ from hookline.util.text import list_some
 LOG = "log.jsonl"
 EPOCH = " (epoch)"
 """Added to the name of an epoch's mean if the metric also has a value for every step."""
+AFTER = " (after the fit)"
+"""Added to the name of a metric of the fit that a later evaluation has measured, perhaps of other weights."""
 MOST_NAMES = 5000
 """Metrics that are kept; names with a number in them can be any number of metrics."""
 MOST_EVENTS = 2000
@@ -281,7 +283,10 @@ def _take_metrics(run: RecordedRun, record: dict[str, Any], step: int) -> None:
     kept = run.own if over == "step" else run.between
     if over == "epoch" and run.epochs.newest is not None:
         run.epochs.complete, run.epochs.at = run.epochs.newest + 1, step
+    is_later = over == "evaluation" and bool(run.ending)
     for name, value in metrics.items():
+        if is_later and name in kept:
+            name += AFTER
         try:
             number = float(value)  # NaN and infinity are text in the log
         except (TypeError, ValueError, OverflowError):

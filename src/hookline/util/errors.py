@@ -141,10 +141,7 @@ STEP_DONE: Final = Signal("STEP_DONE", 2)
 ELSEWHERE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "accelerator": ("device",),
-        "gpus": ("device",),
-        "devices": ("device",),
         "ckpt_path": ("resume", "checkpoint"),
-        "resume_from_checkpoint": ("resume", "checkpoint"),
         "train_dataloaders": ("train",),
         "train_dataloader": ("train",),
         "val_dataloaders": ("val",),
@@ -160,6 +157,9 @@ ELSEWHERE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "progress_bar_metrics": ("metrics",),
         "log_dir": ("run_dir",),
         "reduce_fx": ("reduce",),
+        "training_epoch_end": ("on_train_epoch_end",),
+        "validation_epoch_end": ("on_validation_epoch_end",),
+        "test_epoch_end": ("on_test_epoch_end",),
     }
 )
 """Names from other systems, with their names here. Spelling alone does not lead from one to the other."""
@@ -169,6 +169,13 @@ ADVICE: Final[Mapping[str, str]] = MappingProxyType(
         "enable_checkpointing": "Use 'checkpoint': checkpoint=False saves no checkpoints.",
         "enable_model_summary": "Leave it out: a summary is shown only by the hook ModelSummary.",
         "benchmark": "Set torch.backends.cudnn.benchmark = True instead.",
+        "detect_anomaly": "Call torch.autograd.set_detect_anomaly(True) instead.",
+        "devices": "Start the program with torchrun, one process for each device: torchrun --nproc-per-node 2.",
+        "gpus": "Start the program with torchrun, one process for each GPU: torchrun --nproc-per-node 2.",
+        "num_nodes": "Start the program with torchrun --nnodes on each machine.",
+        "profiler": "Add the hook Profiler: hooks=[Profiler()].",
+        "resume_from_checkpoint": "Pass it to fit: trainer.fit(..., resume=PATH).",
+        "sync_batchnorm": "Use strategy=DDP(sync_batchnorm=True).",
     }
 )
 """Options from other systems that have no counterpart of the same meaning, with what to do instead."""
