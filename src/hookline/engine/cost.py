@@ -127,11 +127,11 @@ class Costs(list[Cost]):
         return f"<div>{escape(head)}</div>{table(COLUMNS, rows)}{lines}"
 
     def headline(self) -> str:
-        """Return the cost in one line, with the most expensive hooks other than the progress bar."""
+        """Return the cost in one line, with the most expensive hooks, and the progress bar if it is one."""
         shares = dict[str, float]()
         for row in self:
             shares[row.hook] = shares.get(row.hook, 0.0) + row.share
-        first = sorted(shares.keys() - {"progress_bar"}, key=lambda name: -shares[name])[:HEADLINE_HOOKS]
+        first = sorted(shares, key=lambda name: -shares[name])[:HEADLINE_HOOKS]
         total = sum(row.seconds for row in self) - self.counted_twice
         named = ", ".join(f"{name} {shares[name]:.1%}" for name in first)
         share = total / self.seconds if self.seconds else 0.0

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from hookline.engine.checks import Count, Number, checked_parameters
 from hookline.hooks._monitor import MetricCheck, Mode, Monitored
+from hookline.run.state import count_noun
 
 
 class EarlyStopping(MetricCheck):
@@ -97,7 +98,8 @@ class EarlyStopping(MetricCheck):
             if not what and self.wait_count >= self.patience:
                 best = f"the best was {self.best_score}"
                 where = "" if self.best_epoch is None else f" in epoch {self.best_epoch}"
-                what = f"{name} did not improve in {self.wait_count} checks; {best}{where}"
+                checks = count_noun(self.wait_count, "check", "checks")
+                what = f"{name} did not improve in {checks}; {best}{where}"
         if what:
             self.stopped_epoch, self.stopped_step = state.epoch, state.step
             self._say(what)

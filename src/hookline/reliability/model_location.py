@@ -94,7 +94,7 @@ def _restored_path(run: Run) -> Path | str | None:
 
 def _has_ended(run: Run) -> bool:
     """Return whether the run neither failed nor will be resumed."""
-    return run.state.exception is None and run.state.status not in ("preempted", "interrupted")
+    return run.state.status not in ("error", "preempted", "interrupted")
 
 
 def model_line_after_failure(run: Run) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from hookline.report.page import render_page, write_report
 from hookline.report.reader import LOG, RecordedRun, check_run_dir, read_run
 from hookline.report.run_events import missing_log, position, status_in_words
+from hookline.report.runs import ListedRun, Listing
 from hookline.run.state import count_noun
 from hookline.util.errors import OptionError
 from hookline.util.notebook import frame
@@ -32,10 +33,20 @@ class Report:
     """
 
     def __init__(
-        self, *runs: str | Path | HasRunDirectory | Sequence[str | Path | HasRunDirectory], height: int = 900
+        self,
+        *runs: str
+        | Path
+        | HasRunDirectory
+        | Listing
+        | ListedRun
+        | Sequence[str | Path | HasRunDirectory | ListedRun],
+        height: int = 900,
     ) -> None:
-        """`runs`: trainers, or directories of runs, or one list of them. `height`: of the page, in pixels."""
-        found: Sequence[Any] = runs[0] if len(runs) == 1 and isinstance(runs[0], list | tuple) else runs
+        """`runs`: trainers, or directories of runs, or one list of them, such as `hookline.list_runs()`.
+        `height`: of the page, in pixels.
+        """
+        given: Any = runs[0].runs if len(runs) == 1 and isinstance(runs[0], Listing) else runs
+        found: Sequence[Any] = given[0] if len(given) == 1 and isinstance(given[0], list | tuple) else given
         if not found:
             raise OptionError("A report needs a trainer or the directory of a run: Report(trainer).")
         if not isinstance(height, int) or isinstance(height, bool) or height < 1:
@@ -58,10 +69,20 @@ class Report:
 
 
 def _directory_of(run: Any) -> Path:
-    found = run if isinstance(run, (str, Path)) else getattr(run, "run_dir", None)
+    if isinstance(run, ListedRun):
+        return run.path
+    is_path = isinstance(run, (str, Path))
+    found = run if is_path else getattr(run, "run_dir", None)
     if found is None:
         raise OptionError(f"Report: {run!r} is not a trainer or the directory of a run.")
-    check_run_dir(Path(found))
+    try:
+        check_run_dir(Path(found))
+    except OptionError as error:
+        if is_path:
+            raise
+        raise OptionError(
+            f"Report: this trainer has no run yet ({error}) Call fit() first, or pass the directory of a run."
+        ) from None
     return Path(found)
 
 

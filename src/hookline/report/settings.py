@@ -77,29 +77,39 @@ def _commit(git: Any) -> str | None:
 
 def differences(settings: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the settings that differ between runs, with the value in each; None where a run does not have
-    it.
+    it. Those of which runs have different values come first.
 
-    A setting that appears under several names (in the configuration and in the optimizer) is listed under the
+    A run that failed before its loaders and optimizers were known does not differ in their settings. A
+    setting that appears under several names (in the configuration and in the optimizer) is listed under the
     first. The number of batches of a loader is left out if another setting of that loader differs, because it
     follows from that.
     """
     keys = dict.fromkeys(key for each in settings for key in each)
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for key in keys:
-        values = [each.get(key) for each in settings]
-        spelled = [json.dumps(value, sort_keys=True) for value in values]
-        if len(set(spelled)) > 1 and not _belongs_to_missing_hook(key, settings):
-            found.setdefault((key.rpartition(".")[2], "\n".join(spelled)), {"key": key, "values": values})
-    listed = [each["key"] for each in found.values()]
-    differing = {
-        key.rpartition(".")[0]
+    sections = [{"hooks", *(key.partition(".")[0] for key in each)} for each in settings]  # it may have none
+    spelled = {
+        key: [
+            json.dumps(each.get(key), sort_keys=True) if key.partition(".")[0] in known else ""
+            for each, known in zip(settings, sections, strict=True)
+        ]
         for key in keys
-        if key.startswith("data.")
-        and not key.endswith(".batches")
-        and len({json.dumps(each.get(key)) for each in settings}) > 1
     }
-    derived = {key for key in listed if key.endswith(".batches") and key.rpartition(".")[0] in differing}
-    return [each for each in found.values() if each["key"] not in derived]
+    differing = [key for key in keys if len({*spelled[key]} - {""}) > 1]
+    loaders = {
+        key.rpartition(".")[0]
+        for key in differing
+        if key.startswith("data.") and not key.endswith(".batches")
+    }
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for key in sorted(differing, key=lambda key: not _has_two_values(key, settings)):
+        parent, _, name = key.rpartition(".")
+        if not (name == "batches" and parent in loaders) and not _belongs_to_missing_hook(key, settings):
+            values = [each.get(key) for each in settings]
+            found.setdefault((name, "\n".join(spelled[key])), {"key": key, "values": values})
+    return list(found.values())
+
+
+def _has_two_values(key: str, settings: list[dict[str, Any]]) -> bool:
+    return len({json.dumps(each[key], sort_keys=True) for each in settings if key in each}) > 1
 
 
 def _belongs_to_missing_hook(key: str, settings: list[dict[str, Any]]) -> bool:

@@ -371,7 +371,8 @@ def _encode_record(data: dict[str, Any]) -> str:
 
 
 def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    # runs of a quick sweep start in the same second, and lists sort them
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
 def _started_with(run: Run) -> dict[str, Any]:

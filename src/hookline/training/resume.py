@@ -44,6 +44,7 @@ from hookline.run.directory import RunDirectory
 from hookline.run.lock import hold_lock
 from hookline.run.record import limits, module_class, read_record, run_dir_of, unsaved_end
 from hookline.run.run import Run
+from hookline.run.state import count_noun
 from hookline.util.errors import CheckpointError, OptionError, RunLockedError, closest
 from hookline.util.terminal import log_notice
 from hookline.util.text import printable
@@ -277,7 +278,7 @@ def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -
     if looked["skipped"]:
         say("%s:%s", asked, looked["skipped"])
     notify(
-        "%s: %s %s (epoch %d, step %d, saved %s, the %s of %d complete ones).",
+        "%s: %s %s (epoch %d, step %d, saved %s, the %s of %s).",
         asked,
         done,
         chosen.path,
@@ -285,7 +286,7 @@ def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -
         chosen.manifest["step"],
         chosen.manifest["saved_at"],
         "best" if asked.is_best else "newest",
-        looked["known"] - len(unreadable),
+        count_noun(looked["known"] - len(unreadable), "complete one", "complete ones"),
     )
     if asked.which not in SEARCH_WORDS and len({each.run for each in mine}) > 1:
         runs = sorted({str(run_dir_of(each.path, folder) or each.path.parent) for each in mine})
