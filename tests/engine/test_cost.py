@@ -172,13 +172,13 @@ def test_a_hook_that_is_switched_off_and_on_continues_where_it_was():
     assert next(row.calls for row in trainer.hooks.cost() if row.hook == "all") == 4
 
 
-def test_a_notebook_shows_costs_as_a_table_and_one_line_names_the_hooks_of_the_user():
+def test_a_notebook_shows_costs_as_a_table_and_one_line_names_the_most_expensive_hooks():
     rows = [
         Cost("progress_bar", "on_step_end", 10, 2.0, 0.1, 0.02),
         Cost("<b>", "on_step_end", 1, 1.0, 1.0, 0.01),
     ]
     costs = Costs(rows, seconds=100.0)
-    assert costs.headline() == "Hooks took 3.0% of the training time: <b> 1.0%"
+    assert costs.headline() == "Hooks took 3.0% of the training time: progress_bar 2.0%, <b> 1.0%"
     shown = costs._repr_html_()
     assert "<table" in shown and "&lt;b&gt;" in shown and shown.count("<tr>") == 3
     assert Costs().headline() == "Hooks took 0.0% of the training time"

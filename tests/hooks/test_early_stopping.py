@@ -45,6 +45,11 @@ def test_the_run_stops_after_patience_checks_without_improvement() -> None:
     assert "val/score did not improve in 2 checks" in trainer.state.stop_reason
 
 
+def test_one_check_is_a_singular() -> None:
+    trainer, _ = stop(2.0, 2.5, patience=1)
+    assert "val/score did not improve in 1 check;" in trainer.state.stop_reason
+
+
 def test_it_runs_on_while_the_metric_improves() -> None:
     trainer, hook = stop(*[10.0 - n for n in range(12)])
     assert trainer.status == "completed"

@@ -234,6 +234,21 @@ def test_the_best_one_is_named_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert line.endswith('load_from_checkpoint("run/checkpoints/best")')
 
 
+def test_after_a_failure_the_code_loads_the_newest() -> None:
+    class Fails(Hook):
+        def on_train_batch_start(self, step: int) -> None:
+            if step == 5:
+                raise ValueError("wrong")
+
+    hooks = [ModelCheckpoint("val/score", filename="best"), Fails()]
+    trainer = quiet(max_epochs=3, run_dir="run", checkpoint=True, hooks=hooks)
+    with pytest.raises(ValueError, match="wrong") as caught:
+        trainer.fit(Scripted(1, 2, 3), batches(2), batches(1))
+    line = caught.value.__notes__[-1].splitlines()[-1]
+    assert "Best: run/checkpoints/best (val/score 1, step 2). Load it: " in line
+    assert line.endswith('load_from_checkpoint("run/checkpoints/last")')
+
+
 def test_a_run_that_keeps_nothing_says_so_and_a_trial_says_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -56,6 +56,20 @@ def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
         hookline.Report(tmp_path / "nothing")
 
 
+def test_a_trainer_without_a_run_is_named_as_the_reason() -> None:
+    with pytest.raises(OptionError, match=r"this trainer has no run yet \(runs/.*Call fit\(\) first"):
+        hookline.Report(quiet())
+
+
+def test_the_list_of_runs_and_a_run_of_it_have_a_report(trainer: hookline.Trainer, tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    listing = hookline.list_runs(trainer.run_dir.parent)
+    assert hookline.Report(listing).run_dirs == [trainer.run_dir]
+    assert hookline.Report(listing.runs[0]).run_dirs == [trainer.run_dir]
+    with pytest.raises(OptionError, match="needs a trainer or the directory of a run"):
+        hookline.Report(hookline.list_runs(tmp_path / "none"))
+
+
 def test_a_directory_of_runs_is_refused_with_the_names_of_its_runs(trainer: hookline.Trainer) -> None:
     with pytest.raises(OptionError, match=rf"not the directory of a run.* runs below it: {trainer.run_dir}"):
         hookline.Report(trainer.run_dir.parent)

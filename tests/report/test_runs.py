@@ -62,6 +62,33 @@ def test_a_cell_shows_a_table_with_the_settings_that_differ() -> None:
     assert len(repr(found.runs)) < 1000
 
 
+def test_a_run_that_failed_early_does_not_hide_the_setting_that_a_sweep_varies() -> None:
+    def fails(model: torch.nn.Module, batch: object) -> None:
+        raise ValueError("no step")
+
+    for lr in (0.1, 0.2, 0.3):
+        net = torch.nn.Linear(4, 2)
+        trainer = quiet(logger=True, run_dir=f"runs/lr-{lr}", seed=0, num_sanity_val_steps=1)
+        sgd = torch.optim.SGD(net.parameters(), lr=lr)
+        if lr == 0.3:
+            trainer.add_hook(ModelCheckpoint())
+            with pytest.raises(ValueError, match="no step"):
+                trainer.fit(net, batches(), batches(), step=fails, optimizer=sgd)
+        else:
+            trainer.fit(net, batches(), batches(), loss=torch.nn.functional.mse_loss, optimizer=sgd)
+    head, failed, *_ = repr(hookline.list_runs("runs")).splitlines()
+    # the settings of loaders and optimizers that it has not recorded are not differences, the hook is one
+    assert head.split()[7:] == ["lr", "model_checkpoint"]
+    assert failed.split()[0] == "lr-0.3" and failed.split()[-2:] == ["-", "ModelCheckpoint"]
+
+
+def test_runs_of_one_second_are_listed_newest_first() -> None:
+    names = ["c", "a", "d", "b"]
+    for name in names:
+        quiet(logger=True, run_dir=f"runs/{name}").fit(Net(), batches(1))
+    assert [each.path.name for each in list_runs(Path("runs")).runs] == names[::-1]
+
+
 def test_a_cell_shows_a_folder_without_runs_and_escapes_names() -> None:
     Path("<i>").mkdir()
     assert hookline.list_runs("<i>")._repr_html_() == "<div>There are no runs in &lt;i&gt; or below it.</div>"

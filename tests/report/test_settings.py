@@ -16,6 +16,16 @@ def test_a_setting_with_two_names_is_listed_once() -> None:
     assert [each["key"] for each in found] == ["config.optimizer.lr", "x.lr"]
 
 
+def test_a_setting_with_two_values_comes_before_one_that_a_run_does_not_have() -> None:
+    found = differences([{"config.a": 1, "x.lr": 1}, {"config.b": 1, "x.lr": 2}, {"x.lr": 2}])
+    assert [each["key"] for each in found] == ["x.lr", "config.a", "config.b"]
+    assert found[1]["values"] == [1, None, None]
+
+
+def test_a_section_that_a_run_has_not_recorded_is_not_a_difference() -> None:
+    assert differences([{"data.train.shuffle": True, "x.lr": 1}, {"x.lr": 1}]) == []
+
+
 def test_titles_are_as_short_as_is_unique_and_a_hook_stands_for_its_class() -> None:
     assert column_titles(["module.lr", "trainer.seed"]) == ["lr", "seed"]
     assert column_titles(["module.lr", "optimizer.lr"]) == ["module.lr", "optimizer.lr"]

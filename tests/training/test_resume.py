@@ -76,6 +76,12 @@ def test_auto_begins_afresh_then_continues_from_the_newest(
     assert torch.equal(net.layer.weight, whole.layer.weight)
 
 
+def test_the_only_checkpoint_is_a_singular(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fail_at(tmp_path / "cut", 3)
+    train(tmp_path / "cut")
+    assert "the newest of 1 complete one)" in caplog.text
+
+
 @pytest.mark.parametrize("harm", ["truncate", "flip", "delete", "empty", "manifest"])
 def test_auto_passes_over_a_damaged_one_and_says_which_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: str
