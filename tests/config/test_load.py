@@ -550,6 +550,14 @@ def test_one_error_names_unknown_sections_and_hooks_and_options(project: Path) -
     }
 
 
+def test_a_hook_that_is_not_there_and_several_wrong_values_hide_no_problem(project: Path) -> None:
+    typed = ["--hooks.else.patience=3", "--module.widht=2", "--trainer.max_epochs=-3"]
+    with pytest.raises(ConfigError, match="has 4 problems") as refused:
+        config_of(project, BASIC, *typed, "--trainer.precision=bf17")
+    keys = [each.key for each in refused.value.problems]
+    assert keys == ["hooks.else", "trainer.max_epochs", "trainer.precision", "module.widht"]
+
+
 def test_parts_are_not_made_if_there_is_a_problem(project: Path) -> None:
     config = config_of(
         project, BASIC + '[hooks.stop]\nclass_path = "parts_here.Threshold"\n', "--trainer.lr=1"

@@ -970,3 +970,24 @@ def test_one_process_needs_no_declaration():
     trainer.on("train_batch_start")(lambda batch_idx: SKIP_BATCH if batch_idx == 1 else None)
     trainer.fit(Net(), batches(3))
     assert trainer.global_step == 2
+
+
+def test_hooks_of_a_module_that_lightning_1_had_are_refused_unless_the_module_calls_them() -> None:
+    class Old(Net):
+        def validation_epoch_end(self, outputs: Any) -> None: ...
+
+    with pytest.raises(HookError, match="would never be called. Did you mean 'on_validation_epoch_end'"):
+        quiet().fit(Old(), batches(), batches())
+
+    class Own(Net):
+        called = 0
+
+        def on_train_epoch_end(self) -> None:
+            self.training_epoch_end([])
+
+        def training_epoch_end(self, outputs: Any) -> None:
+            self.called += 1
+
+    net = Own()
+    quiet().fit(net, batches())
+    assert net.called == 1

@@ -40,7 +40,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"gradient_clip": 1.0}, "no option 'gradient_clip'. Did you mean 'gradient_clip_val'"),
     ({"accumulate_grad_batch": 2}, "Did you mean 'accumulate_grad_batches'"),
     ({"callback": []}, "no option 'callback'. Did you mean 'callbacks'"),
-    ({"devices": 1}, "no option 'devices'. Start the program with torchrun"),
+    ({"devices": 1}, "no option 'devices'. Start one process for each device: torchrun"),
     ({"loggers": []}, "no option 'loggers'. Did you mean 'logger'"),
     ({"limit_validation_batches": 1}, "Did you mean 'limit_val_batches'"),
     ({"xyz": 1}, "no option 'xyz'. Options: max_epochs"),

@@ -139,14 +139,11 @@ class Config:
         with problems.collect():
             own = self._allowed_by_file()
         self.permissions = Permissions(source.folder, [*_allowed(allow), *own])
+        self.hooks: list[tuple[str, Any]] = []
         with problems.collect():
             self.hooks = read_hooks(source, source.values.get("hooks"))
-        if problems.found:  # without one, `build` reads the options
-            from hookline.config.sections import read_trainer
-
-            with problems.collect():
-                read_trainer(source, self.permissions)
-        problems.raise_found()
+        if problems.found:
+            self._build(problems)  # raises them together with those of the other parts
 
     @property
     def values(self) -> dict[str, Any]:
@@ -195,12 +192,16 @@ class Config:
 
     def build(self) -> Parts:
         """Check and make every part. One error names the keys of all problems, before anything is written."""
+        return self._build(Problems())
+
+    def _build(self, problems: Problems) -> Parts:
+        """Make every part. problems: those found already, which are raised with those of the parts."""
         import torch  # noqa: F401 - needed from here on, and not for reading a configuration
 
         from hookline.config import sections as trainer_section
         from hookline.config.optimizer import read_optimizer
 
-        source, permissions, problems = self.source, self.permissions, Problems()
+        source, permissions = self.source, self.permissions
         arguments, functions, hooks = dict[str, Any](), dict[str, Any](), dict[str, Any]()
         optimizer = checkpoint = datamodule = module = None
         # after a problem, the other parts are checked and not made

@@ -12,6 +12,7 @@ from hookline.config.classes import ConfigKey, ConfigPart, check_arguments, make
 from hookline.config.files import ConfigSource, name_members
 from hookline.config.permissions import Permissions
 from hookline.config.problems import ConfigError, Override, Problems, key_below, nearest, plain_values
+from hookline.engine.checks import apply_rule, rule_of
 from hookline.engine.foreign import is_data_class, is_logger_class
 from hookline.run.option_tables import OLD_NAMES, Evaluation, with_new_names
 from hookline.run.options import InFile, Options, TrainerParts, read_arguments
@@ -77,6 +78,7 @@ def _read_options(source: ConfigSource, given: dict[str, Any], permissions: Perm
         )
         part = ConfigPart("trainer", "", options, {name: f"trainer.{name}" for name in options})
         arguments = check_arguments(source, part, TrainerSection, place, permissions) | evaluation
+        _check_each(source, arguments)
         read_arguments(arguments)
     except ConfigError:
         raise
@@ -85,6 +87,19 @@ def _read_options(source: ConfigSource, given: dict[str, Any], permissions: Perm
     if strategy is not None:
         arguments["strategy"] = _strategy(source, strategy, permissions)
     return arguments
+
+
+def _check_each(source: ConfigSource, arguments: dict[str, Any]) -> None:
+    """Check each option by itself. Raise one error for all wrong ones."""
+    problems = Problems()
+    for option in (*fields(Options), *fields(TrainerParts)):
+        if option.name in arguments and (rule := rule_of(option.type)) is not None:
+            with problems.collect():
+                try:
+                    apply_rule(option.name, rule, arguments[option.name])
+                except OptionError as error:
+                    raise source.refused(key_below("trainer", error), error) from None
+    problems.raise_found()
 
 
 def _evaluation(source: ConfigSource, given: dict[str, Any], permissions: Permissions) -> dict[str, Any]:

@@ -504,6 +504,12 @@ PRECISION_SPELLINGS = {
 }
 
 
+def check_precision(name: str, value: Any) -> Any:
+    """Return a precision as it is written. Raise for one that does not exist."""
+    parse_precision(value)
+    return value
+
+
 def parse_precision(precision: str | int) -> str:
     """Return '32', 'bf16-mixed', '16-mixed', '64', 'bf16-true' or '16-true' for any accepted spelling."""
     name = PRECISION_SPELLINGS.get(str(precision))

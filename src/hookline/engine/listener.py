@@ -499,23 +499,15 @@ def _meant(owner: Any, member: _Member, receiver: str, table: EventTable) -> str
     if (instead := ELSEWHERE.get(method, ("",))[0]) and table.find(instead, receiver):
         return "" if _is_used(owner, method, function) or _has_both(owner, instead, member.cls) else instead
     # A name without its `on_` is only suspicious in a hook. A module may have such methods for other callers
-    if (
-        not right
-        and receiver == "H"
-        and _EVENT_LIKE.fullmatch(method)
-        and table.find(f"on_{method}", receiver)
-    ):
+    if not right and receiver == "H" and _EVENT_LIKE.fullmatch(method) and table.find(f"on_{method}", "H"):
         right = f"on_{method}"
     if not right or _is_used(owner, method, function) or _has_both(owner, right, member.cls):
         return ""
     event, needed = table.find(right, receiver), _required_parameters(getattr(owner, method))
     if event is None:
         return right if len(needed) <= STATE[right] else ""
-    is_callable_with_facts = (
-        len(needed) <= len(event.facts)
-        if event.action
-        else all(table.fact(name, event) is not None for name in needed)
-    )
+    facts = [table.fact(name, event) for name in needed]
+    is_callable_with_facts = len(needed) <= len(event.facts) if event.action else None not in facts
     return right if is_callable_with_facts else ""
 
 
@@ -593,18 +585,15 @@ def _describe_function(owner: Any, function: Callable[..., Any]) -> str:
 
 
 def _unknown_method(owner: Any, method: str, receiver: str, table: EventTable) -> str:
+    where = f"{type(owner).__name__}.{method}"
     others = [each for each in RECEIVERS if each != receiver and table.find(method, each)]
     if others:
         event = table.find(method, others[0])
         assert event is not None
         receivers = " and ".join(RECEIVERS[each] for each in event.receivers)
-        return (
-            f"{type(owner).__name__}.{method}: this event is for {receivers}, not for the "
-            f"{RECEIVERS[receiver]}."
-        )
+        return f"{where}: this event is for {receivers}, not for the {RECEIVERS[receiver]}."
     names = sorted(name for name in table.names(receiver) if name.startswith("on_"))
     return (
-        f"{type(owner).__name__}.{method} is not an event.{closest(method, names)} "
-        f"{_OWN}\n"
+        f"{where} is not an event.{closest(method, names)} {_OWN}\n"
         f"  events of the {RECEIVERS[receiver]}: {', '.join(names)}"
     )

@@ -41,8 +41,6 @@ BEGINS = ("hyperparams", "resume", "start")
 """The first records of a job. The time before them was not spent in a job."""
 MOST_TEXTS = 20
 """Texts kept of one tag, the newest ones."""
-
-
 Floats = NDArray[np.float64]
 
 
@@ -283,9 +281,8 @@ def _take_metrics(run: RecordedRun, record: dict[str, Any], step: int) -> None:
     kept = run.own if over == "step" else run.between
     if over == "epoch" and run.epochs.newest is not None:
         run.epochs.complete, run.epochs.at = run.epochs.newest + 1, step
-    is_later = over == "evaluation" and bool(run.ending)
     for name, value in metrics.items():
-        if is_later and name in kept:
+        if over == "evaluation" and run.ending and name in kept:
             name += AFTER
         try:
             number = float(value)  # NaN and infinity are text in the log

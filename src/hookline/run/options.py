@@ -25,6 +25,7 @@ from hookline.engine.checks import (
     Table,
     check_fields,
     check_layers,
+    check_precision,
     check_seed,
     refused,
 )
@@ -440,7 +441,7 @@ class TrainerParts:
     """
     device: Annotated["str | torch.device", InFile(str)] = "auto"
     """Device of this process: 'cpu', 'cuda', 'cuda:1', 'mps'. 'auto': an accelerator if there is one."""
-    precision: Annotated[str | int, InFile(str | int)] = 32
+    precision: Annotated[str | int, check_precision, InFile(str | int)] = 32
     """32; mixed precision: 'bf16-mixed' or '16-mixed'; or one type for parameters, batches and new tensors:
     64, 'bf16-true' or '16-true'.
     """
