@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping
@@ -48,7 +49,7 @@ class Actions:
         """Return an optimizer, several, or a dictionary with 'optimizer' and 'lr_scheduler'."""
         raise HooklineError(
             f"{type(self).__name__} has no configure_optimizers. Return an optimizer from it: "
-            "`return torch.optim.AdamW(self.parameters(), lr=1e-3)`."
+            "`return torch.optim.AdamW(self.parameters(), lr=1e-3)`. Or pass optimizer= to fit."
         )
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -491,9 +492,26 @@ class PlainSteps(Actions):
                 "step=lambda model, batch: ... The loss may be left out if the batches are mappings and the "
                 "model returns it."
             )
-        if callable(self._optimizer) and not isinstance(self._optimizer, list | tuple | dict):
-            return self._optimizer(self.net.parameters())
-        return self._optimizer
+        return _make_optimizer(self._optimizer, self.net)
+
+
+def _make_optimizer(given: Any, module: nn.Module) -> Any:
+    """Return the optimizer passed to fit, or the result of a function of the parameters."""
+    is_function = callable(given) and not isinstance(given, list | tuple | dict)
+    return given(module.parameters()) if is_function else given
+
+
+def use_optimizer(module: nn.Module, given: Any) -> None:
+    """Let a `Module` without configure_optimizers train with the optimizer that was passed to fit."""
+    if not isinstance(module, Module) or type(module).configure_optimizers is not Module.configure_optimizers:
+        name = type(module).__name__
+        raise OptionError(
+            "optimizer= is for plain nn.Modules and for a hookline.Module without configure_optimizers. "
+            f"Return the optimizer from {name}.configure_optimizers.",
+            option="optimizer",
+            value=given,
+        )
+    module.configure_optimizers = functools.partial(_make_optimizer, given, module)  # type: ignore[method-assign]
 
 
 def _check_function(name: str, given: Any, of: str) -> None:
