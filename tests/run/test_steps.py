@@ -233,3 +233,17 @@ def test_a_loss_or_step_that_cannot_be_called_is_refused_before_the_first_batch(
     trainer.on("train_start")(lambda: pytest.fail("the run has begun"))
     with pytest.raises(OptionError, match=said):
         trainer.fit(net, batches(1), optimizer=torch.optim.SGD(net.parameters(), lr=0.1), **given)
+
+
+@pytest.mark.parametrize("given", ["adam", lambda parameters: "adam"])
+def test_what_is_not_an_optimizer_is_named_by_the_argument(given: Any) -> None:
+    with pytest.raises(OptionError, match=r"optimizer= (is|returned) 'adam'; pass.*torch\.optim\.Adam\(model"):
+        quiet().fit(plain(), batches(), loss=F.mse_loss, optimizer=given)
+
+
+def test_a_step_function_that_returns_nothing_is_named_by_the_argument(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    net = plain()
+    quiet().fit(net, batches(), step=lambda model, batch: None, optimizer=sgd(net))
+    assert "the last because the function step= returned no loss" in caplog.text

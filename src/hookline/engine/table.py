@@ -162,7 +162,7 @@ class EventTable:
             hint = closest(name, names) or closest(name, short)
             raise HookError(
                 f"{name!r} is not an event of {RECEIVERS[receiver]}.{hint} "
-                f"`hookline.explain()` and docs/lifecycle.md list them all."
+                "`print(hookline.explain())` lists them all."
             )
         return event
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import functools
+import importlib
 import inspect
 import os
 from collections.abc import Callable, Mapping
@@ -405,6 +405,11 @@ class PlainSteps(Actions):
         """The function of the user that each step calls, for `explain`."""
         return dict.fromkeys(("training_step", "validation_step", "test_step"), self._step or self.loss)
 
+    @property
+    def name_of_function(self) -> str:
+        """The argument of `fit` that computes the loss, for messages."""
+        return "loss=" if self._step is None else "step="
+
     def again(self, optimizer: Any) -> PlainSteps:
         """Return the same steps for another run, with another optimizer if one is given."""
         return PlainSteps(
@@ -498,7 +503,16 @@ class PlainSteps(Actions):
 def _make_optimizer(given: Any, module: nn.Module) -> Any:
     """Return the optimizer passed to fit, or the result of a function of the parameters."""
     is_function = callable(given) and not isinstance(given, list | tuple | dict)
-    return given(module.parameters()) if is_function else given
+    made = given(module.parameters()) if is_function else given
+    if isinstance(made, Optimizer | list | tuple | dict):
+        return made
+    near = next((each for each in vars(torch.optim) if each.lower() == str(made).lower()), "AdamW")
+    raise OptionError(
+        f"optimizer= {'returned' if is_function else 'is'} {described(made)}; pass an optimizer, several, or "
+        f"a function of the parameters: optimizer=torch.optim.{near}(model.parameters(), lr=1e-3).",
+        option="optimizer",
+        value=given,
+    )
 
 
 def use_optimizer(module: nn.Module, given: Any) -> None:

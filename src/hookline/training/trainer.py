@@ -392,12 +392,14 @@ class Trainer(RunView):
         before: int | str | None = None,
         when: Callable[..., Any] | None = None,
         name: str = "",
+        **unknown: Never,
     ) -> FunctionRegistration:
         """Register a function: `@trainer.on("train_batch_end", every=100)`, or `trainer.on("step_end")(f)`.
 
         events: one or more, with or without `on_`. every, once, after, before, when: as the filters
         `hookline.every` and so on. name: the name of the hook; by default that of the function.
         """
+        refuse_unknown(Trainer.on, unknown)
         return FunctionRegistration(
             self.hooks, list(events), FilterSettings(every, once, after, before, when), name
         )
