@@ -237,7 +237,9 @@ def test_a_loss_or_step_that_cannot_be_called_is_refused_before_the_first_batch(
 
 @pytest.mark.parametrize("given", ["adam", lambda parameters: "adam"])
 def test_what_is_not_an_optimizer_is_named_by_the_argument(given: Any) -> None:
-    with pytest.raises(OptionError, match=r"optimizer= (is|returned) 'adam'; pass.*torch\.optim\.Adam\(model"):
+    with pytest.raises(
+        OptionError, match=r"optimizer= (is|returned) 'adam'; pass.*torch\.optim\.Adam\(model"
+    ):
         quiet().fit(plain(), batches(), loss=F.mse_loss, optimizer=given)
 
 

@@ -114,7 +114,9 @@ def checked_parameters(init: Init) -> Init:
             try:
                 init(self, *args, **kwargs)
             except TypeError as error:
-                raise TypeError(f"{error}.{closest(unknown[0], signature.parameters)}") if unknown else error
+                if not unknown:
+                    raise
+                raise TypeError(f"{error}.{closest(unknown[0], signature.parameters)}") from None
             return
         record = record_arguments(init, self, args, kwargs)
         for name, rule in rules.items():

@@ -121,7 +121,9 @@ class NaNGuard(Hook):
             log.info("batch %d: %s", batches_seen, shapes)
         self._due = batches_seen % self.every == 0
         if self._due and "batch" in self.check and (bad := not_finite(tensors_in("batch", batch, BRACKETS))):
-            self._report(f"The batch has values that are not finite: {list_some(bad)}.", state, is_of_batch=True)
+            self._report(
+                f"The batch has values that are not finite: {list_some(bad)}.", state, is_of_batch=True
+            )
         self._release()
         if self._due and "activations" in self.check:
             self._watch(module)

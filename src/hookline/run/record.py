@@ -2,8 +2,9 @@
 
 Rank zero writes it when a fit starts, at checkpoints and ends of epochs, and when the fit ends. In the
 directory of an earlier run, a new run writes it after its first update, and a resumed run after its
-checkpoint was restored. Whether the run can be resumed depends on checkpoints alone, not on the record. A process that is killed leaves the status "training"; the
-lock of the directory shows whether a job is still running (`lock.is_running`).
+checkpoint was restored. Whether the run can be resumed depends on checkpoints alone, not on the record. A
+process that is killed leaves the status "training"; the lock of the directory shows whether a job is still
+running (`lock.is_running`).
 """
 
 from __future__ import annotations
