@@ -579,7 +579,7 @@ MOST_STATEMENTS = {
     "reliability": 908,
     "report": 1828,
     "rewind": 612,
-    "run": 4737,
+    "run": 4738,
     "testing": 198,
     "tracing": 868,
     "training": 6670,

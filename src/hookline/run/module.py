@@ -502,13 +502,14 @@ class PlainSteps(Actions):
 
 def _make_optimizer(given: Any, module: nn.Module) -> Any:
     """Return the optimizer passed to fit, or the result of a function of the parameters."""
-    is_function = callable(given) and not isinstance(given, list | tuple | dict)
-    made = given(module.parameters()) if is_function else given
+    made = given
+    if callable(given) and not isinstance(given, list | tuple | dict):
+        made = given(module.parameters())
     if isinstance(made, Optimizer | list | tuple | dict):
         return made
     near = next((each for each in vars(torch.optim) if each.lower() == str(made).lower()), "AdamW")
     raise OptionError(
-        f"optimizer= {'returned' if is_function else 'is'} {described(made)}; pass an optimizer, several, or "
+        f"optimizer= {'is' if made is given else 'returned'} {described(made)}; pass an optimizer, several, or "
         f"a function of the parameters: optimizer=torch.optim.{near}(model.parameters(), lr=1e-3).",
         option="optimizer",
         value=given,
