@@ -509,8 +509,8 @@ def _make_optimizer(given: Any, module: nn.Module) -> Any:
         return made
     near = next((each for each in vars(torch.optim) if each.lower() == str(made).lower()), "AdamW")
     raise OptionError(
-        f"optimizer= {'is' if made is given else 'returned'} {described(made)}; pass an optimizer, several, or "
-        f"a function of the parameters: optimizer=torch.optim.{near}(model.parameters(), lr=1e-3).",
+        f"optimizer= {'is' if made is given else 'returned'} {described(made)}; pass an optimizer, several, "
+        f"or a function of the parameters: optimizer=torch.optim.{near}(model.parameters(), lr=1e-3).",
         option="optimizer",
         value=given,
     )
