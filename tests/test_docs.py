@@ -129,6 +129,9 @@ def test_the_page_of_an_example_has_its_whole_program(folder: Path) -> None:
     titles = [title for level, title, _ in markdown.headings(page) if level == 2]
     assert {each.name for each in (*programs, *folder.glob("*.ipynb"))} <= set(titles)
     assert programs or "import hookline" in page or "from hookline import" in page
+    alone = page.partition("**Without a checkout.**")[2].partition("\n## ")[0]
+    assert all(f"`{each.name}`" in alone for each in (*programs, *folder.glob("*.ipynb")))
+    assert "```sh\n" in alone and "examples/" not in alone
 
 
 def test_a_link_to_a_file_of_an_example_leads_to_its_page() -> None:

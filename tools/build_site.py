@@ -62,7 +62,7 @@ def with_programs(text: str, readme: Path) -> str:
     """Return the page of an example with the files of its program below it, as code."""
     kinds = {".py": "py", ".toml": "toml"}
     files = [each for each in sorted(readme.parent.iterdir()) if each.suffix in kinds]
-    parts = [text.rstrip("\n")]
+    parts = [text.rstrip("\n"), how_to_run(text, readme)]
     for file in files:
         source = file.read_text().rstrip("\n")
         fence = "`" * max(3, *(len(run) + 1 for run in re.findall(r"`{3,}", source)), 3)
@@ -73,6 +73,19 @@ def with_programs(text: str, readme: Path) -> str:
             source = "".join(cell["source"])
             parts.append(f"```py\n{source}\n```" if cell["cell_type"] == "code" else below(source))
     return "\n\n".join(parts) + "\n"
+
+
+def how_to_run(text: str, readme: Path) -> str:
+    """Return how to run an example without a checkout: the commands of its page, for files in one folder."""
+    names = [f"`{each.name}`" for each in sorted(readme.parent.iterdir()) if each.suffix in IN_PAGES]
+    commands = re.search(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert commands is not None, f"{readme} has no command"
+    here = commands.group(1).replace(f"examples/{readme.parent.name}/", "")
+    files = "the file below as" if len(names) == 1 else "the files below in one folder as"
+    return (
+        f"**Without a checkout.** The package has no examples: save {files} {' and '.join(names)}, and run "
+        f"there:\n\n```sh\n{here}```"
+    )
 
 
 def below(text: str) -> str:

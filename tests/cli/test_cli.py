@@ -53,6 +53,7 @@ print(codes, [name for name in ("torch", "numpy", "jsonargparse", "rich") if nam
         (["fitt"], "invalid choice: 'fitt'"),
         (["fit"], "CONFIG"),
         (["fit", "run.toml", "--max_epochs", "3"], "This is an option of the trainer: --trainer.max_epochs"),
+        (["fit", "run.toml", "trainer.max_epochs=2"], "begins with two dashes: --trainer.max_epochs=2"),
         (["events", "--jsn"], "unrecognized arguments: --jsn"),
     ],
 )

@@ -425,6 +425,16 @@ def test_a_metric_that_is_never_logged_is_refused_before_the_first_step(project:
     assert trainer.global_step == trainer.state.batches_seen == 0
 
 
+def test_the_hook_that_checks_monitors_is_not_shown_as_one_of_the_user(project: Path) -> None:
+    text = f'{BASIC}[hooks.stop]\nclass_path = "{STOP}"\nmonitor = "val/loss"\n'
+    trainer, parts = trainer_of(project, text, "--trainer.run_dir", str(project / "run"))
+    assert "check_monitors" in parts.hooks
+    assert "check_monitors" not in str(trainer.explain(parts.module, datamodule=parts.datamodule))
+    trainer.fit(parts.module, datamodule=parts.datamodule)
+    record = json.loads((project / "run" / "run.json").read_text())
+    assert "stop" in record["hooks"] and "check_monitors" not in record["hooks"]
+
+
 def test_a_metric_of_training_is_not_missed_before_training(project: Path) -> None:
     trainer, parts = trainer_of(
         project,

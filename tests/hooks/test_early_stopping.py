@@ -341,3 +341,8 @@ def test_a_saved_state_without_a_mode_was_of_the_default_of_that_version(
     by_name = EarlyStopping("val/accuracy")
     by_name.load_state_dict(state)
     assert (by_name.best_score, by_name.wait_count) == (None, 0) and "mode='min'" in caplog.text
+
+
+def test_a_misspelled_parameter_comes_with_the_right_one() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'pateince'. Did you mean 'patience'"):
+        EarlyStopping(pateince=3)  # type: ignore[call-arg]

@@ -66,6 +66,25 @@ def test_the_first_module_is_named_and_nothing_stays_on_the_modules() -> None:
     assert hooks_on(net) == 0
 
 
+@pytest.mark.parametrize("check", ["batch", "activations", "parameters"])
+def test_further_checks_do_not_replace_that_of_the_loss(check: str) -> None:
+    class Nan(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch, batch_idx) * (math.nan if batch_idx == 2 else 1.0)
+
+    net = Nan()
+    with pytest.raises(NonFiniteLoss, match=r"The loss is nan.*batch 2, update 3") as caught:
+        quiet(hooks=[NaNGuard(check=check)]).fit(net, batches(4))
+    assert ("the outputs of all modules are finite" in str(caught.value)) == (check == "activations")
+    assert not not_finite(list(net.named_parameters()))
+    assert "then, while the run was ending" not in "".join(caught.value.__notes__)
+
+
+def test_of_loss_and_gradients_one_can_be_chosen() -> None:
+    assert NaNGuard().check == NaNGuard(check=[]).check == {"loss", "gradients"}
+    assert NaNGuard(check=["activations", "gradients"]).check == {"activations", "gradients"}
+
+
 def test_a_failing_run_leaves_nothing_on_the_modules() -> None:
     class Fails(Deep):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -127,8 +146,9 @@ def test_a_bad_batch_is_named_by_its_place() -> None:
     data = [{"x": torch.ones(2, 4), "y": [torch.ones(2), torch.tensor([1.0, math.nan])]}]
     with pytest.raises(
         NonFiniteLoss, match=r"batch has values that are not finite: batch\['y'\]\[1\].*x: float32\[2, 4\]"
-    ):
+    ) as caught:
         quiet(hooks=[NaNGuard(check=["batch"])]).fit(Net(), data)
+    assert str(caught.value).count("batch['y'][1]") == 1 and "activations" not in str(caught.value)
 
 
 def test_a_bad_batch_is_a_clue_when_the_loss_is_bad() -> None:
@@ -226,7 +246,6 @@ def test_the_modules_of_a_compiled_model_are_named_too() -> None:
     ("arguments", "message"),
     [
         ({"check": "gradient"}, "Did you mean 'gradients'"),
-        ({"check": []}, "check is empty"),
         ({"every": 0}, "every=0"),
         ({"break_on_nan": 1}, "must be True or False"),
     ],

@@ -97,6 +97,20 @@ def test_a_failing_step_is_the_modules_and_has_no_hook_to_blame():
     )
 
 
+def test_the_note_has_the_first_sentence_because_the_error_has_all():
+    class Breaks(Net):
+        def training_step(self, batch, batch_idx):
+            raise ValueError("no data. Download it first.")
+
+    with pytest.raises(ValueError, match="Download it first") as failed:
+        logged().fit(Breaks(), batches(2))
+    assert (
+        end_summary(failed.value).note()
+        == "Failed: ValueError: no data, at epoch 0, batch 0, step 0, rank 0."
+    )
+    assert records("failure")[0]["message"] == "no data. Download it first."
+
+
 def test_rows_say_whether_they_are_values_of_a_step_or_means():
     logged(log_every_n_steps=1).fit(Net(), batches(2), batches(1))
     assert [(each["over"], sorted(each["metrics"])) for each in records("metrics")] == [
@@ -325,7 +339,7 @@ def test_an_interrupt_before_the_first_batch_is_not_called_nothing_to_train(capl
     with pytest.raises(KeyboardInterrupt) as ended:
         trainer.fit(Net(), batches(5))
     assert "Nothing to train" not in caplog.text and ended.value._render_traceback_() == [
-        "Interrupted at step 0, 0 epochs."
+        "Interrupted at step 0, 0 epochs. Nothing was trained, so nothing was saved."
     ]
 
 

@@ -36,7 +36,7 @@ AMOUNT = "must be a number of batches .* or a fraction"
 BAD: list[tuple[dict[str, Any], str]] = [
     # a wrong name comes with the nearest right one and the whole list
     ({"max_epoch": 3}, "no option 'max_epoch'. Did you mean 'max_epochs'.*Options:.*max_steps"),
-    ({"epochs": 3}, "no option 'epochs'. Did you mean '"),
+    ({"epochs": 3}, "no option 'epochs'. Did you mean 'max_epochs'"),
     ({"gradient_clip": 1.0}, "no option 'gradient_clip'. Did you mean 'gradient_clip_val'"),
     ({"accumulate_grad_batch": 2}, "Did you mean 'accumulate_grad_batches'"),
     ({"callback": []}, "no option 'callback'. Did you mean 'callbacks'"),
@@ -350,6 +350,7 @@ def test_options_given_to_one_trainer_do_not_leak_into_another() -> None:
             lambda: quiet().predict(Net(), loader=[]),
             "predict() has no argument 'loader'. Did you mean 'loaders'?",
         ),
+        (lambda: quiet().on("step_end", evry=20), "on() has no argument 'evry'. Did you mean 'every'?"),
         (lambda: quiet().fit(Net(), batches(1), resume="last"), "resume='last'"),
         (lambda: quiet().fit(Net(), batches(1), resume="last"), "Did you mean 'auto'?"),
     ],

@@ -21,6 +21,7 @@ from hookline import Hook, Module, StopTraining, Trainer
 from hookline.hooks import EarlyStopping, ModelCheckpoint
 from hookline.run import record as records
 from hookline.run.record import MOST_SESSIONS, read_record
+from hookline.util.errors import CheckpointError
 from hookline.util.limited_json import RECORD_BYTES
 
 SECRET = "s3cr3tvalue"
@@ -219,19 +220,35 @@ def test_a_run_that_had_ended_keeps_its_record_when_it_is_started_again() -> Non
     assert RECORD.read_text() == before
 
 
-def test_a_run_that_cannot_be_resumed_keeps_its_ending() -> None:
+def test_a_resume_that_is_refused_does_not_change_the_record_so_the_corrected_one_trains() -> None:
     quiet(hooks=[ModelCheckpoint()], run_dir="run").fit(Net(), batches())
+    before = RECORD.read_text()
+    wider = Net()
+    wider.layer = torch.nn.Linear(4, 3)
+    with pytest.raises(CheckpointError, match="do not fit"):
+        quiet(hooks=[ModelCheckpoint()], run_dir="run", max_epochs=2).fit(wider, batches(), resume="auto")
+    assert RECORD.read_text() == before
+    corrected = quiet(hooks=[ModelCheckpoint()], run_dir="run", max_epochs=2)
+    corrected.fit(Net(), batches(), resume="auto")
+    assert (corrected.status, corrected.global_step) == ("completed", 8)
+    assert [each["status"] for each in read()["sessions"]] == ["completed", "completed"]
 
-    class Other(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.more = torch.nn.Linear(3, 3)
 
-    with pytest.raises(Exception, match="do not fit"):
-        quiet(hooks=[ModelCheckpoint()], run_dir="run", max_epochs=2).fit(Other(), batches(), resume="auto")
-    record = read()
-    assert (record["status"], record["step"], record["epochs"], record["error"]) == ("completed", 4, 1, None)
-    assert [each["status"] for each in record["sessions"]] == ["completed", "error"]
+def test_a_resumed_run_is_recorded_as_training_before_its_loaders_are_made() -> None:
+    quiet(hooks=[ModelCheckpoint()], run_dir="run").fit(Net(), batches())
+    seen = []
+
+    class Looks(Hook):
+        def setup(self) -> None:
+            seen.append(read()["status"])
+
+        def on_fit_start(self) -> None:
+            seen.append(read()["status"])
+
+    quiet(hooks=[ModelCheckpoint(), Looks()], run_dir="run", max_epochs=2).fit(
+        Net(), batches(), resume="auto"
+    )
+    assert seen == ["completed", "training"]
 
 
 def test_sessions_are_bounded() -> None:

@@ -240,3 +240,27 @@ def test_a_validation_of_a_loop_written_by_hand_is_in_the_log_too(tmp_path: Path
             for _ in line.validation(batches(2)):
                 line.log("val/loss", torch.nn.functional.mse_loss(net(batch[0]), batch[1]))
     assert len(rows.column("val/loss")) == 1
+
+
+def test_a_value_of_a_step_is_not_a_value_of_the_epoch_also_if_its_step_was_not_due() -> None:
+    class Kept(Rows):
+        tells_rows_apart = True
+
+        def log_metrics(
+            self, metrics: Mapping[str, float], step: int, epoch: int, over: str = "step"
+        ) -> None:
+            self.rows.append((step, epoch, {f"{over} {name}": each for name, each in metrics.items()}))
+
+    class Logs(Hook):
+        def on_train_epoch_end(self, trainer: Any) -> None:
+            trainer.log("done", 9.0)
+
+    rows = Kept()
+    quiet(logger=rows, log_every_n_steps=2, max_epochs=2, hooks=[Logs()]).fit(Counting(), batches(3))
+    assert [(step, epoch, row["step acc"]) for step, epoch, row in rows.rows if "step acc" in row] == [
+        (2, 0, 1.0),
+        (3, 0, 2.0),
+        (4, 1, 0.0),
+        (6, 1, 2.0),
+    ]
+    assert rows.column("epoch acc") == [] and rows.column("epoch done") == [9.0, 9.0]

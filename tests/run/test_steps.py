@@ -12,7 +12,7 @@ from tiny import Net, batches, quiet
 from torch import nn
 from torch.nn import functional as F
 
-from hookline import HooklineError, OptionError
+from hookline import HooklineError, Module, OptionError
 
 
 def plain() -> nn.Module:
@@ -163,8 +163,32 @@ def test_batches_that_are_no_pairs_need_a_step_function() -> None:
 
 
 def test_a_hookline_module_brings_its_own_and_refuses_others() -> None:
-    with pytest.raises(OptionError, match="Net has training_step and configure_optimizers"):
+    with pytest.raises(OptionError, match="the steps of Net are its own"):
         quiet().fit(Net(), batches(), loss=F.mse_loss)
+    net = Net()
+    with pytest.raises(OptionError, match="Return the optimizer from Net.configure_optimizers"):
+        quiet().fit(net, batches(), optimizer=sgd(net))
+
+
+class WithoutOptimizer(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def training_step(self, batch: Any) -> Any:
+        return F.mse_loss(self.layer(batch[0]), batch[1])
+
+
+def test_a_hookline_module_without_configure_optimizers_takes_the_optimizer_passed_to_fit() -> None:
+    net, trainer = WithoutOptimizer(), quiet()
+    before = net.layer.weight.detach().clone()
+    with pytest.raises(HooklineError, match="has no configure_optimizers.*Or pass optimizer= to fit"):
+        trainer.fit(net, batches())
+    given = torch.optim.SGD(net.parameters(), lr=0.0)
+    trainer.fit(net, batches(), optimizer=given)
+    assert trainer.optimizers == [given] and torch.equal(net.layer.weight, before)
+    trainer.fit(net, batches(), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5))
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 0.5 and not torch.equal(net.layer.weight, before)
 
 
 def test_a_hook_may_replace_the_loss_function_in_the_middle_of_a_run() -> None:
@@ -209,3 +233,19 @@ def test_a_loss_or_step_that_cannot_be_called_is_refused_before_the_first_batch(
     trainer.on("train_start")(lambda: pytest.fail("the run has begun"))
     with pytest.raises(OptionError, match=said):
         trainer.fit(net, batches(1), optimizer=torch.optim.SGD(net.parameters(), lr=0.1), **given)
+
+
+@pytest.mark.parametrize("given", ["adam", lambda parameters: "adam"])
+def test_what_is_not_an_optimizer_is_named_by_the_argument(given: Any) -> None:
+    with pytest.raises(
+        OptionError, match=r"optimizer= (is|returned) 'adam'; pass.*torch\.optim\.Adam\(model"
+    ):
+        quiet().fit(plain(), batches(), loss=F.mse_loss, optimizer=given)
+
+
+def test_a_step_function_that_returns_nothing_is_named_by_the_argument(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    net = plain()
+    quiet().fit(net, batches(), step=lambda model, batch: None, optimizer=sgd(net))
+    assert "the last because the function step= returned no loss" in caplog.text

@@ -110,7 +110,7 @@ REWIND_CODES = """\
 The run begins again at its newest complete checkpoint before step N, or at its beginning, and pauses after
 update N: the last event is on_step_end of step N. What it logs on the way is compared with its log.jsonl, to
 the bit. Nothing is written into RUN. Its loggers are replaced, and hooks that only observe or act outside of
-the training are left out; docs/rewind.md has the rules. With several ranks: torchrun ... -m hookline rewind.
+the training are left out (docs: "Rewind"). With several ranks: torchrun ... -m hookline rewind.
 
 exit codes: 0 success (also if values differ on another machine or with other versions), 1 the run failed, 2 a
 wrong command, 3 values differ from the log on the same machine with the same versions"""
@@ -238,6 +238,8 @@ class _Parser(argparse.ArgumentParser):
             name = unknown[0].lstrip("-").partition("=")[0].replace("-", "_")
             if name in option_names():
                 message += f"\nThis is an option of the trainer: --trainer.{name}"
+            elif "." in name and "=" in unknown[0]:
+                message += f"\nA key of the configuration begins with two dashes: --{unknown[0].lstrip('-')}"
         super().error(message)
 
 

@@ -28,6 +28,7 @@ class CheckMonitors(Hook):
 
     name = "check_monitors"
     tier = "builtin"
+    is_internal = True
 
     def __init__(self, source: ConfigSource, monitors: dict[str, str]) -> None:
         self.source = source

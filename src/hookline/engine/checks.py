@@ -110,7 +110,13 @@ def checked_parameters(init: Init) -> Init:
         try:
             bound = signature.bind(self, *args, **kwargs)
         except TypeError:  # Python's own error names the class and all that is missing
-            init(self, *args, **kwargs)
+            unknown = [name for name in kwargs if name not in signature.parameters]
+            try:
+                init(self, *args, **kwargs)
+            except TypeError as error:
+                if not unknown:
+                    raise
+                raise TypeError(f"{error}.{closest(unknown[0], signature.parameters)}") from None
             return
         record = record_arguments(init, self, args, kwargs)
         for name, rule in rules.items():

@@ -149,7 +149,9 @@ def explain_plan(
         )
     root = Node(title or f"trainer.{stage}()")
     for event in plan.table.in_order(stage):
-        listeners = plan.listeners(event.name)
+        listeners = [
+            each for each in plan.listeners(event.name) if not getattr(each.owner, "is_internal", False)
+        ]
         positions = _registration_order(listeners)
         described = [_listener_row(each, positions.get(each, "")) for each in listeners]
         _branch(root, _branch_titles(event, stage)).children.append(ExplainedEvent(event, described))

@@ -162,7 +162,7 @@ class EventTable:
             hint = closest(name, names) or closest(name, short)
             raise HookError(
                 f"{name!r} is not an event of {RECEIVERS[receiver]}.{hint} "
-                f"`hookline.explain()` and docs/lifecycle.md list them all."
+                "`hookline events` in a shell and `print(hookline.explain())` list them all."
             )
         return event
 

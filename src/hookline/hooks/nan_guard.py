@@ -33,7 +33,9 @@ log = logging.getLogger("hookline")
 WHO = "NaNGuard"
 BRACKETS = "{}[{!r}]"
 """How a tensor in a batch or an output is named: `batch['labels']`."""
-CHECKS = ("batch", "activations", "loss", "gradients", "parameters")
+BEFORE_UPDATE = ("loss", "gradients")
+"""The checks that stop a bad value before it reaches the weights, so at least one of them is always made."""
+CHECKS = ("batch", "activations", *BEFORE_UPDATE, "parameters")
 
 
 class NaNGuard(Hook):
@@ -55,7 +57,7 @@ class NaNGuard(Hook):
         self,
         break_on_nan: bool = True,
         log_shapes: bool = False,
-        check: Annotated[str | Iterable[str], Several(CHECKS)] = ("loss", "gradients"),
+        check: Annotated[str | Iterable[str], Several(CHECKS)] = BEFORE_UPDATE,
         every: Annotated[int, Count(1)] = 1,
         exclude: bool = False,
         max_rollbacks: Annotated[int, Count(1)] = 5,
@@ -66,21 +68,16 @@ class NaNGuard(Hook):
         break_on_nan: stop, in the debugger if stdin is a terminal; False: warn only.
         log_shapes: log the shapes of the first batch, and again whenever they change.
         check: any of 'batch', 'activations' (outputs of every module, of checked batches only), 'loss',
-        'gradients' (complete and unscaled), 'parameters' (after the update).
+        'gradients' (complete and unscaled), 'parameters' (after the update). Loss and gradients are checked
+        too, unless one of the two is named: then the other one is not.
         every: check every n batches (updates, for gradients and parameters).
         exclude: instead of stopping, leave out the samples of the update and go back to the last checkpoint.
-        It needs the check 'loss' or 'gradients', which act before the update. max_rollbacks: leave out the
-        samples of so many updates in a run, and stop at the next one.
+        max_rollbacks: leave out the samples of so many updates in a run, and stop at the next one.
         """
         super().__init__(name)
         self.check = frozenset(check)
-        if not self.check:
-            raise OptionError(
-                f"NaNGuard: check is empty; choose from: {', '.join(CHECKS)}.",
-                option="check",
-                value=check,
-                allowed=tuple(CHECKS),
-            )
+        if self.check.isdisjoint(BEFORE_UPDATE):
+            self.check |= {*BEFORE_UPDATE}
         self.break_on_nan, self.log_shapes, self.every = break_on_nan, log_shapes, every
         self.exclude, self.max_rollbacks = exclude, max_rollbacks
         if exclude and "parameters" in self.check:
@@ -124,7 +121,9 @@ class NaNGuard(Hook):
             log.info("batch %d: %s", batches_seen, shapes)
         self._due = batches_seen % self.every == 0
         if self._due and "batch" in self.check and (bad := not_finite(tensors_in("batch", batch, BRACKETS))):
-            self._report(f"The batch has values that are not finite: {list_some(bad)}.", state)
+            self._report(
+                f"The batch has values that are not finite: {list_some(bad)}.", state, is_of_batch=True
+            )
         self._release()
         if self._due and "activations" in self.check:
             self._watch(module)
@@ -139,7 +138,8 @@ class NaNGuard(Hook):
                 f"The output of module {bad[0]!r} is the first that is not finite; {len(bad)} in all.", state
             )
         elif "loss" in self.check and not math.isfinite(value := float(loss.detach())):
-            self._report(f"The loss is {value}.", state)
+            origin = ", though the outputs of all modules are finite" if outputs else ""
+            self._report(f"The loss is {value}{origin}.", state)
 
     def on_before_optimizer_step(
         self, module: nn.Module, optimizer: Optimizer, step: int, state: Any
@@ -175,21 +175,29 @@ class NaNGuard(Hook):
 
     on_train_epoch_end = teardown = on_validation_start
 
-    def _report(self, what: str, state: Any, is_of_others: bool = False, is_made: bool = False) -> None:
+    def _report(
+        self,
+        what: str,
+        state: Any,
+        is_of_others: bool = False,
+        is_made: bool = False,
+        is_of_batch: bool = False,
+    ) -> None:
         """Stop, warn or go back.
 
         is_of_others: whether it came from the batches of other ranks. is_made: whether the update was made.
+        is_of_batch: whether `what` names the tensors of the batch.
         """
         self.found += 1
         where = f"epoch {state.epoch}, batch {state.batch_idx}, update {state.step + (not is_made)}"
         clues = [f"{what} ({where}; batch: {describe_batch(state.batch)})"]
-        if bad := not_finite(tensors_in("batch", state.batch, BRACKETS)):
+        if not is_of_batch and (bad := not_finite(tensors_in("batch", state.batch, BRACKETS))):
             clues.append(f"The batch itself is not finite: {list_some(bad)}.")
         # only this rank's shards: other ranks may have found nothing, so a collective would hang
         if bad := not_finite([(name, local_part(each)) for name, each in state.module.named_parameters()]):
             clues.append(f"Parameters are not finite: {list_some(bad)}.")
         is_older = bool(bad) and not is_made  # then no sample of this update is the cause
-        if "activations" not in self.check and len(clues) == 1:
+        if not is_of_batch and "activations" not in self.check and len(clues) == 1:
             clues.append("NaNGuard(check='activations') names the module that made it.")
         reason = f"{WHO}: {what.rstrip('.')}"
         samples = {} if is_of_others or is_older else find_bad_samples(state) or find_samples(state.trainer)

@@ -365,6 +365,11 @@ class MetricLog:
             key.epoch = Accumulator.from_state(epoch) if epoch else None
             self._plain[key.step_name] = name
 
+    def step_values(self) -> dict[str, Any]:
+        """Return the values of training steps that wait for the next row."""
+        names = {key.step_name for key in self._keys["train"].values() if key.on_step}
+        return {name: value for name, value in self.pending.items() if name in names}
+
     def evaluated_objects(self) -> list[Any]:
         """Return the metric objects that were logged in an evaluation that is not over."""
         return [each for (mode, _), each in self._objects.items() if mode == "eval"]

@@ -17,6 +17,7 @@ from hookline.engine.slots import failure_source
 from hookline.reliability.loader_advice import check_waiting
 from hookline.reliability.model_location import model_line_after_failure, show_model
 from hookline.run.commands import handles_command
+from hookline.run.module import PlainSteps
 from hookline.run.record import leaves_directory, read_record
 from hookline.run.run import Run
 from hookline.run.state import progress
@@ -52,6 +53,8 @@ def warn_idle_epoch(run: Run) -> None:
     left_out = run.progress.skips - skips
     if left_out:
         why, by = WHY[run.progress.last_skip[0]], run.window.by
+        if run.progress.last_skip[0] == "no_loss" and isinstance(run.steps, PlainSteps):
+            why = why.replace("training_step", f"the function {run.steps.name_of_function}")
         if run.progress.last_skip[0] == "no_loss" and by != "batches":
             why += f", or its batches had no {by} to count (accumulate_by={by!r})"
         log.warning(
@@ -292,6 +295,8 @@ class EndSummary:
             else (run.resume.path, 0)
         )
         exists = path is not None and (is_url(path) or Path(path).exists())
+        if not exists and not s.step and not isinstance(error, Exception):  # a signal ended the run
+            failed += " Nothing was trained, so nothing was saved."
         return cls(
             redact(failed),
             shown(path) if exists else "",
@@ -329,7 +334,8 @@ def _describe_failure(run: Run, error: BaseException) -> str:
     who = f"in {source.name}, {source.event}, " if source is not None else "at "
     word, kind = "Pruned" if type(error).__name__ == PRUNED else "Failed", type(error).__name__
     where = "the start" if run.resume.was_refused and source is None else run.state.position
-    return f"{word}: {kind}{': ' if text else ''}{text}, {who}{where}, rank {run.state.rank}."
+    first = text.partition(". ")[0].removesuffix(".")  # the whole text is shown with the error itself
+    return f"{word}: {kind}{': ' if first else ''}{first}, {who}{where}, rank {run.state.rank}."
 
 
 def _is_exit(error: BaseException) -> bool:

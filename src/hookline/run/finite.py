@@ -103,7 +103,7 @@ def warn_of_nonfinite_weights(module: nn.Module, optimizers: Sequence[Any]) -> N
 def describe_nonfinite(kind: str, optimizers: Sequence[Any]) -> str:
     """Return a sentence about the result of `find_nonfinite`."""
     if kind == PARAMETERS:
-        return "The weights are not finite, though the loss was: a gradient, or a hook, made them so."
+        return "The weights are not finite. A loss or a gradient that was not, or a hook, made them so."
     names = {
         name
         for optimizer in optimizers

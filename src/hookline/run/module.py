@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
@@ -48,7 +49,7 @@ class Actions:
         """Return an optimizer, several, or a dictionary with 'optimizer' and 'lr_scheduler'."""
         raise HooklineError(
             f"{type(self).__name__} has no configure_optimizers. Return an optimizer from it: "
-            "`return torch.optim.AdamW(self.parameters(), lr=1e-3)`."
+            "`return torch.optim.AdamW(self.parameters(), lr=1e-3)`. Or pass optimizer= to fit."
         )
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -404,6 +405,11 @@ class PlainSteps(Actions):
         """The function of the user that each step calls, for `explain`."""
         return dict.fromkeys(("training_step", "validation_step", "test_step"), self._step or self.loss)
 
+    @property
+    def name_of_function(self) -> str:
+        """The argument of `fit` that computes the loss, for messages."""
+        return "loss=" if self._step is None else "step="
+
     def again(self, optimizer: Any) -> PlainSteps:
         """Return the same steps for another run, with another optimizer if one is given."""
         return PlainSteps(
@@ -491,9 +497,36 @@ class PlainSteps(Actions):
                 "step=lambda model, batch: ... The loss may be left out if the batches are mappings and the "
                 "model returns it."
             )
-        if callable(self._optimizer) and not isinstance(self._optimizer, list | tuple | dict):
-            return self._optimizer(self.net.parameters())
-        return self._optimizer
+        return _make_optimizer(self._optimizer, self.net)
+
+
+def _make_optimizer(given: Any, module: nn.Module) -> Any:
+    """Return the optimizer passed to fit, or the result of a function of the parameters."""
+    made = given
+    if callable(given) and not isinstance(given, list | tuple | dict):
+        made = given(module.parameters())
+    if isinstance(made, Optimizer | list | tuple | dict):
+        return made
+    near = next((each for each in vars(torch.optim) if each.lower() == str(made).lower()), "AdamW")
+    raise OptionError(
+        f"optimizer= {'is' if made is given else 'returned'} {described(made)}; pass an optimizer, several, "
+        f"or a function of the parameters: optimizer=torch.optim.{near}(model.parameters(), lr=1e-3).",
+        option="optimizer",
+        value=given,
+    )
+
+
+def use_optimizer(module: nn.Module, given: Any) -> None:
+    """Let a `Module` without configure_optimizers train with the optimizer that was passed to fit."""
+    if not isinstance(module, Module) or type(module).configure_optimizers is not Module.configure_optimizers:
+        name = type(module).__name__
+        raise OptionError(
+            "optimizer= is for plain nn.Modules and for a hookline.Module without configure_optimizers. "
+            f"Return the optimizer from {name}.configure_optimizers.",
+            option="optimizer",
+            value=given,
+        )
+    module.configure_optimizers = functools.partial(_make_optimizer, given, module)  # type: ignore[method-assign]
 
 
 def _check_function(name: str, given: Any, of: str) -> None:

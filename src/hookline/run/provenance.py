@@ -91,6 +91,7 @@ def provenance(run: Run) -> dict[str, Any]:
                 "params": mask(_hook_arguments(each.given)),
             }
             for each in run.state.hooks.entries()
+            if not getattr(each.hook, "is_internal", False)
         },
     }
 

@@ -1,9 +1,10 @@
 """`run.json`, the run record: the run's id, settings, progress and ending.
 
 Rank zero writes it when a fit starts, at checkpoints and ends of epochs, and when the fit ends. In the
-directory of an earlier run, a new run writes it after its first update. Whether the run can be resumed
-depends on checkpoints alone, not on the record. A process that is killed leaves the status "training"; the
-lock of the directory shows whether a job is still running (`lock.is_running`).
+directory of an earlier run, a new run writes it after its first update, and a resumed run after its
+checkpoint was restored. Whether the run can be resumed depends on checkpoints alone, not on the record. A
+process that is killed leaves the status "training"; the lock of the directory shows whether a job is still
+running (`lock.is_running`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ UPDATE_SECONDS = 1.0
 """The shortest time between two updates during a run; a write takes about 0.3 ms."""
 FILE_FACTS = ("step", "epoch", "reason", "monitor", "saved_at")
 """The facts of a checkpoint file that the record has, as the manifest of a directory has them."""
-ENDING_FIELDS = ("status", "reason", "error", "step", "epochs", "ended_at")
 LARGE = ("order", "config", "settings", "hooks", "module", "options", "data", "metrics")
 """The fields to leave out, in this order, if the record is larger than the reader accepts."""
 
@@ -63,6 +63,7 @@ class RunRecord:
         """The record of the same run before this session; empty for a new run."""
         self.earlier = {} if is_same else known
         """The record of another run that the directory still belongs to; empty after `take_directory`."""
+        self._resume = run.resume
         self.on_taken: list[Callable[[], None]] = []
         """What is logged once this run has taken the directory."""
         self._written = -UPDATE_SECONDS
@@ -146,18 +147,15 @@ class RunRecord:
         there = [each for each in known if (folder / str(each.get("path"))).is_file()]
         self.data["files"] = [*there, entry][-MOST_FILES:]
 
-    def end(self, run: Run, was_refused: bool) -> None:
-        """Write how the run ended. A run that could not be resumed keeps its earlier ending."""
+    def end(self, run: Run) -> None:
+        """Write how the run ended."""
         s, error = run.state, run.state.exception
         ended = {"status": s.status, "reason": mask_text(s.stop_reason)}
         known = None if error is None else {"type": type(error).__name__, "message": _message(error)}
         self._set_progress(run)
         self.data["noted_at"] = self.data["ended_at"] = self.session["ended_at"] = _now()
         self.session.update(ended)
-        if was_refused and self.before:
-            self.data.update({name: value for name, value in self.before.items() if name in ENDING_FIELDS})
-        else:
-            self.data.update(ended, error=known)
+        self.data.update(ended, error=known)
         self.write()
 
     def _set_progress(self, run: Run) -> None:
@@ -175,8 +173,12 @@ class RunRecord:
         self.session["step"] = s.step
 
     def write(self) -> None:
-        """Write the file atomically. A failure is a warning and does not end the run."""
-        if self.earlier:
+        """Write the file atomically. A failure is a warning and does not end the run.
+
+        A resumed run keeps the record as it was until its checkpoint is restored, because a resume that is
+        refused must not change the run: the next one compares its limits with those in the record.
+        """
+        if self.earlier or (self.before and self._resume.was_refused):
             return
         temporary = self.path.with_name(f".{RECORD}.{os.getpid()}")
         sessions: list[Any] = self.data["sessions"]
@@ -293,11 +295,11 @@ def _tables(record: dict[str, Any], field: str) -> list[dict[str, Any]]:
     return [each for each in known if isinstance(each, dict)] if isinstance(known, list) else []
 
 
-def record_end(run: Run, was_refused: bool = False) -> None:
+def record_end(run: Run) -> None:
     """Write how the run ended."""
     take_if_trained(run)
     if run.identity.record is not None:
-        run.identity.record.end(run, was_refused)
+        run.identity.record.end(run)
 
 
 def restore_ending(run: Run) -> None:

@@ -275,8 +275,7 @@ def finish_epoch(run: Run, complete: bool) -> None:
         s.log.loader = ""
     if complete:
         warn_idle_epoch(run)
-    pending = run_events.end_epoch(run, results, complete)
-    run.rows.write({**results, **run.rows.reduce(pending, "epoch")}, "epoch")
+    run.rows.write(run_events.end_epoch(run, results, complete), "epoch")
     if complete:
         advance_on_metric(run)
         run.progress.position = 0

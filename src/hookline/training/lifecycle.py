@@ -139,7 +139,7 @@ def run_lifecycle(run: Run, body: Callable[[Run], T]) -> T:
         begin_failure(run, caught)
         failures += run_events.report_failure(run)
         failures += save_after_failure(run)
-        record_end(run, run.resume.was_refused)
+        record_end(run)
         if strategy_is_up:
             failures += run_events.tear_down_strategy(run)
     failures += leave_run(run, participants)
@@ -325,6 +325,8 @@ def set_up_strategy(run: Run) -> None:
     run.identity.settings = collect_settings(run)
     if run.resume.path is not None:
         restore_progress(run)
+        if run.identity.record is not None:
+            run.identity.record.write()
         run_events.report_loaded(run, run.resume.path)
     run_events.start_fit(run)
 

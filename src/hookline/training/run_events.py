@@ -105,17 +105,25 @@ def start_epoch(run: EmittingRun, first: int, loader: str = "", emits: bool = Tr
 
 
 def end_epoch(run: EmittingRun, results: dict[str, Any], is_complete: bool) -> dict[str, Any]:
-    """Emit on_train_epoch_end; return what listeners logged for the row. results: the epoch's metrics."""
+    """Emit on_train_epoch_end; return the metrics of the epoch with what listeners logged for their row.
+
+    Values of steps since the last row are not values of the epoch: they get a row of their own before it.
+    results: the epoch's metrics.
+    """
     s = run.state
     if is_complete:
         s.counts.epochs_seen += 1
+    of_steps = s.log.step_values()
     s.nested_validate = True
     with rescued_row(s, results, "epoch"):
         run.plan.on_train_epoch_end(s)
     s.nested_validate = False
     run.progress.mark_changed()
     pending, s.log.pending = s.log.pending, {}
-    return pending
+    unchanged = {name for name, value in of_steps.items() if pending.get(name) is value}
+    reduced = run.rows.reduce(pending, "epoch")
+    run.rows.write({name: value for name, value in reduced.items() if name in unchanged})
+    return results | {name: value for name, value in reduced.items() if name not in unchanged}
 
 
 def count_epoch(run: EmittingRun) -> None:

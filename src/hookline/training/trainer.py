@@ -25,7 +25,7 @@ from hookline.loggers.build import make_loggers
 from hookline.loggers.jsonl import JSONLines
 from hookline.metrics.metric_log import Metrics
 from hookline.run.directory import RunDirectory
-from hookline.run.module import Module, PlainSteps
+from hookline.run.module import Module, PlainSteps, use_optimizer
 from hookline.run.options import read_arguments, refuse_unknown, with_signature
 from hookline.run.state import State
 from hookline.training.run_view import RunView
@@ -117,7 +117,8 @@ class Trainer(RunView):
         resume: str | Path | None = None,
         **unknown: Never,
     ) -> Metrics:
-        """Train. A plain nn.Module also needs `optimizer`, and `loss` or `step`.
+        """Train. A plain nn.Module also needs `optimizer`, and `loss` or `step`; a `Module` without
+        `configure_optimizers` needs `optimizer`.
 
         module: the model. train, val: one loader, a list, or a dictionary of names. datamodule: makes the
         loaders, instead of `train` and `val`. loss: a function of outputs and targets. step: a function of
@@ -318,11 +319,12 @@ class Trainer(RunView):
         steps = module if isinstance(module, Module) else adopt_steps(module)
         if steps is None:
             return self._plain_steps(module, loss, step, optimizer)
-        if loss is not None or step is not None or optimizer is not None:
+        if loss is not None or step is not None:
             raise OptionError(
-                "loss=, step= and optimizer= are for plain nn.Modules; "
-                f"{type(module).__name__} has training_step and configure_optimizers."
+                f"loss= and step= are for plain nn.Modules; the steps of {type(module).__name__} are its own."
             )
+        if optimizer is not None:
+            use_optimizer(module, optimizer)
         return steps
 
     def _plain_steps(self, module: nn.Module, loss: Any, step: Any, optimizer: Any) -> PlainSteps:
@@ -390,12 +392,14 @@ class Trainer(RunView):
         before: int | str | None = None,
         when: Callable[..., Any] | None = None,
         name: str = "",
+        **unknown: Never,
     ) -> FunctionRegistration:
         """Register a function: `@trainer.on("train_batch_end", every=100)`, or `trainer.on("step_end")(f)`.
 
         events: one or more, with or without `on_`. every, once, after, before, when: as the filters
         `hookline.every` and so on. name: the name of the hook; by default that of the function.
         """
+        refuse_unknown(Trainer.on, unknown)
         return FunctionRegistration(
             self.hooks, list(events), FilterSettings(every, once, after, before, when), name
         )

@@ -482,10 +482,10 @@ class HostedRun(HostView):
             or not s.ending.should_stop
             or self.progress.position == self.num_training_batches
         )
-        pending = run_events.end_epoch(self, results, is_complete)
+        row = run_events.end_epoch(self, results, is_complete)
         if self.batch.holds_rows:
-            results.pop("train/loss", None)
-        self.rows.write({**results, **self.rows.reduce(pending, "epoch")}, "epoch")
+            row.pop("train/loss", None)
+        self.rows.write(row, "epoch")
         self.sync_point()
 
     # ---- validation ----------------------------------------------------------------------------------------
