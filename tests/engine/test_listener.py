@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import unittest
+from typing import Any
 
 import pytest
 import torch

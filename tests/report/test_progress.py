@@ -129,3 +129,12 @@ def test_the_mean_of_an_epoch_says_more_than_one_step() -> None:
 )
 def test_a_hostile_record_of_monitors_is_passed_over(monitors: Any) -> None:
     assert best_of(run_of(record={"monitors": monitors})) is None
+
+
+def test_an_evaluation_after_the_fit_does_not_continue_the_curve_of_the_fit() -> None:
+    run = run_of(*({"step": n, "over": "evaluation", "metrics": {"val/loss": 1.0 + n}} for n in range(3)))
+    take(run, {"type": "end", "step": 2, "status": "completed"})
+    for name in ("val/loss", "test/loss"):
+        take(run, {"type": "metrics", "step": 1, "over": "evaluation", "metrics": {name: 0.5}})
+    found = {each.name: (each.count, each.last.value) for each in progress_of(run)}
+    assert found == {"val/loss": (3, 3.0), "val/loss (after the fit)": (1, 0.5), "test/loss": (1, 0.5)}

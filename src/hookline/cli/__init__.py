@@ -445,9 +445,7 @@ def _add_trace_commands(command: Any) -> None:
     added = command("replay", "replay a recorded run to a hook, without a model", TRACE_CODES)
     added.add_argument("trace", metavar="TRACE", help="a file that a run with --trace wrote")
     added.add_argument("hook", metavar="HOOK", help="a name or a class path: my_hooks:MyHook")
-    added.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="an argument of the hook"
-    )
+    added.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="of the hook")
     added.add_argument("--rank", type=int, metavar="N", help="of a trace with several ranks")
 
 
@@ -534,8 +532,9 @@ def _add_export_commands(command: Any, group: Any) -> None:
     added = command("export", "write the weights or the module, for other tools", EXPORT_CODES, group)
     added.add_argument("path", metavar="PATH", help="a checkpoint, or the directory of a run")
     added.add_argument("out", metavar="OUT", help="the file or folder to write")
-    which = "of a run: its newest complete checkpoint (auto, the default) or its best"
-    added.add_argument("--checkpoint", choices=("auto", "best"), default="auto", help=which)
+    added.add_argument(
+        "--checkpoint", choices=("auto", "best"), help="of a run: the newest (auto) or the best"
+    )
     added.add_argument("--format", metavar="FORMAT", help="see below; by default, the ending of OUT decides")
     added.add_argument(
         "--weights",
