@@ -532,9 +532,7 @@ def _add_export_commands(command: Any, group: Any) -> None:
     added = command("export", "write the weights or the module, for other tools", EXPORT_CODES, group)
     added.add_argument("path", metavar="PATH", help="a checkpoint, or the directory of a run")
     added.add_argument("out", metavar="OUT", help="the file or folder to write")
-    added.add_argument(
-        "--checkpoint", choices=("auto", "best"), help="of a run: the newest (auto) or the best"
-    )
+    added.add_argument("--checkpoint", choices=("auto", "best"), help="of a run: its newest (auto) or best")
     added.add_argument("--format", metavar="FORMAT", help="see below; by default, the ending of OUT decides")
     added.add_argument(
         "--weights",
