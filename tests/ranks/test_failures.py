@@ -11,6 +11,8 @@ from pathlib import Path
 
 from ranks.torchrun import Outcome, environment, torchrun
 
+from hookline.report.reader import read_run
+
 ALL_DOWN = 25.0
 """Seconds from the failure to the end of the last rank, and of the launcher after it: a few, and on a busy machine not the
 30 that the launcher itself would wait, nor the 60 that a rank would sleep."""
@@ -141,6 +143,8 @@ def test_a_rank_that_is_killed_is_named_and_the_others_end_in_good_order(tmp_pat
     assert seconds < ALL_DOWN
     assert "Rank 1 has failed: it died without a message" in said_by(0, outcome)
     assert outcome.lines("EXCEPTION") == ["0 PeerError"]  # it was asleep in a hook, and was woken
+    (run,) = tmp_path.glob("runs/*")
+    assert read_run(run).failed["text"].startswith("on rank 1: it died without a message")
     assert outcome.lines("TEARDOWN") == ["0"]
 
 
