@@ -93,6 +93,12 @@ def test_a_loader_with_a_state_that_is_not_used_says_why() -> None:
     [
         ({}, ""),
         ({"batch_size": 4}, "had batches of 3 when the checkpoint was saved, and has batches of 4 now"),
+        ({"batch_size": 1, "world_size": 3}, ""),  # the same global batch
+        (
+            {"world_size": 2},
+            "global batch than when the checkpoint was saved: 3 -> 6 (batch size x ranks: 3 x 1 -> 3 x 2).",
+        ),
+        ({"world_size": 3}, "3 x 1 -> 3 x 3). To keep it, set batch_size=1."),
         ({"length": 5, "units": 15}, "had 4 batches when the checkpoint was saved, and has 5 now"),
         ({"workers": 2}, "had 0 workers when the checkpoint was saved, and has 2 now"),
     ],

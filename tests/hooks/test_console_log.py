@@ -74,7 +74,7 @@ def test_an_early_stop_says_why_and_a_failure_says_what(capsys: pytest.CaptureFi
     trainer = quiet(hooks=[ConsoleLog()])
     trainer.on("train_batch_end")(lambda trainer: trainer.stop("enough"))
     trainer.fit(Net(), batches(3))
-    assert "training stopped (enough): 0 epochs, 1 steps" in capsys.readouterr().out
+    assert "training stopped (enough): 0 epochs, 1 step," in capsys.readouterr().out
 
     class Fails(Net):
         def training_step(self, batch: Any, batch_idx: int) -> Any:

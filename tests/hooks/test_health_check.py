@@ -27,14 +27,14 @@ class Sleeps(Hook):
 
     now = 0.0
 
-    def __init__(self, batch=0, silent=None, rate=0):
-        self.batch, self.silent, self.rate = batch, silent, rate
+    def __init__(self, batch=0, silent=None, rate=0, only=range(99)):
+        self.batch, self.silent, self.rate, self.only = batch, silent, rate, only
 
-    def on_train_batch_start(self, rank):
-        Sleeps.now += self.batch * rank
+    def on_train_batch_start(self, rank, batch_idx):
+        Sleeps.now += self.batch * rank * (batch_idx in self.only)
 
     def on_step_end(self, rank, step, optimizers):
-        if step == 5:
+        if step == 4:
             optimizers[0].param_groups[0]["lr"] += self.rate * rank
         while rank == 1 and step == 4 and self.silent is not None and not self.silent.exists():
             time.sleep(0.05)
@@ -67,9 +67,11 @@ def run(name, sleeps, check=HealthCheck, every=4, **options):
 
 
 run("even", Sleeps())
-run("slow", Sleeps(batch=0.03))
+run("noise", Sleeps(batch=0.008), every=1)
+run("once", Sleeps(batch=0.03, only=(3, 7)), every=1)
+run("slow", Sleeps(batch=0.03), every=1)
 run("waits", Sleeps(), Waits, every=1)
-run("rates", Sleeps(rate=0.5))
+run("rates", Sleeps(rate=0.5), every=1)
 run("silent", Sleeps(silent=Path("named")), patience=0.5)
 run("gone", Sleeps(silent=Path("nothing")), patience=0.5, action="raise")
 '''
@@ -85,12 +87,18 @@ def test_a_slow_rank_is_named_on_rank_zero_and_known_to_all(outcome: Outcome) ->
     assert [json.loads(each) for each in outcome.lines("RESULT")][:2] == [["even", [], 2]] * 2
     assert outcome.lines("RESULT").count('["slow", [1], 2]') == 2, outcome.output
     named = re.findall(
-        r"^\[rank (\d)\] HealthCheck: slow at step (\d): rank 1 \(.+?\): ([\d.]+) ms",
+        r"^\[rank (\d)\] HealthCheck: slow at step (\d) and at the check before: rank 1 \(.+?\): ([\d.]+) ms of its own "
+        r"per step; the time of the other rank is 0\.0 ms$",
         outcome.output,
         re.MULTILINE,
     )
-    assert [(rank, step) for rank, step, _ in named] == [("0", "4"), ("0", "8")]
-    assert all(float(own) >= 30 for _, _, own in named)
+    assert named == [("0", "2", "30.0"), ("0", "3", "30.0"), ("0", "5", "30.0")]
+    assert outcome.output.count("HealthCheck: slow") == 3
+
+
+def test_noise_and_one_slow_step_are_not_reported(outcome: Outcome) -> None:
+    assert outcome.lines("RESULT").count('["noise", [], 2]') == 2, outcome.output
+    assert outcome.lines("RESULT").count('["once", [1], 2]') == 2, outcome.output  # known, and not reported
 
 
 def test_the_wait_of_a_check_is_not_the_rank_s_own_time(outcome: Outcome) -> None:
@@ -104,7 +112,7 @@ def test_ranks_with_different_learning_rates_are_named(outcome: Outcome) -> None
         outcome.output,
         re.MULTILINE,
     )
-    assert named == [("0", "8", "0.1", "0.6")], outcome.output
+    assert named == [("0", step, "0.1", "0.6") for step in "457"], outcome.output
 
 
 def test_a_silent_rank_is_named_and_waited_for(outcome: Outcome) -> None:

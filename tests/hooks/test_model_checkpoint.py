@@ -245,6 +245,15 @@ def test_every_so_often_by_the_clock() -> None:
     assert names("other/checkpoints") == []
 
 
+@pytest.mark.parametrize(
+    ("given", "shown"), [("3 seconds", "3"), (0.25, "0.25"), ("10 hours", "36000"), (1e-6, "0.000001")]
+)
+def test_an_interval_of_time_is_shown_without_zeros_at_its_end(given: Any, shown: str) -> None:
+    trainer = quiet(run_dir="run", hooks=[ModelCheckpoint(train_time_interval=given)])
+    trainer.fit(Net(), batches(1))
+    assert f"every {shown} seconds" in str(trainer.explain())
+
+
 def test_without_validation_it_looks_at_epoch_ends() -> None:
     hook = ModelCheckpoint("train/loss", save_top_k=-1)
     quiet(max_epochs=2, run_dir="run", hooks=[hook]).fit(Net(), batches(2))

@@ -72,6 +72,12 @@ def other_datasets() -> None:
     quiet(DDP()).fit(Deep(), DataLoader(data, 2))
 
 
+def other_batch_sizes() -> None:
+    """Two batches on both ranks."""
+    data = TensorDataset(*(torch.zeros(8, size) for size in (4, 2)))
+    quiet(DDP()).fit(Deep(), DataLoader(data, 4 + RANK))
+
+
 class Downloads(DataModule):
     """Into a folder of the machine, which takes a while."""
 
@@ -193,6 +199,7 @@ def main() -> None:
     report("another optimizer", lambda: other_optimizers(sgd, adam))
     report("another group", lambda: other_optimizers(sgd, lambda groups: sgd(groups[:1])))
     report("other datasets", other_datasets)
+    report("other batch sizes", other_batch_sizes)
     report("other lists", lambda: quiet(DDP()).fit(Deep(), list(mine(DATA))[RANK:] * 2))
     report("after other optimizers", lambda: quiet(DDP()).fit(Deep(), mine(DATA)) and None)
     report(

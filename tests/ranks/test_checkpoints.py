@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +64,7 @@ json.dump(found, open(f"trained-{os.environ['RANK']}.json", "w"))
 
 READ = """
 import json, logging, os, time
+from collections.abc import Iterator
 from pathlib import Path
 import torch
 from torch.utils.data import DataLoader
@@ -148,6 +153,23 @@ def trained(folder: Path) -> list[dict[str, Any]]:
     return launched(TRAINED, folder, "trained")
 
 
+@contextlib.contextmanager
+def warnings_of_hookline() -> Iterator[list[str]]:
+    """The text of the warnings, for a fixture of the module, which cannot use caplog."""
+    texts: list[str] = []
+
+    def note(record: logging.LogRecord) -> bool:
+        texts.append(record.getMessage())
+        return True
+
+    logger = logging.getLogger("hookline")
+    logger.addFilter(note)
+    try:
+        yield texts
+    finally:
+        logger.removeFilter(note)
+
+
 @pytest.fixture(scope="module")
 def single(folder: Path, trained: Any) -> dict[str, Any]:
     """One process continues from the FSDP checkpoint of two, saves what it begins with, and trains to the end; another starts anew."""
@@ -159,9 +181,10 @@ def single(folder: Path, trained: Any) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     source = folder / "fsdp-cut" / "checkpoints" / "batch-4"
-    found["samples"] = train(
-        str(folder / "single"), "single", Start(), resume=source, accumulate_grad_batches=3
-    )[1].samples()
+    with warnings_of_hookline() as found["warnings"]:
+        found["samples"] = train(
+            str(folder / "single"), "single", Start(), resume=source, accumulate_grad_batches=3
+        )[1].samples()
     found["one"] = train(str(folder / "one"), "single", SaveAt(5, stop=True), accumulate_grad_batches=3)[
         1
     ].samples()
@@ -273,6 +296,14 @@ def test_two_ranks_continue_from_one_process_and_from_another_strategy(
     for rank in read_again:
         for part in ("weights", "optimizer"):
             assert rank[strategy][source][part] == trained[0][came_from]["cut"][part]
+
+
+def test_another_global_batch_is_reported(single: Any) -> None:
+    (text,) = [each for each in single["warnings"] if "global batch" in each]
+    assert re.search(
+        r": (\d+) -> (\d+) \(batch size x ranks: (\d+) x 2 -> \3 x 1\)\. To keep it, set batch_size=\1\.",
+        text,
+    )
 
 
 def test_one_process_continues_with_the_samples_that_two_ranks_had_left(trained: Any, single: Any) -> None:

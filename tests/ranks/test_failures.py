@@ -11,6 +11,8 @@ from pathlib import Path
 
 from ranks.torchrun import Outcome, environment, torchrun
 
+from hookline.report.reader import read_run
+
 ALL_DOWN = 25.0
 """Seconds from the failure to the end of the last rank, and of the launcher after it: a few, and on a busy machine not the
 30 that the launcher itself would wait, nor the 60 that a rank would sleep."""
@@ -19,6 +21,7 @@ SCRIPT = '''
 import ctypes, os, signal, sys, time
 from tiny import Net, batches, quiet
 from hookline import Hook
+from hookline.hooks import HealthCheck
 
 FOLDER, CASE = sys.argv[1:3]
 OPTIONS = {}
@@ -56,7 +59,7 @@ class Fails(Hook):
             if rank == 1:
                 fail(lambda: os.kill(os.getpid(), signal.SIGKILL))
             time.sleep(60)
-        if step == 3 and rank == 1 and CASE == "hangs":
+        if step == 3 and rank == 1 and CASE in ("hangs", "hangs before a check"):
             fail(lambda: time.sleep(60))
         if step == 3 and rank == 1 and CASE == "hangs for good":
             fail(lambda: [ctypes.PyDLL(None).sleep(60) for _ in range(9)])  # keeps the interpreter's lock all the time
@@ -84,7 +87,8 @@ class Stubborn(Hook):
 if CASE.startswith("hangs"):
     quiet().fit(Net(), batches(2))  # whatever takes long the first time
     OPTIONS = {"hang_after": 6, "hang_action": "abort"}
-quiet(hooks=[Fails(), OnZero(), Stubborn(), Careful()], logger=True, default_root_dir=FOLDER, **OPTIONS).fit(Net(), batches(400))
+CHECKS = [HealthCheck(every_n_steps=3, patience=2)] if CASE == "hangs before a check" else []
+quiet(hooks=[Fails(), OnZero(), Stubborn(), Careful(), *CHECKS], logger=True, default_root_dir=FOLDER, **OPTIONS).fit(Net(), batches(400))
 '''
 
 
@@ -139,6 +143,8 @@ def test_a_rank_that_is_killed_is_named_and_the_others_end_in_good_order(tmp_pat
     assert seconds < ALL_DOWN
     assert "Rank 1 has failed: it died without a message" in said_by(0, outcome)
     assert outcome.lines("EXCEPTION") == ["0 PeerError"]  # it was asleep in a hook, and was woken
+    (run,) = tmp_path.glob("runs/*")
+    assert read_run(run).failed["text"].startswith("on rank 1: it died without a message")
     assert outcome.lines("TEARDOWN") == ["0"]
 
 
@@ -150,6 +156,15 @@ def test_a_rank_that_hangs_in_a_hook_is_named_and_the_job_ends(tmp_path: Path) -
     assert re.search(
         r"has not moved for at least .* hook 'fails' in on_step_end .*rank 1", said_by(1, outcome)
     )
+
+
+def test_a_rank_that_waits_in_a_health_check_is_not_the_one_that_hangs(tmp_path: Path) -> None:
+    outcome, _ = fail(tmp_path, "hangs before a check")
+    assert "HealthCheck: no answer at step 3 for" in said_by(0, outcome), outcome.output
+    assert not re.search(r"hook 'health_check' .*did not return", outcome.output), outcome.output
+    (log,) = tmp_path.glob("runs/*/log.jsonl")
+    (failure,) = [each for each in map(json.loads, log.read_text().splitlines()) if each["type"] == "failure"]
+    assert failure["rank"] == 1 and "hook 'fails' in on_step_end" in json.dumps(failure)
 
 
 def test_a_rank_that_no_longer_lets_python_run_ends_all_the_same(tmp_path: Path) -> None:

@@ -57,6 +57,13 @@ def test_datasets_of_different_lengths_are_refused_though_they_have_as_many_batc
         assert "set loader.shards_itself = True" in each["text"]
 
 
+def test_different_batch_sizes_are_named_also_if_the_number_of_batches_is_the_same(
+    from_hook_cases: Found,
+) -> None:
+    for each in from_hook_cases["other batch sizes"]:
+        assert "its batch_size differs: rank 0: 4, rank 1: 5. Use the same batch_size" in each["text"], each
+
+
 def test_advice_that_a_list_cannot_follow_is_left_out(from_hook_cases: Found) -> None:
     for each in from_hook_cases["other lists"]:
         assert "number of batches differs" in each["text"] and "shards_itself" not in each["text"], each

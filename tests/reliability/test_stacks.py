@@ -8,6 +8,7 @@ import threading
 import torch
 
 import hookline.distributed.comm
+from hookline.distributed.comm import Answer
 from hookline.reliability.stacks import stack_of, waits_for_ranks
 
 HERE = (__file__, 1, "step")
@@ -48,6 +49,31 @@ def test_a_collective_at_the_top_waits_for_ranks() -> None:
     assert waits_for_ranks(
         [("<frozen abc>", 1, "x"), (hookline.distributed.comm.__file__, 9, "Ranks.gather")]
     )
+
+
+def test_the_wait_for_an_answer_and_its_report_wait_for_ranks() -> None:
+    reports, over = [threading.Event(), threading.Event()], threading.Event()
+
+    class Work:
+        """A collective that is complete once both stacks were read."""
+
+        is_completed = over.is_set
+
+    def report(waited: float) -> None:
+        if not reports[0].is_set():
+            reports[0].set()
+            reports[1].wait(60)
+
+    thread = threading.Thread(target=Answer(torch.zeros(1), Work()).wait, args=(0, report))
+    thread.start()
+    try:
+        assert reports[0].wait(60) and waits_for_ranks(stack_of(thread.ident or 0))
+        reports[1].set()
+        assert waits_for_ranks(stack_of(thread.ident or 0))
+    finally:
+        reports[1].set()
+        over.set()
+        thread.join()
 
 
 def test_a_backward_counts_unless_it_is_left_out() -> None:

@@ -135,6 +135,23 @@ def test_the_last_lines_of_a_traceback_say_what_failed_what_was_saved_and_how_to
     ]
 
 
+def test_with_resume_auto_the_same_command_resumes():
+    with pytest.raises(RuntimeError) as failed:
+        logged(hooks=[SavesFirstEpoch(), Fails(5)], max_epochs=2).fit(Net(), batches(3), resume="auto")
+    assert (
+        "\nTo resume: run the same command again, because resume='auto' finds this"
+        in failed.value.__notes__[-1]
+    )
+
+
+def test_a_checkpoint_elsewhere_is_named_though_resume_is_auto():
+    trainer = logged(hooks=[Fails(5)])
+    trainer.on("step_end")(lambda step: trainer.save_checkpoint("elsewhere/a") if step == 3 else None)
+    with pytest.raises(RuntimeError) as failed:
+        trainer.fit(Net(), batches(6), resume="auto")
+    assert "To resume: trainer.fit(module, ..., resume='elsewhere/a')" in failed.value.__notes__[-1]
+
+
 def test_what_the_last_line_says_works():
     saves = SavesFirstEpoch()
     with pytest.raises(RuntimeError) as failed:

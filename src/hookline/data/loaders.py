@@ -357,8 +357,9 @@ class Loader:
         was, now = saved["facts"]["workers"], self._facts()["workers"]
         if saved["kind"] == self.reader.kind == "state" and (refused := refused_state(self.source, was, now)):
             raise CheckpointError(f"The {self.name} loader {refused}")
-        for change in changes(saved, self.reader.kind, self._facts()):
-            log.warning("The %s loader %s", self.name, change)
+        if self.sharding.ranks.rank == 0 or is_apart(self.source, self.sharding):
+            for change in changes(saved, self.reader.kind, self._facts()):
+                log.warning("The %s loader %s", self.name, change)
         if saved["kind"] == self.reader.kind:
             self._restored = saved
 

@@ -16,7 +16,7 @@ from hookline.data.exclusions import Cut, without
 from hookline.data.fingerprint import difference, fingerprint
 from hookline.data.libraries import rank_conflict
 from hookline.data.seeding import Generators, states_of
-from hookline.data.sources import is_of_samples, keeps_its_ways, length_of, shards_itself
+from hookline.data.sources import batch_size_of, is_of_samples, keeps_its_ways, length_of, shards_itself
 from hookline.distributed.comm import Ranks
 from hookline.util.errors import OptionError
 
@@ -244,8 +244,9 @@ def compare_sources(
     dataset = getattr(source, "dataset", None)
     identity = getattr(dataset, "_fingerprint", None)  # of a Hugging Face dataset
     samples = None if isinstance(dataset, IterableDataset) else length_of(dataset)
+    name_of_class, digest, batch_size = type(source).__name__, _digest(generators), batch_size_of(source)
     reports = ranks.gather(
-        [length, type(source).__name__, apart, _digest(generators), conflict, identity, excluded, samples]
+        [length, name_of_class, apart, digest, conflict, identity, excluded, samples, batch_size]
     )
     mine = reports[ranks.rank]
     lengths = [each[0] for each in reports]
@@ -263,6 +264,11 @@ def compare_sources(
     hint = ""
     if hasattr(source, "__dict__"):  # a list cannot have the attribute
         hint = " If each rank has its own data, set loader.shards_itself = True."
+    if len(set(sizes := [each[8] for each in reports])) > 1 and None not in sizes:
+        raise OptionError(
+            f"{shared}, but its batch_size differs: {_by_rank(sizes)}. Use the same batch_size on every "
+            f"rank.{hint}"
+        )
     if len(set(lengths)) > 1:
         raise OptionError(f"{shared}, but its number of batches differs: {_by_rank(lengths)}.{hint}")
     if len(set(sizes := [each[7] for each in reports])) > 1:

@@ -91,18 +91,23 @@ def shards_itself(source: Any) -> bool:
 SourceFacts = dict[str, int | None]
 
 
+def batch_size_of(source: Any) -> int | None:
+    """Return the batch size of a loader or of its batch sampler; None if unknown."""
+    size = getattr(source, "batch_size", None)
+    if size is None:
+        size = getattr(getattr(source, "batch_sampler", None), "batch_size", None)
+    return size if isinstance(size, int) else None
+
+
 def source_facts(
     source: Any, length: int | None, units: int | None, world_size: int, apart: bool
 ) -> SourceFacts:
     """Return the facts that determine the position of each batch. units: samples or batches in a pass."""
-    size = getattr(source, "batch_size", None)
-    if size is None:
-        size = getattr(getattr(source, "batch_sampler", None), "batch_size", None)
     inner = worker_loader(source)
     workers = getattr(source if inner is None else inner, "num_workers", None)
     return {
         "length": length,
-        "batch_size": size if isinstance(size, int) else None,
+        "batch_size": batch_size_of(source),
         "workers": workers if isinstance(workers, int) else None,
         "units": units,
         "world_size": world_size,
@@ -133,7 +138,8 @@ def changes(saved: dict[str, Any], kind: str, now: SourceFacts) -> Iterator[str]
             f"was read by {was['world_size']} ranks {then}, and is now read by {now['world_size']}, each "
             "from its own source: the positions of the other ranks cannot be restored."
         )
-    if not same_size:
+    is_exact = saved["of_samples"] or kind == "state"
+    if not same_size and (same_world or not is_exact):
         effect = (
             "The epoch continues with the next sample."
             if saved["of_samples"]
@@ -144,6 +150,8 @@ def changes(saved: dict[str, Any], kind: str, now: SourceFacts) -> Iterator[str]
         yield (
             f"had batches of {was['batch_size']} {then}, and has batches of {now['batch_size']} now. {effect}"
         )
+    if not same_world:
+        yield from _global_batch_change(was, now)
     same_units = was["units"] == now["units"] or saved["kind"] != kind or (kind == "state" and not same_size)
     if not same_units or (was["length"] != now["length"] and same_world and same_size):
         yield f"had {was['length']} batches {then}, and has {now['length']} now: their order is different."
@@ -154,6 +162,20 @@ def changes(saved: dict[str, Any], kind: str, now: SourceFacts) -> Iterator[str]
             else "the random numbers that the dataset draws are different, but the order is the same"
         )
         yield f"had {was['workers']} workers {then}, and has {now['workers']} now: {effect}."
+
+
+def _global_batch_change(was: SourceFacts, now: SourceFacts) -> Iterator[str]:
+    """Yield that the batch size times the number of data-parallel ranks has changed."""
+    if was["batch_size"] is None or now["batch_size"] is None:
+        return
+    ranks = now["world_size"] or 1
+    before, after = was["batch_size"] * (was["world_size"] or 1), now["batch_size"] * ranks
+    if before != after:
+        keep = f" To keep it, set batch_size={before // ranks}." if before % ranks == 0 else ""
+        yield (
+            f"has another global batch than when the checkpoint was saved: {before} -> {after} (batch size x "
+            f"ranks: {was['batch_size']} x {was['world_size']} -> {now['batch_size']} x {ranks}).{keep}"
+        )
 
 
 def resume_limits(loader: Any) -> list[str]:

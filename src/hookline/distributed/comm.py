@@ -298,6 +298,18 @@ class Answer:
         """Whether the result is complete, so that reading it does not wait."""
         return self._work is None or self._work.is_completed()
 
+    def wait(self, patience: float, report: Callable[[float], None]) -> None:
+        """Wait for the result, and call `report(seconds waited)` each time the patience ends.
+
+        The watchdog knows a wait for other ranks by this function (`reliability/stacks.py`).
+        """
+        began, due = time.monotonic(), patience
+        while not self.is_ready:
+            if (waited := time.monotonic() - began) >= due:
+                due += patience
+                report(waited)
+            time.sleep(PAUSE)
+
     def read(self) -> list[Any]:
         """Return the numbers; wait for them if necessary."""
         if self._work is not None:

@@ -65,9 +65,10 @@ class ConsoleLog(Hook):
 
     def on_train_end(self, state: Any) -> None:
         why = f" ({state.stop_reason})" if state.stop_reason else ""
+        epochs, steps = state.epochs_seen, state.step
         self._say(
-            f"training {state.status}{why}: {state.epochs_seen} epochs, {state.step} steps, "
-            f"{time.monotonic() - self._began:.1f} s"
+            f"training {state.status}{why}: {epochs} epoch{'s' * (epochs != 1)}, {steps} "
+            f"step{'s' * (steps != 1)}, {time.monotonic() - self._began:.1f} s"
         )
 
     def on_exception(self, exception: BaseException, state: Any) -> None:

@@ -7,6 +7,7 @@ import socket
 import statistics
 import sys
 import time
+from collections import Counter
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
@@ -14,9 +15,7 @@ from hookline.engine.checks import Above, Count, Duration, checked_parameters
 from hookline.engine.hook import Hook
 from hookline.util.errors import OptionError, PeerError
 
-PAUSE = 0.005
-"""Seconds between two polls for the answers of the ranks."""
-NOISE = 0.002
+NOISE = 0.01
 """Seconds by which the times of ranks may differ without being slow."""
 MOST_NAMED = 8
 """The largest number of ranks in the message about learning rates."""
@@ -27,10 +26,12 @@ class HealthCheck(Hook):
     """Pings all ranks every n steps over the control group, and names ranks that are silent or slow, or that
     have another learning rate.
 
-    A rank is slow if its own part of a step takes much longer than the median of all ranks. It is the time
-    from the end of a batch to the next backward: hooks, waiting for data, and the forward. Waiting for other
-    ranks does not count. `seconds` has the newest time of every rank. Ranks with different learning rates
-    have different weights from then on. With one process it does nothing.
+    A rank is slow if its own part of a step takes much longer than the median of all ranks, and 10 ms longer.
+    It is the time from the end of a batch to the next backward: hooks, waiting for data, and the forward.
+    Waiting for other ranks does not count. A rank that is slow at two checks in a row is named, and again
+    after 2, 4, 8, ... such checks. `seconds` has the newest time of every rank. Ranks with different learning
+    rates have different weights from then on. They are named at the 1st, 2nd, 4th, ... such check. With one
+    process it does nothing.
     """
 
     tier = "builtin"
@@ -57,6 +58,9 @@ class HealthCheck(Hook):
         """The ranks that were slow at the newest check."""
         self._since: float | None = None
         self._own, self._batches, self._check = 0.0, 0, 0
+        self._slow_checks: Counter[int] = Counter()
+        """For each rank, the checks at which it was slow, as at the check before."""
+        self._unequal_checks = 0
         self._ranks: Any = None
         self._store: Any = None
 
@@ -69,6 +73,7 @@ class HealthCheck(Hook):
                 value=self.ranks,
             )
         self.seconds, self.slow, self._ranks = [], [], None
+        self._slow_checks, self._unequal_checks = Counter(), 0
         if not ranks.alone:
             self._ranks, self._store = ranks, ranks.store("health")
             self._run, self._hosts = ranks.from_zero(time.time_ns()), ranks.gather(socket.gethostname())
@@ -106,16 +111,20 @@ class HealthCheck(Hook):
             self._since = clock()  # the wait above is not this rank's own time
 
     def _report_slow(self, step: int) -> None:
-        median = statistics.median_low(self.seconds)
+        median, before = statistics.median_low(self.seconds), self.slow
         self.slow = [
             rank for rank, each in enumerate(self.seconds) if each > max(self.slower * median, median + NOISE)
         ]
-        if self.slow and self._ranks.rank == 0:
-            named = ", ".join(f"{self._name(rank)}: {1000 * self.seconds[rank]:.1f} ms" for rank in self.slow)
+        again = [rank for rank in self.slow if rank in before]
+        self._slow_checks.update(again)
+        due = [rank for rank in again if _is_due(self._slow_checks[rank])]
+        if due and self._ranks.rank == 0:
             log.warning(
-                "HealthCheck: slow at step %d: %s of its own per step; the median of all ranks is %.1f ms",
+                "HealthCheck: slow at step %d and at the check before: %s of its own per step; "
+                "the %s is %.1f ms",
                 step,
-                named,
+                ", ".join(f"{self._name(rank)}: {1000 * self.seconds[rank]:.1f} ms" for rank in due),
+                "time of the other rank" if len(self.seconds) == 2 else "median of all ranks",
                 1000 * median,
             )
 
@@ -123,6 +132,7 @@ class HealthCheck(Hook):
         """Report ranks whose learning rates differ."""
         if len(set(map(repr, rates))) == 1:  # as text, because NaN is not equal to itself
             return
+        self._unequal_checks += 1
         named = ", ".join(f"{self._name(rank)}: {each:g}" for rank, each in enumerate(rates[:MOST_NAMED]))
         text = (
             f"HealthCheck: the learning rates of the ranks differ at step {step}, so their weights drift "
@@ -132,30 +142,33 @@ class HealthCheck(Hook):
         )
         if self.action == "raise":
             raise PeerError(text)
-        if self._ranks.rank == 0:
+        if self._ranks.rank == 0 and _is_due(self._unequal_checks):
             log.warning("%s", text)
 
     def _wait(self, answer: Any, step: int) -> None:
         """Wait until all ranks have answered. Report the missing ranks each time the patience ends."""
-        began, due = time.monotonic(), self.patience
-        while not answer.is_ready:
-            waited = time.monotonic() - began
-            if waited >= due:
-                due += self.patience
-                keys = {rank: f"{self._run}/{self._check}/{rank}" for rank in range(self._ranks.world_size)}
-                missing = [rank for rank, key in keys.items() if not self._store.check([key])]
-                text = (
-                    f"HealthCheck: no answer at step {step} for {waited:.1f} s from "
-                    f"{', '.join(map(self._name, missing)) or 'ranks that reached the step and then stopped'}"
-                )
-                if self.action == "raise":
-                    raise PeerError(f"{text}.")
-                log.warning("%s", text)
-            time.sleep(PAUSE)
+
+        def report(waited: float) -> None:
+            keys = {rank: f"{self._run}/{self._check}/{rank}" for rank in range(self._ranks.world_size)}
+            missing = [rank for rank, key in keys.items() if not self._store.check([key])]
+            text = (
+                f"HealthCheck: no answer at step {step} for {waited:.1f} s from "
+                f"{', '.join(map(self._name, missing)) or 'ranks that reached the step and then stopped'}"
+            )
+            if self.action == "raise":
+                raise PeerError(f"{text}.")
+            log.warning("%s", text)
+
+        answer.wait(self.patience, report)
         answer.read()
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} ({self._hosts[rank]})"
+
+
+def _is_due(count: int) -> bool:
+    """Return whether to report something for the 1st, 2nd, 4th, ... time."""
+    return count & (count - 1) == 0
 
 
 def _sum_of_rates(optimizers: Any) -> float:

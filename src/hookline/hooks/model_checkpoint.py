@@ -138,7 +138,9 @@ class ModelCheckpoint(Hook):
                 f"other."
             )
         if steps or seconds is not None:
-            every = f"{steps} steps" if seconds is None else f"{seconds:.6f} seconds"
+            every = (
+                f"{steps} steps" if seconds is None else f"{f'{seconds:.6f}'.rstrip('0').rstrip('.')} seconds"
+            )
             interval = f"every_n_train_steps={steps}" if steps else f"train_time_interval={seconds!r}"
             after_steps = functools.partial(self._after_steps, interval=interval)
             self._listen("on_step_end", FilterSettings(every=every)(after_steps))

@@ -140,9 +140,8 @@ def _earlier_end(run: Run) -> dict[str, Any]:
 def _failure(run: Run, error: BaseException) -> dict[str, Any]:
     s, source = run.state, failure_source(error)
     if (other := _other_rank(run)) is not None:
-        kind, _, message = (
-            (type(error).__name__, "", other.text) if other.died else other.text.partition(": ")
-        )
+        # a rank that died raised nothing
+        kind, _, message = ("", "", other.text) if other.died else other.text.partition(": ")
         return {"step": s.step, "epoch": s.epoch, "rank": other.rank, "exception": kind, "message": message}
     who = {} if source is None else {"who": source.name, "event": source.event}
     return {
@@ -265,6 +264,8 @@ class EndSummary:
     """Whether the run failed to resume from it."""
     model: str = ""
     """Where the model is and how to load it."""
+    is_found: bool = False
+    """Whether the same program resumes from it, because of resume='auto' and a run_dir."""
 
     @classmethod
     def of(cls, run: Run, error: BaseException | None) -> EndSummary:
@@ -304,6 +305,7 @@ class EndSummary:
             s.step > 0,
             run.saves.newest is None and run.resume.was_refused,
             model_line_after_failure(run) if exists else "",
+            run.resume.is_auto and Path(str(path)).is_relative_to(str(run.options.run_dir)),
         )
 
     def note(self, command: str = "") -> str:
@@ -318,7 +320,8 @@ class EndSummary:
         if self.refused:  # the same resume would fail again
             return "\n".join([self.failed, f"Nothing was trained, and {self.saved} is unchanged."])
         at = f", at step {self.step}" if self.step else ", which this run began with"
-        how = command or f"trainer.fit(module, ..., resume={self.saved!r})"
+        again = "run the same command again, because resume='auto' finds this checkpoint"
+        how = command or (again if self.is_found else f"trainer.fit(module, ..., resume={self.saved!r})")
         return "\n".join(
             [
                 self.failed,

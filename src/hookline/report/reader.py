@@ -398,7 +398,8 @@ def _take_failure(run: RecordedRun, record: dict[str, Any], step: int | None) ->
     where = f" in {record['event']}" if record.get("event") else ""
     who = f"{record['who']}{where}: " if record.get("who") else ""
     rank = f"on rank {record['rank']}: " if record.get("rank") else ""
-    text = f"{record.get('exception', '')}: {record.get('message', '')}"
+    # a rank that died has no exception
+    text = f"{record.get('exception', '')}: {record.get('message', '')}".removeprefix(": ")
     run.failures.add((step, text))
     run.failed = {"exception": record.get("exception"), "text": f"{rank}{who}{text}"}
     add_event(run, RunEvent(failure_kind(record.get("exception")), run.failed["text"], run.times.ended, step))

@@ -260,7 +260,7 @@ def _of_json_log(run: RecordedRun) -> Iterator[RunEvent]:
                 continue
             at, step = record.get("time"), valid_step(record.get("step"))
             at = at if isinstance(at, float) else None
-            text = f"{record.get('exception', '')}: {record.get('message', '')}"
+            text = f"{record.get('exception', '')}: {record.get('message', '')}".removeprefix(": ")
             if record["type"] == "exception" and (step, text) not in run.failures:
                 yield RunEvent("pruned" if record.get("exception") == PRUNED else "exception", text, at, step)
             elif record["type"] == "train_end" and record.get("reason"):

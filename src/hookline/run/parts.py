@@ -404,6 +404,8 @@ class Resume:
     path: Path | str | None = None
     contents: dict[str, Any] = field(default_factory=dict)
     """The parts of the checkpoint that are not restored yet."""
+    is_auto: bool = False
+    """Whether the run was started with resume='auto'."""
     finished: str = ""
     """Why a run that is started again has nothing to train."""
     rollback: RollbackRequest | None = None

@@ -67,6 +67,7 @@ def choose_start(run: Run, resume: str | os.PathLike[str] | Start | None, direct
     ranks, identity = run.strategy.ranks, run.identity
     if run.options.fast_dev_run and resume in SEARCH_WORDS:
         resume = None  # a trial run does not continue another run
+    run.resume.is_auto = resume == "auto"
     kept = KeptBest(folders=kept_best(run.state.hooks.entries()).folders)  # the hooks have no state yet
     found = (
         find_checkpoint(resume, directory, ranks=ranks, kept=kept, module=run.module)
