@@ -28,8 +28,7 @@ from hookline.util.text import list_some
 LOG = "log.jsonl"
 EPOCH = " (epoch)"
 """Added to the name of an epoch's mean if the metric also has a value for every step."""
-AFTER = " (after the fit)"
-"""Added to the name of a metric of the fit that a later evaluation has measured, perhaps of other weights."""
+AFTER = " (after the fit)"  # a metric of the fit, measured again by a later evaluation
 MOST_NAMES = 5000
 """Metrics that are kept; names with a number in them can be any number of metrics."""
 MOST_EVENTS = 2000
