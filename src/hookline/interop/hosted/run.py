@@ -237,11 +237,11 @@ class HostedRun(HostView):
         self.set_device(first.device if first is not None else torch.device("cpu"), module)
 
     def set_device(self, device: Any, wrapped_model: Any) -> None:
-        """Set the module's device, and the wrapper that the host runs, or the module."""
+        """Set the device. device: of the module. wrapped_model: what the host runs: a wrapper, or the module."""
         self.state.setup.device, self.state.setup.wrapped_model = device, wrapped_model
 
     def set_rank(self, rank: int, local_rank: int, world_size: int) -> None:
-        """Set the rank of this process, counted as torchrun does. Only rank 0 has loggers."""
+        """Set the rank. rank: 0 has the loggers. local_rank: that on this machine. world_size: all ranks."""
         s = self.state
         s.setup.rank, s.setup.local_rank, s.setup.world_size = rank, local_rank, world_size
         self.hooks.move_to(rank)
