@@ -237,7 +237,7 @@ class HostedRun(HostView):
         self.set_device(first.device if first is not None else torch.device("cpu"), module)
 
     def set_device(self, device: Any, wrapped_model: Any) -> None:
-        """Set the device. device: of the module. wrapped_model: what the host runs: a wrapper, or the module."""
+        """Set the device. device: of the module. wrapped_model: what the host runs, such as a wrapper."""
         self.state.setup.device, self.state.setup.wrapped_model = device, wrapped_model
 
     def set_rank(self, rank: int, local_rank: int, world_size: int) -> None:
