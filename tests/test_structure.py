@@ -579,7 +579,7 @@ MOST_STATEMENTS = {
     "reliability": 928,
     "report": 1845,
     "rewind": 612,
-    "run": 4742,
+    "run": 4746,
     "testing": 198,
     "tracing": 868,
     "training": 6706,

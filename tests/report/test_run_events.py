@@ -15,7 +15,7 @@ from tiny import Net, batches, quiet
 from hookline import Hook
 from hookline.cli import main
 from hookline.hooks import JSONLog, ModelCheckpoint
-from hookline.loggers import CSV, JSONLines
+from hookline.loggers import CSV, JSONLines, TensorBoard
 from hookline.report.reader import read_run
 from hookline.report.run_events import position
 
@@ -344,8 +344,9 @@ def test_a_killed_run_is_not_called_training() -> None:
 @pytest.mark.parametrize(
     ("logger", "why", "advice"),
     [
-        ([CSV()], "its loggers are CSV", "logger=[CSV(), JSONLines()]"),
-        (False, "it has no logger", "logger=[JSONLines()]"),
+        ([CSV()], "its loggers are CSV", "logger=[..., JSONLines()]"),
+        ([CSV(), TensorBoard()], "its loggers are CSV, TensorBoard:", "JSONLines()"),
+        (False, "it has no logger", "JSONLines()"),
         ([CSV(), JSONLines()], "", ""),
     ],
 )

@@ -64,11 +64,10 @@ def missing_log(run: RecordedRun) -> str:
     names = run.record.get("loggers")
     if (run.path / LOG).exists() or not isinstance(names, list) or "JSONLines" in names:
         return ""
-    kept = ", ".join(f"{name}()" for name in [*map(str, names), "JSONLines"])
     why = f"its loggers are {', '.join(map(str, names))}" if names else "it has no logger"
     return (
         f"This run has no {LOG}, because {why}: its metrics, events and the cost of its hooks are not shown. "
-        f"To keep it, pass logger=[{kept}]."
+        "To keep it, add JSONLines() to the loggers: logger=[..., JSONLines()]."
     )
 
 

@@ -92,7 +92,7 @@ class RunRecord:
             "step": step,
             "epochs": epochs,
             "limits": limits(run),
-            "loggers": [type(getattr(each, "original", each)).__name__ for each in run.state.logger.members],
+            "loggers": [_class_name(each) for each in run.state.logger.members],
             "noted_at": now,
             "started_at": _string_or_empty(self.before.get("started_at")) or now,
             "ended_at": None,
@@ -370,6 +370,12 @@ def _encode_record(data: dict[str, Any]) -> str:
             data[name] = None
         text = json.dumps(data, indent=1, allow_nan=False)
     return text
+
+
+def _class_name(logger: Any) -> str:
+    """Return the name of a logger's class as the user wrote it, without a queue or an adapter around it."""
+    queued = getattr(logger, "logger", logger)
+    return type(getattr(queued, "original", queued)).__name__
 
 
 def _now() -> str:
