@@ -445,7 +445,7 @@ def _add_trace_commands(command: Any) -> None:
     added = command("replay", "replay a recorded run to a hook, without a model", TRACE_CODES)
     added.add_argument("trace", metavar="TRACE", help="a file that a run with --trace wrote")
     added.add_argument("hook", metavar="HOOK", help="a name or a class path: my_hooks:MyHook")
-    added.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="of the hook")
+    added.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a hook argument")
     added.add_argument("--rank", type=int, metavar="N", help="of a trace with several ranks")
 
 

@@ -102,7 +102,9 @@ def _best_of(path: str) -> Path:
         )
     found = find_checkpoint("best", RunDirectory(make_options({})), within=Path(path), option="--checkpoint")
     if found is None:
-        raise CheckpointError(f"There is no checkpoint with a score below {path}.")
+        raise CheckpointError(
+            f"{path} has no checkpoint with a score. --checkpoint auto takes the newest one."
+        )
     return Path(found.path)
 
 
