@@ -48,7 +48,7 @@ log = logging.getLogger("hookline")
 class Trainer(RunView):
     """Train a module, with every moment of training open to hooks.
 
-    >>> trainer = Trainer(max_epochs=3, hooks=[Report()])
+    >>> trainer = Trainer(max_epochs=3, hooks=[EarlyStopping("val/loss")])
     >>> trainer.fit(module, train_loader, val_loader)
     """
 
