@@ -216,3 +216,27 @@ def test_the_command_line_shows_callbacks_of_the_dialect_a_trainer_with_their_na
     )
     assert main(["fit", "run.toml"]) == 0
     assert "told ['train/loss', 'val/x'] True" in capfd.readouterr().err
+
+
+def test_init_stays_the_function_that_the_user_wrote_so_that_autoreload_can_replace_its_code() -> None:
+    class Mixin:
+        def __init__(self, width: int, **more: Any) -> None:
+            super().__init__(**more)
+
+    class Mixed(Mixin, LightningModule):
+        """Has the `__init__` of another class."""
+
+    class Both(Mixed):
+        def __init__(self, *sizes: int, lr: float = 0.1) -> None:
+            super().__init__(width=3)
+            lr = lr / 2  # as in Lightning, what is kept is the value when it is kept
+            self._keep(lambda: lr)
+
+        def _keep(self, rate: Any) -> None:
+            self.save_hyperparameters()
+
+    assert vars(Net)["__init__"].__code__.co_filename == __file__ and "__init__" not in vars(Mixed)
+    assert Both(1, 2).hparams == {"lr": 0.05}
+    made = Net(0.5)
+    made.__init__(lr=0.25)  # type: ignore[misc]
+    assert made.hparams == {"lr": 0.25, "width": 2}

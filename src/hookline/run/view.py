@@ -12,7 +12,7 @@ from hookline.engine.plan import Plan
 from hookline.loggers.base import Loggers
 from hookline.metrics.metric_log import Metrics
 from hookline.run.state import State
-from hookline.util.errors import ELSEWHERE, HooklineError, closest
+from hookline.util.errors import ELSEWHERE, HooklineError, MissingAttribute, closest
 
 UNKNOWN_ARGUMENT = re.compile(r"(?:Module|View)\.log\(\) got an unexpected keyword argument '(\w+)'")
 """Python's message for an argument that `log` of a module or of a trainer does not have."""
@@ -60,10 +60,12 @@ class View:
 
         def __getattr__(self, name: str) -> Any:
             """Raise for a missing attribute. For a name from another system, name the right one."""
-            if name in ELSEWHERE and not hasattr(type(self), name):
-                told = f"{type(self).__name__!r} object has no attribute {name!r}.{closest(name, dir(self))}"
-                raise AttributeError(told, name=name, obj=None)  # with obj, Python adds a name of its own
-            return object.__getattribute__(self, name)  # raises again, also the error of a property
+            if hasattr(type(self), name):
+                return object.__getattribute__(self, name)  # raises the error of a property again
+            told = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in ELSEWHERE:  # with obj, Python adds a name of its own
+                raise MissingAttribute(f"{told}.{closest(name, dir(self))}", name=name, obj=None)
+            raise MissingAttribute(told, name=name, obj=self)
 
     # ---- the run -------------------------------------------------------------------------------------------
 

@@ -24,6 +24,10 @@ class HookError(HooklineError):
     """A hook, module or strategy cannot be bound: a wrong method name, parameter, order or name."""
 
 
+class MissingAttribute(HooklineError, AttributeError):
+    """The trainer or a module of Hookline does not have an attribute of this name."""
+
+
 class OptionError(HooklineError, ValueError):
     """An invalid value or combination of values. Its attributes name the option, the value and the allowed
     values.

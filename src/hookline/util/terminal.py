@@ -26,6 +26,17 @@ def in_notebook() -> bool:
     return shell is not None and type(shell()).__name__ != "TerminalInteractiveShell"
 
 
+def cell_name(file: str) -> str:
+    """Return the cell of a notebook, or of IPython, that the code with this file name was entered in, named
+    as in tracebacks: `Cell In[3]`; else an empty string.
+    """
+    shell = getattr(builtins, "get_ipython", None)
+    names = (
+        getattr(getattr(shell(), "compile", None), "format_code_name", None) if shell is not None else None
+    )
+    return " ".join((names(file) if names is not None else None) or ())
+
+
 def notice_file() -> TextIO:
     """Return the file for lines about a run that is well: stderr, or in a notebook stdout, because notebooks
     mark what is on stderr as an error.

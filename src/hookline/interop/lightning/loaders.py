@@ -87,12 +87,27 @@ def wrap_loaders(cls: type) -> None:
     for kind in ("train", "val", "test", "predict"):
         method = f"{kind}_dataloader"
         ask: Callable[[Any], Any] | None = vars(cls).get(method)
-        if ask is not None:
-            setattr(cls, method, _wrapped(ask, kind))
+        if ask is not None and not hasattr(ask, WRAPS):
+            setattr(cls, method, wrapping(ask, functools.partial(one_of, kind=kind)))
 
 
-def _wrapped(ask: Callable[[Any], Any], kind: str) -> Callable[[Any], Any]:
-    return functools.wraps(ask)(lambda self: one_of(ask(self), kind))
+WRAPS = "__hookline_wraps__"
+"""The attribute of a wrapper with the method that it calls.
+
+IPython's autoreload replaces the code of a wrapper by that of the user's new method, without this attribute;
+or it replaces the attributes of the wrapper, so that the wrapper calls the new method.
+"""
+
+
+def wrapping(method: Callable[..., Any], convert: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a method of a class whose result is converted."""
+
+    @functools.wraps(method)
+    def converted(self: Any) -> Any:
+        return convert(getattr(converted, WRAPS)(self))
+
+    setattr(converted, WRAPS, method)
+    return converted
 
 
 # ---- Loaders of the installed Lightning package
@@ -300,6 +315,8 @@ def wrap_steps(cls: type) -> None:
 
 def _on_batch(step: Callable[..., Any]) -> Callable[..., Any]:
     def step_on_batch(self: Any, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
-        return step(self, BatchIterator(step.__qualname__, batch, batch_idx, dataloader_idx))
+        own = getattr(step_on_batch, WRAPS)
+        return own(self, BatchIterator(own.__qualname__, batch, batch_idx, dataloader_idx))
 
+    setattr(step_on_batch, WRAPS, step)
     return step_on_batch
