@@ -11,15 +11,16 @@ code of the functions of a class, and would replace that of a wrapper around `__
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import FrameType
+from types import MethodType
 from typing import Any, ClassVar, Self
 
-RECORD = "_init_arguments"
-"""The attribute of an object with its record."""
+RECORD, RUNNING = "_init_arguments", "_running_inits"
+"""Attributes of an object: its record, and, during `__init__`, its running calls from the outermost on."""
 
 
 @dataclass(slots=True)
@@ -58,23 +59,63 @@ class RecordsInit:
         return made
 
 
-def running_arguments(made: Any, frame: FrameType | None) -> dict[str, Any]:
-    """Return the arguments of every `__init__` that is running for an object; the outermost value wins.
+class Wrapped(staticmethod):  # type: ignore[type-arg]
+    """A method of the user with a wrapper around it. The class itself has the method as it was written.
 
-    They are those in the frames of the calls, so nothing has to wrap `__init__`. frame: the newest one.
+    IPython's autoreload replaces the code of a function of a class, also if the function is a wrapper of
+    another module: the new code would have its globals. Of a static method it replaces the user's function.
     """
+
+    def __init__(
+        self, method: Callable[..., Any], wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
+        """Keep the method. wrap: makes its wrapper, when an object uses it."""
+        super().__init__(method)
+        self._wrap = wrap
+
+    def __get__(self, made: Any, owner: type | None = None) -> Any:
+        """Return the method of a class, or the wrapper as a method of an object."""
+        return self.__func__ if made is None else MethodType(self._wrap(self.__func__), made)
+
+
+def record_calls(cls: type) -> None:
+    """Make the calls of a class's `__init__` record their arguments while they run."""
+    where = next(each for each in cls.__mro__ if "__init__" in vars(each))
+    init: Any = cls.__init__  # type: ignore[misc]
+    if isinstance(vars(where)["__init__"], Wrapped) or where is object or "__hookline_base__" in vars(where):
+        return
+    if where is not cls:  # inherited from a class that does not record, such as a mixin
+
+        @functools.wraps(init)
+        def init_of_next(self: Any, *args: Any, **kwargs: Any) -> None:
+            super(cls, self).__init__(*args, **kwargs)  # type: ignore[arg-type]
+
+        init = init_of_next
+    cls.__init__ = Wrapped(init, _recording)  # type: ignore[misc]
+
+
+def _recording(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        running = self.__dict__.setdefault(RUNNING, [])
+        running.append((init, args, kwargs))
+        try:
+            init(self, *args, **kwargs)
+        finally:
+            running.pop()
+            if not running:
+                self.__dict__.pop(RUNNING, None)
+
+    return __init__
+
+
+def running_arguments(made: Any) -> dict[str, Any]:
+    """Return the arguments of every `__init__` that is running for an object; the outermost value wins."""
     found: dict[str, Any] = {}
-    while frame is not None:
-        code = frame.f_code
-        if (
-            code.co_name == "__init__"
-            and code.co_argcount
-            and frame.f_locals.get(code.co_varnames[0]) is made
-        ):
-            names, _, keywords, values = inspect.getargvalues(frame)
-            found |= {name: values[name] for name in names[1:] if name in values}
-            found |= values.get(keywords, {}) if keywords else {}
-        frame = frame.f_back
+    for init, args, kwargs in reversed(made.__dict__.get(RUNNING, [])):
+        bound = inspect.signature(init).bind(made, *args, **kwargs)
+        several = next((n for n, p in bound.signature.parameters.items() if p.kind is p.VAR_POSITIONAL), None)
+        found |= {name: value for name, value, _ in _bound_arguments(bound) if name != several}
     return found
 
 

@@ -28,7 +28,7 @@ from hookline.util.errors import (
     described,
     misspelling_of,
 )
-from hookline.util.terminal import cell_name
+from hookline.util.terminal import place
 
 F = TypeVar("F", bound=Callable[..., Any])
 ON_ERROR = ("raise", "warn", "disable")
@@ -96,10 +96,7 @@ class Listener:
     def origin(self) -> str:
         """Return where the function is defined: `file.py:12`, or in a notebook `Cell In[3], line 12`."""
         code = getattr(inspect.unwrap(plain_function(self.function)), "__code__", None)
-        if code is None:
-            return "built in"
-        cell = cell_name(code.co_filename)
-        return f"{cell}, line {code.co_firstlineno}" if cell else f"{code.co_filename}:{code.co_firstlineno}"
+        return place(code.co_filename, code.co_firstlineno) if code else "built in"
 
     def begin(self, s: Any) -> None:
         """Reset the account, the budget and the filters when a run begins or the hook joins one."""

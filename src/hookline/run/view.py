@@ -13,6 +13,7 @@ from hookline.loggers.base import Loggers
 from hookline.metrics.metric_log import Metrics
 from hookline.run.state import State
 from hookline.util.errors import ELSEWHERE, HooklineError, MissingAttribute, closest
+from hookline.util.terminal import in_notebook
 
 UNKNOWN_ARGUMENT = re.compile(r"(?:Module|View)\.log\(\) got an unexpected keyword argument '(\w+)'")
 """Python's message for an argument that `log` of a module or of a trainer does not have."""
@@ -59,13 +60,12 @@ class View:
     if not TYPE_CHECKING:  # a type checker would accept every name
 
         def __getattr__(self, name: str) -> Any:
-            """Raise for a missing attribute. For a name from another system, name the right one."""
-            if hasattr(type(self), name):
-                return object.__getattribute__(self, name)  # raises the error of a property again
-            told = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if name in ELSEWHERE:  # with obj, Python adds a name of its own
-                raise MissingAttribute(f"{told}.{closest(name, dir(self))}", name=name, obj=None)
-            raise MissingAttribute(told, name=name, obj=self)
+            """Raise for a missing attribute. Name the right one for a name from another system, and in a
+            notebook; elsewhere Python does.
+            """
+            if not hasattr(type(self), name) and (name in ELSEWHERE or in_notebook()):
+                raise MissingAttribute(name, self)
+            return object.__getattribute__(self, name)  # raises again, also the error of a property
 
     # ---- the run -------------------------------------------------------------------------------------------
 

@@ -26,15 +26,14 @@ def in_notebook() -> bool:
     return shell is not None and type(shell()).__name__ != "TerminalInteractiveShell"
 
 
-def cell_name(file: str) -> str:
-    """Return the cell of a notebook, or of IPython, that the code with this file name was entered in, named
-    as in tracebacks: `Cell In[3]`; else an empty string.
+def place(file: str, line: int) -> str:
+    """Return where code is: `file.py:12`, or for code that was entered in IPython the cell, as in its
+    tracebacks: `Cell In[3], line 12`.
     """
-    shell = getattr(builtins, "get_ipython", None)
-    names = (
-        getattr(getattr(shell(), "compile", None), "format_code_name", None) if shell is not None else None
-    )
-    return " ".join((names(file) if names is not None else None) or ())
+    shell = getattr(builtins, "get_ipython", type(None))()
+    name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    cell = name_of(file) if name_of is not None else None
+    return f"{file}:{line}" if cell is None else f"{' '.join(cell)}, line {line}"
 
 
 def notice_file() -> TextIO:

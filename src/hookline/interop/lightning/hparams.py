@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FrameType
@@ -20,10 +19,9 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.engine.init_arguments import RecordsInit, cannot_keep, running_arguments
+from hookline.engine.init_arguments import RecordsInit, Wrapped, cannot_keep, record_calls, running_arguments
 from hookline.hooks.hparams import HParams
 from hookline.interop.lightning.closure_step import LoopEvents, with_closure
-from hookline.interop.lightning.loaders import WRAPS
 from hookline.util.errors import OptionError, described
 
 __all__ = ["AttributeDict", "HyperParameters", "KeptHParams"]
@@ -58,6 +56,10 @@ class HyperParameters(RecordsInit):
         """Return a copy of their initial values."""
         return AttributeDict(copy.deepcopy(self.__dict__.get("_hparams_initial", {})))
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        record_calls(cls)
+
     def save_hyperparameters(
         self,
         *args: Any,
@@ -67,12 +69,12 @@ class HyperParameters(RecordsInit):
     ) -> None:
         """Keep the arguments of `__init__`: all, the named ones, or the entries of one mapping or namespace.
 
-        logger: whether they are logged as well. frame: of the call of `__init__`, or of one that it makes;
-        None: that of the caller.
+        logger: whether they are logged as well. frame: not needed, because every call of `__init__` records
+        its arguments.
         """
         if len(args) == 1 and not args[0]:
             return  # an empty mapping, as in Lightning
-        made_with = _init_arguments(self, frame or sys._getframe(1))
+        made_with = _init_arguments(self)
         objects = [each for each in args if not isinstance(each, str)]
         if objects:
             kept = _as_dict(objects[0])
@@ -98,10 +100,10 @@ class HyperParameters(RecordsInit):
             self.hparams.pop(name, None)
 
 
-def _init_arguments(made: Any, frame: FrameType) -> dict[str, Any]:
+def _init_arguments(made: Any) -> dict[str, Any]:
     """Return the arguments of the `__init__` that is running; those of a dataclass are its fields."""
     if not dataclasses.is_dataclass(made):
-        return running_arguments(made, frame)
+        return running_arguments(made)
     return {each.name: getattr(made, each.name) for each in dataclasses.fields(made) if each.init}
 
 
@@ -257,15 +259,12 @@ def wrap_configure_callbacks(cls: type) -> None:
     Lightning.
     """
     ask: Callable[[Any], Any] | None = vars(cls).get("configure_callbacks")
-    if ask is None or hasattr(ask, WRAPS):
-        return
+    if ask is not None:
+        cls.configure_callbacks = Wrapped(ask, _adding_hooks)  # type: ignore[attr-defined]
 
-    @functools.wraps(ask)
-    def configure_callbacks(self: Any) -> Any:
-        return module_hooks(self._run, self, getattr(configure_callbacks, WRAPS)(self))
 
-    setattr(configure_callbacks, WRAPS, ask)
-    cls.configure_callbacks = configure_callbacks  # type: ignore[attr-defined]
+def _adding_hooks(ask: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return functools.wraps(ask)(lambda self: module_hooks(self._run, self, ask(self)))
 
 
 def merge_hyperparameters(module: Any, data: Any) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hookline.data.sources import length_of
+from hookline.engine.init_arguments import Wrapped
 from hookline.util.errors import HookError
 
 
@@ -87,27 +88,12 @@ def wrap_loaders(cls: type) -> None:
     for kind in ("train", "val", "test", "predict"):
         method = f"{kind}_dataloader"
         ask: Callable[[Any], Any] | None = vars(cls).get(method)
-        if ask is not None and not hasattr(ask, WRAPS):
-            setattr(cls, method, wrapping(ask, functools.partial(one_of, kind=kind)))
+        if ask is not None:
+            setattr(cls, method, Wrapped(ask, functools.partial(_converting, kind=kind)))
 
 
-WRAPS = "__hookline_wraps__"
-"""The attribute of a wrapper with the method that it calls.
-
-IPython's autoreload replaces the code of a wrapper by that of the user's new method, without this attribute;
-or it replaces the attributes of the wrapper, so that the wrapper calls the new method.
-"""
-
-
-def wrapping(method: Callable[..., Any], convert: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Return a method of a class whose result is converted."""
-
-    @functools.wraps(method)
-    def converted(self: Any) -> Any:
-        return convert(getattr(converted, WRAPS)(self))
-
-    setattr(converted, WRAPS, method)
-    return converted
+def _converting(ask: Callable[[Any], Any], kind: str) -> Callable[[Any], Any]:
+    return functools.wraps(ask)(lambda self: one_of(ask(self), kind))
 
 
 # ---- Loaders of the installed Lightning package
@@ -310,13 +296,11 @@ def wrap_steps(cls: type) -> None:
     for step in ("training_step", "validation_step", "test_step", "predict_step"):
         function: Any = vars(cls).get(step)
         if inspect.isfunction(function) and "dataloader_iter" in inspect.signature(function).parameters:
-            setattr(cls, step, _on_batch(function))
+            setattr(cls, step, Wrapped(function, _on_batch))
 
 
 def _on_batch(step: Callable[..., Any]) -> Callable[..., Any]:
     def step_on_batch(self: Any, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
-        own = getattr(step_on_batch, WRAPS)
-        return own(self, BatchIterator(own.__qualname__, batch, batch_idx, dataloader_idx))
+        return step(self, BatchIterator(step.__qualname__, batch, batch_idx, dataloader_idx))
 
-    setattr(step_on_batch, WRAPS, step)
     return step_on_batch

@@ -31,7 +31,7 @@ from hookline.interop.lightning.hparams import (
     module_hooks,
     wrap_configure_callbacks,
 )
-from hookline.interop.lightning.loaders import WRAPS, one_of, wrap_loaders, wrap_steps
+from hookline.interop.lightning.loaders import one_of, wrap_loaders, wrap_steps
 from hookline.interop.lightning.module_methods import ModuleTools
 from hookline.interop.lightning.names import Reduction, epoch_of, log_as_lightning, log_value
 from hookline.interop.lightning.table import CALLBACK_ROWS, DATA_ROWS, MODULE_ROWS, refuse_lightning_1
@@ -61,11 +61,13 @@ class LightningModule(HyperParameters, ModuleTools):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        _wrap_methods(cls)
+        wrap_loaders(cls)
+        wrap_configure_callbacks(cls)
+        wrap_steps(cls)
+        _wrap_zero_grad(cls)
 
     def _attach(self, run: Any) -> None:
         if run is not None:
-            _wrap_again(self)
             refuse_lightning_1(self)
             self.__dict__["_trainer_ref"] = Uncopied(run.state.shown_trainer)
             self.__dict__["_state_ref"] = Uncopied(run.state)
@@ -227,30 +229,12 @@ class LightningModule(HyperParameters, ModuleTools):
         return found if isinstance(found, list) else [found] if found else []
 
 
-def _wrap_methods(cls: type) -> None:
-    """Wrap the methods of a class whose results, arguments or moments differ from Hookline's."""
-    wrap_loaders(cls)
-    if issubclass(cls, LightningModule):
-        wrap_configure_callbacks(cls)
-        wrap_steps(cls)
-        _wrap_zero_grad(cls)
-
-
-def _wrap_again(made: Any) -> None:
-    """Wrap methods that IPython's autoreload has replaced by those of an edited file."""
-    for cls in type(made).__mro__:
-        if issubclass(cls, HyperParameters) and "__hookline_base__" not in vars(cls):
-            _wrap_methods(cls)
-
-
 def _wrap_zero_grad(cls: type) -> None:
     """Let a class's own `on_validation_model_zero_grad` be called before the change to eval mode."""
     clear = vars(cls).get("on_validation_model_zero_grad")
     if clear is None:
         return
     clear.__hookline_no_event__ = True
-    if hasattr(vars(cls).get("on_validation_model_eval"), WRAPS):
-        return
     to_eval: Any = cls.on_validation_model_eval  # type: ignore[attr-defined]
 
     @functools.wraps(to_eval)
@@ -259,9 +243,8 @@ def _wrap_zero_grad(cls: type) -> None:
         in_fit = run.stage == "fit" and not run.state.sanity_checking and run.window.batches == 0
         if in_fit and not hasattr(run.trainer, "lightning_trainer"):  # its rules clear them
             self.on_validation_model_zero_grad()
-        getattr(on_validation_model_eval, WRAPS)(self)
+        to_eval(self)
 
-    setattr(on_validation_model_eval, WRAPS, to_eval)
     cls.on_validation_model_eval = on_validation_model_eval  # type: ignore[attr-defined]
 
 
@@ -278,11 +261,7 @@ class LightningDataModule(HyperParameters, DataModule):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        _wrap_methods(cls)
-
-    def _attach(self, run: Any) -> None:
-        _wrap_again(self)
-        super()._attach(run)
+        wrap_loaders(cls)
 
     @property
     def name(self) -> str:
