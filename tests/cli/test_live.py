@@ -114,3 +114,8 @@ def test_it_prints_its_address_serves_and_ends_by_ctrl_c() -> None:
             server.send_signal(signal.SIGINT)
         _, complaints = server.communicate(timeout=300)
     assert server.returncode == 0 and complaints == ""
+
+
+def test_costs_that_are_not_measured_are_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+    answers, _ = asked(lambda: said(capsys), hooks=[Counts()], audit={"costs": False})
+    assert re.search(r"counts +on +- +- +-", answers[0][1])

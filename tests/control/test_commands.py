@@ -215,6 +215,18 @@ def test_status_tells_where_the_run_is_and_what_each_hook_has_cost() -> None:
     )
 
 
+def test_costs_that_are_not_measured_are_unknown_and_not_zero() -> None:
+    budgeted = EarlyStopping("train/loss")
+    budgeted.budget = "50%"
+    answers, _ = asked(
+        Steps(12), ("status", {}), hooks=[Counts(), budgeted], audit={"costs": False}, log_every_n_steps=1
+    )
+    hooks = {each["name"]: each for each in answers[1]["hooks"]}
+    unknown = dict.fromkeys(("calls", "total", "worst", "share"))
+    assert {key: hooks["counts"][key] for key in unknown} == unknown
+    assert hooks["early_stopping"]["calls"] is not None  # its budget needs them
+
+
 def test_a_hook_from_a_file_joins_the_run_with_its_set_up_and_gets_its_teardown() -> None:
     Path("probe.py").write_text(PROBE)
     file = str(Path("probe.py").resolve())

@@ -216,3 +216,25 @@ def test_the_command_line_shows_callbacks_of_the_dialect_a_trainer_with_their_na
     )
     assert main(["fit", "run.toml"]) == 0
     assert "told ['train/loss', 'val/x'] True" in capfd.readouterr().err
+
+
+def test_arguments_of_a_mixin_and_of_init_called_again_are_kept() -> None:
+    class Mixin:
+        def __init__(self, width: int, **more: Any) -> None:
+            super().__init__(**more)
+
+    class Mixed(Mixin, LightningModule):
+        """Has the `__init__` of another class."""
+
+    class Both(Mixed):
+        def __init__(self, *sizes: int, lr: float = 0.1) -> None:
+            super().__init__(width=3)
+            self._keep()
+
+        def _keep(self) -> None:
+            self.save_hyperparameters()
+
+    assert Both(1, 2).hparams == {"lr": 0.1}
+    made = Net(0.5)
+    made.__init__(lr=0.25)  # type: ignore[misc]
+    assert made.hparams == {"lr": 0.25, "width": 2}

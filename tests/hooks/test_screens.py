@@ -113,14 +113,17 @@ class Cell:
         self.outputs[self.index] = shown
 
 
-def test_a_notebook_has_one_output_that_is_replaced(
-    log: io.StringIO, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
     cell = Cell()
     monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
     monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=cell.display))  # type: ignore[arg-type]
     shell = type("ZMQInteractiveShell", (), {})  # what tells rich that this is a notebook
     monkeypatch.setattr(rich.console, "get_ipython", shell, raising=False)
+    return cell
+
+
+def test_a_notebook_has_one_output_that_is_replaced(log: io.StringIO, cell: Cell) -> None:
     with redirect_stderr(log), warnings.catch_warnings():
         warnings.simplefilter("error")  # rich itself would ask for ipywidgets
         quiet(max_epochs=2, hooks=[ProgressBar(refresh=0.0)]).fit(Logs(), batches(3), batches(1))
@@ -129,3 +132,56 @@ def test_a_notebook_has_one_output_that_is_replaced(
     assert re.match(r"epoch 1/2 █+ 3/3 .*it/s loss .* acc 0.25 val/loss", output["text/plain"])
     assert output["text/html"] == f"<pre>{output['text/plain']}</pre>"
     assert log.getvalue() == ""
+
+
+class Breaks(Logs):
+    """Fails, or is interrupted, in a batch of training or validation."""
+
+    def __init__(self, method: str, error: BaseException) -> None:
+        super().__init__()
+        self.method, self.error = method, error
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self._or_break("training_step", batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return self._or_break("validation_step", batch, batch_idx)
+
+    def _or_break(self, method: str, batch: Any, batch_idx: int) -> Any:
+        if method == self.method and batch_idx == 2:
+            raise self.error
+        return getattr(super(), method)(batch, batch_idx)
+
+
+@pytest.mark.parametrize("refresh", [0.0, 1000.0])
+@pytest.mark.parametrize(
+    ("error", "said"), [(ValueError("broken"), "failed"), (KeyboardInterrupt(), "interrupted")], ids=str
+)
+def test_after_a_failure_the_bar_of_a_notebook_does_not_look_as_if_the_run_continued(
+    log: io.StringIO, cell: Cell, error: BaseException, said: str, refresh: float
+) -> None:
+    with redirect_stderr(log), pytest.raises(type(error)):
+        quiet(hooks=[ProgressBar(refresh=refresh)]).fit(Breaks("training_step", error), batches(4))
+    (output,) = cell.outputs
+    assert re.match(rf"epoch 0/1 █+░+ 2/4 .*it/s {said}", output["text/plain"])
+    assert "eta" not in output["text/plain"]
+
+
+def test_a_validation_that_fails_ends_its_bar_and_that_of_the_training(log: io.StringIO, cell: Cell) -> None:
+    breaks = Breaks("validation_step", ValueError("broken"))
+    with redirect_stderr(log), pytest.raises(ValueError, match="broken"):
+        quiet(hooks=[ProgressBar(refresh=0.0)]).fit(breaks, batches(3), batches(4))
+    training, validation = cell.outputs[0]["text/plain"].splitlines()
+    assert re.match(r"epoch 0/1 █+ 3/3 .*it/s failed", training)
+    assert re.match(r"validation █+░+ 2/4 .*it/s failed", validation)
+    with redirect_stderr(log), pytest.raises(ValueError, match="broken"):
+        quiet(hooks=[ProgressBar(refresh=0.0)]).validate(breaks, batches(4))
+    assert re.match(r"validation █+░+ 2/4 .*it/s failed$", cell.outputs[1]["text/plain"])
+
+
+def test_a_run_that_is_stopped_has_no_time_left(log: io.StringIO, cell: Cell) -> None:
+    trainer = quiet(max_epochs=3, hooks=[ProgressBar(refresh=0.0)])
+    trainer.on("step_end")(lambda step: trainer.stop("enough") if step == 2 else None)
+    with redirect_stderr(log):
+        trainer.fit(Logs(), batches(4))
+    assert re.match(r"epoch 0/3 █+░+ 2/4 .*it/s stopped loss", cell.outputs[0]["text/plain"])

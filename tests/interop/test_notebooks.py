@@ -199,6 +199,54 @@ def test_explain_and_report_are_shown_in_cells(prepared: Kernel) -> None:
     assert report["text/plain"].startswith("other: completed, step 60")
 
 
+def test_explain_names_the_cell_of_a_function(prepared: Kernel) -> None:
+    prepared.run(
+        """def loss_of_cell(outputs, targets):
+    return (outputs - targets).abs().mean()
+
+named = Trainer(enable_progress_bar=False)
+@named.on("step_end")
+def seen(step): ...
+"""
+    )
+    traceback = plain(prepared.run("loss_of_cell(1, 2)").error)
+    found = re.search(r"(Cell In\[\d+\]), line 2, in loss_of_cell", traceback)
+    assert found is not None, traceback
+    shown = prepared.run("print(named.explain(torch.nn.Linear(4, 1), loss=loss_of_cell))").text
+    assert f"hook seen ({found[1]}, line 5)" in shown
+    assert f"module loss_of_cell ({found[1]}, line 1)" in shown
+    assert "ipykernel" not in shown
+
+
+def test_the_bar_of_a_fit_that_failed_says_so(prepared: Kernel) -> None:
+    cell = prepared.run(
+        """
+def broken(outputs, targets):
+    broken.calls = getattr(broken, "calls", 0) + 1
+    if broken.calls == 7:
+        raise ValueError("broken")
+    return torch.nn.functional.mse_loss(outputs, targets)
+
+fails = Trainer(max_epochs=2, run_dir="fails")
+net = torch.nn.Linear(4, 1)
+fails.fit(net, DataLoader(data, batch_size=4), loss=broken, optimizer=torch.optim.SGD(net.parameters(), lr=0.01))
+"""
+    )
+    assert cell.error.startswith("ValueError")
+    assert re.match("epoch 0/2 █*░+ 6/60 .*failed", cell.shown[0]["text/plain"])
+
+
+def test_a_refused_fit_leaves_no_run(prepared: Kernel) -> None:
+    prepared.run("import hookline\nrefusing = Trainer(max_epochs=1, default_root_dir='refused')")
+    assert "OptionError" in prepared.run("refusing.fit(torch.nn.Linear(4, 1), DataLoader(data))").error
+    assert (
+        "OptionError"
+        in prepared.run("refusing.fit(torch.nn.Linear(4, 1), DataLoader(data), los=print)").error
+    )
+    assert prepared.run("print(len(hookline.list_runs('refused').runs))").text == "0\n"
+    assert "max_epochs" in prepared.run("refusing.max_epoch = 4").error
+
+
 def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
@@ -229,9 +277,37 @@ def failing(**options):
         "Trainer(max_epoch=3)",
         "trainer.fit(3)",
         "@trainer.on('step_end')\ndef f(los): ...",
+        "trainer.max_epoch = 4",
+        "trainer.metrcs",
     ):
         refused = plain(prepared.run(code).error)
         assert refused and "hookline/" not in refused and len(refused.splitlines()) < 30, refused
+
+
+@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
+def test_an_interrupted_evaluation_shows_the_cell_and_not_hookline(prepared: Kernel, stage: str) -> None:
+    prepared.run(
+        """
+class Naps(torch.utils.data.Dataset):
+    def __len__(self):
+        return 10_000
+
+    def __getitem__(self, index):
+        if index == 3:
+            print("third sample", flush=True)
+        time.sleep(0.01)
+        return inputs[0], inputs[0, :1]
+
+evaluating = Trainer(enable_progress_bar=False)
+"""
+    )
+    given = "" if stage == "predict" else ", loss=torch.nn.functional.mse_loss"
+    cell = prepared.run(
+        f"evaluating.{stage}(torch.nn.Linear(4, 1), DataLoader(Naps()){given})", interrupt_at="third sample"
+    )
+    shown = plain(cell.error)
+    assert shown.startswith("KeyboardInterrupt") and "Cell In" in shown and f"evaluating.{stage}" in shown
+    assert "hookline/" not in shown, shown
 
 
 AUTORELOAD = """
@@ -242,9 +318,17 @@ import os, time
 def write(activation, more=""):
     with open("edited.py", "w") as file:
         file.write(f'''
+import torch
 from torch import nn
+from torch.utils.data import DataLoader
 import hookline
+from hookline.interop.lightning import Callback, LightningModule
 {more}
+class Named(Callback):
+    def __init__(self, text):
+        self.text = text
+    def on_train_end(self, trainer, pl_module):
+        print("end", self.text, pl_module.hparams)
 class Net(hookline.Module):
     def __init__(self, width=8):
         super().__init__()
@@ -253,6 +337,21 @@ class Own(hookline.Hook):
     def __init__(self, by=1):
         super().__init__()
         self.act = "{activation}()"
+class Dialect(LightningModule):
+    def __init__(self, width=8):
+        super().__init__()
+        self.save_hyperparameters()
+        self.act = nn.{activation}()
+        self.layer = nn.Linear(1, 1)
+    def train_dataloader(self):
+        return [DataLoader([torch.ones(1) * {len(activation)}]), DataLoader([torch.ones(1)])]
+    def training_step(self, batch, batch_idx):
+        print("batch", *(int(each) for each in batch))
+        return self.layer(batch[0]).sum()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+    def configure_callbacks(self):
+        return [Named("{activation}")]
 ''')
     write.time = getattr(write, "time", time.time()) + 10  # a file of the same second counts as unchanged
     os.utime("edited.py", (write.time, write.time))
@@ -262,25 +361,29 @@ def shown():
     for made in (Net(3), edited.Net(3)):
         print(made.act, init_arguments(made).recorded)
     print(Own().act, before.act)
+    for made in (Dialect(3), edited.Dialect(3)):
+        print(made.act, made.hparams)
+        hookline.Trainer(max_epochs=1, enable_progress_bar=False, logger=False, checkpoint=False).fit(made)
 
 write("ReLU")
-import edited
-from edited import Net, Own
+import edited, hookline
+from edited import Dialect, Net, Own
 before = Net()
 """
 
 
-def test_autoreload_replaces_modules_and_hooks(kernel: Kernel) -> None:
+def test_autoreload_replaces_modules_hooks_and_classes_of_the_dialect_of_lightning(kernel: Kernel) -> None:
     """IPython patches the first edit in place; the second one adds code for which it loads the file again."""
     assert kernel.run(AUTORELOAD).error == ""
     for activation, more in (("Tanh", ""), ("Sigmoid", "class Extra(str):\n    x = print('loaded')")):
         assert kernel.run(f"write({activation!r}, {more!r})").error == ""
         cell = kernel.run("shown()")
-        assert cell.error == ""
+        assert cell.error == "", plain(cell.error)
         made = f"{activation}() {{'width': 3}}"
         loaded = ["loaded"] if more else []
         lines = [*loaded, made, made, f"{activation}() ReLU()"]
-        assert cell.text.splitlines() == lines
+        fitted = [made, f"batch {len(activation)} 1", f"end {activation} {{'width': 3}}"]
+        assert cell.text.splitlines() == [*lines, *fitted, *fitted]
     kernel.run("%autoreload 0")
 
 

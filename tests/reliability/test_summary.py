@@ -373,3 +373,39 @@ def test_a_run_that_early_stopping_ends_says_why(capsys: pytest.CaptureFixture[s
     ) in capsys.readouterr().err
     quiet(max_epochs=1, enable_progress_bar=True).fit(Net(), batches())
     assert "Stopped" not in capsys.readouterr().err
+
+
+def test_a_validation_says_once_that_it_uses_the_loss_of_the_last_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def squares(outputs, targets):
+        return ((outputs - targets) ** 2).mean()
+
+    net = torch.nn.Linear(4, 2)
+    trainer = quiet(enable_progress_bar=True)
+    trainer.fit(net, batches(1), loss=squares, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))
+    trainer.predict(net, batches(1))
+    assert "squares" not in capsys.readouterr().err
+    trainer.validate(net, batches(1))
+    said = "validate() uses loss=squares, as the last run of this module did."
+    assert said in capsys.readouterr().err.splitlines()
+    trainer.validate(net, batches(1))
+    trainer.test(net, batches(1))
+    trainer.validate(net, batches(1), loss=torch.nn.functional.mse_loss)
+    assert "uses" not in capsys.readouterr().err
+    trainer.test(net, batches(1))
+    assert "test() uses loss=mse_loss," in capsys.readouterr().err
+
+
+def test_without_a_progress_bar_the_notice_about_a_reused_step_is_in_the_log(caplog) -> None:
+    net = torch.nn.Linear(4, 2)
+    trainer = quiet()
+    trainer.fit(
+        net,
+        batches(1),
+        step=lambda model, batch: model(batch[0]).sum(),
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+    )
+    with caplog.at_level("INFO", "hookline"):
+        trainer.validate(net, batches(1))
+    assert caplog.messages == ["validate() uses step=<lambda>, as the last run of this module did."]

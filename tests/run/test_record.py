@@ -17,7 +17,7 @@ import pytest
 import torch
 from tiny import Net, batches, quiet
 
-from hookline import Hook, Module, StopTraining, Trainer
+from hookline import Hook, HooklineError, Module, StopTraining, Trainer, list_runs
 from hookline.hooks import EarlyStopping, ModelCheckpoint
 from hookline.run import record as records
 from hookline.run.record import MOST_SESSIONS, read_record
@@ -600,3 +600,64 @@ def test_it_costs_little() -> None:
     for _ in range(100):
         trainer._fitted.identity.record.write()  # type: ignore[union-attr]
     assert time.process_time() - began < 2
+
+
+# ---- a fit that is refused -----------------------------------------------------------------------------------------
+
+
+class NoOptimizer(Net):
+    def configure_optimizers(self) -> Any:
+        return []
+
+
+def refuse(options: dict[str, Any], **arguments: Any) -> Trainer:
+    trainer = quiet(**{"logger": True, "checkpoint": True, **options})
+    with pytest.raises(HooklineError):
+        trainer.fit(arguments.pop("module", NoOptimizer()), batches(), **arguments)
+    return trainer
+
+
+@pytest.mark.parametrize("options", [{}, {"run_dir": "named/deep"}], ids=["own", "named"])
+def test_a_fit_that_is_refused_leaves_no_directory(options: dict[str, Any]) -> None:
+    refuse(options)
+    refuse(options, module=torch.nn.Linear(4, 2), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    refuse(options, module=torch.nn.Linear(4, 2), loss=torch.nn.functional.mse_loss)
+    assert [str(each) for each in Path().rglob("*") if str(each) != "runs"] == []
+    trainer = quiet(logger=True, **options)
+    trainer.fit(Net(), batches())
+    assert len(list_runs(".").runs) == 1 and trainer.status == "completed"
+
+
+def test_a_trainer_finds_its_run_again_after_a_fit_that_was_refused() -> None:
+    trainer = quiet(logger=True, checkpoint=True)
+    trainer.fit(Net(), batches())
+    first = trainer.run_dir
+    with pytest.raises(HooklineError):
+        trainer.fit(NoOptimizer(), batches())
+    trainer.max_epochs = 2
+    trainer.fit(Net(), batches(), resume="auto")
+    assert trainer.run_dir == first and trainer.global_step == 8
+    assert os.listdir("runs") == [first.name]
+
+
+def test_a_directory_with_files_keeps_them_as_they_were_when_a_fit_is_refused() -> None:
+    Path("mine").mkdir()
+    Path("mine/note.txt").write_text("kept")
+    Path("mine/log.jsonl").write_text('{"type": "note"}\n')
+    refuse({"run_dir": "mine"})
+    assert sorted(os.listdir("mine")) == ["log.jsonl", "note.txt"]
+    assert Path("mine/log.jsonl").read_text() == '{"type": "note"}\n'
+    quiet(run_dir="run", logger=True, checkpoint=True).fit(Net(), batches())
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    refuse({"run_dir": "run"})
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+
+
+def test_a_fit_that_fails_in_code_of_the_user_before_training_is_recorded() -> None:
+    class Broken(Net):
+        def configure_optimizers(self) -> Any:
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        quiet(run_dir="run", logger=True).fit(Broken(), batches())
+    assert (read()["status"], read()["error"]["type"]) == ("error", "ValueError")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import traceback
+import types
 from typing import Any
 
 import pytest
@@ -49,6 +50,54 @@ def test_a_notebook_shows_the_frames_of_the_user_only(monkeypatch: pytest.Monkey
     assert len(traceback.extract_tb(error.__traceback__)) > 5
     monkeypatch.setenv("HOOKLINE_FULL_TRACEBACK", "1")
     assert "fit" in error._render_traceback_()
+
+
+@pytest.mark.parametrize("stage", ["fit", "validate", "test", "predict"])
+def test_an_interrupt_shows_the_frames_of_the_user_only(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    class Interrupted(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            raise KeyboardInterrupt
+
+        validation_step = test_step = predict_step = training_step
+
+    shell = Shell()
+    monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
+    with pytest.raises(KeyboardInterrupt) as ended:
+        getattr(quiet(), stage)(Interrupted(), batches())
+    shown = ended.value._render_traceback_()  # type: ignore[attr-defined]
+    names = [each for each in shown if each.isidentifier()]
+    assert names == ["test_an_interrupt_shows_the_frames_of_the_user_only", "training_step"]
+
+
+def test_an_interrupt_of_hooklines_own_code_shows_where_the_user_called_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from hookline.training import evaluate
+
+    def interrupted(*given: Any) -> Any:
+        raise KeyboardInterrupt
+
+    interrupted = types.FunctionType(  # as if it were a function of Hookline
+        interrupted.__code__.replace(co_filename=evaluate.__file__), globals(), "interrupted"
+    )
+    shell = Shell()
+    monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
+    with pytest.raises(KeyboardInterrupt) as ended:
+        quiet().validate(Net(), (interrupted() for _ in range(2)))
+    assert "interrupted" not in ended.value._render_traceback_()  # type: ignore[attr-defined]
+
+
+def test_an_attribute_that_the_trainer_does_not_have_shows_no_frame_of_hookline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shell = Shell()
+    monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
+    with pytest.raises(AttributeError, match="no attribute 'metrcs'. Did you mean 'metrics'?") as missing:
+        _ = quiet().metrcs  # type: ignore[attr-defined]
+    missing.value.add_note("noted")
+    shown = missing.value._render_traceback_()  # type: ignore[attr-defined]
+    assert shown == ["test_an_attribute_that_the_trainer_does_not_have_shows_no_frame_of_hookline", "noted"]
+    assert "".join(traceback.format_exception(missing.value)).count("Did you mean") == 1
 
 
 def test_an_error_of_hookline_shows_no_frame_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

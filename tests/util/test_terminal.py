@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from hookline.util.terminal import log_notice, notice_file
+from hookline.util.terminal import log_notice, notice_file, place
 
 PROGRAM = """
 import random, sys
@@ -70,3 +70,17 @@ def test_a_level_above_warning_also_silences_notices_in_a_notebook(
     notebook.setLevel(logging.ERROR)
     log_notice(notebook, "loaded")
     assert capsys.readouterr() == ("", "")
+
+
+def test_code_of_a_cell_has_the_name_of_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert place("/tmp/ipykernel_1/2.py", 5) == "/tmp/ipykernel_1/2.py:5"  # without IPython
+
+    class Shell:
+        class compile:  # noqa: N801
+            @staticmethod
+            def format_code_name(name: str) -> tuple[str, str] | None:
+                return ("Cell", "In[3]") if name == "/tmp/ipykernel_1/2.py" else None
+
+    monkeypatch.setattr(builtins, "get_ipython", Shell, raising=False)
+    assert place("/tmp/ipykernel_1/2.py", 5) == "Cell In[3], line 5"
+    assert place(__file__, 5) == f"{__file__}:5"

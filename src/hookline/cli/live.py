@@ -92,20 +92,20 @@ def _request_arguments(chosen: argparse.Namespace) -> dict[str, Any]:
 def _status_text(answer: dict[str, Any]) -> str:
     rows = [("hook", "", "how often", "calls", "total", "share")]
     rows += [
-        (
-            _fit_cell(hook["name"]),
-            "on" if hook["enabled"] else "off",
-            hook["every"],
-            f"{hook['calls']:,}",
-            f"{hook['total']:.3f} s",
-            f"{hook['share']:.2%}",
-        )
+        (_fit_cell(hook["name"]), "on" if hook["enabled"] else "off", hook["every"], *_cost_cells(hook))
         for hook in answer["hooks"]
     ]
     stopping = ", stopping" if answer["stopping"] else ""
     at = answer.get("progress", answer["position"])  # a job of an older version has only the latter
     head = f"{answer['status']}{stopping}: {at} (process {answer['pid']})"
     return "\n".join([head, *align_columns(rows, left=3)])
+
+
+def _cost_cells(hook: dict[str, Any]) -> tuple[str, str, str]:
+    """Return calls, time and share of a hook; dashes if the job does not measure them."""
+    if hook["calls"] is None:
+        return ("-", "-", "-")
+    return (f"{hook['calls']:,}", f"{hook['total']:.3f} s", f"{hook['share']:.2%}")
 
 
 def _fit_cell(name: str) -> str:

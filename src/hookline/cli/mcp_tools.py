@@ -194,7 +194,7 @@ class ReadTools:
             hooks, is_live = _recorded_costs(read_run(path)), False
         else:
             hooks, is_live = status["hooks"], True
-        hooks = sorted(hooks, key=lambda each: -each["total"])
+        hooks = sorted(hooks, key=lambda each: -(each["total"] or 0.0))
         return {
             "run": self._runs.name(path),
             "live": is_live,

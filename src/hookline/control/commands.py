@@ -528,16 +528,22 @@ def job_status(run: Run) -> PlainData:
         "elapsed": elapsed,
         "stopping": s.should_stop,
         "hooks": [
-            _hook_status(entry, elapsed)
+            _hook_status(entry, elapsed, run.plan.accounting)
             for entry in s.hooks.entries()
             if not getattr(entry.hook, "is_internal", False)  # of the command line, which needs it
         ],
     }
 
 
-def _hook_status(entry: Any, elapsed: float) -> PlainData:
-    accounts = [each.account for each in entry.listeners]
+def _hook_status(entry: Any, elapsed: float, is_measured: bool) -> PlainData:
+    accounts = [each.account for each in entry.listeners if is_measured or each.allowance is not None]
     spent = sum(each.total for each in accounts) / 1e9
+    costs = {
+        "calls": sum(each.calls for each in accounts),
+        "total": spent,
+        "worst": max((each.worst for each in accounts), default=0) / 1e9,
+        "share": spent / elapsed,
+    }
     return {
         "name": entry.name,
         "class": type(entry.given).__name__,
@@ -545,10 +551,8 @@ def _hook_status(entry: Any, elapsed: float) -> PlainData:
         "every": interval_of(entry),
         "attached": hasattr(entry.hook, MARKED),
         "events": [each.event.name for each in entry.listeners],
-        "calls": sum(each.calls for each in accounts),
-        "total": spent,
-        "worst": max((each.worst for each in accounts), default=0) / 1e9,
-        "share": spent / elapsed,
+        # None: not measured, because of audit={"costs": False}; a hook with a budget is measured nevertheless
+        **(costs if is_measured or accounts else dict.fromkeys(costs)),
     }
 
 

@@ -16,6 +16,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any, ClassVar, Self
 
 RECORD, RUNNING = "_init_arguments", "_running_inits"
@@ -58,14 +59,30 @@ class RecordsInit:
         return made
 
 
-def record_calls(cls: type) -> None:
-    """Make the calls of a class's `__init__` record their arguments while they run.
+class Wrapped(staticmethod):  # type: ignore[type-arg]
+    """A method of the user with a wrapper around it. The class itself has the method as it was written.
 
-    It wraps `__init__`, so autoreload cannot replace it in such a class.
+    IPython's autoreload replaces the code of a function of a class, also if the function is a wrapper of
+    another module: the new code would have its globals. Of a static method it replaces the user's function.
     """
+
+    def __init__(
+        self, method: Callable[..., Any], wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
+        """Keep the method. wrap: makes its wrapper, when an object uses it."""
+        super().__init__(method)
+        self._wrap = wrap
+
+    def __get__(self, made: Any, owner: type | None = None) -> Any:
+        """Return the method of a class, or the wrapper as a method of an object."""
+        return self.__func__ if made is None else MethodType(self._wrap(self.__func__), made)
+
+
+def record_calls(cls: type) -> None:
+    """Make the calls of a class's `__init__` record their arguments while they run."""
     where = next(each for each in cls.__mro__ if "__init__" in vars(each))
     init: Any = cls.__init__  # type: ignore[misc]
-    if hasattr(init, "__hookline_records__") or where is object or "__hookline_base__" in vars(where):
+    if isinstance(vars(where)["__init__"], Wrapped) or where is object or "__hookline_base__" in vars(where):
         return
     if where is not cls:  # inherited from a class that does not record, such as a mixin
 
@@ -74,7 +91,7 @@ def record_calls(cls: type) -> None:
             super(cls, self).__init__(*args, **kwargs)  # type: ignore[arg-type]
 
         init = init_of_next
-    cls.__init__ = _recording(init)  # type: ignore[misc]
+    cls.__init__ = Wrapped(init, _recording)  # type: ignore[misc]
 
 
 def _recording(init: Callable[..., None]) -> Callable[..., None]:
@@ -89,7 +106,6 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
             if not running:
                 self.__dict__.pop(RUNNING, None)
 
-    __init__.__hookline_records__ = True  # type: ignore[attr-defined]
     return __init__
 
 

@@ -28,6 +28,7 @@ from hookline.util.errors import (
     described,
     misspelling_of,
 )
+from hookline.util.terminal import place
 
 F = TypeVar("F", bound=Callable[..., Any])
 ON_ERROR = ("raise", "warn", "disable")
@@ -93,9 +94,9 @@ class Listener:
 
     @property
     def origin(self) -> str:
-        """Return where the function is defined: `file.py:12`."""
+        """Return where the function is defined: `file.py:12`, or in a notebook `Cell In[3], line 12`."""
         code = getattr(inspect.unwrap(plain_function(self.function)), "__code__", None)
-        return f"{code.co_filename}:{code.co_firstlineno}" if code else "built in"
+        return place(code.co_filename, code.co_firstlineno) if code else "built in"
 
     def begin(self, s: Any) -> None:
         """Reset the account, the budget and the filters when a run begins or the hook joins one."""

@@ -87,16 +87,19 @@ def passes_arguments_on(function: Any, method: str) -> bool:
     )
 
 
-def function_in_closure(function: FunctionType, method: str) -> FunctionType | None:
+def function_in_closure(
+    function: FunctionType, method: str, outer: tuple[FunctionType, ...] = ()
+) -> FunctionType | None:
     """Return the function of this name that a function calls from its closure, through any number of
-    decorators.
+    decorators. outer: the functions whose closures lead to it, because a wrapper may refer to itself.
     """
-    if function.__name__ == method:
+    if function.__name__ == method or function in outer:
         return None
     cells = [each.cell_contents for each in function.__closure__ or () if each != EMPTY_CELL]
     inner = [each for each in cells if inspect.isfunction(each)]
     named = next((each for each in inner if each.__name__ == method), None)
-    return named or next((found for each in inner if (found := function_in_closure(each, method))), None)
+    outer = (*outer, function)
+    return named or next(filter(None, (function_in_closure(each, method, outer) for each in inner)), None)
 
 
 EMPTY_CELL = CellType()

@@ -105,6 +105,8 @@ class Bar:
         """`plain`: the name in a log file, by default `name`."""
         self.name, self.total, self.done, self.plain = name, total, done, plain or name
         self.numbers: list[str] = []
+        self.ended = ""
+        """How the run ended, if it was not completed: `failed`, `interrupted`, `stopped`."""
         start = (time.monotonic() if began is None else began, done)
         self._marks = deque([start], maxlen=16)  # for a recent rate
 
@@ -132,10 +134,13 @@ class Bar:
 
     @property
     def eta(self) -> str:
-        """Return `eta 0:00:24`, or an empty string if nothing is left or the length is unknown."""
+        """Return `eta 0:00:24`, or an empty string if nothing is left or the length is unknown.
+
+        If the run ended early, return how.
+        """
         rate = self._per_second()
-        if self.total is None or rate == 0 or self.done >= self.total:
-            return ""
+        if self.ended or self.total is None or rate == 0 or self.done >= self.total:
+            return self.ended
         return f"eta {datetime.timedelta(seconds=round((self.total - self.done) / rate))}"
 
     def _per_second(self) -> float:
@@ -297,6 +302,8 @@ class ProgressBar(Hook):
         self._next = math.inf
         self._screen: Screen | None = None
         self._training: Bar | None = None
+        self._in_pass = False
+        """Whether an evaluation or prediction is running."""
         self._passes: list[Bar] = []
         """One bar per loader of the current evaluation."""
 
@@ -321,6 +328,8 @@ class ProgressBar(Hook):
             self._show_training(state)
 
     def on_train_end(self, state: Any) -> None:
+        if self._training is not None and state.status != "completed":
+            self._training.ended = state.status
         self._show_training(state)
 
     def _show_training(self, state: Any) -> None:
@@ -362,6 +371,7 @@ class ProgressBar(Hook):
 
     def _begin_pass(self, trainer: Any, kind: str, name: str, limit: int = -1) -> None:
         self._open()
+        self._in_pass = True
         self._began = time.monotonic()
         lengths = trainer.num_batches(kind)
         self._waiting = [
@@ -384,6 +394,7 @@ class ProgressBar(Hook):
             bar.advance(bar.total or bar.done, {})
 
     def _end_pass(self, state: Any, numbers: dict[str, Any]) -> None:
+        self._in_pass = False
         if state.stage != "fit":  # outside a fit there is no bar of training to show the results
             self._show_pass(state, numbers)
         else:
@@ -394,8 +405,19 @@ class ProgressBar(Hook):
     # ---- the screen ----------------------------------------------------------------------------------------
 
     def setup(self) -> None:
-        self._screen, self._training, self._next = None, None, math.inf
+        self._screen, self._training, self._next, self._in_pass = None, None, math.inf, False
         self._passes.clear()
+
+    def on_exception(self, state: Any) -> None:
+        """Show that the run failed, because a bar that stays as it was looks as if the run continued."""
+        shown = [each for each in (self._training, *self._passes[-1:]) if each is not None]
+        if self._screen is None or not self._screen.live or not shown or shown[0].ended:
+            return
+        if self._in_pass == bool(self._passes):  # `batch_idx` is that of the last bar; a device is not read
+            shown[-1].done = max(shown[-1].done, state.batch_idx)
+        for bar in shown:
+            bar.ended = "failed" if state.status == "error" else state.status
+        self._draw()
 
     def teardown(self) -> None:
         if self._screen is not None:

@@ -161,6 +161,15 @@ class JSONLines(Logger):
             self._file.close()
             self._file = None
 
+    def discard(self) -> None:
+        """Close the file and remove what this run has written, because the run was refused."""
+        if self._file is not None:
+            self.close()
+            if self._found:
+                os.truncate(self.path, self._found)
+            else:
+                self.path.unlink()
+
 
 def _end_torn_line(path: Path) -> None:
     """End an incomplete last line, which a kill may leave, so that the next record is on its own line."""

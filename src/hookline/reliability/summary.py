@@ -18,7 +18,7 @@ from hookline.reliability.loader_advice import check_waiting
 from hookline.reliability.model_location import model_line_after_failure, show_model
 from hookline.run.commands import handles_command
 from hookline.run.module import PlainSteps
-from hookline.run.record import leaves_directory, read_record
+from hookline.run.record import is_refused, leaves_directory, read_record
 from hookline.run.run import Run
 from hookline.run.state import progress
 from hookline.util.errors import Preempted
@@ -91,7 +91,7 @@ def log_ending(run: Run) -> None:
         check_waiting(run, s.timer, is_last=True)
         s.timer.stop()
     run.participants.costs = s.hooks.cost()
-    if leaves_directory(run):
+    if leaves_directory(run) or is_refused(run):
         return
     if s.exception is not None and (isinstance(s.exception, Exception) or _is_exit(s.exception)):
         s.logger.log_event("failure", _failure(run, s.exception))
@@ -173,6 +173,7 @@ class Recorded:
         ]
 
     def __enter__(self) -> None:
+        show_reuse(self._run)
         for each in self._recorders:
             each.__enter__()
 
@@ -184,7 +185,7 @@ class Recorded:
             show_unfinished(self._run)
             show_stop(self._run)
             show_model(self._run)
-        elif isinstance(error, Exception):
+        else:
             shorten_in_notebook(error)
         if error is not None and self._run.stage == "fit" and self._run.participants.setup_began:
             summary = EndSummary.of(self._run, error)
@@ -195,6 +196,27 @@ class Recorded:
             error.add_note(summary.note())
             if _is_exit(error):
                 print(summary.note(), file=sys.stderr, flush=True)  # Python shows nothing for SystemExit
+
+
+def show_reuse(run: Run) -> None:
+    """Report once that a call without `loss` and `step` uses those of the last run of the same module."""
+    steps = run.steps
+    function = steps.given_functions["training_step"] if isinstance(steps, PlainSteps) else None
+    if function is None or not steps.is_reused or run.stage == "predict":
+        return
+    steps.is_reused = None
+    name = getattr(function, "__name__", type(function).__name__)
+    show_notice(
+        run, f"{run.stage}() uses {steps.name_of_function}{name}, as the last run of this module did."
+    )
+
+
+def show_notice(run: Run, line: str) -> None:
+    """Print a line on rank zero; without a progress bar, log it at level INFO."""
+    if not run.state.rank and run.options.enable_progress_bar:
+        print(line, file=notice_file(), flush=True)
+    elif not run.state.rank:
+        log.info("%s", line)
 
 
 def show_unfinished(run: Run) -> None:
@@ -213,13 +235,8 @@ def show_unfinished(run: Run) -> None:
 def show_stop(run: Run) -> None:
     """Print why a fit ended before its limits; without a progress bar, log it at level INFO."""
     s = run.state
-    if run.stage != "fit" or s.rank or s.status != "stopped" or not s.stop_reason:
-        return
-    line = f"Stopped in epoch {s.epoch}, at step {s.step}: {redact(s.stop_reason)}"
-    if run.options.enable_progress_bar:
-        print(line, file=notice_file(), flush=True)
-    else:
-        log.info("%s", line)
+    if run.stage == "fit" and s.status == "stopped" and s.stop_reason:
+        show_notice(run, f"Stopped in epoch {s.epoch}, at step {s.step}: {redact(s.stop_reason)}")
 
 
 def show_costs(run: Run) -> None:

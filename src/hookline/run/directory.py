@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import os
@@ -34,6 +35,8 @@ class RunDirectory:
         self._options = options
         self._named: Path | None = None
         self._used = False
+        self.is_abandoned = False
+        """Whether the current fit was refused, so that it leaves no directory."""
         self.has_run = False
         """Whether a fit of this trainer has begun."""
         self._earlier: list[Path] = []
@@ -114,10 +117,15 @@ class RunDirectory:
             self._take_lock(self._here(self._named))
 
     def release(self) -> None:
-        """Release the lock."""
+        """Release the lock. An empty directory of a refused fit is removed."""
         lock, self._lock, self._on_lost = self._lock, None, None
         if lock is not None:
             lock.release()
+        if self.is_abandoned and self._named is not None and self._options.run_dir is None:
+            with contextlib.suppress(OSError):  # it has files
+                self._here(self._named).rmdir()
+                self._named = None
+        self.is_abandoned = False
 
     @property
     def has_name(self) -> bool:

@@ -390,6 +390,8 @@ class PlainSteps(Actions):
         self.net = net
         self.loss = loss
         """The loss function of outputs and targets; a hook may replace it."""
+        self.is_reused: bool | None = False
+        """Whether its functions are those of an earlier run; None: that was reported."""
         self._optimizer = optimizer
         self._step = step
         self._wants_index = step is not None and _wants_index(step)
@@ -412,9 +414,11 @@ class PlainSteps(Actions):
 
     def again(self, optimizer: Any) -> PlainSteps:
         """Return the same steps for another run, with another optimizer if one is given."""
-        return PlainSteps(
+        same = PlainSteps(
             self.net, self.loss, self._step, self._optimizer if optimizer is None else optimizer
         )
+        same.is_reused = None if self.is_reused is None else True
+        return same
 
     def _measure(self, batch: Any, batch_idx: int) -> Any:
         if self._step is not None:

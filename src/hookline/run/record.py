@@ -21,8 +21,10 @@ from typing import Any
 
 from torch import Tensor
 
+from hookline.loggers.jsonl import JSONLines
 from hookline.run.provenance import data_settings, provenance
 from hookline.run.run import Run
+from hookline.util.errors import HangError, HookError, LossError, OptionError
 from hookline.util.limited_json import RECORD_BYTES, is_count, parse_json, read_within
 from hookline.util.text import mask, mask_text
 from hookline.util.urls import is_url, shown
@@ -242,6 +244,32 @@ def leaves_directory(run: Run) -> bool:
     return run.identity.record is not None and bool(run.identity.record.earlier)
 
 
+def is_refused(run: Run) -> bool:
+    """Return whether a new fit was refused, by an error about its arguments, before its first batch ended."""
+    error, record = run.state.exception, run.identity.record
+    return (
+        isinstance(error, OptionError | HookError | LossError)
+        and not isinstance(error, HangError)
+        and run.stage == "fit"
+        and not (run.state.batches_seen or run.resume.path or run.saves.newest)
+        and not (record is not None and record.before)
+    )
+
+
+def discard_files(run: Run) -> None:
+    """Delete the record and the log of a fit that was refused. Its directory is removed if it is empty then.
+
+    A directory that belongs to an earlier run, or has other files, keeps them.
+    """
+    record = run.identity.record
+    if record is not None and not record.earlier:
+        record.path.unlink(missing_ok=True)
+    for each in run.state.logger.members:
+        if isinstance(each, JSONLines):
+            each.discard()
+    run.directory.is_abandoned = True
+
+
 def update_record(run: Run) -> None:
     """Write the progress at the end of an epoch; loggers may have created the directory only now."""
     known = run.identity.record
@@ -298,7 +326,7 @@ def _tables(record: dict[str, Any], field: str) -> list[dict[str, Any]]:
 def record_end(run: Run) -> None:
     """Write how the run ended."""
     take_if_trained(run)
-    if run.identity.record is not None:
+    if run.identity.record is not None and not is_refused(run):
         run.identity.record.end(run)
 
 

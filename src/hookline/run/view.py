@@ -12,7 +12,8 @@ from hookline.engine.plan import Plan
 from hookline.loggers.base import Loggers
 from hookline.metrics.metric_log import Metrics
 from hookline.run.state import State
-from hookline.util.errors import ELSEWHERE, HooklineError, closest
+from hookline.util.errors import ELSEWHERE, HooklineError, MissingAttribute, closest
+from hookline.util.terminal import in_notebook
 
 UNKNOWN_ARGUMENT = re.compile(r"(?:Module|View)\.log\(\) got an unexpected keyword argument '(\w+)'")
 """Python's message for an argument that `log` of a module or of a trainer does not have."""
@@ -59,10 +60,11 @@ class View:
     if not TYPE_CHECKING:  # a type checker would accept every name
 
         def __getattr__(self, name: str) -> Any:
-            """Raise for a missing attribute. For a name from another system, name the right one."""
-            if name in ELSEWHERE and not hasattr(type(self), name):
-                told = f"{type(self).__name__!r} object has no attribute {name!r}.{closest(name, dir(self))}"
-                raise AttributeError(told, name=name, obj=None)  # with obj, Python adds a name of its own
+            """Raise for a missing attribute. Name the right one for a name from another system, and in a
+            notebook; elsewhere Python does.
+            """
+            if not hasattr(type(self), name) and (name in ELSEWHERE or in_notebook()):
+                raise MissingAttribute(name, self)
             return object.__getattribute__(self, name)  # raises again, also the error of a property
 
     # ---- the run -------------------------------------------------------------------------------------------

@@ -30,7 +30,14 @@ from hookline.run.finite import warn_of_nonfinite_weights
 from hookline.run.optimizer_router import make_router
 from hookline.run.optimizers import follow_parameters, parse_optimizers
 from hookline.run.parts import RunData
-from hookline.run.record import begin_record, leaves_directory, record_end, take_if_trained
+from hookline.run.record import (
+    begin_record,
+    discard_files,
+    is_refused,
+    leaves_directory,
+    record_end,
+    take_if_trained,
+)
 from hookline.run.run import Run, ending
 from hookline.run.save_request import SaveRequest, make_save_request
 from hookline.run.view import add_log_hint
@@ -468,6 +475,8 @@ class RunParticipants(LateHooks[Run]):
         run.plan.clear_run()
         self._attach(None)
         run.rows.flush()
+        if is_refused(run):
+            discard_files(run)
         run.state.logger.close()
 
     def on_hook_added(self, entry: Entry) -> None:

@@ -12,7 +12,7 @@ from hookline.engine.checks import AtLeast
 from hookline.run.module import PlainSteps
 from hookline.run.options import OPTION_NAMES, Options
 from hookline.run.view import View
-from hookline.util.errors import HooklineError, OptionError
+from hookline.util.errors import HooklineError, OptionError, misspelling_of
 
 if TYPE_CHECKING:
     from hookline.audit.session import Auditing
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 SETTABLE = ("accumulate_grad_batches", "max_epochs", "max_steps", "max_time")
 """The options that can be set after the trainer was made, also during a run."""
+STEERING = (*OPTION_NAMES, "should_stop")
+"""The attributes whose misspelling is refused: an attribute of that name would have no effect."""
 
 
 class OptionAttribute:
@@ -56,6 +58,17 @@ class OptionAttribute:
         setattr(trainer.options, self.name, getattr(checked, self.name))
 
 
+@functools.cache
+def meant_option(name: str) -> str:
+    """Return the option that a name is a misspelling of, such as `max_epochs` for `max_epoch`; else an empty
+    string. A plural such as `seeds`, or a name with an underscore in front, is a name of its own.
+    """
+    if name.startswith("_"):
+        return ""
+    plural = next((each for each in STEERING if each in (f"{name}s", f"{name}es")), "")
+    return plural or misspelling_of(name, STEERING)
+
+
 class RunView(View):
     """Facts of a run as attributes of the trainer, and the way to stop it."""
 
@@ -70,6 +83,20 @@ class RunView(View):
     max_epochs: int | None
     max_steps: int
     max_time: Any
+
+    if not TYPE_CHECKING:  # a type checker would accept every name
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Set an attribute. Hooks may add attributes of their own, but not a misspelled option."""
+            if name not in self.__dict__ and not hasattr(type(self), name) and (meant := meant_option(name)):
+                raise OptionError(
+                    f"{type(self).__name__} has no option {name!r}. Did you mean {meant!r}? An attribute of "
+                    "your own needs a name that is less similar to an option.",
+                    option=name,
+                    value=value,
+                    allowed=(meant,),
+                )
+            object.__setattr__(self, name, value)
 
     @functools.cached_property  # both are loaded when the first run begins
     def tracing(self) -> Tracing:

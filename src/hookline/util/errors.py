@@ -24,6 +24,22 @@ class HookError(HooklineError):
     """A hook, module or strategy cannot be bound: a wrong method name, parameter, order or name."""
 
 
+class MissingAttribute(HooklineError, AttributeError):
+    """The trainer has no attribute of this name.
+
+    The text names the nearest one. It is made when it is read, because `hasattr` discards most such errors.
+    """
+
+    def __init__(self, name: str, owner: object) -> None:
+        super().__init__(name=name)  # with obj=owner, Python would add a name of its own
+        self.owner = owner
+
+    def __str__(self) -> str:
+        known = [each for each in dir(self.owner) if not each.startswith("_")]
+        kind = type(self.owner).__name__
+        return f"{kind!r} object has no attribute {self.name!r}.{closest(self.name, known)}"
+
+
 class OptionError(HooklineError, ValueError):
     """An invalid value or combination of values. Its attributes name the option, the value and the allowed
     values.

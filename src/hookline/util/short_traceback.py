@@ -27,10 +27,12 @@ KEEP_ALL = "HOOKLINE_FULL_TRACEBACK"
 
 
 def shorten_in_notebook(error: BaseException) -> None:
-    """Make a notebook show an error of the user's code without the frames of Hookline."""
+    """Make a notebook show an error of the user's code, or an interrupt, without the frames of Hookline."""
     if in_notebook() and not hasattr(error, "_render_traceback_"):
         with contextlib.suppress(AttributeError):  # an exception with slots
-            error._render_traceback_ = lambda: render(error)  # type: ignore[attr-defined]
+            # of an interrupt, the line of Hookline that it hit says nothing
+            is_own = isinstance(error, KeyboardInterrupt)
+            error._render_traceback_ = lambda: render(error, is_own)  # type: ignore[attr-defined]
 
 
 def render(error: BaseException, is_own: bool = False) -> list[str]:

@@ -26,6 +26,16 @@ def in_notebook() -> bool:
     return shell is not None and type(shell()).__name__ != "TerminalInteractiveShell"
 
 
+def place(file: str, line: int) -> str:
+    """Return where code is: `file.py:12`, or for code that was entered in IPython the cell, as in its
+    tracebacks: `Cell In[3], line 12`.
+    """
+    shell = getattr(builtins, "get_ipython", type(None))()
+    name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    cell = name_of(file) if name_of is not None else None
+    return f"{file}:{line}" if cell is None else f"{' '.join(cell)}, line {line}"
+
+
 def notice_file() -> TextIO:
     """Return the file for lines about a run that is well: stderr, or in a notebook stdout, because notebooks
     mark what is on stderr as an error.

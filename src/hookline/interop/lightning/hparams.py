@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.engine.init_arguments import RecordsInit, cannot_keep, record_calls, running_arguments
+from hookline.engine.init_arguments import RecordsInit, Wrapped, cannot_keep, record_calls, running_arguments
 from hookline.hooks.hparams import HParams
 from hookline.interop.lightning.closure_step import LoopEvents, with_closure
 from hookline.util.errors import OptionError, described
@@ -259,14 +259,12 @@ def wrap_configure_callbacks(cls: type) -> None:
     Lightning.
     """
     ask: Callable[[Any], Any] | None = vars(cls).get("configure_callbacks")
-    if ask is None:
-        return
+    if ask is not None:
+        cls.configure_callbacks = Wrapped(ask, _adding_hooks)  # type: ignore[attr-defined]
 
-    @functools.wraps(ask)
-    def configure_callbacks(self: Any) -> Any:
-        return module_hooks(self._run, self, ask(self))
 
-    cls.configure_callbacks = configure_callbacks  # type: ignore[attr-defined]
+def _adding_hooks(ask: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return functools.wraps(ask)(lambda self: module_hooks(self._run, self, ask(self)))
 
 
 def merge_hyperparameters(module: Any, data: Any) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hookline.data.sources import length_of
+from hookline.engine.init_arguments import Wrapped
 from hookline.util.errors import HookError
 
 
@@ -88,10 +89,10 @@ def wrap_loaders(cls: type) -> None:
         method = f"{kind}_dataloader"
         ask: Callable[[Any], Any] | None = vars(cls).get(method)
         if ask is not None:
-            setattr(cls, method, _wrapped(ask, kind))
+            setattr(cls, method, Wrapped(ask, functools.partial(_converting, kind=kind)))
 
 
-def _wrapped(ask: Callable[[Any], Any], kind: str) -> Callable[[Any], Any]:
+def _converting(ask: Callable[[Any], Any], kind: str) -> Callable[[Any], Any]:
     return functools.wraps(ask)(lambda self: one_of(ask(self), kind))
 
 
@@ -295,7 +296,7 @@ def wrap_steps(cls: type) -> None:
     for step in ("training_step", "validation_step", "test_step", "predict_step"):
         function: Any = vars(cls).get(step)
         if inspect.isfunction(function) and "dataloader_iter" in inspect.signature(function).parameters:
-            setattr(cls, step, _on_batch(function))
+            setattr(cls, step, Wrapped(function, _on_batch))
 
 
 def _on_batch(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -99,16 +99,18 @@ function jobPart(data) {
 
 function jobPanel() {
   // created once for a job, so that typed text and answers stay; hooks are added and removed
-  const line = el("p", {}), body = el("tbody", {});
+  const line = el("p", {}), body = el("tbody", {}), caption = el("caption", {});
   said = el("p", { class: "said small", role: "status", "aria-live": "polite" });
   const heads = ["hook", "enabled", "how often", ["calls", "number"], ["total", "number"], ["worst", "number"], ["share of the time", "number"]];
   const head = el("tr", {}, heads.map((each) => (Array.isArray(each) ? el("th", { scope: "col", class: each[1] }, each[0]) : el("th", { scope: "col" }, each))));
   const table = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Hooks of the running job" },
-    el("table", {}, el("caption", {}, "Hooks of the running job; a change takes effect at the next step, on all ranks"), el("thead", {}, head), body));
+    el("table", {}, caption, el("thead", {}, head), body));
   const panel = el("div", {}, line, jobControls(), said, table);
   panel.take = (job) => {
     fillWith(body, job.hooks.map((hook) => lasting(hook.name, () => hookRow(hook), (row) => row.update(hook))));
     fillWith(line, jobLine(job));
+    const unmeasured = job.hooks.some((hook) => hook.calls === null) ? '; costs are not measured, because of audit={"costs": False}' : "";
+    caption.textContent = `Hooks of the running job; a change takes effect at the next step, on all ranks${unmeasured}`;
     return panel;
   };
   return panel;

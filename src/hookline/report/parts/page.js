@@ -92,7 +92,7 @@ function eventPart(data) {
 }
 
 function costPart(data) {
-  const none = missingLog(data) ? "Without a log there is no cost record." : data.runs.every((run) => run.is_over) ? "The log has no cost record: no hook was called."
+  const none = missingLog(data) ? "Without a log there is no cost record." : data.runs.every((run) => run.is_over) ? 'The log has no cost record: no hook was called, or costs were not measured, because of audit={"costs": False}.'
     : "The log has no cost record yet; it is written when a run ends. In the training program, trainer.hooks.cost() returns calls and time of every hook and event at any time.";
   return section("cost", "Cost of hooks", data.cost.length ? data.cost.map((each) => costTable(data, each)) : el("p", { class: "soft small" }, none));
 }
