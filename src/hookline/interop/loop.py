@@ -183,6 +183,14 @@ class Line(HostedRun):
                 ", and ".join(parts),
             )
 
+    def _log_ending(self) -> None:
+        """Log where the time went, if the line has read the batches, and how the run ended."""
+        timer: RunTimer = self.state.timer
+        timer.stop()
+        if timer.epochs and (timings := timer.timings()) is not None:
+            self.loggers.log_event("timings", {"step": self.global_step, **timings.record()})
+        super()._log_ending()
+
     def stop(
         self,
         reason: str = "line.stop() was called",

@@ -519,9 +519,8 @@ def _claim_newest(asked: Asked, places: list[Path], directory: RunDirectory) -> 
         if any(map(left_overs, places_below(run_dir))):  # of a job that was killed, or is writing now
             with contextlib.suppress(RunLockedError), hold_lock(run_dir) as lock:
                 clean_up_below(run_dir, alone=lock.is_held)
-    run_dir, _, _ = _choose_run(asked, _own(places)[1], places, directory.searched)
-    if run_dir:
-        directory.continue_in(Path(run_dir))
+    if chosen := _choose_run(asked, _own(places)[1], places, directory.searched)[0]:
+        directory.continue_in(Path(chosen))
 
 
 def _run_dir_among(places: list[Path], checkpoint: Path) -> Path:

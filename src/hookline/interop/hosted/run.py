@@ -361,8 +361,6 @@ class HostedRun(HostView):
         self.updates.unwatch()
         failures = tear_down_all(self)
         self.hooks.stopwatch.stop()
-        if self.state.timer is not None:
-            self.state.timer.stop()
         self.hooks.observer = None
         if self.state.setup.stage == "fit":
             self._log_ending()
@@ -378,9 +376,6 @@ class HostedRun(HostView):
         if isinstance(error, Exception):
             found = {"rank": s.rank, "exception": type(error).__name__, "message": str(error)}
             self.loggers.log_event("failure", {**at, **found})
-        if s.timer is not None and s.timer.epochs:
-            assert s.timings is not None
-            self.loggers.log_event("timings", {"step": s.step, **s.timings.record()})
         ended = {"epochs": s.epochs_seen, "status": s.status, "reason": s.stop_reason}
         self.loggers.log_event("end", {**at, **ended})
 
