@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -22,9 +23,11 @@ NAMES = sorted(each.name for each in EXAMPLES.iterdir() if each.is_dir())
 
 
 def run(folder: Path, program: str, *options: str, code: int = 0) -> str:
-    """Run a program of an example in a folder, and return what it printed."""
+    """Run a program of an example in a folder with nothing but a copy of it; return what it printed."""
+    name, file = program.split("/")
+    shutil.copytree(EXAMPLES / name, folder, dirs_exist_ok=True)
     done = preloaded.run(
-        [sys.executable, EXAMPLES / program, *options],
+        [sys.executable, file, *options],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -428,6 +429,60 @@ def test_an_option_that_a_line_does_not_have_is_refused_by_name(name: str, text:
     with pytest.raises(OptionError, match=text) as caught:
         Line(net, sgd, **{name: True})
     assert caught.value.option == name and "run_dir" in caught.value.allowed
+
+
+class Slow:
+    """A loader that takes its time, also to begin."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __iter__(self) -> Iterator[Any]:
+        time.sleep(self.seconds)
+        for batch in batches(3):
+            time.sleep(self.seconds)
+            yield batch
+
+
+def test_waiting_for_the_loader_is_not_counted_as_training(tmp_path: Path) -> None:
+    net, sgd = net_and_sgd()
+    seen = []
+
+    class Reads(Hook):
+        def on_train_epoch_end(self, timings: Any) -> None:
+            seen.append((timings.data >= 0.2, timings.validation >= 0.04))
+
+    line = Line(net, sgd, hooks=[Reads()], logger=True, run_dir=tmp_path)
+    with line:
+        time.sleep(0.05)  # before training
+        for _ in line.epochs(1):
+            for x, y in line.epoch(Slow(0.05)):
+                line.backward(F.mse_loss(net(x), y))
+                sgd.step()
+            for x, y in line.validation(Slow(0.01)):
+                line.log("val/loss", F.mse_loss(net(x), y))
+    spent = line.timings
+    assert spent is not None and seen == [(True, True)] and spent.batches == 3
+    assert spent.data >= 0.2 and spent.validation >= 0.04
+    parts = spent.training + spent.data + spent.validation + spent.saving + (spent.hooks or 0.0)
+    assert spent.total == pytest.approx(parts) and spent.training <= spent.total - 0.24
+    *_, last = str(line.cost()).splitlines()
+    assert (
+        last == f"Time: {spent}" and "waiting for data" in last and "waiting for" in line.cost()._repr_html_()
+    )
+    rows = [json.loads(each) for each in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [each["data"] for each in rows if each["type"] == "timings"] == [spent.data]
+
+
+def test_a_loop_that_reads_its_batches_itself_does_not_show_a_split_that_is_not_known() -> None:
+    net, sgd = net_and_sgd()
+    with Line(net, sgd, hooks=[recorder(["on_step_end"])]) as line:
+        for x, y in batches(2):
+            line.start_batch((x, y))
+            line.backward(F.mse_loss(net(x), y))
+            sgd.step()
+            line.end_batch()
+    assert "Time:" not in str(line.cost())
 
 
 def test_the_cost_of_hooks_is_printed_as_a_table() -> None:

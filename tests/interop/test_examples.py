@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -24,9 +25,12 @@ for line in sys.argv[1:]:
 
 
 def run(folder: Path, *lines: str) -> list[str]:
-    """Run programs with their options, and return what each has printed."""
+    """Run programs with their options in a folder with copies of them, and return what each has printed."""
+    names, programs = zip(*(line.split("/") for line in lines), strict=True)
+    for name in names:
+        shutil.copytree(EXAMPLES / name, folder, dirs_exist_ok=True)
     done = preloaded.run(
-        [sys.executable, "-c", ONE_AFTER_THE_OTHER, *(f"{EXAMPLES}/{line}" for line in lines)],
+        [sys.executable, "-c", ONE_AFTER_THE_OTHER, *(f"{folder}/{line}" for line in programs)],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         capture_output=True,

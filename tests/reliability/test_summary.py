@@ -273,7 +273,7 @@ def test_a_completed_run_that_cannot_be_taken_up_again_is_still_completed():
     logged(hooks=[SavesFirstEpoch()]).fit(Net(), batches(3))
     with pytest.raises(CheckpointError):
         logged(max_epochs=2).fit(Wider(), batches(3), resume="auto")
-    assert records("failure")[-1]["exception"] == "CheckpointError"
+    assert not records("failure")
     end = records("end")[-1]
     assert (
         (end["status"], end["step"])

@@ -19,6 +19,7 @@ from tiny import Net, batches, quiet
 
 from hookline import Hook, HooklineError, Module, StopTraining, Trainer, list_runs
 from hookline.hooks import EarlyStopping, ModelCheckpoint
+from hookline.loggers import CSV, JSONLines, read_log
 from hookline.run import record as records
 from hookline.run.record import MOST_SESSIONS, read_record
 from hookline.util.errors import CheckpointError
@@ -232,6 +233,48 @@ def test_a_resume_that_is_refused_does_not_change_the_record_so_the_corrected_on
     corrected.fit(Net(), batches(), resume="auto")
     assert (corrected.status, corrected.global_step) == ("completed", 8)
     assert [each["status"] for each in read()["sessions"]] == ["completed", "completed"]
+
+
+class Wider(Net):
+    """Of the same name in errors, with other weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+
+class WithAdam(Net):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters())
+
+
+@pytest.mark.parametrize("max_epochs", [1, 2], ids=["finished run", "longer run"])
+@pytest.mark.parametrize("module", [Wider, WithAdam])
+def test_a_resume_that_is_refused_leaves_every_file_of_the_run_as_it_was(
+    module: type[Net], max_epochs: int
+) -> None:
+    def trainer(limit: int) -> Trainer:
+        return quiet(run_dir="run", hooks=[ModelCheckpoint()], logger=[JSONLines(), CSV()], max_epochs=limit)
+
+    def files() -> dict[Path, bytes]:
+        return {each: each.read_bytes() for each in Path("run").rglob("*") if each.is_file()}
+
+    trainer(1).fit(Net(), batches())
+    before = files()
+    assert Path("run/log.jsonl") in before and Path("run/metrics.csv") in before
+    with pytest.raises(CheckpointError):
+        trainer(max_epochs).fit(module(), batches(), resume="auto")
+    assert files() == before
+    trainer(2).fit(Net(), batches(), resume="auto")
+    kinds = [each["type"] for each in read_log("run/log.jsonl")]
+    assert kinds.count("hyperparams") == 2 and "failure" not in kinds
+
+
+def test_a_resume_into_a_new_directory_that_is_refused_leaves_no_run_there() -> None:
+    quiet(hooks=[ModelCheckpoint()], run_dir="run").fit(Net(), batches())
+    with pytest.raises(CheckpointError):
+        quiet(run_dir="new", logger=True).fit(Wider(), batches(), resume="run")
+    assert not list(Path("new").rglob("*"))
 
 
 def test_a_resumed_run_is_recorded_as_training_before_its_loaders_are_made() -> None:

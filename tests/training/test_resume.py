@@ -235,6 +235,53 @@ def test_a_url_in_a_checkpoint_is_not_read_unless_a_hook_writes_there(tmp_path: 
         quiet(run_dir=tmp_path, max_epochs=2).fit(Scored(), batches(2), batches(1), resume="best")
 
 
+class Given(Net):
+    """Its score in every validation."""
+
+    def __init__(self, score: float) -> None:
+        super().__init__()
+        self.score = score
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return torch.tensor(self.score)
+
+
+@pytest.mark.parametrize("is_same", [True, False], ids=["same trainer", "new process"])
+def test_best_is_of_the_newest_run_also_if_another_run_has_a_better_score(
+    is_same: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make() -> Any:
+        return quiet(hooks=[ModelCheckpoint("val/loss"), Looks()], max_epochs=1)
+
+    first = make()
+    first.fit(Given(0.1), batches(2), batches(1))
+    second = first if is_same else make()
+    better, second_dir = first.run_dir, None
+    second.fit(Given(0.9), batches(2), batches(1))
+    second_dir = second.run_dir
+    trainer = second if is_same else make()
+    trainer.max_epochs = 2
+    trainer.fit(module := Given(0.9), batches(2), batches(1), resume="best")
+    assert trainer.run_dir == second_dir != better
+    looks = next(each.hook for each in trainer.hooks.entries() if isinstance(each.hook, Looks))
+    assert looks.path.is_relative_to(second_dir)
+    assert trainer.load_best(module).source.startswith(str(second_dir))
+    assert "has kept no such checkpoint" not in caplog.text
+
+
+def test_best_of_an_earlier_run_is_taken_with_a_warning_if_the_newest_has_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    keep = quiet(hooks=[ModelCheckpoint("val/loss")])
+    keep.fit(Given(0.5), batches(2), batches(1))
+    plain = quiet(hooks=[ModelCheckpoint()])
+    plain.fit(Given(0.5), batches(2), batches(1))
+    trainer = quiet(hooks=[ModelCheckpoint("val/loss")], max_epochs=2)
+    trainer.fit(Given(0.5), batches(2), batches(1), resume="best")
+    assert trainer.run_dir == keep.run_dir and trainer.global_step == 4
+    assert f"The newest run, {plain.run_dir}, has kept no such checkpoint" in caplog.text
+
+
 def test_a_copy_of_a_run_resumes_from_its_own_best(tmp_path: Path) -> None:
     keep = ModelCheckpoint("val/loss")
     quiet(run_dir=tmp_path / "a", hooks=[keep], checkpoint=True).fit(Scored(), batches(2), batches(1))

@@ -562,6 +562,51 @@ def test_requests_for_checkpoints_of_the_abandoned_state_are_dropped(tmp_path: P
     ]
 
 
+class Scripted(Net):
+    """The score of each epoch is given; that of epoch 0 is the best after the rollback."""
+
+    def __init__(self, *scores: float) -> None:
+        super().__init__()
+        self.scores = iter(scores)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        return torch.tensor(next(self.scores))
+
+
+@pytest.mark.parametrize("write", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("scores", "before"),
+    [((2.0, 1.0, 9.0, 9.0), "replaced by a better one"), ((2.0, 3.0, 9.0, 9.0), "written after the other")],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_best_checkpoint_of_the_state_that_the_run_goes_back_to_is_kept(
+    tmp_path: Path, scores: Any, before: str, write: str
+) -> None:
+    """Two checkpoints of epoch 0 are due together: the one that the run goes back to is written first."""
+    each_epoch = ModelCheckpoint(dirpath="epochs", save_top_k=-1)
+    best = ModelCheckpoint("val/loss", dirpath="best")
+    goes = GoBack(5, tmp_path / "epochs" / "epoch=0-step=2")
+    torch.manual_seed(1)
+    hooks = [each_epoch, best, goes]
+    trainer = quiet(run_dir=tmp_path, hooks=hooks, max_epochs=3, checkpoint={"last": False, "write": write})
+    trainer.fit(model := Scripted(*scores), batches(2), batches(1))
+    assert goes.loaded == [("epoch=0-step=2", 2)]
+    assert (Path(best.best_model_path).name, best.best_model_score) == ("epoch=0-step=2", 2.0)
+    assert trainer.load_best(model).source == str(tmp_path / "best" / "epoch=0-step=2")
+    assert read_manifest(tmp_path / "best" / "epoch=0-step=2")["step"] == 2
+
+
+def test_a_checkpoint_that_the_user_requests_has_the_restored_state(tmp_path: Path) -> None:
+    class Asks(GoBack):
+        def on_train_batch_end(self, trainer: Any, batches_seen: int) -> None:
+            if batches_seen == self.at and not self.asked:
+                trainer.save_checkpoint(tmp_path / "mine")
+            super().on_train_batch_end(trainer, batches_seen)
+
+    fit(tmp_path, saves(), Asks(7))
+    assert read_manifest(tmp_path / "mine")["step"] == 6
+
+
 def test_a_loss_that_is_not_finite_can_be_undone(tmp_path: Path) -> None:
     class Once(Net):
         was_bad = False

@@ -27,6 +27,8 @@ class ConfigSource:
         self.name = name or (str(path) if path is not None else "configuration")
         self.typed: dict[str, str] = {}
         """Key -> the command-line option that set it."""
+        self.problems = Problems()
+        """What is wrong so far. After a problem, the other parts are checked and not made."""
 
     @property
     def folder(self) -> Path | None:
@@ -260,11 +262,10 @@ MAPPING_KEYS = ("hooks", "loggers")
 
 def lay_over(source: ConfigSource, settings: Iterable[tuple[str, str]]) -> None:
     """Apply overrides: `("trainer.max_epochs", "3")`, or `("module", '{"class_path": "model.Net"}')`."""
-    problems = Problems()
     for key, text in settings:
         source.typed[key] = f"--{key}"
         path = key.split(".")
-        with problems.collect():
+        with source.problems.collect():
             if not _is_part(key, path):
                 _set(source, path, Override(text))
             elif text.strip().startswith("{"):
@@ -272,7 +273,7 @@ def lay_over(source: ConfigSource, settings: Iterable[tuple[str, str]]) -> None:
             else:
                 is_none = len(path) == 1 and Override(text).guess is None
                 _set(source, path, None if is_none else Override(text))
-    problems.raise_found()
+    source.problems.raise_found()
 
 
 def _is_part(key: str, path: list[str]) -> bool:

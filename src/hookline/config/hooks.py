@@ -47,25 +47,23 @@ def find_by_name(source: ConfigSource, part: ConfigPart) -> None:
 
 
 def make_hooks(
-    source: ConfigSource, parts: list[tuple[str, ConfigPart]], permissions: Permissions, makes: bool = True
+    source: ConfigSource, parts: list[tuple[str, ConfigPart]], permissions: Permissions
 ) -> dict[str, Any]:
-    """Look up, check and make every hook. Number names that occur twice. makes: False only checks them."""
-    made, problems = dict[str, Any](), Problems()
+    """Look up, check and make every hook. Number names that occur twice."""
+    made = dict[str, Any]()
     for wanted, part in parts:
-        with problems.collect():
+        with source.problems.collect():
             find_by_name(source, part)
             cls = resolve(source, part, HOOK_KEY, permissions)
-            hook = _make_hook(source, part, cls, permissions, makes and not problems.found)
+            hook = _make_hook(source, part, cls, permissions)
             if "name" in part.init_args and isinstance(vars(hook).get("name"), str):
                 wanted = hook.name  # given as an argument
             made[unique_name(wanted, made)] = hook
-    problems.raise_found()
+    source.problems.raise_found()
     return made
 
 
-def _make_hook(
-    source: ConfigSource, part: ConfigPart, cls: Any, permissions: Permissions, makes: bool
-) -> Any:
+def _make_hook(source: ConfigSource, part: ConfigPart, cls: Any, permissions: Permissions) -> Any:
     if not isinstance(cls, type):
         return FunctionHook(cls, cls.__hookline_on__)
     own = parameters(cls)
@@ -73,7 +71,7 @@ def _make_hook(
         if setting in part.init_args and setting not in own:
             del part.init_args[setting]
     arguments = check_arguments(source, part, cls, HOOK_KEY, permissions)
-    if not makes:
+    if source.problems.found:
         return Hook()
     # adopt within make, because it may refuse a hook of another package
     hook = make_part(source, part, lambda **given: adopt(cls(**given)), arguments)

@@ -13,7 +13,7 @@ from hookline.config import files
 from hookline.config.files import ConfigSource, lay_over, name_members
 from hookline.config.hooks import make_hooks, read_hooks
 from hookline.config.permissions import PATH, Permissions, why_not_own
-from hookline.config.problems import ConfigError, Override, Problems, key_below, nearest, plain_values
+from hookline.config.problems import ConfigError, Override, key_below, nearest, plain_values
 from hookline.engine.foreign import is_module_class
 from hookline.engine.hook import Hook
 from hookline.engine.registry import offered_hooks
@@ -131,20 +131,15 @@ class Config:
     """
 
     def __init__(self, source: ConfigSource, allow: Iterable[str] = ()) -> None:
-        self.source = source
-        problems, own = Problems(), list[str]()
+        self.source, attempt = source, source.problems.attempt
         for key in source.values:
             if key not in SECTIONS:
-                with problems.collect():
-                    self._unknown(key)
-        with problems.collect():
-            own = self._allowed_by_file()
+                attempt(self._unknown, key)
+        own = attempt(self._allowed_by_file) or []
         self.permissions = Permissions(source.folder, [*_allowed(allow), *own])
-        self.hooks: list[tuple[str, Any]] = []
-        with problems.collect():
-            self.hooks = read_hooks(source, source.values.get("hooks"))
-        if problems.found:
-            self._build(problems)  # raises them together with those of the other parts
+        self.hooks: list[tuple[str, Any]] = attempt(read_hooks, source, source.values.get("hooks")) or []
+        if source.problems.found:
+            self.build()  # raises them together with those of the other parts
 
     @property
     def values(self) -> dict[str, Any]:
@@ -193,46 +188,27 @@ class Config:
 
     def build(self) -> Parts:
         """Check and make every part. One error names the keys of all problems, before anything is written."""
-        return self._build(Problems())
-
-    def _build(self, problems: Problems) -> Parts:
-        """Make every part. problems: those found already, which are raised with those of the parts."""
         import torch  # noqa: F401 - needed from here on, and not for reading a configuration
 
-        from hookline.config import sections as trainer_section
+        from hookline.config import sections
         from hookline.config.optimizer import read_optimizer
 
-        source, permissions = self.source, self.permissions
-        arguments, functions, hooks = dict[str, Any](), dict[str, Any](), dict[str, Any]()
-        optimizer = checkpoint = datamodule = module = None
-        # after a problem, the other parts are checked and not made
-        with problems.collect():
-            arguments = trainer_section.read_trainer(source, permissions)
-        with problems.collect():
-            arguments["logger"] = trainer_section.read_loggers(source, permissions, not problems.found)
-        with problems.collect():
-            arguments["config"] = plain_values(source.values.get("config"))
-            if not isinstance(arguments["config"], dict | None):
-                raise source.wrong("config", "must be a table.", source.values["config"])
-        with problems.collect():
-            optimizer = read_optimizer(source, permissions)
-        for name in ("loss", "step"):
-            with problems.collect():
-                functions[name] = trainer_section.read_function(source, name, permissions)
-        functions = {name: each for name, each in functions.items() if each is not None}
-        with problems.collect():
-            hooks = make_hooks(source, self.hooks, permissions, not problems.found)
-        with problems.collect():
-            checkpoint = self._checkpoint()
-        with problems.collect():
-            datamodule = trainer_section.read_datamodule(source, permissions, not problems.found)
+        source, given, attempt = self.source, (self.source, self.permissions), self.source.problems.attempt
+        arguments = attempt(sections.read_trainer, *given) or {}
+        arguments["logger"] = attempt(sections.read_loggers, *given)
+        arguments["config"] = attempt(self._own_table)
+        optimizer = attempt(read_optimizer, *given)
+        read = {name: attempt(sections.read_function, *given, name) for name in ("loss", "step")}
+        functions = {name: each for name, each in read.items() if each is not None}
+        hooks = attempt(make_hooks, source, self.hooks, self.permissions) or {}
+        checkpoint = attempt(self._checkpoint)
+        datamodule = attempt(sections.read_datamodule, *given)
         if "seed" in arguments:  # before the module is made, because it draws its initial weights
             from hookline.data.seeding import seed_everything
 
             seed_everything(arguments["seed"])
-        with problems.collect():
-            module = trainer_section.read_module(source, permissions, not problems.found)
-        problems.raise_found()
+        module = attempt(sections.read_module, *given)
+        source.problems.raise_found()
         self._connect(module, functions, optimizer)
         if "mixture" in source.values:
             functions["mixture"] = self._mixture()
@@ -248,6 +224,12 @@ class Config:
         return Parts(
             source, module, datamodule, hooks, disabled, arguments, functions, checkpoint, keys, groups
         )
+
+    def _own_table(self) -> dict[str, Any] | None:
+        table = plain_values(self.source.values.get("config"))
+        if not isinstance(table, dict | None):
+            raise self.source.wrong("config", "must be a table.", self.source.values["config"])
+        return table
 
     def _connect(self, module: Any, functions: dict[str, Any], optimizer: Any) -> None:
         """Give the optimizer to the module, or to `fit` if the module is a plain one."""

@@ -11,10 +11,12 @@ import types
 import typing
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from hookline.util.errors import HooklineError, OptionError, closest
 from hookline.util.text import redact
+
+T = TypeVar("T")
 
 # ---- limits ------------------------------------------------------------------------------------------------
 
@@ -173,14 +175,21 @@ class Problems:
             known = {str(each) for each in self.found}
             self.found += [each for each in error.problems if str(each) not in known]
 
+    def attempt(self, read: Callable[..., T], *given: Any) -> T | None:
+        """Return what the function returns for these arguments; None after an error, which is kept."""
+        with self.collect():
+            return read(*given)
+        return None
+
     def raise_found(self) -> None:
-        """Raise the error, or one that lists several; do nothing without an error."""
-        if len(self.found) == 1:
-            raise self.found[0]
-        if self.found:
-            lines = "".join(f"\n  {each}" for each in self.found)
-            error = ConfigError(f"the configuration has {len(self.found)} problems:{lines}")
-            error.problems = self.found
+        """Raise the error, or one that lists several, and forget them; do nothing without an error."""
+        found, self.found = self.found, []
+        if len(found) == 1:
+            raise found[0]
+        if found:
+            lines = "".join(f"\n  {each}" for each in found)
+            error = ConfigError(f"the configuration has {len(found)} problems:{lines}")
+            error.problems = found
             raise error
 
 

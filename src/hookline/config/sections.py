@@ -125,8 +125,8 @@ def _strategy(source: ConfigSource, given: Any, permissions: Permissions) -> Any
     return _make_object(source, "trainer.strategy", given, ConfigKey("a strategy", (Strategy,)), permissions)
 
 
-def read_module(source: ConfigSource, permissions: Permissions, makes: bool = True) -> Any:
-    """Make the module. makes: False only checks it."""
+def read_module(source: ConfigSource, permissions: Permissions) -> Any:
+    """Make the module."""
     from torch import nn
 
     if source.values.get("module") is None:
@@ -135,25 +135,21 @@ def read_module(source: ConfigSource, permissions: Permissions, makes: bool = Tr
             "this section is missing: the class path of a hookline.Module or torch.nn.Module, such as "
             'module = "model.Net".',
         )
-    return _make_object(
-        source, "module", source.values["module"], ConfigKey("a module", (nn.Module,)), permissions, makes
-    )
+    place = ConfigKey("a module", (nn.Module,))
+    return _make_object(source, "module", source.values["module"], place, permissions)
 
 
-def read_datamodule(source: ConfigSource, permissions: Permissions, makes: bool = True) -> Any:
-    """Make the data module, or return None if there is none. makes: False only checks it."""
+def read_datamodule(source: ConfigSource, permissions: Permissions) -> Any:
+    """Make the data module, or return None if there is none."""
     from hookline.run.module import DataModule
 
     given = source.values.get("datamodule")
     place = ConfigKey("a data module", (DataModule,), adopts=is_data_class)
-    return None if given is None else _make_object(source, "datamodule", given, place, permissions, makes)
+    return None if given is None else _make_object(source, "datamodule", given, place, permissions)
 
 
-def read_loggers(source: ConfigSource, permissions: Permissions, makes: bool = True) -> Any:
-    """Return the value for `Trainer(logger=...)`: a list of loggers, True for the default one, or False.
-
-    makes: False only checks them.
-    """
+def read_loggers(source: ConfigSource, permissions: Permissions) -> Any:
+    """Return the value for `Trainer(logger=...)`: a list of loggers, True for the default one, or False."""
     from hookline.loggers.base import Logger
 
     given = source.values.get("loggers", True)
@@ -162,23 +158,21 @@ def read_loggers(source: ConfigSource, permissions: Permissions, makes: bool = T
         return bool(given)
     place = ConfigKey("a logger", (Logger,), home="hookline.loggers", adopts=is_logger_class)
     if isinstance(given, str):
-        return [_make_object(source, "loggers", given, place, permissions, makes)]
+        return [_make_object(source, "loggers", given, place, permissions)]
     given = name_members(given)
     if not isinstance(given, dict):
         raise source.wrong(
             "loggers", "must be a table of named loggers, a list of class paths, true or false.", given
         )
     wanted = {name: each for name, each in given.items() if plain_values(each) is not False}
-    problems, made = Problems(), []
-    for name, each in wanted.items():
-        with problems.collect():
-            is_made = makes and not problems.found
-            made.append(_make_object(source, f"loggers.{name}", each, place, permissions, is_made))
-    problems.raise_found()
-    return made
+    attempt = source.problems.attempt
+    return [
+        attempt(_make_object, source, f"loggers.{name}", each, place, permissions)
+        for name, each in wanted.items()
+    ]
 
 
-def read_function(source: ConfigSource, key: str, permissions: Permissions) -> Any:
+def read_function(source: ConfigSource, permissions: Permissions, key: str) -> Any:
     """Return a function by its dotted name, or an instance of a loss class."""
     from torch import nn
 
@@ -216,10 +210,10 @@ def resolve_function(
 
 
 def _make_object(
-    source: ConfigSource, key: str, given: Any, place: ConfigKey, permissions: Permissions, makes: bool = True
+    source: ConfigSource, key: str, given: Any, place: ConfigKey, permissions: Permissions
 ) -> Any:
-    """Make an object. makes: False only checks it, because the configuration has problems already."""
+    """Make an object, or only check it, if the configuration has problems already."""
     part = read_part(source, key, given, place)
     cls = resolve(source, part, place, permissions)
     arguments = check_arguments(source, part, cls, place, permissions)
-    return make_part(source, part, cls, arguments) if makes else None
+    return None if source.problems.found else make_part(source, part, cls, arguments)

@@ -110,9 +110,12 @@ class Costs(list[Cost]):
     ) -> None:
         super().__init__(rows)
         self.seconds, self.counted_twice, self.is_audited = seconds, counted_twice, is_audited
+        self.times = ""
+        """A line about where the time of the run went, below the table; empty: none."""
 
     def __str__(self) -> str:
-        return cost_table(self, self.seconds, self.counted_twice, len(self), self.is_audited)
+        table = cost_table(self, self.seconds, self.counted_twice, len(self), self.is_audited)
+        return "\n".join(filter(None, (table, self.times)))
 
     def _repr_html_(self) -> str:
         return self.html(most=len(self))
@@ -123,7 +126,7 @@ class Costs(list[Cost]):
 
         head, rows = _cost_head(self, self.seconds, self.counted_twice), map(_cost_cells, self[:most])
         below = [*_rest_lines(self[most:]), *_slow_lines(self, self.is_audited)]
-        lines = "".join(f"<div>{escape(line)}</div>" for line in below)
+        lines = "".join(f"<div>{escape(line)}</div>" for line in [*below, *filter(None, [self.times])])
         return f"<div>{escape(head)}</div>{table(COLUMNS, rows)}{lines}"
 
     def headline(self) -> str:

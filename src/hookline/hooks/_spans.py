@@ -128,8 +128,13 @@ class RunSpans:
         self._on_teardown = on_teardown
         self._push("run", {}, parent, title=f"run {self.state.stage}")
         self.plan.attach(self)
-        if self.state.timer is not None:
+        if self._timer_samples:
             self.state.timer.observers.append(self.sample)
+
+    @property
+    def _timer_samples(self) -> bool:
+        """Whether the loop begins and ends the samples of observers; otherwise events do."""
+        return self.state.timer is not None and self.state.timer.takes_samples
 
     @property
     def root(self) -> Any:
@@ -291,7 +296,7 @@ class RunSpans:
         """Return the slot of an event that does not come with every batch, with what it does to the spans."""
         if event.inside in OFTEN or event.name in self.frequent:
             begins_samples = event.name == "on_train_batch_start" and self.sample.due < math.inf
-            return self._sampling(event, slot) if begins_samples and self.state.timer is None else slot
+            return self._sampling(event, slot) if begins_samples and not self._timer_samples else slot
         if event.inside == "own":
             self.roles = Roles(self.plan.table)  # it may have been declared since
         roles = self.roles

@@ -504,7 +504,7 @@ class ModelCheckpoint(Hook):
         if was:
             self.watch.warn("%s: its best, %s, is not used. %s.", difference, was, so)
 
-    def on_checkpoint_load(self, state: Any) -> None:
+    def on_checkpoint_load(self, state: Any, path: Any) -> None:
         """Rebase saved paths: the run's directory may have been moved, and a checkpoint has no secrets."""
 
         def now(path: str) -> str:
@@ -518,17 +518,22 @@ class ModelCheckpoint(Hook):
         self.best_model_path, self.last_model_path = now(self.best_model_path), now(self.last_model_path)
         kept = {now(path): score for path, score in self.best_k_models.items()}
         self.best_k_models = {path: score for path, score in kept.items() if self.url or Path(path).is_dir()}
-        self._loaded.unwritten = {
-            path if self.url else str(folder / Path(path).name): score
-            for path, score in ((now(path), score) for path, score in self._loaded.unwritten.items())
-            if path not in self.best_k_models
+        goes_back = self._loaded.is_training
+        unwritten = {
+            now(each) if self.url else str(folder / Path(each).name): score
+            for each, score in self._loaded.unwritten.items()
         }
+        # a rollback has abandoned those that were written after the checkpoint, though of the same state
+        known = {str(path)} if goes_back else self.best_k_models.keys()
+        self._loaded.unwritten = {each: score for each, score in unwritten.items() if each not in known}
         if self._loaded.abandoned and not self.url and not Path(self.best_model_path).is_dir():
             self.best_model_path, self.best_model_score = "", None  # a better one had replaced it
             self._record_best(self.best_k_models)
         raw = raw_values(state.metrics)
         if self.monitor in raw and raw[self.monitor] == self.current_score:
             self._metric.seen = raw[self.monitor]
+        if goes_back:
+            self._save_unwritten(state)
 
     def on_train_start(self, state: Any) -> None:
         self._loaded.is_training, self._loaded.earlier = True, frozenset()
@@ -536,7 +541,12 @@ class ModelCheckpoint(Hook):
         if is_new and not self.url and state.trainer.options.run_dir is not None:
             saved = (each.parent for each in self._folder(state).glob(f"*/{MANIFEST}"))
             self._loaded.earlier = frozenset(str(each) for each in saved if not each.is_symlink())
-        # the process ended between two checkpoints of one state: this is that state
+        self._save_unwritten(state)
+
+    def _save_unwritten(self, state: Any) -> None:
+        """Request what was not written before the loaded checkpoint, of the same state: this is that
+        state.
+        """
         for path, score in self._loaded.unwritten.items():
             self._save(state, path, score, "interval" if self.monitor is None else "best")
         self._loaded.unwritten = {}

@@ -19,8 +19,9 @@ from hookline.interop.hosted.host import RAW_LOOP, Host
 from hookline.interop.hosted.position import LoopPosition, stop_in
 from hookline.interop.hosted.run import HOST_OPTIONS, HostedRun, refuse_other_options
 from hookline.run.optimizers import bare
+from hookline.run.timer import RunTimer, timed
 from hookline.training import run_events
-from hookline.training.data_pass import LoaderClock
+from hookline.training.data_pass import read_batches
 from hookline.training.resume import LINE_LOADS, find_checkpoint
 from hookline.util.errors import END_EPOCH, HooklineError, LossError, OptionError, StopTraining
 from hookline.util.urls import shown
@@ -92,7 +93,6 @@ class Line(HostedRun):
         self._saves_wait = False
         self._step_handles: list[Any] = []
         self._position = LoopPosition(self)
-        self._loader_clock = LoaderClock(self.state)
         if module is not None:
             self.attach(module, optimizers, schedulers)
 
@@ -103,7 +103,7 @@ class Line(HostedRun):
             )
         try:
             self._in_body, self._position = False, LoopPosition(self)
-            self._loader_clock = LoaderClock(self.state)
+            self.state.setup.timer = RunTimer(self.plan, self.state, device=None)
             self.begin()
             self.updates.watch(self.state.optimizers)
             self.updates.on_start = self.must_run
@@ -142,6 +142,8 @@ class Line(HostedRun):
         if self.updates.on_start is not None:
             self.updates.on_start = None
             self.start_fit()
+            self.hooks.begin_training()
+            self.state.timer.begin()
             self.start_training()
             self._began = (self.global_step, self.state.batches_seen)
 
@@ -180,6 +182,14 @@ class Line(HostedRun):
                 updates,
                 ", and ".join(parts),
             )
+
+    def _log_ending(self) -> None:
+        """Log where the time went, if the line has read the batches, and how the run ended."""
+        timer: RunTimer = self.state.timer
+        timer.stop()
+        if timer.epochs and (timings := timer.timings()) is not None:
+            self.loggers.log_event("timings", {"step": self.global_step, **timings.record()})
+        super()._log_ending()
 
     def stop(
         self,
@@ -263,12 +273,10 @@ class Line(HostedRun):
         self._current_epoch = current = object()
         try:
             self._in_body = False
-            batches = iter(loader)
-            # Accelerate's skip_first_batches returns a loader that has skipped them
-            self._position.skip(batches, first, skip and not getattr(loader, "skip_batches", 0))
+            batches = self._open_loader(loader, first, skip)
             if self._step_handles and not self._saves_wait:
                 self._remove_handles()
-            for batch in self._loader_clock.read(getattr(loader, "iterable", loader), batches):
+            for batch in read_batches(self.state, getattr(loader, "iterable", loader), batches):
                 if self._current_epoch is not current:
                     raise HooklineError(
                         "Another epoch started inside this one. Zip the loaders instead: "
@@ -291,6 +299,14 @@ class Line(HostedRun):
         finally:
             if self._current_epoch is current:
                 self._in_body = self.is_running and self.epoch_is_open
+
+    @timed("data")
+    def _open_loader(self, loader: Iterable[Any], first: int, skip: bool) -> Iterator[Any]:
+        """Return the batches of an epoch, without those that are done."""
+        batches = iter(loader)
+        # Accelerate's skip_first_batches returns a loader that has skipped them
+        self._position.skip(batches, first, skip and not getattr(loader, "skip_batches", 0))
+        return batches
 
     def start_epoch(self, batches: int | None = None, first: int = 0) -> None:
         """Start an epoch in a loop of another shape than `epoch`.

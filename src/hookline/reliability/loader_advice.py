@@ -38,6 +38,13 @@ class Waiting:
     """Seconds of training, including the waiting."""
     batches: int
 
+    @classmethod
+    def of(cls, s: State) -> Waiting:
+        """Return what the timer of a fit has measured."""
+        timer: RunTimer = s.timer
+        batches = s.batches_seen - timer.batches_before
+        return cls(timer.data_seconds, timer.first_waits / 1e9, timer.epochs, timer.training_seconds, batches)
+
 
 @dataclass(frozen=True, slots=True)
 class LoaderFacts:
@@ -59,10 +66,7 @@ def check_waiting(run: Run, timer: RunTimer, is_last: bool = False) -> None:
     s = run.state
     if timer.data_seconds < MOSTLY * ENOUGH_SECONDS or timer.warned or run.options.fast_dev_run:
         return
-    batches = s.batches_seen - timer.batches_before
-    waiting = Waiting(
-        timer.data_seconds, timer.first_waits / 1e9, timer.epochs, timer.training_seconds, batches
-    )
+    waiting = Waiting.of(s)
     if not mostly_waits(waiting):
         return
     if s.rank and not timer.is_second_check and not is_last:
@@ -85,15 +89,15 @@ def check_waiting(run: Run, timer: RunTimer, is_last: bool = False) -> None:
     )
 
 
-def warn_of_waiting(waiting: Waiting, loader: Any, s: State) -> bool:
-    """Warn on rank 0 if a hand-written loop mostly waits for its loader; return whether it does."""
-    if not mostly_waits(waiting):
-        return False
+def warn_of_waiting(s: State, loader: Any) -> None:
+    """Warn once, on rank 0, if a hand-written loop mostly waits for its loader."""
+    if s.timer.warned or not mostly_waits(waiting := Waiting.of(s)):
+        return
+    s.timer.warned = True
     if s.rank == 0:
         cores = max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or s.world_size))
         on_cuda = getattr(s.device, "type", "") == "cuda"
         log.warning("%s", advice(waiting, [source_facts("train", loader)], cores, on_cuda))
-    return True
 
 
 def compare_waiting(run: Run) -> None:

@@ -18,7 +18,7 @@ from hookline.reliability.loader_advice import check_waiting
 from hookline.reliability.model_location import model_line_after_failure, show_model
 from hookline.run.commands import handles_command
 from hookline.run.module import PlainSteps
-from hookline.run.record import is_refused, leaves_directory, read_record
+from hookline.run.record import is_refused, leaves_directory
 from hookline.run.run import Run
 from hookline.run.state import progress
 from hookline.util.errors import Preempted
@@ -120,21 +120,7 @@ def log_ending(run: Run) -> None:
         "status": s.status,
         "reason": s.stop_reason,
     }
-    s.logger.log_event("end", _earlier_end(run) or ended)
-
-
-def _earlier_end(run: Run) -> dict[str, Any]:
-    """Return how the run ended before, if this resume was refused; else an empty dictionary."""
-    known = run.directory.existing()
-    record = read_record(known) if known is not None and run.resume.was_refused else {}
-    if record.get("id") != run.identity.id or record["status"] == "training":
-        return {}
-    return {
-        "step": record["step"],
-        "epoch": run.state.epoch,
-        "status": record["status"],
-        "reason": record["reason"],
-    }
+    s.logger.log_event("end", ended)
 
 
 def _failure(run: Run, error: BaseException) -> dict[str, Any]:
@@ -296,8 +282,7 @@ class EndSummary:
             failed = f"Interrupted at {at}."
         else:
             failed = _describe_failure(run, error)
-        if leaves_directory(run):
-            earlier = run.identity.record.earlier
+        if run.identity.record is not None and (earlier := run.identity.record.earlier):
             failed += (
                 f" {run.directory.intended()} still belongs to the earlier run ({earlier['status']} at step "
                 f"{earlier['step']})."

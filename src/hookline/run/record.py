@@ -180,7 +180,7 @@ class RunRecord:
         A resumed run keeps the record as it was until its checkpoint is restored, because a resume that is
         refused must not change the run: the next one compares its limits with those in the record.
         """
-        if self.earlier or (self.before and self._resume.was_refused):
+        if self.earlier or self._resume.was_refused:
             return
         temporary = self.path.with_name(f".{RECORD}.{os.getpid()}")
         sessions: list[Any] = self.data["sessions"]
@@ -240,8 +240,10 @@ def take_if_trained(run: Run) -> None:
 
 
 def leaves_directory(run: Run) -> bool:
-    """Return whether the run's directory still belongs to an earlier run."""
-    return run.identity.record is not None and bool(run.identity.record.earlier)
+    """Return whether the run must not write into its directory: it still belongs to an earlier run, or the
+    checkpoint to resume from is not restored yet and may be refused.
+    """
+    return run.resume.was_refused or (run.identity.record is not None and bool(run.identity.record.earlier))
 
 
 def is_refused(run: Run) -> bool:

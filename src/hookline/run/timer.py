@@ -250,9 +250,11 @@ class RunTimer:
     that part. A part that runs inside a hook (`trainer.validate()`) does not count as time of that hook.
     """
 
-    def __init__(self, plan: Plan, state: State, device: torch.device) -> None:
+    def __init__(self, plan: Plan, state: State, device: torch.device | None) -> None:
+        """Take the device whose steps are sampled. None: those of a hand-written loop are not."""
         self.state = state
-        self.sampler = StepSampler(plan, clock_for(device))
+        self.takes_samples = device is not None
+        self.sampler = StepSampler(plan, None if device is None else clock_for(device))
         self._measures_hooks = plan.accounting
         self.spent = {"data": 0, "validation": 0, "saving": 0}
         self.first_waits = 0

@@ -12,7 +12,7 @@ from typing import Any
 from hookline.data.loaders import Loader
 from hookline.engine.binding import Caller
 from hookline.engine.plan import Plan, noop
-from hookline.reliability.loader_advice import Waiting, check_waiting, warn_of_waiting
+from hookline.reliability.loader_advice import check_waiting, warn_of_waiting
 from hookline.run.run import Run, phase
 from hookline.run.state import FETCHING, OPENING, State
 from hookline.run.timer import SAMPLE_EVERY, RunTimer
@@ -77,42 +77,25 @@ class Fetcher:
             end_samples(self._run, self._timer)
 
 
-class LoaderClock:
-    """Measure how long a hand-written loop waits for its training loader; warn once if it is long."""
-
-    def __init__(self, state: State) -> None:
-        self.state = state
-        self.waits = self.first_waits = self.training = 0
-        """Nanoseconds of waiting, of waiting for the first batch of each epoch, and from batch to batch."""
-        self.epochs = self.batches = 0
-        self.warned = False
-
-    def read(
-        self, loader: Any, batches: Iterator[Any], clock: Callable[[], int] = time.perf_counter_ns
-    ) -> Iterator[Any]:
-        """Yield the batches. The wait for each is the fact `fetch_seconds`."""
-        current, is_first = self.state.current, True
-        began = last = clock()
-        for batch in batches:
-            now = clock()
-            current.fetch_ns = waited = now - began
-            self.waits, self.training, last = self.waits + waited, self.training + now - last, now
-            self.batches += 1
-            if is_first:
-                self.epochs, self.first_waits, is_first = self.epochs + 1, self.first_waits + waited, False
-            elif self.batches % SAMPLE_EVERY == 0:
-                self.check(loader)
-            yield batch
-            began = clock()
-        self.check(loader)
-
-    def check(self, loader: Any) -> None:
-        """Warn once if the loop mostly waits."""
-        if not self.warned:
-            waiting = Waiting(
-                self.waits / 1e9, self.first_waits / 1e9, self.epochs, self.training / 1e9, self.batches
-            )
-            self.warned = warn_of_waiting(waiting, loader, self.state)
+def read_batches(
+    s: State, loader: Any, batches: Iterator[Any], clock: Callable[[], int] = time.perf_counter_ns
+) -> Iterator[Any]:
+    """Yield the batches of a hand-written loop. The wait for each is the fact `fetch_seconds`; long waits are
+    a warning.
+    """
+    current, timer, is_first = s.current, s.timer, True
+    began = clock()
+    for batch in batches:
+        current.fetch_ns = waited = clock() - began
+        timer.spent["data"] += waited
+        if is_first:
+            timer.epochs, timer.first_waits, is_first = timer.epochs + 1, timer.first_waits + waited, False
+        elif s.counts.batches_seen % SAMPLE_EVERY == 0:
+            warn_of_waiting(s, loader)
+        yield batch
+        began = clock()
+    timer.spent["data"] += clock() - began
+    warn_of_waiting(s, loader)
 
 
 def take_sample(run: Run, timer: RunTimer) -> float:

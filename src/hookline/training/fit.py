@@ -6,19 +6,17 @@ Read it from top to bottom: the order of events is the order of lines.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import logging
 from collections.abc import Iterator
 from typing import Any
 
-from hookline.checkpoint.catalog import find_checkpoints
 from hookline.data.loaders import Loader
 from hookline.data.seeding import isolated_rng, rng_state, set_rng_state
 from hookline.data.sources import resume_limits
 from hookline.reliability.loader_advice import compare_waiting
 from hookline.reliability.summary import warn_idle_epoch
-from hookline.run.record import leaves_directory, restore_ending, update_record
+from hookline.run.record import restore_ending, update_record
 from hookline.run.run import Run, ending, phase
 from hookline.run.state import OPENING
 from hookline.run.timer import timed
@@ -33,7 +31,7 @@ from hookline.training.participants import teardown_removed
 from hookline.training.pass_events import VALIDATION, SanityCheck
 from hookline.training.preflight import check_before_training
 from hookline.training.restore import restoring
-from hookline.training.resume import START_OVER
+from hookline.training.resume import START_OVER, begin_log
 from hookline.training.rollback import find_target, roll_back
 from hookline.training.run_events import end_as, end_training, start_epoch, start_training
 from hookline.training.saving import copy_small, finish_saving, save_due, state_before_validation
@@ -67,14 +65,7 @@ def fit(run: Run) -> None:
             type(run.module).__name__,
         )
     check_before_training(run)  # before the loggers mark an earlier log as superseded
-    begin = functools.partial(begin_log, run, run.resume.contents.pop("loggers", None), s.step, s.epoch)
-    if leaves_directory(run):
-        warn_of_unfinished(run)
-        run.identity.record.on_taken.append(begin)
-    else:
-        begin()
-    if run.identity.record is not None:
-        run.identity.record.describe(run)
+    begin_log(run)
     with keeping_last(run):
         start_training(run)
         run.boundary.sync_point()
@@ -97,31 +88,6 @@ def fit(run: Run) -> None:
     save_due(run)
     finish_saving(run)
     compare_waiting(run)
-
-
-def begin_log(run: Run, position: Any, step: int, epoch: int) -> None:
-    """Mark what earlier runs have logged as superseded. position: that of the checkpoint, in each log."""
-    logger, path = run.state.logger, run.resume.path
-    if path is not None:
-        logger.resume(position, step, epoch, path)
-    else:
-        logger.begin_afresh()
-
-
-def warn_of_unfinished(run: Run) -> None:
-    """Warn if a new run is about to replace one in its directory that could be continued."""
-    earlier, folder = run.identity.record.earlier, run.run_dir()
-    ended = {"interrupted": "an interrupted", "preempted": "a preempted", "training": "a killed"}
-    kind = ended.get(earlier["status"])  # this job has the lock, so none trains there
-    if kind is None or run.resume.path is not None:
-        return
-    if own := [each for each in find_checkpoints(folder)[0] if each.run == earlier["id"]]:
-        log.warning(
-            "%s has %s run at step %d, which this new run replaces; resume='auto' continues it.",
-            folder,
-            kind,
-            own[0].manifest["step"],
-        )
 
 
 def report_nothing_to_train(run: Run) -> None:

@@ -332,6 +332,7 @@ def set_up_strategy(run: Run) -> None:
     run.identity.settings = collect_settings(run)
     if run.resume.path is not None:
         restore_progress(run)
+        log_hyperparameters(run)
         if run.identity.record is not None:
             run.identity.record.write()
         run_events.report_loaded(run, run.resume.path)
@@ -447,13 +448,8 @@ class RunParticipants(LateHooks[Run]):
         run, s = self.run, self.run.state
         s.logger.open(run.run_dir)
         begin_record(run)
-        if s.logger and run.stage == "fit":
-            describe = functools.partial(s.logger.log_hyperparams, hyperparameters_of(run))
-            if leaves_directory(run):
-                run.identity.record.on_taken.append(describe)
-            else:
-                describe()
-        begin_record(run)  # the loggers may have created the directory
+        if run.resume.path is None:  # else the checkpoint may be refused, which must not change the log
+            log_hyperparameters(run)
         if run.participants.control is not None:
             run.participants.control.open()
         super().begin()
@@ -483,6 +479,17 @@ class RunParticipants(LateHooks[Run]):
         """Set up a hook that is added during the run. Before `setup` is emitted there is nothing to do."""
         if self.run.participants.setup_began:
             super().on_hook_added(entry)
+
+
+def log_hyperparameters(run: Run) -> None:
+    """Log the hyperparameters of a fit: now, or once it takes the directory of an earlier run."""
+    if run.state.logger and run.stage == "fit":
+        describe = functools.partial(run.state.logger.log_hyperparams, hyperparameters_of(run))
+        if leaves_directory(run):
+            run.identity.record.on_taken.append(describe)
+        else:
+            describe()
+    begin_record(run)  # the loggers may have created the directory
 
 
 def hyperparameters_of(run: Run) -> dict[str, Any]:

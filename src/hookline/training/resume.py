@@ -42,7 +42,7 @@ from hookline.distributed.comm import Ranks
 from hookline.reliability.model_location import kept_best
 from hookline.run.directory import RunDirectory
 from hookline.run.lock import hold_lock
-from hookline.run.record import limits, module_class, read_record, run_dir_of, unsaved_end
+from hookline.run.record import leaves_directory, limits, module_class, read_record, run_dir_of, unsaved_end
 from hookline.run.run import Run
 from hookline.run.state import count_noun
 from hookline.util.errors import CheckpointError, OptionError, RunLockedError, closest
@@ -155,6 +155,46 @@ def _continue_advice(run: Run, record: dict[str, Any]) -> str:
         f"To continue up to the same limits, pass its checkpoint: resume={path!r} (on the command line: "
         f"--checkpoint {path}). "
     )
+
+
+# ---- the log of earlier runs -------------------------------------------------------------------------------
+
+
+def begin_log(run: Run) -> None:
+    """Mark what earlier runs have logged as superseded, and record the settings of this run.
+
+    In the directory of an earlier run, the log is marked when this run takes the directory.
+    """
+    s, logger, path, record = run.state, run.state.logger, run.resume.path, run.identity.record
+    position = run.resume.contents.pop("loggers", None)
+    begin = (
+        logger.begin_afresh
+        if path is None
+        else functools.partial(logger.resume, position, s.step, s.epoch, path)
+    )
+    if leaves_directory(run):
+        _warn_of_unfinished(run)
+        record.on_taken.append(begin)
+    else:
+        begin()
+    if record is not None:
+        record.describe(run)
+
+
+def _warn_of_unfinished(run: Run) -> None:
+    """Warn if a new run is about to replace one in its directory that could be continued."""
+    earlier, folder = run.identity.record.earlier, run.run_dir()
+    ended = {"interrupted": "an interrupted", "preempted": "a preempted", "training": "a killed"}
+    kind = ended.get(earlier["status"])  # this job has the lock, so none trains there
+    if kind is None or run.resume.path is not None:
+        return
+    if own := [each for each in find_checkpoints(folder)[0] if each.run == earlier["id"]]:
+        log.warning(
+            "%s has %s run at step %d, which this new run replaces; resume='auto' continues it.",
+            folder,
+            kind,
+            own[0].manifest["step"],
+        )
 
 
 # ---- finding a checkpoint ----------------------------------------------------------------------------------
@@ -362,15 +402,9 @@ def _look(asked: Asked, folder: Path, directory: RunDirectory) -> dict[str, Any]
         else:
             _claim_newest(asked, places, directory)
     found, mine, broken = _own(places)
-    run_dir = str(_run_dir_among(places, mine[0].path)) if mine else ""
-    kept = (
-        saved_best(mine[0].path, asked.kept.folders)
-        if asked.is_best and asked.resumes and mine
-        else asked.kept
-    )
-    mine = with_outside(mine, kept.paths, folder)
-    ordered = best_first(mine, kept) if asked.is_best else mine
-    others = {str(each.path): kept.describe(each) for each in mine if each not in ordered}
+    run_dir, own, kept = _choose_run(asked, mine, places, folder)
+    ordered = best_first(own, kept) if asked.is_best else own
+    others = {str(each.path): kept.describe(each) for each in own if each not in ordered}
     if not found:
         others |= {
             str(path): "another process is replacing it, or ended while doing so; try again in a minute"
@@ -382,14 +416,44 @@ def _look(asked: Asked, folder: Path, directory: RunDirectory) -> dict[str, Any]
         "candidates": [(str(each.path), each.manifest) for each in ordered],
         "others": others,
         "broken": {str(path): why for path, why in broken.items()},
-        "known": len(mine),
+        "known": len(own),
         "url": kept.url,
         "run_dir": run_dir,
         "searched": kept.paths,
         "earlier": sum(each not in mine for each in found),
-        "skipped": _describe_skipped(asked, skipped, found),
+        "skipped": _describe_skipped(asked, skipped, found) + _describe_newer(run_dir, mine, places),
         "places": list(map(str, places)),
     }
+
+
+def _choose_run(
+    asked: Asked, mine: list[FoundCheckpoint], places: list[Path], folder: Path
+) -> tuple[str, list[FoundCheckpoint], KeptBest]:
+    """Return the directory of the newest run, all checkpoints, and where hooks keep their best ones.
+
+    For 'best', it is the newest run that has one, as in `load_best`, with the checkpoints of that run only: a
+    score of another run must not decide which run continues.
+    """
+    runs: dict[str, list[FoundCheckpoint]] = {}
+    for each in mine:
+        runs.setdefault(str(_run_dir_among(places, each.path)), []).append(each)
+    if not asked.is_best or not mine:
+        return next(iter(runs), ""), with_outside(mine, asked.kept.paths, folder), asked.kept
+    chosen: list[tuple[str, list[FoundCheckpoint], KeptBest]] = []
+    for run_dir, own in runs.items():
+        kept = saved_best(own[0].path, asked.kept.folders) if asked.resumes else asked.kept
+        chosen.append((run_dir, with_outside(own, kept.paths, folder), kept))
+        if kept.url or best_first(*chosen[-1][1:]):
+            return chosen[-1]
+    return chosen[0]
+
+
+def _describe_newer(run_dir: str, mine: list[FoundCheckpoint], places: list[Path]) -> str:
+    """Return a sentence about the newest run, if another one is chosen because this one has no best."""
+    newest = str(_run_dir_among(places, mine[0].path)) if mine else run_dir
+    if newest == run_dir:
+        return ""
+    return f" The newest run, {newest}, has kept no such checkpoint, so the run {run_dir} is used."
 
 
 def _places(asked: Asked, folder: Path, directory: RunDirectory) -> tuple[list[Path], dict[Path, str]]:
@@ -455,9 +519,8 @@ def _claim_newest(asked: Asked, places: list[Path], directory: RunDirectory) -> 
         if any(map(left_overs, places_below(run_dir))):  # of a job that was killed, or is writing now
             with contextlib.suppress(RunLockedError), hold_lock(run_dir) as lock:
                 clean_up_below(run_dir, alone=lock.is_held)
-    _, mine, _ = _own(places)
-    if newest := (best_first(mine) if asked.is_best else []) or mine:
-        directory.continue_in(_run_dir_among(places, newest[0].path))
+    if chosen := _choose_run(asked, _own(places)[1], places, directory.searched)[0]:
+        directory.continue_in(Path(chosen))
 
 
 def _run_dir_among(places: list[Path], checkpoint: Path) -> Path:

@@ -45,7 +45,7 @@ from hookline.training.composition import restart_accumulation
 from hookline.training.restore import restore_module, restore_progress
 from hookline.training.resume import Start, find_checkpoint
 from hookline.training.run_events import report_loaded
-from hookline.training.saving import finish_saving, save
+from hookline.training.saving import finish_saving, save, save_due
 from hookline.util.errors import CheckpointError, HooklineError
 from hookline.util.urls import is_url, shown
 
@@ -209,6 +209,8 @@ def roll_back(run: Run) -> None:
     record_rollback(run, done)
     if not run.signals.number:  # else the checkpoint of the signal has this state
         _save_restored(run)
+    run.boundary.sync_point()
+    save_due(run)  # before the next batch, because hooks request checkpoints of the restored state
 
 
 def _clear_state(run: Run, saved: dict[str, Any]) -> None:

@@ -76,6 +76,8 @@ def save(run: Run, request: SaveRequest) -> None:
         )
         announce(run)
         return
+    # emit the end of an older save first: this one may replace its path, and has the states of hooks after it
+    finish_saving(run)
     run.saves.count += 1
     contents = {**collect(run), "record": path_from(path, run)}
     if request.format is not None:
@@ -102,7 +104,6 @@ def save(run: Run, request: SaveRequest) -> None:
         and run.stage == "fit"
         and request.reason not in ("signal", "exception")
     )
-    finish_saving(run)  # emit the end of an older save first: this one may replace its path
     try:
         if in_background:
             written = whole if run.strategy.ranks.alone else part_of_rank(run, whole, saved)

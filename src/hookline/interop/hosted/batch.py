@@ -316,10 +316,12 @@ class Pass:
         """Metrics that the host has measured itself."""
         self._interlude = PausedBatch(run.state)
         self._batches = 0
-        self._has_results = False
+        self._has_results = self._is_timed = False
 
     def start(self) -> None:
         """Emit the start of the pass."""
+        timer = self.state.timer
+        self._is_timed = timer is not None and timer.open("validation")
         self._interlude.__enter__()
         self.events.start()
 
@@ -356,3 +358,5 @@ class Pass:
     def leave(self) -> None:
         """Restore the facts of the training without an event, after the pass has ended or failed."""
         self._interlude.__exit__(None)
+        if self._is_timed:
+            self.state.timer.close()

@@ -22,6 +22,7 @@ from hookline.run.finite import describe_nonfinite, find_nonfinite
 from hookline.run.options import Options
 from hookline.run.parts import EmittingRun
 from hookline.run.save_request import Saved, SaveRequest
+from hookline.run.timer import timed
 from hookline.training.restore import load_optimizer, load_scheduler, restore_hook, restoring
 from hookline.training.run_events import begin_loading, edit_loaded, edit_saved, report_loaded, report_saved
 from hookline.training.saving import counts_of, hook_states, manifest_facts
@@ -84,6 +85,7 @@ def restore_state(view: KeptRun, kept: dict[str, Any], path: str | Path = "") ->
     view.continue_log(kept.get("loggers"), path or f"a checkpoint of {view.host.name}")
 
 
+@timed("saving")
 def save_hosted(view: KeptRun, request: SaveRequest, ranks: Ranks) -> None:
     """Write one checkpoint on rank 0, and report its success or failure on all ranks."""
     s = view.state

@@ -16,6 +16,7 @@ from hookline.run.directory import RunDirectory
 from hookline.run.optimizers import Schedule
 from hookline.run.options import Options
 from hookline.run.save_request import SaveRequest, make_save_request
+from hookline.run.timings import Timings
 from hookline.run.view import View
 from hookline.util.errors import HooklineError, OptionError, closest
 
@@ -127,8 +128,18 @@ class HostView(View):
     # ---- hooks ---------------------------------------------------------------------------------------------
 
     def cost(self) -> Costs:
-        """Return calls and time per hook and event so far, the most expensive first; `print` it."""
-        return self.hooks.cost()
+        """Return calls and time per hook and event so far, the most expensive first; `print` it.
+
+        A loop with `line.epoch(loader)` also shows where its time went: training, waiting for data and so on.
+        """
+        costs, timer = self.hooks.cost(), self.state.timer
+        costs.times = f"Time: {self.timings}" if timer is not None and timer.epochs else ""
+        return costs
+
+    @property
+    def timings(self) -> Timings | None:
+        """Where the time of this or the last run went; None before it, and inside another trainer."""
+        return self.state.timings
 
     def explain(self) -> Explanation:
         """Return the lifecycle with its listeners; `print` it."""
