@@ -212,11 +212,17 @@ def test_a_path_that_is_none_names_those_that_are(path: Path) -> None:
     write(contents(), path)
     with pytest.raises(
         CheckpointError,
-        match="step-4 is not a checkpoint: it has no manifest.json. Its directory has: step-3",
+        match="step-4 does not exist. Did you mean 'step-3'. .* has: step-3. A run has its checkpoints in",
     ):
         read(path.with_name("step-4"))
-    with pytest.raises(CheckpointError, match="nowhere is not a checkpoint"):
+    with pytest.raises(CheckpointError, match="nowhere does not exist: there is no directory .*far"):
         read(path.parent.parent / "far" / "nowhere")
+    path.with_name("step-5").mkdir()
+    with pytest.raises(
+        CheckpointError,
+        match="step-5 is not a checkpoint: it has no manifest.json. Its directory has: step-3, step-5",
+    ):
+        read(path.with_name("step-5"))
     (path.parent / "file").write_text("")
     with pytest.raises(
         CheckpointError, match="file cannot be imported: .*A checkpoint of Hookline is a directory"

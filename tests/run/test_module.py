@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from tiny import Net, batches, quiet
 from torch import nn
 
-from hookline import HooklineError, LossError, Module, OptionError
+from hookline import DataModule, HooklineError, LossError, Module, OptionError
 
 
 def test_a_module_can_listen_to_events_itself() -> None:
@@ -329,11 +330,85 @@ def test_a_second_trainer_cannot_take_a_module_out_of_a_run() -> None:
     other.validate(module, batches(1))  # the run is over
 
 
-def test_save_hyperparameters_is_told_to_be_left_out() -> None:
+@pytest.mark.parametrize("is_first", [True, False])
+def test_save_hyperparameters_is_told_to_be_left_out(is_first: bool) -> None:
     class Saving(Net):
         def __init__(self, width: int = 4) -> None:
+            if is_first:
+                self.save_hyperparameters()
             super().__init__()
             self.save_hyperparameters()
 
-    with pytest.raises(HooklineError, match="Saving needs no save_hyperparameters.*load_from_checkpoint"):
+    with pytest.raises(AttributeError, match="'Saving' object has .* Leave save_hyperparameters.. out"):
         Saving()
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("hparams", "Keep the arguments that you use as attributes: self.lr = lr."),
+        ("print", "Call print()"),
+        ("global_rank", "Use trainer.strategy.rank"),
+        ("all_gather", "trainer.strategy.reduce"),
+        ("toggle_optimizer", "requires_grad_"),
+    ],
+)
+def test_a_name_of_lightning_in_a_module_leads_to_ours(name: str, advice: str) -> None:
+    class Ported(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return getattr(self, name)
+
+    with pytest.raises(
+        AttributeError, match=f"'Ported' object has no attribute '{name}'.*{re.escape(advice)}"
+    ):
+        quiet().fit(Ported(), batches(1))
+    net = Ported()
+    assert not hasattr(net, name) and getattr(net, name, None) is None
+    setattr(net, name, nn.Linear(1, 1))  # the user may have a layer or a value of this name
+    assert isinstance(getattr(net, name), nn.Linear)
+    delattr(net, name)
+    assert not hasattr(net, name)
+
+
+def test_a_missing_name_that_no_system_has_is_pythons_error() -> None:
+    with pytest.raises(AttributeError, match="^'Net' object has no attribute 'unknown'$"):
+        Net().unknown  # noqa: B018
+
+
+def test_a_property_of_a_module_that_fails_keeps_its_own_error() -> None:
+    class Failing(Net):
+        @property
+        def mine(self) -> Any:
+            return self.layer.missing
+
+    with pytest.raises(AttributeError, match="'Linear' object has no attribute 'missing'"):
+        Failing().mine  # noqa: B018
+
+
+def test_parameters_buffers_and_layers_are_found_as_in_torch() -> None:
+    class Holding(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+            self.register_buffer("mean", torch.zeros(1))
+            self.register_buffer("none", None)
+
+    net = copy.deepcopy(Holding())
+    assert (
+        net.weight is dict(net.named_parameters())["weight"] and net.mean is dict(net.named_buffers())["mean"]
+    )
+    assert net.none is None and isinstance(net.layer, nn.Module)
+
+
+def test_a_name_of_lightning_in_a_data_module_leads_to_ours() -> None:
+    class Data(DataModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.save_hyperparameters()  # type: ignore[attr-defined]
+
+    with pytest.raises(AttributeError, match="'Data' object has no attribute 'save_hyperparameters'. Leave"):
+        Data()
+    with pytest.raises(
+        AttributeError, match=r"Request it in an event method: def setup\(self, stage, trainer\)"
+    ):
+        DataModule().trainer  # type: ignore[attr-defined]  # noqa: B018

@@ -150,6 +150,25 @@ def test_a_device_that_is_not_there_is_refused_at_once() -> None:
         Trainer(device="cuda")
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("max_epoch", "Did you mean 'max_epochs'? help(hookline.Trainer) lists all options."),
+        ("accelerator", "Did you mean 'device'? help(hookline.Trainer) lists all options."),
+        (
+            "inference_mode",
+            "Use evaluation={'inference_mode': True}; the default is torch.no_grad. help(hookline.Trainer) lists all options.",
+        ),
+    ],
+)
+def test_an_option_with_a_known_right_name_is_refused_in_one_line(name: str, message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        Trainer(**{name: 1})
+    assert str(caught.value) == f"Trainer has no option {name!r}. {message}"
+    assert "max_steps" in caught.value.allowed
+    assert "max_steps" in inspect.getdoc(Trainer) or "max_steps" in str(inspect.signature(Trainer))
+
+
 @pytest.mark.parametrize("name", ["events", "audit"])
 def test_a_refusal_lists_what_the_trainer_takes_and_nothing_else(name: str) -> None:
     with pytest.raises(OptionError) as caught:

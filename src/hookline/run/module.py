@@ -7,7 +7,7 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from hookline.distributed.sharded_norms import HALF, clip_norm, clip_values
 from hookline.engine._methods import DataMethods, ModuleMethods
 from hookline.engine.init_arguments import RecordsInit
 from hookline.run.state import loss_in
-from hookline.util.errors import HooklineError, OptionError, closest, described
+from hookline.util.errors import AdvisesOnNames, HooklineError, OptionError, closest, described
 from hookline.util.uncopied import Uncopied
 
 
@@ -177,6 +177,17 @@ class Module(Actions, ModuleMethods, RecordsInit, nn.Module):
         super().__init__()
         self._run_ref = Uncopied(made=Creation())
 
+    if not TYPE_CHECKING:  # a type checker would accept every name
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a layer, parameter or buffer. For a missing name of Lightning, say what to use."""
+            own = self.__dict__
+            if "_modules" in own:  # as nn.Module, whose method would be a second call for each layer
+                for kind in ("_modules", "_parameters", "_buffers"):
+                    if name in own[kind]:
+                        return own[kind][name]
+            return AdvisesOnNames.__getattr__(self, name)
+
     # ---- the run -------------------------------------------------------------------------------------------
 
     def _attach(self, run: Any) -> None:
@@ -270,14 +281,6 @@ class Module(Actions, ModuleMethods, RecordsInit, nn.Module):
         for name, value in values.items():
             self.log(name, value, **options)
 
-    def save_hyperparameters(self, *args: Any, **kwargs: Any) -> None:
-        """Raise: the arguments of `__init__` are saved without a call. args, kwargs: as in Lightning."""
-        raise HooklineError(
-            f"{type(self).__name__} needs no save_hyperparameters(): each checkpoint has the arguments of "
-            "__init__, and load_from_checkpoint uses them. Leave the call out, and keep the arguments that "
-            "you use as attributes: self.lr = lr."
-        )
-
     # ---- manual optimization -------------------------------------------------------------------------------
 
     def optimizers(self) -> Any:
@@ -331,7 +334,7 @@ class Module(Actions, ModuleMethods, RecordsInit, nn.Module):
         return loading.load_module(cls, path, strict, weights, **overrides)  # type: ignore[no-any-return]
 
 
-class DataModule(DataMethods):
+class DataModule(DataMethods, AdvisesOnNames):
     """The data of a run: prepares the data, makes the loaders and moves the batches."""
 
     __hookline_base__: ClassVar[bool] = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hookline.engine.events import EVENTS
 from hookline.engine.hook_list import Handle, HookList
@@ -12,7 +12,7 @@ from hookline.engine.plan import Plan
 from hookline.loggers.base import Loggers
 from hookline.metrics.metric_log import Metrics
 from hookline.run.state import State
-from hookline.util.errors import ELSEWHERE, HooklineError, closest
+from hookline.util.errors import AdvisesOnNames, HooklineError, closest
 
 UNKNOWN_ARGUMENT = re.compile(r"(?:Module|View)\.log\(\) got an unexpected keyword argument '(\w+)'")
 """Python's message for an argument that `log` of a module or of a trainer does not have."""
@@ -40,7 +40,7 @@ def add_log_hint(error: BaseException) -> None:
         error.add_note(f"log({found[1]}=...) is Lightning's; in Hookline {LIGHTNING_ARGUMENTS[found[1]]}.")
 
 
-class View:
+class View(AdvisesOnNames):
     """The base of the trainer, and of the objects that replace it in a loop that is not Hookline's."""
 
     state: State
@@ -55,15 +55,6 @@ class View:
             f"<{type(self).__name__}: {at}; hooks: "
             f"{', '.join(each.name for each in self.hooks.entries()) or 'none'}>"
         )
-
-    if not TYPE_CHECKING:  # a type checker would accept every name
-
-        def __getattr__(self, name: str) -> Any:
-            """Raise for a missing attribute. For a name from another system, name the right one."""
-            if name in ELSEWHERE and not hasattr(type(self), name):
-                told = f"{type(self).__name__!r} object has no attribute {name!r}.{closest(name, dir(self))}"
-                raise AttributeError(told, name=name, obj=None)  # with obj, Python adds a name of its own
-            return object.__getattribute__(self, name)  # raises again, also the error of a property
 
     # ---- the run -------------------------------------------------------------------------------------------
 
