@@ -42,6 +42,26 @@ def new_name(name: str) -> str:
     return ""
 
 
+LIGHTNING = "hookline.interop.lightning"
+ONLY_LIGHTNINGS = (
+    "accelerators",
+    "cli",
+    "demos",
+    "overrides",
+    "plugins",
+    "profilers",
+    "strategies",
+    "tuner",
+    "utilities",
+)
+"""Modules of Lightning that Hookline's classes with the same names work with."""
+
+
+def lightnings_own(name: str) -> str:
+    """Return where a module of Lightning is that Hookline has no counterpart of; empty for other names."""
+    return f". Import it from Lightning: lightning.pytorch.{name}" if name in ONLY_LIGHTNINGS else ""
+
+
 class MovedFinder:
     """Finds modules by the names that they had, and refuses names of other systems.
 
@@ -55,8 +75,15 @@ class MovedFinder:
         if fullname.startswith("hookline.") and (now := new_name(fullname)):
             return ModuleSpec(fullname, MovedLoader(now))
         package, _, name = fullname.rpartition(".")
-        if package in PUBLIC and (instead := import_instead(name)):
-            raise ImportError(f"cannot import name {name!r} from {package!r}{instead}", name=fullname)
+        told = (
+            lightnings_own(name)
+            if package == LIGHTNING
+            else import_instead(name)
+            if package in PUBLIC
+            else ""
+        )
+        if told:
+            raise ImportError(f"cannot import name {name!r} from {package!r}{told}", name=fullname)
         return None
 
 

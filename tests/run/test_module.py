@@ -346,7 +346,7 @@ def test_save_hyperparameters_is_told_to_be_left_out(is_first: bool) -> None:
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("hparams", "Keep the arguments that you use as attributes: self.lr = lr."),
+        ("hparams", "keep the arguments that you use as attributes: self.lr = lr."),
         ("print", "Call print()"),
         ("global_rank", "Use trainer.strategy.rank"),
         ("all_gather", "trainer.strategy.reduce"),

@@ -93,7 +93,8 @@ def import_instead(name: str) -> str:
     places = (each for each in PUBLIC if name[:1].isupper() and name in importlib.import_module(each).__all__)
     home, _, ours = CLASSES.get(name, f"{next(places, '')}.{name}").rpartition(".")
     known = "" if ours == name else f" is {ours} in Hookline"
-    return f". {name}{known}: from {home} import {ours}" if home else ""
+    place = ". It writes into the run's directory: Trainer(run_dir=...)" if home == "hookline.loggers" else ""
+    return f". {name}{known}: from {home} import {ours}{place}" if home else ""
 
 
 def lazy_names(

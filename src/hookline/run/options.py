@@ -371,16 +371,16 @@ def make_options(given: Mapping[str, Any]) -> Options:
 
 
 def refuse_unknown_options(owner: str, given: Iterable[str], known: Iterable[str], listed: str = "") -> None:
-    """Raise for the first name that is not an option, with the closest right one; without one, with all.
+    """Raise for names that are not options, each with the closest right one; without one, with all options.
 
     listed: where all options are listed.
     """
     names = tuple(known)
-    for name in given:
-        if name not in names:
-            near = closest(name, names)
-            told = near + listed if near else f" Options: {', '.join(names)}."
-            raise OptionError(f"{owner} has no option {name!r}.{told}", option=name, allowed=names)
+    unknown = {name: closest(name, names) for name in given if name not in names}
+    if unknown:
+        told = "\n".join(f"{owner} has no option {name!r}.{near}" for name, near in unknown.items())
+        rest = listed if all(unknown.values()) else f" Options: {', '.join(names)}."
+        raise OptionError(told + rest, option=next(iter(unknown)), allowed=names)
 
 
 def refuse_unknown(call: Callable[..., Any], given: Mapping[str, Any]) -> None:

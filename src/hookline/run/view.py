@@ -35,6 +35,8 @@ def add_log_hint(error: BaseException) -> None:
 
     It is called for a failed run, so that `log` itself does not check arguments in each call.
     """
+    if type(error) is TypeError and "log_metrics() missing 1 required positional argument" in str(error):
+        error.add_note("Call self.log(name, value), which knows step and epoch, or trainer.log in a hook.")
     found = UNKNOWN_ARGUMENT.search(str(error)) if type(error) is TypeError else None
     if found is not None and found[1] in LIGHTNING_ARGUMENTS:
         error.add_note(f"log({found[1]}=...) is Lightning's; in Hookline {LIGHTNING_ARGUMENTS[found[1]]}.")
@@ -47,6 +49,8 @@ class View(AdvisesOnNames):
     plan: Plan
     hooks: HookList
     loggers: Loggers
+    unrecorded_options: tuple[str, ...] = ()
+    """Options that a trainer of another package has set, so that they are not the user's."""
 
     def __repr__(self) -> str:
         s = self.state

@@ -160,6 +160,8 @@ ELSEWHERE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "logged_metrics": ("metrics",),
         "progress_bar_metrics": ("metrics",),
         "log_dir": ("run_dir",),
+        "logging_interval": ("frequency",),
+        "max_depth": ("depth",),
         "reduce_fx": ("reduce",),
         "training_epoch_end": ("on_train_epoch_end",),
         "validation_epoch_end": ("on_validation_epoch_end",),
@@ -177,15 +179,16 @@ ADVICE: Final[Mapping[str, str]] = MappingProxyType(
         "barebones": "Use checkpoint=False, logger=False and enable_progress_bar=False.",
         "benchmark": "Set torch.backends.cudnn.benchmark = True instead.",
         "detect_anomaly": "Call torch.autograd.set_detect_anomaly(True) instead.",
-        "devices": "Start one process for each device: torchrun --nproc-per-node 2 PROGRAM.",
+        "devices": "Leave it out: a process uses one device. For two, run torchrun --nproc-per-node 2.",
         "enable_autolog_hparams": "Leave it out: the arguments of the module are logged by the hook HParams.",
-        "gpus": "Start one process for each GPU: torchrun --nproc-per-node 2 PROGRAM.",
+        "gpus": "Leave it out: a process uses one GPU. For two, run torchrun --nproc-per-node 2.",
         "inference_mode": "Use evaluation={'inference_mode': True}; the default is torch.no_grad.",
         "num_nodes": "Start the program with torchrun --nnodes on each machine.",
         "plugins": "Use strategy= or precision=.",
         "profiler": "Add the hook Profiler: hooks=[Profiler()].",
         "reload_dataloaders_every_n_epochs": "Leave it out: use a loader whose dataset changes.",
         "resume_from_checkpoint": "Pass it to fit: trainer.fit(..., resume=PATH).",
+        "save_weights_only": "Leave it out: hookline.load_weights takes the weights of any checkpoint.",
         "sync_batchnorm": "Use strategy=DDP(sync_batchnorm=True).",
         "track_grad_norm": "Add the hook GradientMonitor: hooks=[GradientMonitor()].",
         "use_distributed_sampler": "Leave it out; a loader with `shards_itself = True` is read as it is.",
@@ -235,8 +238,8 @@ CLASSES: Final[Mapping[str, str]] = MappingProxyType(
 
 _RANK = "Use trainer.strategy.rank; a hook can request the fact `rank`."
 _HPARAMS = (
-    "Leave save_hyperparameters() out: each checkpoint has the arguments of __init__, and "
-    "load_from_checkpoint uses them. Keep the arguments that you use as attributes: self.lr = lr."
+    "Leave save_hyperparameters() out, and keep the arguments that you use as attributes: self.lr = lr. Each "
+    "checkpoint has the arguments of the module's __init__, and load_from_checkpoint uses them."
 )
 _FREEZE = "Call requires_grad_(False) of the layers, or add the hook FreezeSchedule."
 _TOGGLE = "Call requires_grad_(False) of the layers that this optimizer does not train, and True afterwards."
