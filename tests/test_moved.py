@@ -50,10 +50,8 @@ def test_a_class_of_another_system_is_refused_with_the_import_line_of_ours(
     exec(line, {})
     with pytest.raises(ImportError) as refused:
         exec(f"from {package} import {name}", {})
-    assert (
-        str(refused.value)
-        == f"cannot import name {name!r} from {package!r}. {name} is {ours} in Hookline: {line}"
-    )
+    told = f"cannot import name {name!r} from {package!r}. {name} is {ours} in Hookline: {line}"
+    assert str(refused.value).startswith(told)
     module = importlib.import_module(package)
     with pytest.raises(
         AttributeError, match=f"has no attribute {name!r}. {name} is {ours} in Hookline: {line}"

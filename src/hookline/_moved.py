@@ -13,7 +13,7 @@ from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from hookline.engine.registry import PUBLIC, import_instead
+from hookline.engine.registry import import_instead
 
 MOVED = {
     "hookline.demos": "hookline.interop.demo",
@@ -42,26 +42,6 @@ def new_name(name: str) -> str:
     return ""
 
 
-LIGHTNING = "hookline.interop.lightning"
-ONLY_LIGHTNINGS = (
-    "accelerators",
-    "cli",
-    "demos",
-    "overrides",
-    "plugins",
-    "profilers",
-    "strategies",
-    "tuner",
-    "utilities",
-)
-"""Modules of Lightning that Hookline's classes with the same names work with."""
-
-
-def lightnings_own(name: str) -> str:
-    """Return where a module of Lightning is that Hookline has no counterpart of; empty for other names."""
-    return f". Import it from Lightning: lightning.pytorch.{name}" if name in ONLY_LIGHTNINGS else ""
-
-
 class MovedFinder:
     """Finds modules by the names that they had, and refuses names of other systems.
 
@@ -75,14 +55,7 @@ class MovedFinder:
         if fullname.startswith("hookline.") and (now := new_name(fullname)):
             return ModuleSpec(fullname, MovedLoader(now))
         package, _, name = fullname.rpartition(".")
-        told = (
-            lightnings_own(name)
-            if package == LIGHTNING
-            else import_instead(name)
-            if package in PUBLIC
-            else ""
-        )
-        if told:
+        if told := import_instead(package, name):
             raise ImportError(f"cannot import name {name!r} from {package!r}{told}", name=fullname)
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-import re
+import traceback
 from typing import Any
 
 import pytest
@@ -330,16 +330,15 @@ def test_a_second_trainer_cannot_take_a_module_out_of_a_run() -> None:
     other.validate(module, batches(1))  # the run is over
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-def test_save_hyperparameters_is_told_to_be_left_out(is_first: bool) -> None:
+def test_save_hyperparameters_is_told_to_be_left_out() -> None:
     class Saving(Net):
         def __init__(self, width: int = 4) -> None:
-            if is_first:
-                self.save_hyperparameters()
             super().__init__()
             self.save_hyperparameters()
 
-    with pytest.raises(AttributeError, match="'Saving' object has .* Leave save_hyperparameters.. out"):
+    with pytest.raises(
+        HooklineError, match="Saving needs no save_hyperparameters.*self.lr.*load_from_checkpoint"
+    ):
         Saving()
 
 
@@ -358,10 +357,11 @@ def test_a_name_of_lightning_in_a_module_leads_to_ours(name: str, advice: str) -
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return getattr(self, name)
 
-    with pytest.raises(
-        AttributeError, match=f"'Ported' object has no attribute '{name}'.*{re.escape(advice)}"
-    ):
+    with pytest.raises(AttributeError) as refused:
         quiet().fit(Ported(), batches(1))
+    told = traceback.format_exception_only(refused.value)[0]
+    assert told.startswith(f"AttributeError: 'Ported' object has no attribute '{name}'. ")
+    assert advice in told and "Did you mean" not in told
     net = Ported()
     assert not hasattr(net, name) and getattr(net, name, None) is None
     setattr(net, name, nn.Linear(1, 1))  # the user may have a layer or a value of this name
@@ -371,33 +371,18 @@ def test_a_name_of_lightning_in_a_module_leads_to_ours(name: str, advice: str) -
 
 
 def test_a_missing_name_that_no_system_has_is_pythons_error() -> None:
-    with pytest.raises(AttributeError, match="^'Net' object has no attribute 'unknown'$"):
-        Net().unknown  # noqa: B018
+    class Wrong(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.unknown
+
+    with pytest.raises(AttributeError) as failed:
+        quiet().fit(Wrong(), batches(1))
+    assert str(failed.value) == "'Wrong' object has no attribute 'unknown'"
 
 
-def test_a_property_of_a_module_that_fails_keeps_its_own_error() -> None:
-    class Failing(Net):
-        @property
-        def mine(self) -> Any:
-            return self.layer.missing
-
-    with pytest.raises(AttributeError, match="'Linear' object has no attribute 'missing'"):
-        Failing().mine  # noqa: B018
-
-
-def test_parameters_buffers_and_layers_are_found_as_in_torch() -> None:
-    class Holding(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(1))
-            self.register_buffer("mean", torch.zeros(1))
-            self.register_buffer("none", None)
-
-    net = copy.deepcopy(Holding())
-    assert (
-        net.weight is dict(net.named_parameters())["weight"] and net.mean is dict(net.named_buffers())["mean"]
-    )
-    assert net.none is None and isinstance(net.layer, nn.Module)
+def test_layers_are_looked_up_by_torch_itself() -> None:
+    """torch.compile knows the names of layers by this, and a step has no call of ours for each layer."""
+    assert Module.__getattr__ is nn.Module.__getattr__
 
 
 def test_a_name_of_lightning_in_a_data_module_leads_to_ours() -> None:

@@ -59,6 +59,9 @@ BUILTIN_HOOKS: dict[str, str] = {
     "garbage_collection": "hookline.hooks.garbage_collection:GarbageCollection",
 }
 
+LIGHTNING = "hookline.interop.lightning"
+ONLY_LIGHTNINGS = ("cli", "demos", "plugins", "profilers", "strategies", "tuner", "utilities")
+"""Modules of Lightning that this package has no counterparts of."""
 PUBLIC = ("hookline", "hookline.hooks", "hookline.loggers")
 """The packages that classes are imported from."""
 
@@ -84,16 +87,23 @@ def hook_class(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def import_instead(name: str) -> str:
-    """Return the import line of a class, for the error of a package that does not have it; empty if it is
-    unknown. For a class of another system it is that of Hookline's equivalent.
+def import_instead(package: str, name: str) -> str:
+    """Return the import line of a name that a package does not have, for its error; empty if it is unknown.
+
+    For a class of another system it is that of Hookline's equivalent.
     """
+    if package == LIGHTNING and name in ONLY_LIGHTNINGS:
+        return f". Import it from Lightning: lightning.pytorch.{name}"
+    if package not in PUBLIC or not (name[:1].isupper() or name == "callbacks"):
+        return ""
     if name == "callbacks":
         return ". Callbacks are hooks here: from hookline.hooks import EarlyStopping"
-    places = (each for each in PUBLIC if name[:1].isupper() and name in importlib.import_module(each).__all__)
+    places = (each for each in PUBLIC if name in importlib.import_module(each).__all__)
     home, _, ours = CLASSES.get(name, f"{next(places, '')}.{name}").rpartition(".")
     known = "" if ours == name else f" is {ours} in Hookline"
-    place = ". It writes into the run's directory: Trainer(run_dir=...)" if home == "hookline.loggers" else ""
+    place = (
+        ". It writes into the run's directory: Trainer(run_dir=...)" if ours in ("CSV", "TensorBoard") else ""
+    )
     return f". {name}{known}: from {home} import {ours}{place}" if home else ""
 
 
@@ -109,7 +119,9 @@ def lazy_names(
 
     def load(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{import_instead(name)}")
+            raise AttributeError(
+                f"module {package!r} has no attribute {name!r}{import_instead(package, name)}"
+            )
         value = getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
         setattr(sys.modules[package], name, value)
         return value

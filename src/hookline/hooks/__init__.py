@@ -17,7 +17,9 @@ __all__ = sorted(_NAMES)  # pyright: ignore[reportUnsupportedDunderAll] - the re
 
 def __getattr__(name: str) -> Any:
     if name not in _NAMES:
-        raise AttributeError(f"module 'hookline.hooks' has no attribute {name!r}{import_instead(name)}")
+        raise AttributeError(
+            f"module 'hookline.hooks' has no attribute {name!r}{import_instead(__name__, name)}"
+        )
     return hook_class(_NAMES[name])
 
 

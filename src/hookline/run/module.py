@@ -7,7 +7,7 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from hookline.distributed.sharded_norms import HALF, clip_norm, clip_values
 from hookline.engine._methods import DataMethods, ModuleMethods
 from hookline.engine.init_arguments import RecordsInit
 from hookline.run.state import loss_in
-from hookline.util.errors import AdvisesOnNames, HooklineError, OptionError, closest, described
+from hookline.util.errors import ATTRIBUTES, AdvisesOnNames, HooklineError, OptionError, closest, described
 from hookline.util.uncopied import Uncopied
 
 
@@ -177,17 +177,6 @@ class Module(Actions, ModuleMethods, RecordsInit, nn.Module):
         super().__init__()
         self._run_ref = Uncopied(made=Creation())
 
-    if not TYPE_CHECKING:  # a type checker would accept every name
-
-        def __getattr__(self, name: str) -> Any:
-            """Return a layer, parameter or buffer. For a missing name of Lightning, say what to use."""
-            own = self.__dict__
-            if "_modules" in own:  # as nn.Module, whose method would be a second call for each layer
-                for kind in ("_modules", "_parameters", "_buffers"):
-                    if name in own[kind]:
-                        return own[kind][name]
-            return AdvisesOnNames.__getattr__(self, name)
-
     # ---- the run -------------------------------------------------------------------------------------------
 
     def _attach(self, run: Any) -> None:
@@ -281,6 +270,10 @@ class Module(Actions, ModuleMethods, RecordsInit, nn.Module):
         for name, value in values.items():
             self.log(name, value, **options)
 
+    def save_hyperparameters(self, *args: Any, **kwargs: Any) -> None:
+        """Raise: the arguments of `__init__` are saved without a call. args, kwargs: as in Lightning."""
+        raise HooklineError(f"{type(self).__name__} needs no save_hyperparameters(). {ATTRIBUTES['hparams']}")
+
     # ---- manual optimization -------------------------------------------------------------------------------
 
     def optimizers(self) -> Any:
@@ -371,6 +364,19 @@ class DataModule(DataMethods, AdvisesOnNames):
 
         state: the result of `state_dict`.
         """
+
+
+def advise_on_name(error: BaseException) -> None:
+    """Add to the error for a missing attribute of a module what to use instead of a name of Lightning.
+
+    It is called for a failed run. A `__getattr__` of `Module` would be called for each layer that a step
+    uses, and torch.compile would not know the names of layers.
+    """
+    if type(error) is not AttributeError or not isinstance(error.obj, Module):
+        return
+    if error.name in ATTRIBUTES and not hasattr(type(error.obj), error.name):
+        error.args = (f"{error}. {ATTRIBUTES[error.name]}",)
+        error.obj = None  # Python would add a similar name
 
 
 # ---- A plain nn.Module without a subclass
