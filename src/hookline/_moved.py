@@ -1,4 +1,9 @@
-"""Modules that have moved: their old import lines still work, and give the same module objects."""
+"""Import lines that are not Hookline's own.
+
+The old ones of modules that have moved still work. Those of classes of other systems raise an error that
+names Hookline's: a message of a module's `__getattr__` would be lost, because `from ... import` replaces an
+AttributeError by its own error, and an ImportError would end `hasattr(hookline, ...)`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,8 @@ from collections.abc import Sequence
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+from hookline.engine.registry import import_instead
 
 MOVED = {
     "hookline.demos": "hookline.interop.demo",
@@ -36,7 +43,10 @@ def new_name(name: str) -> str:
 
 
 class MovedFinder:
-    """Finds modules by the names that they had."""
+    """Finds modules by the names that they had, and refuses names of other systems.
+
+    Python asks for a module `hookline.X` if `from hookline import X` finds no attribute.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -44,6 +54,9 @@ class MovedFinder:
         """Return how to load a module that has moved; None for every other one."""
         if fullname.startswith("hookline.") and (now := new_name(fullname)):
             return ModuleSpec(fullname, MovedLoader(now))
+        package, _, name = fullname.rpartition(".")
+        if told := import_instead(package, name):
+            raise ImportError(f"cannot import name {name!r} from {package!r}{told}", name=fullname)
         return None
 
 

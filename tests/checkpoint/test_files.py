@@ -101,7 +101,7 @@ def test_what_an_interrupted_write_left_behind_is_no_checkpoint_and_no_hindrance
     with pytest.raises(KeyboardInterrupt):
         write(contents(), path)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="step-3 is not a checkpoint"):
+    with pytest.raises(CheckpointError, match="step-3 does not exist"):
         read(path)
     write(contents(), path)
     assert read(path)["counters"] == {"step": 3}
@@ -211,12 +211,17 @@ def test_a_changed_number_inside_a_tensor_is_noticed(path: Path) -> None:
 def test_a_path_that_is_none_names_those_that_are(path: Path) -> None:
     write(contents(), path)
     with pytest.raises(
-        CheckpointError,
-        match="step-4 is not a checkpoint: it has no manifest.json. Its directory has: step-3",
+        CheckpointError, match="step-4 does not exist. Did you mean 'step-3'. .*checkpoints has: step-3.$"
     ):
         read(path.with_name("step-4"))
-    with pytest.raises(CheckpointError, match="nowhere is not a checkpoint"):
+    with pytest.raises(CheckpointError, match="nowhere does not exist: there is no directory .*far"):
         read(path.parent.parent / "far" / "nowhere")
+    path.with_name("step-5").mkdir()
+    with pytest.raises(
+        CheckpointError,
+        match="step-5 is not a checkpoint: it has no manifest.json. Its directory has: step-3, step-5",
+    ):
+        read(path.with_name("step-5"))
     (path.parent / "file").write_text("")
     with pytest.raises(
         CheckpointError, match="file cannot be imported: .*A checkpoint of Hookline is a directory"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from safetensors.torch import save_file
 from tiny import Net, batches, quiet
 from torch import Tensor, nn
 
-from hookline import CheckpointError, Module, OptionError, load_weights
+from hookline import CheckpointError, Module, OptionError, import_checkpoint, load_weights
 
 
 class Tied(Net):
@@ -52,6 +53,43 @@ def bucket(memory_urls: None) -> str:
 
 
 # ---- where from --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda path: load_weights(Net(), path),
+        lambda path: import_checkpoint(path),
+        lambda path: quiet().fit(Net(), batches(1), resume=path),
+        lambda path: quiet().validate(Net(), batches(1), checkpoint=path),
+        lambda path: quiet().load_best(Net(), path=path),
+    ],
+    ids=["load_weights", "import_checkpoint", "fit", "validate", "load_best"],
+)
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        (
+            "run/last.ckpt",
+            "Did you mean 'last'. run/checkpoints has: last, made. A run has its checkpoints in RUN_DIR",
+        ),
+        ("run/checkpoints/mode", "Did you mean 'made'. run/checkpoints has: last, made.$"),
+        (
+            "modell.ckpt",
+            "Did you mean 'model.ckpt'. /.* has: model.ckpt, run. A run has its checkpoints in RUN_DIR",
+        ),
+        (
+            "logs/a/x.ckpt",
+            "there is no directory /.*logs/a. A run has its checkpoints in RUN_DIR/checkpoints.",
+        ),
+    ],
+)
+def test_a_path_without_a_checkpoint_names_those_that_are_there(load: Any, path: str, told: str) -> None:
+    trained(Net())
+    shutil.copytree("run/checkpoints/made", "run/checkpoints/last")
+    torch.save({"state_dict": {}}, "model.ckpt")
+    with pytest.raises(CheckpointError, match=f"^{path} does not exist[.:] {told}"):
+        load(path)
 
 
 @pytest.mark.parametrize("source", ["run/checkpoints/made", "run", Path("run"), "plain.safetensors"])

@@ -210,6 +210,13 @@ def test_verbose_prints_what_it_sees(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == ""
 
 
+def test_messages_have_short_numbers_and_the_state_has_exact_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer, hook = stop(0.4712839123891237, 0.4812839123891237, verbose=True)
+    assert trainer.state.stop_reason.endswith("in 2 checks; the best was 0.471284 in epoch 0")
+    assert "did not improve on 0.471284 (1 of 2)" in capsys.readouterr().out
+    assert hook.best_score == hook.state_dict()["best_score"] == pytest.approx(0.4712839123891237, rel=1e-7)
+
+
 class SaveAt(Hook):
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch

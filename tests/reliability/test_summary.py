@@ -368,7 +368,7 @@ def test_a_run_that_early_stopping_ends_says_why(capsys: pytest.CaptureFixture[s
     trainer = quiet(max_epochs=9, enable_progress_bar=True, hooks=[EarlyStopping(patience=2)])
     trainer.fit(Flat(), batches(), batches(1))
     assert (
-        "Stopped in epoch 2, at step 12: EarlyStopping: val/loss did not improve in 2 checks; the best was 1.0 "
+        "Stopped in epoch 2, at step 12: EarlyStopping: val/loss did not improve in 2 checks; the best was 1 "
         "in epoch 0\n"
     ) in capsys.readouterr().err
     quiet(max_epochs=1, enable_progress_bar=True).fit(Net(), batches())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import traceback
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from tiny import Net, batches, quiet
 from torch import nn
 
-from hookline import HooklineError, LossError, Module, OptionError
+from hookline import DataModule, HooklineError, LossError, Module, OptionError
 
 
 def test_a_module_can_listen_to_events_itself() -> None:
@@ -335,5 +336,64 @@ def test_save_hyperparameters_is_told_to_be_left_out() -> None:
             super().__init__()
             self.save_hyperparameters()
 
-    with pytest.raises(HooklineError, match="Saving needs no save_hyperparameters.*load_from_checkpoint"):
+    with pytest.raises(
+        HooklineError, match="Saving needs no save_hyperparameters.*self.lr.*load_from_checkpoint"
+    ):
         Saving()
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("hparams", "keep the arguments that you use as attributes: self.lr = lr."),
+        ("print", "Call print()"),
+        ("global_rank", "Use trainer.strategy.rank"),
+        ("all_gather", "trainer.strategy.reduce"),
+        ("toggle_optimizer", "requires_grad_"),
+    ],
+)
+def test_a_name_of_lightning_in_a_module_leads_to_ours(name: str, advice: str) -> None:
+    class Ported(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return getattr(self, name)
+
+    with pytest.raises(AttributeError) as refused:
+        quiet().fit(Ported(), batches(1))
+    told = traceback.format_exception_only(refused.value)[0]
+    assert told.startswith(f"AttributeError: 'Ported' object has no attribute '{name}'. ")
+    assert advice in told and "Did you mean" not in told
+    net = Ported()
+    assert not hasattr(net, name) and getattr(net, name, None) is None
+    setattr(net, name, nn.Linear(1, 1))  # the user may have a layer or a value of this name
+    assert isinstance(getattr(net, name), nn.Linear)
+    delattr(net, name)
+    assert not hasattr(net, name)
+
+
+def test_a_missing_name_that_no_system_has_is_pythons_error() -> None:
+    class Wrong(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.unknown
+
+    with pytest.raises(AttributeError) as failed:
+        quiet().fit(Wrong(), batches(1))
+    assert str(failed.value) == "'Wrong' object has no attribute 'unknown'"
+
+
+def test_layers_are_looked_up_by_torch_itself() -> None:
+    """torch.compile knows the names of layers by this, and a step has no call of ours for each layer."""
+    assert Module.__getattr__ is nn.Module.__getattr__
+
+
+def test_a_name_of_lightning_in_a_data_module_leads_to_ours() -> None:
+    class Data(DataModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.save_hyperparameters()  # type: ignore[attr-defined]
+
+    with pytest.raises(AttributeError, match="'Data' object has no attribute 'save_hyperparameters'. Leave"):
+        Data()
+    with pytest.raises(
+        AttributeError, match=r"Request it in an event method: def setup\(self, stage, trainer\)"
+    ):
+        DataModule().trainer  # type: ignore[attr-defined]  # noqa: B018

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import re
 import traceback
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from tiny import Net, batches, quiet
 
 from hookline import Hook, HookError, Trainer
+from hookline.util.errors import ATTRIBUTES
 
 
 class Counter(Hook):
@@ -88,16 +91,44 @@ def test_a_request_to_stop_can_be_taken_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "ours"), [("callback_metrics", "metrics"), ("logged_metrics", "metrics"), ("log_dir", "run_dir")]
+    ("name", "advice"),
+    [
+        ("callback_metrics", "Did you mean 'metrics'?"),
+        ("logged_metrics", "Did you mean 'metrics'?"),
+        ("log_dir", "Use trainer.run_dir."),
+        ("is_global_zero", "Use trainer.strategy.rank == 0; a hook can request the fact `rank`."),
+        ("lightning_module", "Use trainer.model."),
+        ("num_val_batches", "Use trainer.num_batches('val')."),
+    ],
 )
-def test_an_attribute_from_another_system_leads_to_ours(name: str, ours: str) -> None:
+def test_an_attribute_from_another_system_leads_to_ours(name: str, advice: str) -> None:
     trainer = quiet()
     trainer.fit(Net(), batches(1))
-    with pytest.raises(AttributeError, match=f"no attribute '{name}'. Did you mean '{ours}'?") as refused:
+    with pytest.raises(
+        AttributeError, match=re.escape(f"'Trainer' object has no attribute '{name}'. {advice}")
+    ) as refused:
         getattr(trainer, name)
     told = "".join(traceback.format_exception(refused.value))
-    assert told.rstrip().endswith(f"Did you mean '{ours}'?")  # Python adds no suggestion of its own
+    assert told.rstrip().endswith(advice)  # Python adds no suggestion of its own
     assert not hasattr(trainer, name)
+
+
+def test_what_the_advice_for_lightnings_names_says_exists() -> None:
+    trainer = quiet()
+    trainer.fit(Net(), batches(1))
+    used = {path for text in ATTRIBUTES.values() for path in re.findall(r"trainer((?:\.\w+)+)", text)}
+    assert len(used) > 10
+    for path in used:
+        assert operator.attrgetter(path[1:])(trainer) is not None or path == ".num_training_batches", path
+
+
+def test_the_logger_says_where_the_experiment_is() -> None:
+    logger = quiet().logger
+    with pytest.raises(
+        AttributeError, match=r"add_scalar, add_image, ... itself, and the client .* `client`"
+    ):
+        logger.experiment.add_scalar("a", 1)  # type: ignore[attr-defined]
+    assert not hasattr(logger, "experiment") and not hasattr(logger, "unknown")
 
 
 def test_a_property_that_fails_keeps_its_own_error() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from hookline.checkpoint.dcp_folder import DcpEntry, is_dcp_folder, open_dcp_folder
 from hookline.checkpoint.hf_folder import is_hf_folder, read_hf_folder
 from hookline.checkpoint.tensors import read_tensors
-from hookline.util.errors import CheckpointError, closest
+from hookline.util.errors import CheckpointError, closest, missing_checkpoint
 from hookline.util.text import redact
 from hookline.util.urls import is_url
 
@@ -147,6 +147,8 @@ def read_plain(file: Path) -> Any:
             f"fit(resume={str(file)!r}) continues from it, load_weights(module, {str(file)!r}) takes its "
             "weights."
         )
+    if not file.exists():
+        raise CheckpointError(missing_checkpoint(file))
     try:
         opened = file.open("rb")
     except OSError as error:

@@ -18,7 +18,7 @@ import safetensors
 import torch
 
 from hookline._version import __version__
-from hookline.util.errors import CheckpointError, described
+from hookline.util.errors import CheckpointError, described, missing_checkpoint
 from hookline.util.limited_json import (
     MANIFEST_BYTES,
     MANIFEST_LEVELS,
@@ -111,6 +111,8 @@ def load_manifest(path: Path) -> Manifest:
             f"{path} is a file; a checkpoint of a run is a directory. To load weights from a file of another "
             f"tool: load_weights(module, hookline.import_checkpoint({str(path)!r}))."
         )
+    if not path.exists():
+        raise CheckpointError(missing_checkpoint(path))
     if not file.is_file():
         raise CheckpointError(f"{path} is not a checkpoint: it has no {MANIFEST}.{_neighbors(path)}")
     try:

@@ -23,7 +23,7 @@ from hookline.checkpoint.tensors import DTYPE_NAMES, LONGEST_HEADER
 from hookline.cli.output import FAILED, OK, print_result
 from hookline.report.runs import recorded_status, status_word
 from hookline.run.record import read_record, unsaved_end
-from hookline.util.errors import CheckpointError, closest, folders_beside
+from hookline.util.errors import CheckpointError, folders_beside, missing_checkpoint
 from hookline.util.limited_json import parse_json
 from hookline.util.text import (
     align_columns,
@@ -79,15 +79,15 @@ def list_checkpoints(path: str) -> tuple[list[ListedCheckpoint], bool]:
             )
         return found, [each.place for each in found] == [path.rstrip("/")]
     folder = Path(path)
+    if not folder.exists():
+        raise CheckpointError(missing_checkpoint(folder))
     if not folder.is_dir():
-        beside = folders_beside(folder)
-        there = f" {folder.parent} has: {', '.join(sorted(beside)[:20])}." if beside else ""
-        if folder.exists():
-            raise CheckpointError(
-                f"{folder} is a file, but a checkpoint is a directory. `hookline checkpoint import {folder}` "
-                f"converts a file of Lightning.{there}"
-            )
-        raise CheckpointError(f"{folder} does not exist.{closest(folder.name, beside)}{there}")
+        beside = sorted(folders_beside(folder))
+        there = f" {folder.parent} has: {', '.join(beside[:20])}." if beside else ""
+        raise CheckpointError(
+            f"{folder} is a file, but a checkpoint is a directory. `hookline checkpoint import {folder}` "
+            f"converts a file of Lightning.{there}"
+        )
     whole, broken = find_checkpoints(folder)
     listed = [
         *(ListedCheckpoint(each.path, each.manifest) for each in whole),

@@ -293,6 +293,7 @@ def _settings_text(settings: dict[str, Any]) -> str:
         for key, value in settings.items()
         if value not in (None, "")
         and not key.startswith("versions.")
+        and not (key.startswith("optimizers.") and isinstance(value, bool))  # such as capturable
         and not (key.startswith("trainer.") and value == getattr(default, key.removeprefix("trainer."), None))
     ]
     return format_table([("setting", "value"), *rows]) if rows else ""

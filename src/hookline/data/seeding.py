@@ -12,12 +12,13 @@ import logging
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import torch
 
 from hookline.engine.checks import check_seed
+from hookline.util.errors import OptionError
 
 seed_torch = torch.default_generator.manual_seed
 """Seeds only the CPU's stream: 1.3 µs, where torch.manual_seed takes 188 for all devices."""
@@ -27,8 +28,13 @@ UNSEEDED = 2**32
 """An unseeded torch stream has a random seed of 53 bits or more; users choose smaller ones."""
 
 
-def seed_everything(seed: int) -> None:
+def seed_everything(seed: int, **unknown: Never) -> None:
     """Seed Python, NumPy and torch, on the CPU and on every accelerator. seed: from 0 to 2**64 - 1."""
+    for name in unknown:
+        told = " Leave it out: Hookline seeds the workers of loaders itself." if name == "workers" else ""
+        raise OptionError(
+            f"seed_everything() has no argument {name!r}.{told}", option=name, allowed=("seed",)
+        )
     check_seed("seed", seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)

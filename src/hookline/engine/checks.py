@@ -116,7 +116,9 @@ def checked_parameters(init: Init) -> Init:
             except TypeError as error:
                 if not unknown:
                     raise
-                raise TypeError(f"{error}.{closest(unknown[0], signature.parameters)}") from None
+                known = list(signature.parameters)[1:]
+                near = closest(unknown[0], known) or f" Arguments: {', '.join(known)}."
+                raise TypeError(f"{error}.{near}") from None
             return
         record = record_arguments(init, self, args, kwargs)
         for name, rule in rules.items():

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hookline.util.errors import HookError, closest
+from hookline.util.errors import CLASSES, HookError, closest
 
 GROUP = "hookline.hooks"
 """The entry-point group under which a package offers hooks. Such hooks are listed and never added by
@@ -59,6 +59,12 @@ BUILTIN_HOOKS: dict[str, str] = {
     "garbage_collection": "hookline.hooks.garbage_collection:GarbageCollection",
 }
 
+LIGHTNING = "hookline.interop.lightning"
+ONLY_LIGHTNINGS = ("cli", "demos", "plugins", "profilers", "strategies", "tuner", "utilities")
+"""Modules of Lightning that this package has no counterparts of."""
+PUBLIC = ("hookline", "hookline.hooks", "hookline.loggers")
+"""The packages that classes are imported from."""
+
 
 def offered_hooks() -> dict[str, str]:
     """Return every hook that has a name, with the path of its class. A package cannot replace a built-in
@@ -81,6 +87,26 @@ def hook_class(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
+def import_instead(package: str, name: str) -> str:
+    """Return the import line of a name that a package does not have, for its error; empty if it is unknown.
+
+    For a class of another system it is that of Hookline's equivalent.
+    """
+    if package == LIGHTNING and name in ONLY_LIGHTNINGS:
+        return f". Import it from Lightning: lightning.pytorch.{name}"
+    if package not in PUBLIC or not (name[:1].isupper() or name == "callbacks"):
+        return ""
+    if name == "callbacks":
+        return ". Callbacks are hooks here: from hookline.hooks import EarlyStopping"
+    places = (each for each in PUBLIC if name in importlib.import_module(each).__all__)
+    home, _, ours = CLASSES.get(name, f"{next(places, '')}.{name}").rpartition(".")
+    known = "" if ours == name else f" is {ours} in Hookline"
+    place = (
+        ". It writes into the run's directory: Trainer(run_dir=...)" if ours in ("CSV", "TensorBoard") else ""
+    )
+    return f". {name}{known}: from {home} import {ours}{place}" if home else ""
+
+
 def lazy_names(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -93,7 +119,9 @@ def lazy_names(
 
     def load(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise AttributeError(
+                f"module {package!r} has no attribute {name!r}{import_instead(package, name)}"
+            )
         value = getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
         setattr(sys.modules[package], name, value)
         return value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hookline.engine.registry import BUILTIN_HOOKS, hook_class
+from hookline.engine.registry import BUILTIN_HOOKS, hook_class, import_instead
 
 _NAMES = {path.partition(":")[2]: name for name, path in BUILTIN_HOOKS.items()}
 
@@ -17,7 +17,9 @@ __all__ = sorted(_NAMES)  # pyright: ignore[reportUnsupportedDunderAll] - the re
 
 def __getattr__(name: str) -> Any:
     if name not in _NAMES:
-        raise AttributeError(f"module 'hookline.hooks' has no attribute {name!r}")
+        raise AttributeError(
+            f"module 'hookline.hooks' has no attribute {name!r}{import_instead(__name__, name)}"
+        )
     return hook_class(_NAMES[name])
 
 

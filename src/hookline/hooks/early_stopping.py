@@ -86,17 +86,17 @@ class EarlyStopping(MetricCheck):
         if self.watch.is_better(value, self.best_score):
             self._say(
                 f"{name} improved to {value:.6g}"
-                + (f" from {self.best_score:.6g}" if self.best_score is not None else "")
+                + (f" from {_digits(self.best_score)}" if self.best_score is not None else "")
             )
             self.best_score, self.best_epoch, self.wait_count = value, state.epoch, 0
         else:
             self.wait_count += 1
             self._say(
-                f"{name} = {value:.6g} did not improve on {self.best_score} ({self.wait_count} of "
-                f"{self.patience})"
+                f"{name} = {value:.6g} did not improve on {_digits(self.best_score)} "
+                f"({self.wait_count} of {self.patience})"
             )
             if not what and self.wait_count >= self.patience:
-                best = f"the best was {self.best_score}"
+                best = f"the best was {_digits(self.best_score)}"
                 where = "" if self.best_epoch is None else f" in epoch {self.best_epoch}"
                 checks = count_noun(self.wait_count, "check", "checks")
                 what = f"{name} did not improve in {checks}; {best}{where}"
@@ -135,6 +135,11 @@ class EarlyStopping(MetricCheck):
             self.watch.warn(
                 "%s: its best value, %s, is not used, and its patience starts anew.",
                 difference,
-                self.best_score,
+                _digits(self.best_score),
             )
             self.best_score, self.wait_count, self.stopped_epoch, self.stopped_step = None, 0, None, None
+
+
+def _digits(score: float | None) -> str:
+    """Return a score as messages show it."""
+    return "none" if score is None else f"{score:.6g}"

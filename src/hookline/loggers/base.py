@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from hookline.engine.checks import check_path, refused
-from hookline.util.errors import HooklineError, OptionError, missing_package
+from hookline.util.errors import AdvisesOnNames, HooklineError, OptionError, missing_package
 
 if TYPE_CHECKING:
     from hookline.loggers.run_artifacts import RunArtifacts
@@ -147,7 +147,7 @@ ARTIFACTS_POSITION = "artifacts of the run"
 """The key of `RunArtifacts.position()` among the positions of the loggers."""
 
 
-class Loggers(Logger):
+class Loggers(Logger, AdvisesOnNames):
     """Several loggers as one, or none: `self.experiment` always exists.
 
     A member that fails is reported once and disabled for the rest of the run. The others and the training

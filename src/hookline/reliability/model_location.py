@@ -59,7 +59,7 @@ def _where_and_how(run: Run) -> tuple[str, str]:
         (newest.path, newest.progress) if newest is not None else (run.resume.path, run.saves.on_disk)
     )
     if path is None:
-        return _not_saved(run), ""
+        return _weights_alone(run) or (_not_saved(run), "")
     step = newest.step if newest is not None else progress[0] if progress is not None else s.step
     is_saved = run.saves.is_final or progress is None or progress == run.stamp
     text = f"Model: {_as_posix(path)} (step {step})"
@@ -74,6 +74,22 @@ def _where_and_how(run: Run) -> tuple[str, str]:
         if _has_ended(run):
             chosen, which = _restored_path(run) or best["path"], "the best"
     return text, f"Load {which}: {how_to_load(run.module, chosen, run.state.hooks)}"
+
+
+def _weights_alone(run: Run) -> tuple[str, str] | None:
+    """Return the same for files from which a run cannot resume, such as those of Lightning's
+    `ModelCheckpoint(save_weights_only=True)`; None if there are none.
+    """
+    folder = run.directory.existing()
+    found = find_with_files(folder, read_record(folder))[0] if folder is not None else []
+    newest = next((each for each in found if each.run == run.identity.id), None)
+    if newest is None:
+        return None
+    best = best_checkpoint_of(run)
+    path, step = (newest.path, newest.manifest["step"]) if best is None else (best["path"], best["step"])
+    score = "" if best is None else f"{best['name']} {best['score']:.4g}, "
+    how = how_to_load(run.module, path, run.state.hooks)
+    return f"Model: {_as_posix(path)} ({score}step {step})", f"Load it: {how}"
 
 
 def _not_saved(run: Run) -> str:
@@ -135,6 +151,8 @@ def how_to_load(module: nn.Module, path: Path | str, hooks: Any) -> str:
     if isinstance(module, Module) and _can_be_made(module, hooks) and (code := import_of(type(module))):
         return f"{code}; model = {name}.load_from_checkpoint({where})"
     if _is_of_another_format(path):
+        if getattr(module, "hparams", None):  # a LightningModule, whose file has its arguments
+            return f"model = {name}.load_from_checkpoint({where})"
         where = f"hookline.import_checkpoint({where})"
     return f"import hookline; hookline.load_weights(model, {where})  # model: {name}, made as before"
 

@@ -14,6 +14,10 @@ LOGGED = ("options", "module", "device", "precision", "strategy", "hooks", "torc
 """Hyper-parameters that every log has; the others are the module's."""
 
 
+NOT_CHOSEN = ("ProgressBar", "ModelSummary", "KeptHParams")
+"""Endings of classes of hooks that trainers add themselves, and that do not affect training."""
+
+
 def recorded_settings(run: RecordedRun) -> dict[str, Any]:
     """Return every setting by its name, the ones that users set first: configuration, module, trainer, hooks,
     optimizers.
@@ -59,7 +63,9 @@ def _hooks(hooks: Any) -> dict[str, Any] | None:
     about = {
         name: each
         for name, each in hooks.items()
-        if isinstance(each, dict) and not str(each.get("class")).startswith("hookline.cli.")
+        if isinstance(each, dict)
+        and not str(each.get("class")).startswith("hookline.cli.")
+        and not str(each.get("class")).endswith(NOT_CHOSEN)
     }
     off = {name: {"enabled": False} for name, each in about.items() if each.get("enabled") is False}
     params = {name: each["params"] for name, each in about.items() if isinstance(each.get("params"), dict)}

@@ -21,7 +21,7 @@ from hookline.distributed.sharded_norms import HALF, clip_norm, clip_values
 from hookline.engine._methods import DataMethods, ModuleMethods
 from hookline.engine.init_arguments import RecordsInit
 from hookline.run.state import loss_in
-from hookline.util.errors import HooklineError, OptionError, closest, described
+from hookline.util.errors import ATTRIBUTES, AdvisesOnNames, HooklineError, OptionError, closest, described
 from hookline.util.uncopied import Uncopied
 
 
@@ -272,11 +272,7 @@ class Module(Actions, ModuleMethods, RecordsInit, nn.Module):
 
     def save_hyperparameters(self, *args: Any, **kwargs: Any) -> None:
         """Raise: the arguments of `__init__` are saved without a call. args, kwargs: as in Lightning."""
-        raise HooklineError(
-            f"{type(self).__name__} needs no save_hyperparameters(): each checkpoint has the arguments of "
-            "__init__, and load_from_checkpoint uses them. Leave the call out, and keep the arguments that "
-            "you use as attributes: self.lr = lr."
-        )
+        raise HooklineError(f"{type(self).__name__} needs no save_hyperparameters(). {ATTRIBUTES['hparams']}")
 
     # ---- manual optimization -------------------------------------------------------------------------------
 
@@ -331,7 +327,7 @@ class Module(Actions, ModuleMethods, RecordsInit, nn.Module):
         return loading.load_module(cls, path, strict, weights, **overrides)  # type: ignore[no-any-return]
 
 
-class DataModule(DataMethods):
+class DataModule(DataMethods, AdvisesOnNames):
     """The data of a run: prepares the data, makes the loaders and moves the batches."""
 
     __hookline_base__: ClassVar[bool] = True
@@ -368,6 +364,19 @@ class DataModule(DataMethods):
 
         state: the result of `state_dict`.
         """
+
+
+def advise_on_name(error: BaseException) -> None:
+    """Add to the error for a missing attribute of a module what to use instead of a name of Lightning.
+
+    It is called for a failed run. A `__getattr__` of `Module` would be called for each layer that a step
+    uses, and torch.compile would not know the names of layers.
+    """
+    if type(error) is not AttributeError or not isinstance(error.obj, Module):
+        return
+    if error.name in ATTRIBUTES and not hasattr(type(error.obj), error.name):
+        error.args = (f"{error}. {ATTRIBUTES[error.name]}",)
+        error.obj = None  # Python would add a similar name
 
 
 # ---- A plain nn.Module without a subclass

@@ -370,16 +370,17 @@ def make_options(given: Mapping[str, Any]) -> Options:
     return Options(**given)
 
 
-def refuse_unknown_options(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise for the first name that is not an option, with the closest right one."""
+def refuse_unknown_options(owner: str, given: Iterable[str], known: Iterable[str], listed: str = "") -> None:
+    """Raise for names that are not options, each with the closest right one; without one, with all options.
+
+    listed: where all options are listed.
+    """
     names = tuple(known)
-    for name in given:
-        if name not in names:
-            raise OptionError(
-                f"{owner} has no option {name!r}.{closest(name, names)} Options: {', '.join(names)}.",
-                option=name,
-                allowed=names,
-            )
+    unknown = {name: closest(name, names) for name in given if name not in names}
+    if unknown:
+        told = "\n".join(f"{owner} has no option {name!r}.{near}" for name, near in unknown.items())
+        rest = listed if all(unknown.values()) else f" Options: {', '.join(names)}."
+        raise OptionError(told + rest, option=next(iter(unknown)), allowed=names)
 
 
 def refuse_unknown(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
@@ -473,7 +474,7 @@ DECLARATIONS = (*GROUPS, TrainerParts)
 def read_arguments(given: Mapping[str, Any]) -> tuple[Options, TrainerParts]:
     """Check the keyword arguments of a trainer; an unknown one is an error with the closest right name."""
     given = with_new_names(given)
-    refuse_unknown_options("Trainer", given, ARGUMENT_NAMES)
+    refuse_unknown_options("Trainer", given, ARGUMENT_NAMES, " help(hookline.Trainer) lists all options.")
     parts = {name: given.pop(name) for name in PART_NAMES if name in given}
     return Options(**given), TrainerParts(**parts)
 

@@ -81,7 +81,11 @@ def provenance(run: Run) -> dict[str, Any]:
         "machine": describe_machine(run),
         "config": mask(getattr(run.trainer, "resolved_config", None)),
         "options": mask(
-            {each.name: getattr(run.options, each.name) for each in dataclasses.fields(run.options)}
+            {
+                each.name: getattr(run.options, each.name)
+                for each in dataclasses.fields(run.options)
+                if each.name not in run.trainer.unrecorded_options
+            }
         ),
         "module": {"class": kind_of(type(run.module)), "hparams": _module_parameters(run)},
         "hooks": {

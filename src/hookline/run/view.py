@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hookline.engine.events import EVENTS
 from hookline.engine.hook_list import Handle, HookList
@@ -12,8 +12,7 @@ from hookline.engine.plan import Plan
 from hookline.loggers.base import Loggers
 from hookline.metrics.metric_log import Metrics
 from hookline.run.state import State
-from hookline.util.errors import ELSEWHERE, HooklineError, MissingAttribute, closest
-from hookline.util.terminal import in_notebook
+from hookline.util.errors import AdvisesOnNames, HooklineError, closest
 
 UNKNOWN_ARGUMENT = re.compile(r"(?:Module|View)\.log\(\) got an unexpected keyword argument '(\w+)'")
 """Python's message for an argument that `log` of a module or of a trainer does not have."""
@@ -36,18 +35,22 @@ def add_log_hint(error: BaseException) -> None:
 
     It is called for a failed run, so that `log` itself does not check arguments in each call.
     """
+    if type(error) is TypeError and "log_metrics() missing 1 required positional argument" in str(error):
+        error.add_note("Call self.log(name, value), which knows step and epoch, or trainer.log in a hook.")
     found = UNKNOWN_ARGUMENT.search(str(error)) if type(error) is TypeError else None
     if found is not None and found[1] in LIGHTNING_ARGUMENTS:
         error.add_note(f"log({found[1]}=...) is Lightning's; in Hookline {LIGHTNING_ARGUMENTS[found[1]]}.")
 
 
-class View:
+class View(AdvisesOnNames):
     """The base of the trainer, and of the objects that replace it in a loop that is not Hookline's."""
 
     state: State
     plan: Plan
     hooks: HookList
     loggers: Loggers
+    unrecorded_options: tuple[str, ...] = ()
+    """Options that a trainer of another package has set, so that they are not the user's."""
 
     def __repr__(self) -> str:
         s = self.state
@@ -56,16 +59,6 @@ class View:
             f"<{type(self).__name__}: {at}; hooks: "
             f"{', '.join(each.name for each in self.hooks.entries()) or 'none'}>"
         )
-
-    if not TYPE_CHECKING:  # a type checker would accept every name
-
-        def __getattr__(self, name: str) -> Any:
-            """Raise for a missing attribute. Name the right one for a name from another system, and in a
-            notebook; elsewhere Python does.
-            """
-            if not hasattr(type(self), name) and (name in ELSEWHERE or in_notebook()):
-                raise MissingAttribute(name, self)
-            return object.__getattribute__(self, name)  # raises again, also the error of a property
 
     # ---- the run -------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from hookline.reliability.summary import Recorded, disable_on_all_ranks, log_end
 from hookline.reliability.watchdog import Watchdog
 from hookline.run.commands import handles_command
 from hookline.run.finite import warn_of_nonfinite_weights
+from hookline.run.module import advise_on_name
 from hookline.run.optimizer_router import make_router
 from hookline.run.optimizers import follow_parameters, parse_optimizers
 from hookline.run.parts import RunData
@@ -185,6 +186,7 @@ def begin_failure(run: Run, error: BaseException) -> None:
         else f"the run ended in {run.stage} at {s.position}"
     )
     add_log_hint(error)
+    advise_on_name(error)
     error.add_note(ended)
     if run.failure_monitor is not None and not is_agreed:
         run.failure_monitor.report_failure(error)

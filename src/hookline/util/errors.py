@@ -7,7 +7,9 @@ import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from hookline.util.terminal import in_notebook
 
 
 class HooklineError(Exception):
@@ -25,9 +27,9 @@ class HookError(HooklineError):
 
 
 class MissingAttribute(HooklineError, AttributeError):
-    """The trainer has no attribute of this name.
+    """A trainer or data module has no attribute of this name.
 
-    The text names the nearest one. It is made when it is read, because `hasattr` discards most such errors.
+    The text says what to use instead. It is made when it is read, because `hasattr` discards most such errors.
     """
 
     def __init__(self, name: str, owner: object) -> None:
@@ -36,8 +38,8 @@ class MissingAttribute(HooklineError, AttributeError):
 
     def __str__(self) -> str:
         known = [each for each in dir(self.owner) if not each.startswith("_")]
-        kind = type(self.owner).__name__
-        return f"{kind!r} object has no attribute {self.name!r}.{closest(self.name, known)}"
+        instead = f" {ATTRIBUTES[self.name]}" if self.name in ATTRIBUTES else closest(self.name, known)
+        return f"{type(self.owner).__name__!r} object has no attribute {self.name!r}.{instead}"
 
 
 class OptionError(HooklineError, ValueError):
@@ -176,6 +178,8 @@ ELSEWHERE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "logged_metrics": ("metrics",),
         "progress_bar_metrics": ("metrics",),
         "log_dir": ("run_dir",),
+        "logging_interval": ("frequency",),
+        "max_depth": ("depth",),
         "reduce_fx": ("reduce",),
         "training_epoch_end": ("on_train_epoch_end",),
         "validation_epoch_end": ("on_validation_epoch_end",),
@@ -188,17 +192,148 @@ ADVICE: Final[Mapping[str, str]] = MappingProxyType(
     {
         "enable_checkpointing": "Use 'checkpoint': checkpoint=False saves no checkpoints.",
         "enable_model_summary": "Leave it out: a summary is shown only by the hook ModelSummary.",
+        "auto_lr_find": "Add the hook LRFinder: hooks=[LRFinder()].",
+        "auto_scale_batch_size": "Add the hook BatchSizeFinder: hooks=[BatchSizeFinder()].",
+        "barebones": "Use checkpoint=False, logger=False and enable_progress_bar=False.",
         "benchmark": "Set torch.backends.cudnn.benchmark = True instead.",
         "detect_anomaly": "Call torch.autograd.set_detect_anomaly(True) instead.",
-        "devices": "Start one process for each device: torchrun --nproc-per-node 2 PROGRAM.",
-        "gpus": "Start one process for each GPU: torchrun --nproc-per-node 2 PROGRAM.",
+        "devices": "Leave it out: a process uses one device. For two, run torchrun --nproc-per-node 2.",
+        "enable_autolog_hparams": "Leave it out: the arguments of the module are logged by the hook HParams.",
+        "gpus": "Leave it out: a process uses one GPU. For two, run torchrun --nproc-per-node 2.",
+        "inference_mode": "Use evaluation={'inference_mode': True}; the default is torch.no_grad.",
         "num_nodes": "Start the program with torchrun --nnodes on each machine.",
+        "plugins": "Use strategy= or precision=.",
         "profiler": "Add the hook Profiler: hooks=[Profiler()].",
+        "reload_dataloaders_every_n_epochs": "Leave it out: use a loader whose dataset changes.",
         "resume_from_checkpoint": "Pass it to fit: trainer.fit(..., resume=PATH).",
+        "save_weights_only": "Leave it out: hookline.load_weights takes the weights of any checkpoint.",
         "sync_batchnorm": "Use strategy=DDP(sync_batchnorm=True).",
+        "track_grad_norm": "Add the hook GradientMonitor: hooks=[GradientMonitor()].",
+        "use_distributed_sampler": "Leave it out; a loader with `shards_itself = True` is read as it is.",
     }
 )
 """Options from other systems that have no counterpart of the same meaning, with what to do instead."""
+
+
+CLASSES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "BackboneFinetuning": "hookline.hooks.FreezeSchedule",
+        "BaseFinetuning": "hookline.hooks.FreezeSchedule",
+        "BasePredictionWriter": "hookline.hooks.PredictionWriter",
+        "CSVLogger": "hookline.loggers.CSV",
+        "Callback": "hookline.Hook",
+        "Checkpoint": "hookline.hooks.ModelCheckpoint",
+        "CometLogger": "hookline.loggers.Comet",
+        "DDPStrategy": "hookline.DDP",
+        "DeviceStatsMonitor": "hookline.hooks.DeviceStats",
+        "EMAWeightAveraging": "hookline.hooks.WeightAveraging",
+        "EarlyStoppingCallback": "hookline.hooks.EarlyStopping",
+        "FSDPStrategy": "hookline.FSDP",
+        "Fabric": "hookline.Line",
+        "GradientAccumulationScheduler": "hookline.hooks.AccumulationSchedule",
+        "LearningRateFinder": "hookline.hooks.LRFinder",
+        "LearningRateMonitor": "hookline.hooks.LRMonitor",
+        "LightningDataModule": "hookline.DataModule",
+        "LightningModule": "hookline.Module",
+        "MLFlowLogger": "hookline.loggers.MLflow",
+        "MisconfigurationException": "hookline.OptionError",
+        "OnExceptionCheckpoint": "hookline.hooks.ModelCheckpoint",
+        "PrinterCallback": "hookline.hooks.ConsoleLog",
+        "ProgressCallback": "hookline.hooks.ProgressBar",
+        "PyTorchProfiler": "hookline.hooks.Profiler",
+        "RichModelSummary": "hookline.hooks.ModelSummary",
+        "RichProgressBar": "hookline.hooks.ProgressBar",
+        "SpikeDetection": "hookline.hooks.SpikeGuard",
+        "StochasticWeightAveraging": "hookline.hooks.WeightAveraging",
+        "TQDMProgressBar": "hookline.hooks.ProgressBar",
+        "TensorBoardLogger": "hookline.loggers.TensorBoard",
+        "ThroughputMonitor": "hookline.hooks.Throughput",
+        "TrainerCallback": "hookline.Hook",
+        "WandbLogger": "hookline.loggers.WandB",
+    }
+)
+"""Classes of other systems, with those of Hookline that do the same."""
+
+_RANK = "Use trainer.strategy.rank; a hook can request the fact `rank`."
+_HPARAMS = (
+    "Leave save_hyperparameters() out, and keep the arguments that you use as attributes: self.lr = lr. Each "
+    "checkpoint has the arguments of the module's __init__, and load_from_checkpoint uses them."
+)
+_FREEZE = "Call requires_grad_(False) of the layers, or add the hook FreezeSchedule."
+_TOGGLE = "Call requires_grad_(False) of the layers that this optimizer does not train, and True afterwards."
+_HOOK_KEPT = "Keep the hook in a variable: best = ModelCheckpoint(...); Trainer(hooks=[best])."
+_CLIENT = "The logger has add_scalar, add_image, ... itself, and the client of its tool as `client`."
+_STAGE = "Use trainer.state.stage: 'fit', 'validate', 'test' or 'predict'."
+
+ATTRIBUTES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "all_gather": "Use trainer.strategy.reduce(value, 'mean'), or torch.distributed.all_gather.",
+        "callbacks": "Use trainer.hooks.",
+        "checkpoint_callback": f"{_HOOK_KEPT} Or call trainer.load_best().",
+        "checkpoint_callbacks": f"{_HOOK_KEPT} Or call trainer.load_best().",
+        "ckpt_path": "Use is_resuming; fit(resume=...) and validate(checkpoint=...) take the path.",
+        "datamodule": "Keep the data module in a variable before you pass it to fit.",
+        "dtype": "Use next(self.parameters()).dtype.",
+        "early_stopping_callback": "Keep the hook in a variable: stopping = EarlyStopping(...).",
+        "example_input_array": "Leave it out: the hook ModelSummary(shapes=True) measures a training batch.",
+        "experiment": _CLIENT,
+        "fit_loop": "Use trainer.state: it has step, epoch, batch_idx, batches_seen, ...",
+        "freeze": _FREEZE,
+        "global_rank": _RANK,
+        "hparams": _HPARAMS,
+        "hparams_initial": _HPARAMS,
+        "interrupted": "Use trainer.status == 'interrupted'.",
+        "is_global_zero": "Use trainer.strategy.rank == 0; a hook can request the fact `rank`.",
+        "is_last_batch": "Compare batch_idx + 1 with trainer.num_training_batches.",
+        "lightning_module": "Use trainer.model.",
+        "local_rank": "Use trainer.strategy.local_rank.",
+        "log_dir": "Use trainer.run_dir.",
+        "lr_scheduler_configs": "Use trainer.schedules.",
+        "num_devices": "Use trainer.strategy.world_size.",
+        "num_test_batches": "Use trainer.num_batches('test').",
+        "num_val_batches": "Use trainer.num_batches('val').",
+        "on_gpu": "Use self.device.type == 'cuda'.",
+        "precision": "Use trainer.strategy.precision.",
+        "predicting": _STAGE,
+        "print": "Call print(), with several ranks only if trainer.strategy.rank == 0.",
+        "sanity_checking": "Use trainer.state.sanity_checking.",
+        "save_dir": "Use trainer.run_dir.",
+        "save_hyperparameters": _HPARAMS,
+        "testing": _STAGE,
+        "to_onnx": "Call torch.onnx.export(module, ...).",
+        "to_torchscript": "Call torch.export.export(module, ...).",
+        "toggle_optimizer": _TOGGLE,
+        "toggled_optimizer": _TOGGLE,
+        "train_dataloader": "Keep the loader in a variable. trainer.num_training_batches is its length.",
+        "trainer": "Request it in an event method: def setup(self, stage, trainer).",
+        "tune": "Add the hook LRFinder or BatchSizeFinder.",
+        "unfreeze": "Call requires_grad_(True) of the layers, or add the hook FreezeSchedule.",
+        "untoggle_optimizer": _TOGGLE,
+        "val_dataloaders": "Keep the loader in a variable. trainer.num_batches('val') has its length.",
+        "validating": _STAGE,
+        "world_size": "Use trainer.strategy.world_size; a hook can request the fact `world_size`.",
+    }
+)
+"""Attributes of Lightning's modules, trainer and loggers that Hookline's do not have, with what to do
+instead.
+"""
+
+
+class AdvisesOnNames:
+    """A base of classes whose error for a missing attribute of another system says what to use instead."""
+
+    __hookline_base__: ClassVar[bool] = True
+
+    if not TYPE_CHECKING:  # a type checker would accept every name
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise for a missing attribute. Say what to use for a name from another system, and in a
+            notebook; elsewhere Python does.
+            """
+            advised = name in ATTRIBUTES or name in ELSEWHERE or in_notebook()
+            if advised and not hasattr(type(self), name):
+                raise MissingAttribute(name, self)
+            return object.__getattribute__(self, name)  # raises again, also the error of a property
 
 
 def install_command(extra: str) -> str:
@@ -224,9 +359,33 @@ def closest(name: str, allowed: Iterable[str]) -> str:
     return f" Did you mean {found[0]!r}?" if found else ""
 
 
+WEIGHT_FILES: Final = (".bin", ".ckpt", ".pt", ".pth", ".safetensors")
+"""Endings of files with weights."""
+CHECKPOINT_PLACE: Final = "A run has its checkpoints in RUN_DIR/checkpoints."
+
+
 def folders_beside(path: Path) -> list[str]:
     """Return the names of the folders in the folder of a path, to suggest one of them."""
     return [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
+
+
+def missing_checkpoint(path: Path) -> str:
+    """Return the error about a path at which there is no checkpoint: what is there, and where runs have
+    theirs.
+    """
+    folder = path.parent
+    if not folder.is_dir():
+        return f"{path} does not exist: there is no directory {folder.absolute()}. {CHECKPOINT_PLACE}"
+    kept = folder / "checkpoints"
+    place = kept if kept.is_dir() else folder.absolute() if folder == Path() else folder
+    names = sorted(
+        each.name
+        for each in place.iterdir()
+        if each.suffix in WEIGHT_FILES or (each.is_dir() and not each.name.startswith((".", "_")))
+    )
+    there = f"{place} has: {', '.join(names[:20])}." if names else f"{place} has no checkpoints."
+    where = "" if path.parent.name == "checkpoints" else f" {CHECKPOINT_PLACE}"
+    return f"{path} does not exist.{closest(path.name, names)} {there}{where}"
 
 
 def folders_with(path: Path, name: str) -> list[str]:

@@ -138,7 +138,7 @@ def cut(text: str) -> str:
 def format_number(value: Any) -> str:
     """Return a number with four digits, nothing for None, and any other value as text."""
     if isinstance(value, int | float) and math.isfinite(value):
-        return f"{value:.4g}"
+        return f"{value + 0:.4g}"  # without the sign of -0.0
     return "" if value is None else str(value)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hookline.engine.registry import import_instead
 from hookline.interop.lightning.modules import Callback, LightningDataModule, LightningModule
 from hookline.interop.lightning.shared_stream import seed_everything
 from hookline.interop.lightning.table import MAPPING
@@ -33,7 +34,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Return `callbacks`, or a callback of it, which is imported when it is first used."""
     if name != "callbacks" and not name[:1].isupper():  # a submodule, or a name of Python's import system
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{import_instead(__name__, name)}")
     import hookline.interop.lightning.callbacks as callbacks  # `from ... import` would call this function
 
     return callbacks if name == "callbacks" else getattr(callbacks, name)

@@ -10,7 +10,7 @@ from typing import Any
 from hookline.interop.lightning.callback_list import is_a
 from hookline.interop.lightning.checkpoint_file import LIGHTNING
 from hookline.interop.lightning.package import find, refusal, warn
-from hookline.util.errors import CheckpointError
+from hookline.util.errors import CheckpointError, missing_checkpoint
 from hookline.util.urls import is_url
 
 CHOSEN = "_chosen_ckpt_path"
@@ -84,7 +84,9 @@ def choose_path(
     if not str(ckpt_path):
         raise NoCheckpoint(f"{stage}(ckpt_path=''): pass the path of a checkpoint, 'best', 'last' or 'hpc'.")
     if trainer._checkpoint_io is None and not is_url(ckpt_path) and not Path(ckpt_path).exists():
-        raise NoSuchFile(f"Checkpoint file not found: {ckpt_path}, in {stage}(ckpt_path=...).")
+        raise NoSuchFile(
+            f"Checkpoint file not found: {missing_checkpoint(Path(ckpt_path))} It is ckpt_path of {stage}()."
+        )
     return ckpt_path
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.nn import functional as differentiable
 
 from hookline.data.batch import move
+from hookline.engine.listener import overrides
 from hookline.run.module import Module
 from hookline.run.optimizers import bare
 from hookline.util.errors import OptionError
@@ -51,6 +52,20 @@ class ModuleTools(Module):
     def on_gpu(self) -> bool:
         """Return whether the module is on a CUDA device."""
         return any(each.is_cuda for each in self.parameters())
+
+    # ---- the example input, as Lightning's ModelSummary prepares it ----------------------------------------
+
+    def _on_before_batch_transfer(self, batch: Any, dataloader_idx: int = 0) -> Any:
+        return self._changed("on_before_batch_transfer", batch, dataloader_idx)
+
+    def _apply_batch_transfer_handler(
+        self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
+    ) -> Any:
+        batch = self.transfer_batch_to_device(batch, device or self.device, dataloader_idx)
+        return self._changed("on_after_batch_transfer", batch, dataloader_idx)
+
+    def _changed(self, method: str, batch: Any, dataloader_idx: int) -> Any:
+        return getattr(self, method)(batch, dataloader_idx) if overrides(self, method) else batch
 
     # ---- ranks ---------------------------------------------------------------------------------------------
 

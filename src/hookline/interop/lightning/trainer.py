@@ -160,6 +160,8 @@ class Trainer(TrainerSettings):
         }
         with misconfiguration():
             own = LoopTrainer(**options)
+        if "checkpoint" not in native:
+            own.unrecorded_options = ("checkpoint",)
         own.options.enable_progress_bar = bool(given["enable_progress_bar"])  # with any bar, show the costs
         given["val_check_seconds"] = None if fast_dev_run else seconds_between_validations(val_check_interval)
         own.rules = LightningRules(given, stops_at_nonfinite=native.get("nonfinite") == "stop")
