@@ -29,6 +29,7 @@ MOST_COLUMNS = 8
 NO_SETTINGS = (
     "No settings are recorded for these runs. In a hookline.Line, the hook HParams({...}) records them."
 )
+MOST_WARNINGS_SHOWN = 3
 MOST_HOOKS = 6
 """The most rows of hook costs."""
 
@@ -113,6 +114,16 @@ def _skips_text(skips: list[dict[str, Any]]) -> str:
     return f"{count}, the last after step {skips[-1]['step']} ({skips[-1]['reason']})"
 
 
+def _warning_texts(warnings: list[dict[str, Any]]) -> list[str]:
+    """Return the newest warnings, and how many there are."""
+    newest = [
+        f"at step {each['step']}: {' '.join(each['message'].split())}"
+        for each in warnings[-MOST_WARNINGS_SHOWN:]
+    ]
+    earlier = len(warnings) - len(newest)
+    return [*newest, *([f"and {earlier} earlier ones; --json has them"] if earlier else [])]
+
+
 def _summary_text(data: dict[str, Any]) -> str:
     if len(data["runs"]) > 1:
         return _comparison_text(data)
@@ -142,6 +153,7 @@ def _summary_text(data: dict[str, Any]) -> str:
         ("time", ", ".join([*took, *([f"{many} sessions"] if many > 1 else []), *_span(about)])),
         ("rollbacks", _rollbacks_text(about["rollbacks"])),
         ("skipped", _skips_text(about["skips"])),
+        *(("warning", text) for text in _warning_texts(about["warnings"])),
         ("best", _best_text(about["best"])),
         ("checkpoints", _newest_checkpoint_text(about)),
         ("code", _code(git)),
