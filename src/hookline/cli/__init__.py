@@ -1,7 +1,7 @@
 """The command line. Heavy modules are imported by the command that needs them, so that `--help` is fast.
 
-May import: util, engine, loggers, run, checkpoint, reliability, tracing, digests, control, training, config,
-report, interop, rewind, watch.
+May import: util, engine, loggers, distributed, run, checkpoint, reliability, tracing, digests, control,
+training, config, report, interop, rewind, watch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hookline._version import __version__
@@ -240,7 +240,8 @@ class _Parser(argparse.ArgumentParser):
                 message += f"\nThis is an option of the trainer: --trainer.{name}"
             elif "." in name and "=" in unknown[0]:
                 message += f"\nA key of the configuration begins with two dashes: --{unknown[0].lstrip('-')}"
-        super().error(message)
+        _on_one_rank(message, lambda: argparse.ArgumentParser.error(self, message))
+        sys.exit(USAGE)
 
 
 def make_parser(sections: Mapping[str, str]) -> argparse.ArgumentParser:
@@ -585,15 +586,28 @@ def _print_error(error: Exception, given: list[str]) -> int:
     notes: list[str] = getattr(error, "__notes__", [])
     trained = bool(notes) and not any(note.endswith(" step 0") for note in notes)
     is_usage_error = isinstance(error, ConfigError) or (isinstance(error, OptionError) and not trained)
-    if "--json" in given:
-        about = error.data() if isinstance(error, ConfigError) else {"problem": str(error), "notes": notes}
-        print(json.dumps({"error": {"type": type(error).__name__, **about}}))
-    if isinstance(error, HooklineError) and "--traceback" not in given:
-        lines = [] if is_usage_error else [line for note in notes for line in note.splitlines()]
-        print(
-            printable_lines("\n".join([f"hookline: {error}", *(f"  {line}" for line in lines)])),
-            file=sys.stderr,
-        )
-    else:
-        traceback.print_exception(error)
+
+    def show() -> None:
+        if "--json" in given:
+            plain = {"problem": str(error), "notes": notes}
+            about = error.data() if isinstance(error, ConfigError) else plain
+            print(json.dumps({"error": {"type": type(error).__name__, **about}}))
+        if isinstance(error, HooklineError) and "--traceback" not in given:
+            lines = [] if is_usage_error else [line for note in notes for line in note.splitlines()]
+            text = "\n".join([f"hookline: {error}", *(f"  {line}" for line in lines)])
+            print(printable_lines(text), file=sys.stderr)
+        else:
+            traceback.print_exception(error)
+
+    _on_one_rank(error, show)
     return USAGE if is_usage_error else FAILED
+
+
+def _on_one_rank(error: Exception | str, show: Callable[[], object]) -> None:
+    """Call `show` for an error: on one of the ranks that have it, if there are several."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        show()
+        return
+    from hookline.distributed.error_output import print_once
+
+    print_once(error, show)

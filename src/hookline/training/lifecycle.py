@@ -134,9 +134,8 @@ def run_lifecycle(run: Run, body: Callable[[Run], T]) -> T:
         if run.stage == "fit":
             finish_fit(run)
     except BaseException as caught:
-        error = caught
         write_pending_metrics(run)
-        begin_failure(run, caught)
+        error = begin_failure(run, caught)
         failures += run_events.report_failure(run)
         failures += save_after_failure(run)
         record_end(run)
@@ -165,8 +164,11 @@ def join_ranks(run: Run) -> None:
     run.traits.started = rank_sync.now()
 
 
-def begin_failure(run: Run, error: BaseException) -> None:
-    """Mark the run as failed, and report it to the other ranks before anything else."""
+def begin_failure(run: Run, error: BaseException) -> BaseException:
+    """Mark the run as failed, and report it to the other ranks before anything else.
+
+    Return the error to raise.
+    """
     s = run.state
     is_agreed = s.status == "interrupted"  # Ctrl-C ends all ranks
     run_events.mark_failed(run, error)
@@ -180,8 +182,10 @@ def begin_failure(run: Run, error: BaseException) -> None:
     add_log_hint(error)
     error.add_note(ended)
     if run.failure_monitor is not None and not is_agreed:
-        run.failure_monitor.report_failure(error)
+        error = run.failure_monitor.report_failure(error)
+        run_events.mark_failed(run, error)
     run.saves.requests.clear()  # the state that they were meant to save may be inconsistent now
+    return error
 
 
 def write_pending_metrics(run: Run) -> None:
