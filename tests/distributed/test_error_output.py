@@ -134,15 +134,15 @@ def run(folder: Path, case: str) -> tuple[Outcome, dict[str, str]]:
 @pytest.mark.parametrize(
     ("case", "error"),
     [
-        ("option", "OptionError: Trainer() has no option 'max_epoch'"),
+        ("option", "OptionError: Trainer has no option 'max_epoch'"),
         ("rates", "OptionError: The ranks have different optimizers: lr of group 0"),
     ],
 )
 def test_an_error_of_all_ranks_is_printed_by_one_of_them(tmp_path: Path, case: str, error: str) -> None:
     outcome, said = run(tmp_path, case)
     printed = [rank for rank, text in said.items() if error in text]
-    assert len(printed) == 1 and outcome.output.count(error) == 1, outcome.output
-    assert "Traceback" in said[printed[0]]
+    assert len(printed) == 1, outcome.output
+    assert said[printed[0]].count("Traceback (most recent") == 1
     for rank, text in said.items():  # a rank that torchrun has ended before has written nothing
         if rank not in printed:
             assert "Traceback" not in text

@@ -25,7 +25,7 @@ from hookline.util.short_traceback import keeps_all
 ZERO_FIRST = 1.0
 """Seconds in which rank zero may claim an error before another rank does: its output is read first."""
 PRINTING = 5.0
-"""Seconds to wait for the rank that prints the error: torchrun ends all ranks as soon as one has ended."""
+"""Seconds to wait for the rank that prints the error: torchrun names the rank that ends first as the cause."""
 CONNECTING = datetime.timedelta(seconds=5)
 
 
@@ -81,7 +81,7 @@ def print_once(error: BaseException | str, show: Callable[[], object]) -> None:
 
 def _connect() -> tuple[int, Any]:
     """Return the rank, and the store of the process group or of torchrun's agent; None if there is none."""
-    with contextlib.suppress(RuntimeError, dist.DistError, ValueError, KeyError):
+    with contextlib.suppress(Exception):  # whatever fails here must not hide the error
         c10d: Any = dist.distributed_c10d
         # the agent keeps its store when it starts the ranks again
         name = f"hookline/errors/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
@@ -89,7 +89,7 @@ def _connect() -> tuple[int, Any]:
             return dist.get_rank(), c10d.PrefixStore(name, c10d._get_default_store())
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            store = c10d.TCPStore(host, port, is_master=False, timeout=CONNECTING)
+            store = dist.TCPStore(host, port, is_master=False, timeout=CONNECTING)
             return int(os.environ["RANK"]), c10d.PrefixStore(name, store)
     return 0, None
 
@@ -104,15 +104,16 @@ def _key_of(error: BaseException | str) -> str:
 def _claim(store: Any, key: str, rank: int, is_ending: Callable[[], bool]) -> int:
     """Return the rank that prints the error: rank zero if it has it too, else the first rank that has it.
 
-    If it is another rank, wait until that one has printed it. is_ending: whether this process has to end.
+    If it is another rank, wait until that one has printed it and torchrun ends this one. is_ending: returns
+    whether SIGTERM has arrived.
     """
     printer = rank
-    with contextlib.suppress(RuntimeError, dist.DistError):
+    with contextlib.suppress(Exception):  # the store is gone
         if rank:
             _wait_for(lambda: is_ending() or store.check([key]), ZERO_FIRST)
         printer = int(store.compare_set(key, "", str(rank)))
         if printer != rank:
-            _wait_for(lambda: store.check([f"{key}/printed"]), PRINTING)
+            _wait_for(lambda: store.check([f"{key}/printed"]) and is_ending(), PRINTING)
     return printer
 
 
