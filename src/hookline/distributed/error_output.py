@@ -25,7 +25,7 @@ from hookline.util.short_traceback import keeps_all
 ZERO_FIRST = 1.0
 """Seconds in which rank zero may claim an error before another rank does: its output is read first."""
 PRINTING = 5.0
-"""Seconds to wait for the rank that prints the error: torchrun names the rank that ends first as the cause."""
+"""Seconds to wait for the rank that prints an error: torchrun names the rank that ends first as the cause."""
 CONNECTING = datetime.timedelta(seconds=5)
 
 
