@@ -155,6 +155,7 @@ def test_an_error_of_one_rank_is_printed_by_it_and_the_others_name_it(tmp_path: 
     assert not LINE.search(said["2"])
     for rank in "01":
         assert "Rank 2 has failed: ValueError: only here" in said[rank], outcome.output
+        assert "Traceback" not in said[rank]
 
 
 def test_errors_that_differ_are_printed_by_each_rank(tmp_path: Path) -> None:

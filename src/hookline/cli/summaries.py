@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 import time
 from typing import Any
@@ -29,7 +30,8 @@ MOST_COLUMNS = 8
 NO_SETTINGS = (
     "No settings are recorded for these runs. In a hookline.Line, the hook HParams({...}) records them."
 )
-MOST_WARNINGS_SHOWN = 3
+MOST_WARNINGS_SHOWN = 5
+LONGEST_WARNING = 200
 MOST_HOOKS = 6
 """The most rows of hook costs."""
 
@@ -115,13 +117,16 @@ def _skips_text(skips: list[dict[str, Any]]) -> str:
 
 
 def _warning_texts(warnings: list[dict[str, Any]]) -> list[str]:
-    """Return the newest warnings, and how many there are."""
-    newest = [
-        f"at step {each['step']}: {' '.join(each['message'].split())}"
-        for each in warnings[-MOST_WARNINGS_SHOWN:]
-    ]
-    earlier = len(warnings) - len(newest)
-    return [*newest, *([f"and {earlier} earlier ones; --json has them"] if earlier else [])]
+    """Return the newest warning of each kind. Those of one kind differ in numbers only."""
+    kinds: dict[str, list[str]] = {}
+    for each in warnings:
+        kinds.setdefault(re.sub(r"\d", "", each["message"]), []).append(" ".join(each["message"].split()))
+    texts = []
+    for similar in list(kinds.values())[-MOST_WARNINGS_SHOWN:]:
+        newest, many = similar[-1], len(similar)
+        text = newest if len(newest) <= LONGEST_WARNING else f"{newest[:LONGEST_WARNING]}…"
+        texts.append(f"{text} ({many} similar ones; --json has them)" if many > 1 else text)
+    return texts
 
 
 def _summary_text(data: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 from torch import distributed as dist
 
 from hookline.distributed.comm import PAUSE
+from hookline.util.errors import PeerError
 from hookline.util.short_traceback import keeps_all
 
 ZERO_FIRST = 1.0
@@ -51,10 +52,20 @@ class ErrorOutput:
             self.inner(kind, error, trace)
             return
         ErrorOutput.is_printing = True
+        if isinstance(error, PeerError) and not keeps_all():
+            error, trace = _without_traceback(error), None
         try:
             print_once(error, lambda: self.inner(kind, error, trace))
         finally:
             ErrorOutput.is_printing = False
+
+
+def _without_traceback(error: PeerError) -> PeerError:
+    """Return the error with its notes only: where this rank waited does not show why another one failed."""
+    plain = PeerError(*error.args)
+    for note in getattr(error, "__notes__", ()):
+        plain.add_note(note)
+    return plain
 
 
 def print_once(error: BaseException | str, show: Callable[[], object]) -> None:

@@ -300,9 +300,10 @@ class RankMonitor:
         return error
 
     def _error_of_peer(self, lost: BaseException) -> PeerError:
-        """Return an error that names the failed rank, with the notes of the error that it caused here."""
+        """Return an error that names the failed rank, with the position of this one (the last note)."""
         error = PeerError(f"{self.failure} This rank cannot continue without it.")
-        error.__cause__, error.__notes__ = lost, lost.__dict__.pop("__notes__", [])
+        error.__cause__ = lost
+        error.add_note(lost.__notes__.pop())
         return error
 
     def post(self, text: str, failed: bool = True) -> None:
