@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ranks.torchrun import Outcome, by_torchrun, torchrun
-from torch.distributed import TCPStore
+from torch import distributed as dist
 
 from hookline import OptionError
 from hookline.distributed import error_output
@@ -18,9 +19,10 @@ LINE = re.compile(r"\[rank (\d)\] (?:(\w+): )?the same error as on rank (\d), wh
 
 
 @pytest.fixture
-def agent(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
+def agent(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The store of torchrun's agent, which ranks reach before they are connected."""
-    store = TCPStore("127.0.0.1", 0, is_master=True)
+    torch_dist: Any = dist
+    store = torch_dist.TCPStore("127.0.0.1", 0, is_master=True)
     for name, value in (
         ("MASTER_ADDR", "127.0.0.1"),
         ("MASTER_PORT", str(store.port)),
@@ -44,19 +46,19 @@ def say(monkeypatch: pytest.MonkeyPatch, rank: int, error: BaseException | str, 
 
 
 def test_the_same_error_is_shown_once_and_the_other_ranks_name_the_one_that_shows_it(
-    agent: TCPStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    agent: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert [say(monkeypatch, rank, OptionError("lr")) for rank in range(3)] == [True, False, False]
     assert LINE.findall(capsys.readouterr().err) == [("1", "OptionError", "0"), ("2", "OptionError", "0")]
 
 
-def test_another_text_or_type_is_another_error(agent: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_text_or_type_is_another_error(agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = [ValueError("a"), ValueError("b"), TypeError("a")]
     assert all(say(monkeypatch, rank, error) for rank, error in enumerate(errors))
 
 
 def test_ranks_that_were_started_again_show_their_error_again(
-    agent: TCPStore, monkeypatch: pytest.MonkeyPatch
+    agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     again = {"TORCHELASTIC_RESTART_COUNT": "1"}
     assert say(monkeypatch, 0, "usage") and say(monkeypatch, 0, "usage", **again)
@@ -67,15 +69,13 @@ def test_ranks_that_were_started_again_show_their_error_again(
     "env", [{"HOOKLINE_FULL_TRACEBACK": "1"}, {"TORCHELASTIC_USE_AGENT_STORE": "False"}, {"MASTER_PORT": "1"}]
 )
 def test_without_a_store_or_if_the_user_asks_for_it_every_rank_shows_its_error(
-    agent: TCPStore, monkeypatch: pytest.MonkeyPatch, env: dict[str, str]
+    agent: Any, monkeypatch: pytest.MonkeyPatch, env: dict[str, str]
 ) -> None:
     monkeypatch.setattr(error_output, "CONNECTING", error_output.CONNECTING / 10)
     assert [say(monkeypatch, rank, "usage", **env) for rank in range(2)] == [True, True]
 
 
-def test_an_error_whose_text_cannot_be_read_is_shown(
-    agent: TCPStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_whose_text_cannot_be_read_is_shown(agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(Exception):
         def __str__(self) -> str:
             raise RuntimeError("broken")
@@ -84,13 +84,10 @@ def test_an_error_whose_text_cannot_be_read_is_shown(
 
 
 def test_one_process_keeps_its_exception_hook(monkeypatch: pytest.MonkeyPatch) -> None:
-    own: list[Any] = []
+    before = sys.excepthook
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr("sys.excepthook", own.append)
     print_uncaught_errors_once()
-    import sys
-
-    assert sys.excepthook == own.append
+    assert sys.excepthook is before
 
 
 # ---- in a job --------------------------------------------------------------------------------------------------------

@@ -70,9 +70,9 @@ def _without_traceback(error: PeerError) -> PeerError:
 
 def print_once(error: BaseException | str, show: Callable[[], object]) -> None:
     """Call `show` on one of the ranks that have this error, and print one line on the others."""
-    rank, store = (0, None) if keeps_all() else _connect()
-    key = "" if store is None else _key_of(error)
-    if not key:
+    rank, store = _connect()
+    key = _key_of(error)
+    if store is None or not key or keeps_all():
         show()
         return
     with _sigterm_held() as is_ending:
@@ -93,15 +93,16 @@ def print_once(error: BaseException | str, show: Callable[[], object]) -> None:
 def _connect() -> tuple[int, Any]:
     """Return the rank, and the store of the process group or of torchrun's agent; None if there is none."""
     with contextlib.suppress(Exception):  # whatever fails here must not hide the error
-        c10d: Any = dist.distributed_c10d
+        torch_dist: Any = dist
         # the agent keeps its store when it starts the ranks again
         name = f"hookline/errors/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         if dist.is_initialized():
-            return dist.get_rank(), c10d.PrefixStore(name, c10d._get_default_store())
+            store = torch_dist.distributed_c10d._get_default_store()
+            return dist.get_rank(), torch_dist.PrefixStore(name, store)
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            store = dist.TCPStore(host, port, is_master=False, timeout=CONNECTING)
-            return int(os.environ["RANK"]), c10d.PrefixStore(name, store)
+            store = torch_dist.TCPStore(host, port, is_master=False, timeout=CONNECTING)
+            return int(os.environ["RANK"]), torch_dist.PrefixStore(name, store)
     return 0, None
 
 

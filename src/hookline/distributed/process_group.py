@@ -70,6 +70,8 @@ class MultiRankStrategy(Strategy):
 
     def barrier(self) -> None:
         """Wait for all ranks."""
+        if self.before_collective is not None:
+            self.before_collective("barrier")
         self.ranks.barrier()
 
     def reduce(self, value: Any, op: str = "mean") -> Any:
@@ -87,6 +89,8 @@ class MultiRankStrategy(Strategy):
             raise OptionError(f"reduce: op={op!r}, allowed: {', '.join(map(repr, operations))}.")
         if self.world_size == 1:
             return value
+        if self.before_collective is not None:
+            self.before_collective("reduce")
         total = (
             value.detach().clone()
             if isinstance(value, Tensor)

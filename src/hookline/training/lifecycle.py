@@ -151,9 +151,10 @@ def run_lifecycle(run: Run, body: Callable[[Run], T]) -> T:
 
 def join_ranks(run: Run) -> None:
     """Check that all ranks run the same program; in a fit, make them share decisions and one clock."""
-    from hookline.training.ranks.preflight import check_equal
+    from hookline.training.ranks.preflight import check_equal, refuse_on_some_ranks
 
     check_equal(run)
+    run.strategy.before_collective = functools.partial(refuse_on_some_ranks, run.state)
     run.strategy.make_mesh()
     if run.stage != "fit":
         return
