@@ -8,8 +8,8 @@ import pytest
 import torch
 from distributed.threads import on_ranks
 
-from hookline import HooklineError
 from hookline.distributed.comm import Ranks, format_ranks
+from hookline.util.errors import CheckpointError, PeerError
 
 
 def test_values_of_any_length_come_from_all_ranks_in_their_order() -> None:
@@ -63,7 +63,15 @@ def test_a_decision_that_fails_raises_on_all_ranks_with_the_reason() -> None:
     first, *others = on_ranks(3, lambda ranks: ranks.decide(fail))
     assert type(first) is ValueError
     for error in others:
-        assert type(error) is HooklineError and "ValueError: no such folder" in str(error)
+        assert type(error) is PeerError and "ValueError: no such folder" in str(error)
+
+
+def test_a_decision_that_hookline_refuses_is_the_same_error_on_all_ranks() -> None:
+    def refuse() -> None:
+        raise CheckpointError("no checkpoint")
+
+    for error in on_ranks(3, lambda ranks: ranks.decide(refuse)):
+        assert type(error) is CheckpointError and str(error) == "no checkpoint"
 
 
 def test_exchanges_are_counted_alike() -> None:

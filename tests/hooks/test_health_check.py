@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,11 @@ from ranks.torchrun import Outcome, torchrun
 from tiny import Net, batches, quiet
 
 from hookline import OptionError
+from hookline.cli import main
 from hookline.hooks import HealthCheck
+from hookline.report.reader import read_run
+from hookline.report.run_events import all_events
+from hookline.report.summary import summarize
 
 SCRIPT = '''
 import json, logging, sys, time
@@ -61,7 +66,7 @@ class Waits(HealthCheck):
 
 def run(name, sleeps, check=HealthCheck, every=4, **options):
     check = check(every_n_steps=every, **options)
-    quiet(hooks=[sleeps, check]).fit(Net(), batches(16))
+    quiet(hooks=[sleeps, check], run_dir=f"runs/{name}", logger=True).fit(Net(), batches(16))
     sys.stdout.write(f"RESULT {json.dumps([name, check.slow, len(check.seconds)])}\\n")
     sys.stdout.flush()
 
@@ -78,9 +83,39 @@ run("gone", Sleeps(silent=Path("nothing")), patience=0.5, action="raise")
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("health")
+
+
+@pytest.fixture(scope="module")
+def outcome(folder: Path) -> Outcome:
     """Two ranks: they are even, one is slow, one is silent for a while, and one does not come back."""
-    return torchrun(SCRIPT, tmp_path_factory.mktemp("health"), deadline=300)
+    return torchrun(SCRIPT, folder, deadline=300)
+
+
+@pytest.mark.usefixtures("outcome")
+@pytest.mark.parametrize(
+    ("name", "steps", "text"),
+    [
+        ("even", [], ""),
+        ("slow", [2, 3, 5], "HealthCheck: slow at step 5 and at the check before: rank 1 ("),
+        ("rates", [4, 5, 7], "HealthCheck: the learning rates of the ranks differ at step 7, so"),
+        ("silent", [4], "HealthCheck: no answer at step 4 for"),
+    ],
+)
+def test_what_it_reports_is_in_the_log_the_summary_and_the_report_of_the_run(
+    folder: Path, name: str, steps: list[int], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = folder / "runs" / name
+    (about,) = summarize([run_dir])["runs"]
+    # a silent rank is reported again each time the patience ends
+    assert sorted({each["step"] for each in about["warnings"]}) == steps
+    assert main(["summary", str(run_dir)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  warning")]
+    assert [text in line for line in lines] == [True] * bool(steps)
+    assert ("(3 similar ones; --json has them)" in "".join(lines)) == (len(steps) == 3)
+    shown = [each for each in all_events(read_run(run_dir)) if each.kind == "warning"]
+    assert (shown[-1].text if shown else "").startswith(text)
 
 
 def test_a_slow_rank_is_named_on_rank_zero_and_known_to_all(outcome: Outcome) -> None:

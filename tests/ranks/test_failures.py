@@ -59,6 +59,8 @@ class Fails(Hook):
             if rank == 1:
                 fail(lambda: os.kill(os.getpid(), signal.SIGKILL))
             time.sleep(60)
+        if step == 3 and rank == 1 and CASE == "killed in a collective":
+            fail(lambda: os.kill(os.getpid(), signal.SIGKILL))
         if step == 3 and rank == 1 and CASE in ("hangs", "hangs before a check"):
             fail(lambda: time.sleep(60))
         if step == 3 and rank == 1 and CASE == "hangs for good":
@@ -146,6 +148,17 @@ def test_a_rank_that_is_killed_is_named_and_the_others_end_in_good_order(tmp_pat
     (run,) = tmp_path.glob("runs/*")
     assert read_run(run).failed["text"].startswith("on rank 1: it died without a message")
     assert outcome.lines("TEARDOWN") == ["0"]
+
+
+def test_the_record_of_a_run_names_the_rank_that_was_killed_not_the_broken_connection(tmp_path: Path) -> None:
+    outcome, _ = fail(tmp_path, "killed in a collective")
+    assert outcome.lines("EXCEPTION") == ["0 PeerError"], outcome.output
+    (run,) = tmp_path.glob("runs/*")
+    error = json.loads((run / "run.json").read_text())["error"]
+    assert error["type"] == "PeerError"
+    assert error["message"].startswith("Rank 1 has failed: it died without a message: it was killed, or")
+    assert "gloo" not in error["message"]
+    assert "rank 1" in said_by(0, outcome).casefold()  # with the error of the connection above it
 
 
 def test_a_rank_that_hangs_in_a_hook_is_named_and_the_job_ends(tmp_path: Path) -> None:

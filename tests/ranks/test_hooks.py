@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 from ranks.hook_cases import STRATEGIES
+from ranks.torchrun import torchrun
 from ranks.worlds import CLOSE
 
 Found = dict[str, list[Any]]
@@ -115,3 +117,35 @@ def test_a_tracker_gets_the_checkpoint_of_all_ranks_from_rank_zero(found: Found)
     for case in found["logged"][0]:
         assert [(name, step) for name, _, step in case] == [("step=4", 4), ("step=8", 8)]
         assert all({"manifest.json", "rank-1.safetensors"} <= set(files) for _, files, _ in case)
+
+
+REDUCES = """
+import sys
+from tiny import Net, batches, quiet
+from hookline import Hook
+
+
+class Means(Hook):
+    def on_train_start(self, trainer, rank):
+        trainer.strategy.barrier()
+        sys.stdout.write(f"MEAN {trainer.strategy.reduce(float(rank))}\\n")
+        sys.stdout.flush()
+
+
+class OnZero(Means):
+    ranks = "zero"
+
+
+quiet(hooks=[Means()]).fit(Net(), batches(2))
+quiet(hooks=[OnZero()]).fit(Net(), batches(2))
+"""
+
+
+def test_a_hook_of_rank_zero_that_calls_what_takes_all_ranks_is_refused_and_does_not_hang(
+    tmp_path: Path,
+) -> None:
+    outcome = torchrun(REDUCES, tmp_path, deadline=120)
+    assert outcome.lines("MEAN") == ["0.5", "0.5"], outcome.output
+    assert (
+        "HookError: strategy.barrier() needs all ranks, and hook 'on_zero' has ranks='zero'" in outcome.output
+    )

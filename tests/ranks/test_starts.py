@@ -61,7 +61,7 @@ def test_different_batch_sizes_are_named_also_if_the_number_of_batches_is_the_sa
     from_hook_cases: Found,
 ) -> None:
     for each in from_hook_cases["other batch sizes"]:
-        assert "its batch_size differs: rank 0: 4, rank 1: 5. Use the same batch_size" in each["text"], each
+        assert "its batch_size differs: rank 0: 4, rank 1: 5. Make it the same" in each["text"], each
 
 
 def test_advice_that_a_list_cannot_follow_is_left_out(from_hook_cases: Found) -> None:

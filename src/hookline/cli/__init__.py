@@ -1,21 +1,19 @@
 """The command line. Heavy modules are imported by the command that needs them, so that `--help` is fast.
 
-May import: util, engine, loggers, run, checkpoint, reliability, tracing, digests, control, training, config,
-report, interop, rewind, watch.
+May import: util, engine, loggers, distributed, run, checkpoint, reliability, tracing, digests, control,
+training, config, report, interop, rewind, watch.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hookline._version import __version__
-from hookline.cli.output import BROKEN_PIPE, FAILED, INTERRUPTED, OK, USAGE
+from hookline.cli.output import BROKEN_PIPE, INTERRUPTED, OK, USAGE, on_one_rank, print_error
 
 RUNS = {
     "fit": "train",
@@ -147,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )  # otherwise Python reports the error again when it exits
         return BROKEN_PIPE
     except Exception as error:
-        return _print_error(error, given)
+        return print_error(error, given)
 
 
 def _command(given: list[str]) -> int:
@@ -240,7 +238,8 @@ class _Parser(argparse.ArgumentParser):
                 message += f"\nThis is an option of the trainer: --trainer.{name}"
             elif "." in name and "=" in unknown[0]:
                 message += f"\nA key of the configuration begins with two dashes: --{unknown[0].lstrip('-')}"
-        super().error(message)
+        on_one_rank(message, lambda: argparse.ArgumentParser.error(self, message))
+        sys.exit(USAGE)
 
 
 def make_parser(sections: Mapping[str, str]) -> argparse.ArgumentParser:
@@ -574,26 +573,3 @@ def _add_export_commands(command: Any, group: Any) -> None:
     added.add_argument("--key", metavar="KEY", help="the key of the weights in a torch file, such as ema")
     added.add_argument("--prefix", metavar="PREFIX", help=prefix)
     added.add_argument("--force", action="store_true", help="replace OUT if it is a checkpoint")
-
-
-def _print_error(error: Exception, given: list[str]) -> int:
-    """Print an error: messages of Hookline as text, others with a traceback; return the exit code."""
-    from hookline.config.problems import ConfigError
-    from hookline.util.errors import HooklineError, OptionError
-    from hookline.util.text import printable_lines
-
-    notes: list[str] = getattr(error, "__notes__", [])
-    trained = bool(notes) and not any(note.endswith(" step 0") for note in notes)
-    is_usage_error = isinstance(error, ConfigError) or (isinstance(error, OptionError) and not trained)
-    if "--json" in given:
-        about = error.data() if isinstance(error, ConfigError) else {"problem": str(error), "notes": notes}
-        print(json.dumps({"error": {"type": type(error).__name__, **about}}))
-    if isinstance(error, HooklineError) and "--traceback" not in given:
-        lines = [] if is_usage_error else [line for note in notes for line in note.splitlines()]
-        print(
-            printable_lines("\n".join([f"hookline: {error}", *(f"  {line}" for line in lines)])),
-            file=sys.stderr,
-        )
-    else:
-        traceback.print_exception(error)
-    return USAGE if is_usage_error else FAILED

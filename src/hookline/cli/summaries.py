@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 import time
 from typing import Any
@@ -29,6 +30,8 @@ MOST_COLUMNS = 8
 NO_SETTINGS = (
     "No settings are recorded for these runs. In a hookline.Line, the hook HParams({...}) records them."
 )
+MOST_WARNINGS_SHOWN = 5
+LONGEST_WARNING = 200
 MOST_HOOKS = 6
 """The most rows of hook costs."""
 
@@ -113,6 +116,19 @@ def _skips_text(skips: list[dict[str, Any]]) -> str:
     return f"{count}, the last after step {skips[-1]['step']} ({skips[-1]['reason']})"
 
 
+def _warning_texts(warnings: list[dict[str, Any]]) -> list[str]:
+    """Return the newest warning of each kind. Those of one kind differ in numbers only."""
+    kinds: dict[str, list[str]] = {}
+    for each in warnings:
+        kinds.setdefault(re.sub(r"\d", "", each["message"]), []).append(" ".join(each["message"].split()))
+    texts = []
+    for similar in list(kinds.values())[-MOST_WARNINGS_SHOWN:]:
+        newest, many = similar[-1], len(similar)
+        text = newest if len(newest) <= LONGEST_WARNING else f"{newest[:LONGEST_WARNING]}…"
+        texts.append(f"{text} ({many} similar ones; --json has them)" if many > 1 else text)
+    return texts
+
+
 def _summary_text(data: dict[str, Any]) -> str:
     if len(data["runs"]) > 1:
         return _comparison_text(data)
@@ -142,6 +158,7 @@ def _summary_text(data: dict[str, Any]) -> str:
         ("time", ", ".join([*took, *([f"{many} sessions"] if many > 1 else []), *_span(about)])),
         ("rollbacks", _rollbacks_text(about["rollbacks"])),
         ("skipped", _skips_text(about["skips"])),
+        *(("warning", text) for text in _warning_texts(about["warnings"])),
         ("best", _best_text(about["best"])),
         ("checkpoints", _newest_checkpoint_text(about)),
         ("code", _code(git)),

@@ -240,50 +240,59 @@ def compare_sources(
     excluded: list[int],
 ) -> list[int | None]:
     """Return the lengths on all ranks. Raise if a shared source differs. Waits for all ranks."""
-    conflict = rank_conflict(source, ranks.data_rank, ranks.data_size)
     dataset = getattr(source, "dataset", None)
-    identity = getattr(dataset, "_fingerprint", None)  # of a Hugging Face dataset
-    samples = None if isinstance(dataset, IterableDataset) else length_of(dataset)
-    name_of_class, digest, batch_size = type(source).__name__, _digest(generators), batch_size_of(source)
-    reports = ranks.gather(
-        [length, name_of_class, apart, digest, conflict, identity, excluded, samples, batch_size]
-    )
-    mine = reports[ranks.rank]
-    lengths = [each[0] for each in reports]
-    if conflicts := [each[4] for each in reports if each[4]]:
+    mine = {
+        "conflict": rank_conflict(source, ranks.data_rank, ranks.data_size),
+        "apart": apart,
+        "its batch_size": batch_size_of(source),
+        "its number of batches": length,
+        "the length of its dataset": None if isinstance(dataset, IterableDataset) else length_of(dataset),
+        "generators": _digest(generators),
+        "excluded": excluded,
+        "fingerprint": getattr(dataset, "_fingerprint", None),  # of a Hugging Face dataset
+    }
+    of_all = ranks.gather(mine)
+    by_rank = {key: [each[key] for each in of_all] for key in mine}
+    if conflicts := list(filter(None, by_rank["conflict"])):
         raise OptionError(f"The loader {name!r} cannot be read on {ranks.world_size} ranks: {conflicts[0]}")
-    if any(each[2] != mine[2] for each in reports):
+    if _differ(by_rank["apart"]):
         raise OptionError(
-            f"The loader {name!r} shards itself only on some ranks: "
-            f"{_by_rank([each[2] for each in reports])}."
+            f"The loader {name!r} shards itself only on some ranks: {_list_by_rank(by_rank['apart'])}."
         )
+    lengths = by_rank["its number of batches"]
     if apart:
         _refuse_differing_lengths(ranks, name, lengths)
-        return lengths
-    shared = f"The loader {name!r} is shared by all ranks"
-    hint = ""
-    if hasattr(source, "__dict__"):  # a list cannot have the attribute
-        hint = " If each rank has its own data, set loader.shards_itself = True."
-    if len(set(sizes := [each[8] for each in reports])) > 1 and None not in sizes:
-        raise OptionError(
-            f"{shared}, but its batch_size differs: {_by_rank(sizes)}. Use the same batch_size on every "
-            f"rank.{hint}"
-        )
-    if len(set(lengths)) > 1:
-        raise OptionError(f"{shared}, but its number of batches differs: {_by_rank(lengths)}.{hint}")
-    if len(set(sizes := [each[7] for each in reports])) > 1:
-        raise OptionError(f"{shared}, but the length of its dataset differs: {_by_rank(sizes)}.{hint}")
-    if len({each[3] for each in reports}) > 1:
+    else:
+        # a list cannot have the attribute
+        own_data = " If each rank has its own data, set loader.shards_itself = True."
+        hint = own_data if hasattr(source, "__dict__") else ""
+        _compare_shared(f"The loader {name!r} is shared by all ranks", by_rank, generators, hint, ranks.rank)
+    return lengths
+
+
+def _compare_shared(
+    shared: str, by_rank: dict[str, list[Any]], generators: Generators, hint: str, rank: int
+) -> None:
+    """Raise if a shared source differs between ranks. shared: the beginning of the message; hint: its end."""
+    if None in by_rank["its batch_size"]:  # unknown on some rank
+        by_rank = by_rank | {"its batch_size": []}
+    for what in ("its batch_size", "its number of batches", "the length of its dataset"):
+        if _differ(by_rank[what]):
+            raise OptionError(
+                f"{shared}, but {what} differs: {_list_by_rank(by_rank[what])}. Make it the same on every "
+                f"rank.{hint}"
+            )
+    if _differ(by_rank["generators"]):
         raise OptionError(
             f"{shared}, but its random generators ({', '.join(generators)}) have different states, so the "
             f"order would differ. Seed them with the same value on every rank.{hint}"
         )
-    if any(each[6] != excluded for each in reports):
-        counts = _by_rank([len(each[6]) for each in reports])
+    if _differ(by_rank["excluded"]):
+        counts = _list_by_rank(list(map(len, by_rank["excluded"])))
         raise OptionError(
             f"{shared}, but the samples to exclude differ ({counts}). Pass the same list on every rank."
         )
-    if len({each[5] for each in reports}) > 1 and ranks.rank == 0:
+    if _differ(by_rank["fingerprint"]) and rank == 0:
         log.warning(
             "%s, but its Hugging Face dataset has a different fingerprint on each rank. If "
             "split_dataset_by_node or shard made it, each rank trains on a part of its part: leave it out, "
@@ -291,7 +300,10 @@ def compare_sources(
             shared,
             hint,
         )
-    return lengths
+
+
+def _differ(values: list[Any]) -> bool:
+    return any(each != values[0] for each in values)
 
 
 SAME_BATCHES = (
@@ -307,7 +319,7 @@ def _refuse_differing_lengths(ranks: Ranks, name: str, lengths: list[int | None]
     if lengths != of_readers:
         raise OptionError(
             f"The number of batches of the loader {name!r} differs within a tensor-parallel group: "
-            f"{_by_rank(lengths)}. {SAME_BATCHES}"
+            f"{_list_by_rank(lengths)}. {SAME_BATCHES}"
         )
 
 
@@ -343,5 +355,5 @@ def _state_to_lists(state: Any) -> Any:
     return [_state_to_lists(each) for each in state] if isinstance(state, list | tuple) else state
 
 
-def _by_rank(values: list[Any]) -> str:
+def _list_by_rank(values: list[Any]) -> str:
     return ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))

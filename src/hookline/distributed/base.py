@@ -52,6 +52,9 @@ class Strategy(StrategyMethods):
     mesh: Any = None
     """The DeviceMesh of all ranks, from before the model is made; None if the strategy has none."""
 
+    before_collective: Callable[[str], None] | None = None
+    """Called with the name of a method that needs all ranks; raises if not all of them will call it."""
+
     differentiate: Callable[..., None] | None = None
     """The function that computes the gradients of a loss. None: `loss.backward()`."""
 

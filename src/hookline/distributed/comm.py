@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from hookline.util.errors import HooklineError
+from hookline.util import errors
+from hookline.util.errors import HooklineError, PeerError
 
 T = TypeVar("T")
 INT = torch.int64
@@ -189,12 +190,12 @@ class Ranks:
                 chosen = choose()
             except BaseException as error:
                 failure = error
-        refused = f"{type(failure).__name__}: {failure}" if failure is not None else None
+        refused = None if failure is None else [type(failure).__name__, str(failure)]
         chosen, refused = self.from_zero([chosen, refused])
         if failure is not None:
             raise failure
         if refused is not None:
-            raise HooklineError(f"Rank 0 could not begin: {refused}")
+            raise _as_on_zero(*refused)
         return chosen  # type: ignore[no-any-return]
 
     def largest(self, values: Sequence[int]) -> Answer:
@@ -224,6 +225,14 @@ class Ranks:
             else dist.all_reduce(numbers, operation, group=self.group, async_op=True)
         )
         return Answer(numbers, work)
+
+
+def _as_on_zero(kind: str, text: str) -> HooklineError:
+    """Return an error of rank zero for another rank: the same one if it is Hookline's, else a `PeerError`."""
+    own = getattr(errors, kind, None)
+    if isinstance(own, type) and issubclass(own, HooklineError):
+        return own(text)
+    return PeerError(f"Rank 0 could not begin: {kind}: {text}")
 
 
 def _explain_lost_connection(error: RuntimeError, world_size: int) -> None:

@@ -20,6 +20,7 @@ from torch import distributed as dist
 
 from hookline.distributed.base import Strategy
 from hookline.distributed.comm import LONGEST_PAUSE, PAUSE, Ranks, format_ranks, gloo_group
+from hookline.distributed.error_output import print_uncaught_errors_once
 from hookline.distributed.launch import RankInfo, find_rank, pick_device, set_torchrun_environment
 from hookline.engine.checks import refused
 from hookline.util.errors import OptionError
@@ -56,6 +57,7 @@ class MultiRankStrategy(Strategy):
             )
             atexit.register(_report_end, self.ranks)
             name_rank_in_log(self.rank)
+            print_uncaught_errors_once()
 
     def begin_evaluation(self, module: nn.Module) -> None:
         """Broadcast rank zero's buffers (batch norm's averages), because those are the saved ones."""
@@ -68,6 +70,8 @@ class MultiRankStrategy(Strategy):
 
     def barrier(self) -> None:
         """Wait for all ranks."""
+        if self.before_collective is not None:
+            self.before_collective("barrier")
         self.ranks.barrier()
 
     def reduce(self, value: Any, op: str = "mean") -> Any:
@@ -85,6 +89,8 @@ class MultiRankStrategy(Strategy):
             raise OptionError(f"reduce: op={op!r}, allowed: {', '.join(map(repr, operations))}.")
         if self.world_size == 1:
             return value
+        if self.before_collective is not None:
+            self.before_collective("reduce")
         total = (
             value.detach().clone()
             if isinstance(value, Tensor)

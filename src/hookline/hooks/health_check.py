@@ -30,8 +30,8 @@ class HealthCheck(Hook):
     It is the time from the end of a batch to the next backward: hooks, waiting for data, and the forward.
     Waiting for other ranks does not count. A rank that is slow at two checks in a row is named, and again
     after 2, 4, 8, ... such checks. `seconds` has the newest time of every rank. Ranks with different learning
-    rates have different weights from then on. They are named at the 1st, 2nd, 4th, ... such check. With one
-    process it does nothing.
+    rates have different weights from then on. They are named at the 1st, 2nd, 4th, ... such check. What it
+    reports is also in the log of the run, as a `warning`. With one process it does nothing.
     """
 
     tier = "builtin"
@@ -63,6 +63,8 @@ class HealthCheck(Hook):
         self._unequal_checks = 0
         self._ranks: Any = None
         self._store: Any = None
+        self._logger: Any = None
+        self._epoch = 0
 
     def setup(self, trainer: Any) -> None:
         ranks = trainer.strategy.ranks
@@ -96,10 +98,13 @@ class HealthCheck(Hook):
 
     # ---- the check -----------------------------------------------------------------------------------------
 
-    def on_step_end(self, step: int, optimizers: Any, clock: Any = time.monotonic) -> None:
+    def on_step_end(
+        self, step: int, epoch: int, optimizers: Any, logger: Any, clock: Any = time.monotonic
+    ) -> None:
         if step % self.every_n_steps or self._ranks is None:
             return
         self._check += 1
+        self._logger, self._epoch = logger, epoch
         self._store.set(f"{self._run}/{self._check}/{self._ranks.rank}", "")
         self._wait(self._ranks.largest((0,)), step)
         known = self._ranks.gather_numbers([self._own, self._batches, _sum_of_rates(optimizers)])
@@ -119,13 +124,12 @@ class HealthCheck(Hook):
         self._slow_checks.update(again)
         due = [rank for rank in again if _is_due(self._slow_checks[rank])]
         if due and self._ranks.rank == 0:
-            log.warning(
-                "HealthCheck: slow at step %d and at the check before: %s of its own per step; "
-                "the %s is %.1f ms",
+            named = ", ".join(f"{self._name(rank)}: {1000 * self.seconds[rank]:.1f} ms" for rank in due)
+            other = "time of the other rank" if len(self.seconds) == 2 else "median of all ranks"
+            self._warn(
+                f"HealthCheck: slow at step {step} and at the check before: {named} of its own per step; "
+                f"the {other} is {1000 * median:.1f} ms",
                 step,
-                ", ".join(f"{self._name(rank)}: {1000 * self.seconds[rank]:.1f} ms" for rank in due),
-                "time of the other rank" if len(self.seconds) == 2 else "median of all ranks",
-                1000 * median,
             )
 
     def _compare_rates(self, rates: list[float], step: int) -> None:
@@ -143,7 +147,7 @@ class HealthCheck(Hook):
         if self.action == "raise":
             raise PeerError(text)
         if self._ranks.rank == 0 and _is_due(self._unequal_checks):
-            log.warning("%s", text)
+            self._warn(text, step)
 
     def _wait(self, answer: Any, step: int) -> None:
         """Wait until all ranks have answered. Report the missing ranks each time the patience ends."""
@@ -157,10 +161,15 @@ class HealthCheck(Hook):
             )
             if self.action == "raise":
                 raise PeerError(f"{text}.")
-            log.warning("%s", text)
+            self._warn(text, step)
 
         answer.wait(self.patience, report)
         answer.read()
+
+    def _warn(self, text: str, step: int) -> None:
+        """Log a warning, also in the log of the run, which rank zero writes."""
+        log.warning("%s", text)
+        self._logger.log_event("warning", {"step": step, "epoch": self._epoch, "message": text})
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} ({self._hosts[rank]})"

@@ -91,9 +91,13 @@ class Signals:
             raise _at_once(number)
         self._first, self._echoes_until = number, time.monotonic() + ECHOES
         name = signal.Signals(number).name
-        second = "a second signal" if is_alone else f"the same again after {ECHOES:g} s, or another signal,"
+        if is_alone:
+            rank, second = "", "a second signal"
+        else:
+            rank = f"[rank {run.strategy.rank}] "
+            second = f"the same again after {ECHOES:g} s, or another signal,"
         _write_stderr(
-            f"\n{name}: finishing this batch and saving, then the run ends; {second} ends it at once.\n"
+            f"\n{rank}{name}: finishing this batch and saving, then the run ends; {second} ends it at once.\n"
         )
         run.signals.received = number
         if is_alone:

@@ -34,7 +34,7 @@ MOST_NAMES = 5000
 MOST_EVENTS = 2000
 LATEST_SECOND = 1e11
 """Seconds since 1970. A larger value, or NaN, is not a time."""
-LASTING = ("failure", "control", "resume", "rollback", "spike", "nonfinite", "exclusion")
+LASTING = ("failure", "control", "resume", "rollback", "spike", "nonfinite", "exclusion", "warning")
 """Records about the job, or why it went back: shown even if a resume has superseded the steps around them."""
 BEGINS = ("hyperparams", "resume", "start")
 """The first records of a job. The time before them was not spent in a job."""
@@ -240,12 +240,10 @@ def take(run: RecordedRun, record: dict[str, Any]) -> bool:
         run.last_step = step
     if kind == "metrics":
         _take_metrics(run, record, run.last_step if step is None else step)
-    elif kind in _TAKERS:
-        _TAKERS[kind](run, record, step)
     elif kind == "histogram":
         run.unshown["histograms"] += 1
-    else:  # an unknown record, such as one of a later version
-        add_event(run, RunEvent(kind, _record_line(record), run.times.ended, step))
+    else:
+        _TAKERS.get(kind, _take_other)(run, record, step)
     return True
 
 
@@ -267,7 +265,7 @@ def step_of(record: dict[str, Any]) -> int | None:
 
 def _take_lasting(run: RecordedRun, record: dict[str, Any]) -> None:
     _take_time(run, record)
-    _TAKERS[record["type"]](run, record, step_of(record))
+    _TAKERS.get(record["type"], _take_other)(run, record, step_of(record))
 
 
 def _take_metrics(run: RecordedRun, record: dict[str, Any], step: int) -> None:
@@ -483,14 +481,14 @@ def add_event(run: RecordedRun, event: RunEvent) -> None:
         run.unshown["further events"] += 1
 
 
-def _record_line(record: dict[str, Any]) -> str:
-    """Return a record of an unknown kind as one line."""
+def _take_other(run: RecordedRun, record: dict[str, Any], step: int | None) -> None:
+    """Add a record of another kind as one line: a warning, or a kind of a later version."""
     parts = [
-        f"{key} {value}"
+        str(value) if key == "message" else f"{key} {value}"
         for key, value in record.items()
-        if key not in ("type", "time", "step", "epoch") and value not in (None, "", {}, [])
+        if key not in ("type", "time", "step", "epoch", "superseded") and value not in (None, "", {}, [])
     ]
-    return ", ".join(parts)
+    add_event(run, RunEvent(record["type"], ", ".join(parts), run.times.ended, step))
 
 
 # ---- a run that is in progress -----------------------------------------------------------------------------

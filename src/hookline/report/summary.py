@@ -24,6 +24,7 @@ SUMMARY_VERSION = 1
 removed.
 """
 MOST_CHECKPOINTS = 100
+MOST_WARNINGS = 100
 MOST_SKIPS = 100
 """The newest skipped updates. A log has the first 100 of a session, and then every hundredth."""
 
@@ -90,6 +91,9 @@ def _summarize_run(run: RecordedRun, name: str, metric: str | None) -> dict[str,
         "skips": [{"step": each.step, "reason": each.text} for each in run.events if each.kind == "skip"][
             -MOST_SKIPS:
         ],
+        "warnings": [
+            {"step": each.step, "message": each.text} for each in run.events if each.kind == "warning"
+        ][-MOST_WARNINGS:],
         "best": None if best is None else best.data(),
         "metrics": [each.data() for each in progress_of(run)],
         "cost": {"hooks": run.costs.rows, "time": _newest_record(run)},

@@ -70,8 +70,9 @@ class FailureMonitor(Protocol):
     failure: Any
     nested: Any
 
-    def report_failure(self, error: BaseException) -> None:
-        """Report this rank's failure."""
+    def report_failure(self, error: BaseException) -> BaseException:
+        """Report this rank's failure. Return the error to raise."""
+        ...
 
     def post(self, text: str, failed: bool = True) -> None:
         """Report a text to the other ranks."""

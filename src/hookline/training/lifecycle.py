@@ -142,9 +142,8 @@ def run_lifecycle(run: Run, body: Callable[[Run], T]) -> T:
         if run.stage == "fit":
             finish_fit(run)
     except BaseException as caught:
-        error = caught
         write_pending_metrics(run)
-        begin_failure(run, caught)
+        error = begin_failure(run, caught)
         failures += run_events.report_failure(run)
         failures += save_after_failure(run)
         record_end(run)
@@ -160,9 +159,10 @@ def run_lifecycle(run: Run, body: Callable[[Run], T]) -> T:
 
 def join_ranks(run: Run) -> None:
     """Check that all ranks run the same program; in a fit, make them share decisions and one clock."""
-    from hookline.training.ranks.preflight import check_equal
+    from hookline.training.ranks.preflight import check_equal, refuse_on_some_ranks
 
     check_equal(run)
+    run.strategy.before_collective = functools.partial(refuse_on_some_ranks, run.state)
     run.strategy.make_mesh()
     if run.stage != "fit":
         return
@@ -173,8 +173,11 @@ def join_ranks(run: Run) -> None:
     run.traits.started = rank_sync.now()
 
 
-def begin_failure(run: Run, error: BaseException) -> None:
-    """Mark the run as failed, and report it to the other ranks before anything else."""
+def begin_failure(run: Run, error: BaseException) -> BaseException:
+    """Mark the run as failed, and report it to the other ranks before anything else.
+
+    Return the error to raise.
+    """
     s = run.state
     is_agreed = s.status == "interrupted"  # Ctrl-C ends all ranks
     run_events.mark_failed(run, error)
@@ -189,8 +192,10 @@ def begin_failure(run: Run, error: BaseException) -> None:
     advise_on_name(error)
     error.add_note(ended)
     if run.failure_monitor is not None and not is_agreed:
-        run.failure_monitor.report_failure(error)
+        error = run.failure_monitor.report_failure(error)
+        run_events.mark_failed(run, error)
     run.saves.requests.clear()  # the state that they were meant to save may be inconsistent now
+    return error
 
 
 def write_pending_metrics(run: Run) -> None:

@@ -35,10 +35,15 @@ def shorten_in_notebook(error: BaseException) -> None:
             error._render_traceback_ = lambda: render(error, is_own)  # type: ignore[attr-defined]
 
 
+def keeps_all() -> bool:
+    """Return whether the user wants all tracebacks, and all of each."""
+    return os.environ.get(KEEP_ALL, "0") not in ("", "0")
+
+
 def render(error: BaseException, is_own: bool = False) -> list[str]:
     """Return the text that IPython shows for an error. is_own: whether Hookline raises it about itself."""
     show = builtins.get_ipython().InteractiveTB.structured_traceback  # type: ignore[attr-defined]
-    if not in_notebook() or os.environ.get(KEEP_ALL, "0") not in ("", "0"):
+    if not in_notebook() or keeps_all():
         return list(show(type(error), error, error.__traceback__, tb_offset=1))
     notes: list[str] = getattr(error, "__notes__", [])
     full = list(notes)

@@ -279,8 +279,12 @@ class RankMonitor:
 
     # ---- this rank fails -----------------------------------------------------------------------------------
 
-    def report_failure(self, error: BaseException) -> None:
-        """Report the failure of this rank to the others; add a note if it follows from another's failure."""
+    def report_failure(self, error: BaseException) -> BaseException:
+        """Report the failure of this rank to the others. Return the error to raise.
+
+        If it follows from another rank's failure, that is a `PeerError` instead of the error of a lost
+        connection, and another error gets a note.
+        """
         self._error = error
         self._deadline = time.monotonic() + OWN_TIMEOUT
         if _is_lost_connection(error):
@@ -290,7 +294,17 @@ class RankMonitor:
             where = next(iter(getattr(error, "__notes__", [])), "")
             self.post(f"{type(error).__name__}: {str(error)[:MAX_MESSAGE]} ({where}).")
         elif self.failure.rank != self.run.strategy.rank and not isinstance(error, PeerError):
+            if _is_lost_connection(error):
+                return self._error_of_peer(error)
             error.add_note(f"{self.failure} This rank could not continue without it.")
+        return error
+
+    def _error_of_peer(self, lost: BaseException) -> PeerError:
+        """Return an error that names the failed rank, with the position of this one (the last note)."""
+        error = PeerError(f"{self.failure} This rank cannot continue without it.")
+        error.__cause__ = lost
+        error.add_note(lost.__notes__.pop())
+        return error
 
     def post(self, text: str, failed: bool = True) -> None:
         """Write a message for all ranks: a failure, or with failed=False a warning."""

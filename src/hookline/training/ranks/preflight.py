@@ -18,6 +18,7 @@ from hookline.distributed.comm import STARTS, Ranks, describe_ended_ranks, forma
 from hookline.distributed.process_group import wait_until
 from hookline.run.optimizers import bare
 from hookline.run.run import Run
+from hookline.run.state import State
 from hookline.training.settings import collect_settings
 from hookline.util.errors import HookError, HooklineError, OptionError
 from hookline.util.urls import shown
@@ -79,6 +80,21 @@ def check_equal_optimizers(run: Run) -> None:
             f"The ranks have different optimizers: {'; '.join(found[:6])}{'; ...' if len(found) > 6 else ''}."
             " Their weights would drift apart. Create the optimizers with the same settings on every rank."
         )
+
+
+def refuse_on_some_ranks(s: State, method: str) -> None:
+    """Raise if a hook that only some ranks call uses a method of the strategy that needs all ranks."""
+    running = s.running
+    while running is not None:
+        listener, running = running
+        ranks = getattr(getattr(listener, "owner", None), "ranks", "all")
+        if ranks != "all":
+            raise HookError(
+                f"strategy.{method}() needs all ranks, and {listener.label} has ranks={ranks!r}, so the call "
+                "would wait for the other ranks without end. Set ranks = 'all', call it on every rank, and "
+                "use the result under `if rank == 0`. Arguments of events, such as loss and grad_norm, and "
+                "logged metrics are reduced over ranks already."
+            )
 
 
 def gather_different(ranks: Ranks, mine: dict[str, Any]) -> list[dict[str, Any]]:
