@@ -29,7 +29,7 @@ class HookError(HooklineError):
 class MissingAttribute(HooklineError, AttributeError):
     """A trainer or data module has no attribute of this name.
 
-    The text says what to use instead. It is made when it is read, because `hasattr` discards most such errors.
+    The text says what to use instead. It is made when it is read: `hasattr` discards most such errors.
     """
 
     def __init__(self, name: str, owner: object) -> None:
