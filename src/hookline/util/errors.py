@@ -32,12 +32,12 @@ class MissingAttribute(HooklineError, AttributeError):
 
     def __init__(self, name: str, owner: object) -> None:
         super().__init__(name=name)  # with obj=owner, Python would add a name of its own
-        self.owner = owner
+        self.missing, self.owner = name, owner
 
     def __str__(self) -> str:
         known = [each for each in dir(self.owner) if not each.startswith("_")]
         kind = type(self.owner).__name__
-        return f"{kind!r} object has no attribute {self.name!r}.{closest(self.name, known)}"
+        return f"{kind!r} object has no attribute {self.missing!r}.{closest(self.missing, known)}"
 
 
 class OptionError(HooklineError, ValueError):
