@@ -6,6 +6,7 @@ import linecache
 from typing import Any
 
 import pytest
+from tiny import Net, batches, quiet
 
 from hookline import Hook
 from hookline.engine.source_text import attributes_read, parse_source, passes_arguments_on
@@ -69,3 +70,21 @@ def test_code_made_by_exec_does_not_have_the_text_of_another_program(monkeypatch
     exec("def step(self, *given):\n    return super(Made, self).step(*given)\n", space)
     assert parse_source(space["step"]) is None
     assert passes_arguments_on(space["step"], "step")
+
+
+def test_a_wrapper_that_refers_to_itself_is_a_method_as_any_other() -> None:
+    def report(self: Any, step: int) -> None: ...
+
+    def counted(function: Any) -> Any:
+        def wrapper(self: Any, step: int) -> None:
+            wrapper.calls += 1  # type: ignore[attr-defined]
+            function(self, step)
+
+        wrapper.calls = 0  # type: ignore[attr-defined]
+        return wrapper
+
+    class Counts(Hook):
+        on_step_end = counted(report)
+
+    quiet(hooks=[Counts()]).fit(Net(), batches(3))
+    assert Counts.on_step_end.calls == 3

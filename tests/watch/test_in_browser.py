@@ -73,6 +73,21 @@ def test_updates_arrive_without_a_reload_and_equal_the_log(live: Opened, run: Pa
     assert page.locator("#tools [role=status]").inner_text() == "live"
 
 
+def test_costs_that_are_not_measured_are_not_shown_as_zeros(browser: Any, tmp_path: Path) -> None:
+    with job(tmp_path, audit={"costs": False}) as unmeasured, served(unmeasured) as watch:
+        made = Opened(browser, watch.url)
+        table = made.page.locator("#job table")
+        assert "costs are not measured" in table.locator("caption").inner_text()
+        assert table.locator("tbody tr").first.locator("td.number").all_inner_texts() == ["–"] * 4
+        made.page.close()
+
+
+def test_the_measured_costs_of_hooks_are_shown(live: Opened) -> None:
+    table = live.page.locator("#job table")
+    assert "measured" not in table.locator("caption").inner_text()
+    assert "–" not in table.locator("tbody tr").first.locator("td.number").all_inner_texts()
+
+
 def test_the_job_says_how_far_it_is_in_the_words_of_the_report(live: Opened) -> None:
     line = live.page.locator("#job p").first.inner_text()
     assert re.search(r"training step [\d,]+, .*(epoch|batch)", line), line

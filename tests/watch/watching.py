@@ -20,7 +20,7 @@ from hookline.control.client import NotRunning, ask
 from hookline.watch import Watch
 
 JOB = """
-import sys, time
+import json, sys, time
 sys.path.insert(0, sys.argv[1])
 from tiny import Net, batches, quiet
 from hookline import Hook
@@ -35,18 +35,22 @@ class Markup(Hook):
     def on_step_end(self): ...
 
 trainer = quiet(run_dir="run", logger=True, max_epochs=-1, max_time="5 minutes", log_every_n_steps=1,
-                hooks=[Naps(), GradientMonitor(log_frequency=1), Markup()])
+                hooks=[Naps(), GradientMonitor(log_frequency=1), Markup()], **json.loads(sys.argv[2]))
 trainer.fit(Net(0.001), batches(8), batches(2))
 """
 
 
 @contextmanager
-def job(folder: Path) -> Iterator[Path]:
-    """The directory of a job that trains until it is told to stop."""
+def job(folder: Path, **options: Any) -> Iterator[Path]:
+    """The directory of a job that trains until it is told to stop. options: of its trainer."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     tests = str(Path(__file__).parent.parent)
     with preloaded.Popen(
-        [sys.executable, "-c", JOB, tests], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", JOB, tests, json.dumps(options)],
+        cwd=folder,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         run = folder / "run"
         try:

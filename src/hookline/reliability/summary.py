@@ -187,10 +187,11 @@ class Recorded:
 def show_reuse(run: Run) -> None:
     """Report once that a call without `loss` and `step` uses those of the last run of the same module."""
     steps = run.steps
-    function = steps.given_functions["training_step"] if isinstance(steps, PlainSteps) else None
-    if function is None or not steps.is_reused or run.stage == "predict":
+    if not isinstance(steps, PlainSteps) or not steps.is_reused or run.stage == "predict":
         return
-    steps.is_reused = None
+    steps.is_reused, function = None, steps.given_functions["training_step"]
+    if function is None:  # the model computes its loss itself
+        return
     name = getattr(function, "__name__", type(function).__name__)
     show_notice(
         run, f"{run.stage}() uses {steps.name_of_function}{name}, as the last run of this module did."

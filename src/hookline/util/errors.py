@@ -34,12 +34,12 @@ class MissingAttribute(HooklineError, AttributeError):
 
     def __init__(self, name: str, owner: object) -> None:
         super().__init__(name=name)  # with obj=owner, Python would add a name of its own
-        self.owner = owner
+        self.missing, self.owner = name, owner
 
     def __str__(self) -> str:
         known = [each for each in dir(self.owner) if not each.startswith("_")]
-        instead = f" {ATTRIBUTES[self.name]}" if self.name in ATTRIBUTES else closest(self.name, known)
-        return f"{type(self.owner).__name__!r} object has no attribute {self.name!r}.{instead}"
+        instead = f" {ATTRIBUTES[self.missing]}" if self.missing in ATTRIBUTES else closest(self.missing, known)
+        return f"{type(self.owner).__name__!r} object has no attribute {self.missing!r}.{instead}"
 
 
 class OptionError(HooklineError, ValueError):

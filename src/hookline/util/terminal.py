@@ -30,7 +30,7 @@ def place(file: str, line: int) -> str:
     """Return where code is: `file.py:12`, or for code that was entered in IPython the cell, as in its
     tracebacks: `Cell In[3], line 12`.
     """
-    shell = getattr(builtins, "get_ipython", type(None))()
+    shell = getattr(builtins, "get_ipython", object)()
     name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)
     cell = name_of(file) if name_of is not None else None
     return f"{file}:{line}" if cell is None else f"{' '.join(cell)}, line {line}"
