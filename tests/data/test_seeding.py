@@ -18,7 +18,7 @@ from tiny import Net, batches, quiet
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from hookline import seed_everything
+from hookline import OptionError, seed_everything
 from hookline.data.rng_exchange import OwnStream
 from hookline.data.seeding import Value, find_generators, key_of, put_back, states_of
 
@@ -308,3 +308,8 @@ def test_a_number_that_decides_an_order_is_kept_like_a_state() -> None:
     assert states_of(found) == {"sampler.epoch": 3}
     put_back(found, {"sampler.epoch": 5})
     assert owner == {"epoch": 5}
+
+
+def test_an_argument_that_only_lightning_has_is_told_to_be_left_out() -> None:
+    with pytest.raises(OptionError, match="no argument 'workers'. Leave it out: Hookline seeds the workers"):
+        seed_everything(1, workers=True)  # type: ignore[arg-type]

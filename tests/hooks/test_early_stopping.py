@@ -353,3 +353,10 @@ def test_a_saved_state_without_a_mode_was_of_the_default_of_that_version(
 def test_a_misspelled_parameter_comes_with_the_right_one() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'pateince'. Did you mean 'patience'"):
         EarlyStopping(pateince=3)  # type: ignore[call-arg]
+
+
+def test_an_unknown_parameter_comes_with_those_that_there_are() -> None:
+    with pytest.raises(
+        TypeError, match="argument 'log_rank_zero_only'. Arguments: monitor, patience, mode, "
+    ):
+        EarlyStopping(log_rank_zero_only=True)  # type: ignore[call-arg]

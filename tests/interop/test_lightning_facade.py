@@ -131,3 +131,42 @@ def test_the_tuner_takes_modules_of_the_dialect() -> None:
         Tuner(Trainer(**QUIET)).lr_find(model, batches(50), attr_name="speed")
     with pytest.raises(ValueError, match="mode='linear'"):
         Tuner(Trainer(**QUIET)).lr_find(model, batches(50), mode="linear")
+
+
+def test_lightnings_summary_runs_the_example_input_of_a_module_of_the_dialect() -> None:
+    class Shown(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.example_input_array = {"values": torch.ones(3, 4)}
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return batch["values"] if isinstance(batch, dict) else batch
+
+        def forward(self, values: Any) -> Any:
+            return self.layer(values)
+
+    class Kept(theirs.ModelSummary):
+        @staticmethod
+        def summarize(summary_data: Any, *args: Any, **options: Any) -> None:
+            seen.update(summary_data)
+
+    seen: dict[str, Any] = {}
+    options = {**QUIET, "enable_model_summary": True, "enable_checkpointing": False}
+    Trainer(max_steps=1, callbacks=[Kept()], **options).fit(Shown(), batches(1))
+    assert seen["Out sizes"] == [[3, 2]]
+
+
+@pytest.mark.parametrize("name", ["utilities", "strategies"])
+def test_a_module_that_only_lightning_has_is_to_be_imported_from_there(name: str) -> None:
+    import hookline.interop.lightning as dialect
+
+    told = f"Import it from Lightning: lightning.pytorch.{name}"
+    for line in (
+        f"from hookline.interop.lightning import {name}",
+        f"import hookline.interop.lightning.{name}",
+    ):
+        with pytest.raises(ImportError, match=told):
+            exec(line, {})
+    with pytest.raises(AttributeError, match=told):
+        getattr(dialect, name)
+    assert not hasattr(dialect, name)

@@ -16,6 +16,7 @@ from lightning.pytorch.loggers.logger import Logger
 from torch import nn
 
 import hookline
+from hookline.cli import main
 from hookline.interop.lightning import Trainer
 from hookline.report.page import write_report
 from hookline.report.runs import list_runs
@@ -24,6 +25,7 @@ from hookline.report.summary import summarize
 pytestmark = [pytest.mark.filterwarnings("ignore")]  # Lightning's own advice
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 LOSSES = (0.5, 0.1, 0.7)
+BARE: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False}
 
 
 class Model(pl.LightningModule):
@@ -139,6 +141,64 @@ def test_the_last_line_names_the_best_checkpoint_and_load_best_loads_it(
     assert not torch.equal(trainer.lightning_module.layer.weight, weights["layer.weight"])
     assert trainer.load_best().step == 4
     assert torch.equal(trainer.lightning_module.layer.weight, weights["layer.weight"])
+
+
+class Described(Model):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+
+def test_settings_are_those_that_the_user_chose(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = Trainer(
+        max_epochs=2,
+        logger=CSVLogger(tmp_path, name="a"),
+        callbacks=[EarlyStopping("val_loss", patience=5)],
+        gradient_clip_val=0.5,
+    )
+    trainer.fit(Described(width=8))
+    folder = tmp_path / "a" / "version_0"
+    [about] = summarize([folder])["runs"]
+    chosen = about["settings"]
+    assert chosen["module.width"] == 8 and chosen["hooks.early_stopping.patience"] == 5
+    hooks = {name.split(".")[1] for name in chosen if name.startswith("hooks.")}
+    assert hooks == {"early_stopping", "model_checkpoint"}  # not the bar, the summary and the saved arguments
+    assert "trainer.checkpoint" not in chosen  # Lightning's callback saves
+    assert "checkpoint" not in json.loads((folder / "run.json").read_text())["options"]
+    assert main(["summary", str(folder)]) == 0
+    text = capsys.readouterr().out
+    rows = {
+        line.split()[0]: line.split()[1:]
+        for line in text.partition("setting ")[2].splitlines()
+        if line.split()
+    }
+    assert rows["hooks.early_stopping.min_delta"] == ["0"]  # Lightning keeps -0.0
+    assert rows["trainer.gradient_clip_val"] == ["0.5"] and rows["optimizers.0.groups.0.lr"] == ["0.01"]
+    assert not any(
+        name.startswith("optimizers.") and value[0] in ("true", "false") for name, value in rows.items()
+    )
+    own = Trainer(max_epochs=1, logger=CSVLogger(tmp_path, name="b"), checkpoint=True, **BARE)
+    own.fit(Model())
+    assert (
+        json.loads((tmp_path / "b" / "version_0" / "run.json").read_text())["options"]["checkpoint"] is True
+    )
+
+
+@pytest.mark.parametrize("monitor", ["val_loss", None])
+def test_the_last_line_names_a_file_that_has_only_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monitor: str | None
+) -> None:
+    caplog.set_level("INFO", "hookline")
+    keep = ModelCheckpoint(dirpath=tmp_path / "kept", monitor=monitor, save_weights_only=True)
+    trainer = Trainer(max_epochs=3, logger=CSVLogger(tmp_path, name="a"), callbacks=[keep], **BARE)
+    trainer.fit(Described())
+    file = tmp_path / "kept" / f"epoch={1 if monitor else 2}-step={4 if monitor else 6}.ckpt"
+    score = "val_loss 0.1, step 4" if monitor else "step 6"
+    line = next(each for each in caplog.messages if each.startswith("Model:"))
+    assert line == f'Model: {file} ({score}). Load it: model = Described.load_from_checkpoint("{file}")'
+    assert Described.load_from_checkpoint(str(file)).hparams.width == 4
 
 
 def test_load_best_of_hooklines_trainer_takes_a_file_of_lightning(tmp_path: Path) -> None:

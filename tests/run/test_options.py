@@ -169,6 +169,15 @@ def test_an_option_with_a_known_right_name_is_refused_in_one_line(name: str, mes
     assert "max_steps" in inspect.getdoc(Trainer) or "max_steps" in str(inspect.signature(Trainer))
 
 
+def test_all_unknown_options_are_refused_together() -> None:
+    with pytest.raises(OptionError) as caught:
+        Trainer(accelerator="cpu", devices=1, max_epochs=1)  # type: ignore[call-arg]
+    first, second = str(caught.value).splitlines()
+    assert first == "Trainer has no option 'accelerator'. Did you mean 'device'?"
+    assert second.startswith("Trainer has no option 'devices'. Leave it out: a process uses one device.")
+    assert caught.value.option == "accelerator"
+
+
 @pytest.mark.parametrize("name", ["events", "audit"])
 def test_a_refusal_lists_what_the_trainer_takes_and_nothing_else(name: str) -> None:
     with pytest.raises(OptionError) as caught:

@@ -122,6 +122,16 @@ def test_what_the_advice_for_lightnings_names_says_exists() -> None:
         assert operator.attrgetter(path[1:])(trainer) is not None or path == ".num_training_batches", path
 
 
+def test_a_row_that_is_logged_as_in_lightning_says_what_to_call() -> None:
+    class Logging(Net):
+        def on_train_epoch_end(self) -> None:
+            self.logger.log_metrics({"a": 1.0}, step=self.global_step)
+
+    with pytest.raises(TypeError) as failed:
+        quiet().fit(Logging(), batches(1))
+    assert any(note.startswith("Call self.log(name, value)") for note in failed.value.__notes__)
+
+
 def test_the_logger_says_where_the_experiment_is() -> None:
     logger = quiet().logger
     with pytest.raises(
