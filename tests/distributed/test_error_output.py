@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from ranks.torchrun import Outcome, by_torchrun, torchrun
+from tiny import Net, batches, quiet
 from torch import distributed as dist
 
 from hookline import OptionError
 from hookline.distributed import error_output
-from hookline.distributed.error_output import print_once, print_uncaught_errors_once
+from hookline.distributed.error_output import print_once
 
 LINE = re.compile(r"\[rank (\d)\] (?:(\w+): )?the same error as on rank (\d), which prints it")
 
@@ -86,7 +87,7 @@ def test_an_error_whose_text_cannot_be_read_is_shown(agent: Any, monkeypatch: py
 def test_one_process_keeps_its_exception_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     before = sys.excepthook
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    print_uncaught_errors_once()
+    quiet().fit(Net(), batches(1))
     assert sys.excepthook is before
 
 

@@ -31,9 +31,8 @@ CONNECTING = datetime.timedelta(seconds=5)
 
 
 def print_uncaught_errors_once() -> None:
-    """Make an uncaught error of several ranks be printed by one of them. With one process do nothing."""
-    is_alone = not dist.is_initialized() and os.environ.get("WORLD_SIZE", "1") == "1"
-    if not is_alone and not isinstance(sys.excepthook, ErrorOutput):
+    """Make an uncaught error of several ranks be printed by one of them. Call it with several processes."""
+    if not isinstance(sys.excepthook, ErrorOutput):
         sys.excepthook = ErrorOutput(sys.excepthook)
 
 
