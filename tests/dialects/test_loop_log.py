@@ -13,7 +13,7 @@ from dialects.looped import net_and_sgd, train
 from tiny import batches
 from torch.nn import functional as F
 
-from hookline import Hook, Line
+from hookline import CheckpointError, Hook, Line
 from hookline.checkpoint import files
 from hookline.cli import main
 from hookline.hooks import EarlyStopping, ModelCheckpoint
@@ -229,3 +229,17 @@ def test_samples_of_a_loop_are_not_recorded(
     said = capsys.readouterr().err
     assert "A loop with hookline.Line reads its data itself, so the order of its samples is not" in said
     assert "Only hookline.Trainer records it" in said and "readable" not in said
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_the_log_of_the_loop_as_it_was(tmp_path: Path) -> None:
+    net, sgd = net_and_sgd()
+    train(Line(net, sgd, hooks=[ModelCheckpoint()], logger=True, run_dir=tmp_path), net, sgd, batches(2))
+    before = (tmp_path / "log.jsonl").read_bytes()
+    wider = torch.nn.Linear(4, 3)
+    line = Line(wider, torch.optim.SGD(wider.parameters(), lr=0.1), logger=True, run_dir=tmp_path)
+    with pytest.raises(CheckpointError, match="does not fit this run"), line:
+        line.load_checkpoint("auto")
+    assert (tmp_path / "log.jsonl").read_bytes() == before
+    with pytest.raises(RuntimeError, match="mine"), line:
+        raise RuntimeError("mine")
+    assert '"message": "mine"' in (tmp_path / "log.jsonl").read_text()

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dialects.looped import net_and_sgd
+import torch
+from dialects.looped import net_and_sgd, train
 from tiny import batches
 from torch.nn import functional as F
 
-from hookline import Hook, Line, StopTraining
+from hookline import Hook, Line, OptionError, StopTraining
 from hookline.checkpoint import files
 from hookline.hooks import EarlyStopping, ModelCheckpoint
 from hookline.loggers import read_log
@@ -190,3 +191,43 @@ def test_an_older_checkpoint_does_not_say_that_it_was_stopped(tmp_path: Path) ->
     files.write(contents, tmp_path / "checkpoints/older")
     line = loop()
     assert loop.epochs == [3] and line.global_step == 8
+
+
+def test_a_loop_continues_from_its_best_checkpoint(tmp_path: Path) -> None:
+    def line(*hooks: Any) -> tuple[Line, Any, Any]:
+        net, sgd = net_and_sgd()
+        return (
+            Line(net, sgd, hooks=[ModelCheckpoint("val/loss", mode="max"), *hooks], run_dir=tmp_path),
+            net,
+            sgd,
+        )
+
+    made, net, sgd = line(ModelCheckpoint(dirpath="epochs"))
+    with made:
+        assert not made.load_checkpoint("best")
+    train(made, net, sgd, batches(2), epochs=2, val=batches(1))
+    again, net, sgd = line(ModelCheckpoint(dirpath="epochs"))
+    with again:
+        assert again.load_checkpoint("best")
+        assert again.global_step == 2  # the loss falls, and mode="max" keeps the first
+        assert list(again.epochs(2)) == [1]
+
+
+def test_another_number_of_schedulers_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    net, sgd = net_and_sgd()
+    train(Line(net, sgd, hooks=[ModelCheckpoint()], run_dir=tmp_path), net, sgd, batches(2))
+    schedule = torch.optim.lr_scheduler.StepLR(sgd, 1)
+    with Line(net, sgd, schedulers=schedule, run_dir=tmp_path) as line:
+        line.load_checkpoint("auto")
+    assert "has the state of 0 schedulers, and the Line has 1" in caplog.text
+
+
+def test_a_monitored_training_loss_that_the_loop_does_not_report_is_explained() -> None:
+    net, sgd = net_and_sgd()
+    line = Line(net, sgd, hooks=[EarlyStopping("train/loss")])
+    with pytest.raises(OptionError, match="monitors 'train/loss'") as caught, line:
+        for _ in line.epochs(1):
+            for x, y in line.epoch(batches(2)):
+                (net(x) - y).square().mean().backward()
+                sgd.step()
+    assert "2 updates were made without line.backward(loss)" in "\n".join(caught.value.__notes__)

@@ -4,6 +4,7 @@ the hooks.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,10 +20,11 @@ from hookline.interop.hosted.host import RAW_LOOP, Host
 from hookline.interop.hosted.position import LoopPosition, stop_in
 from hookline.interop.hosted.run import HOST_OPTIONS, HostedRun, refuse_other_options
 from hookline.run.optimizers import bare
+from hookline.run.record import monitors_of
 from hookline.run.timer import RunTimer, timed
 from hookline.training import run_events
 from hookline.training.data_pass import read_batches
-from hookline.training.resume import LINE_LOADS, find_checkpoint
+from hookline.training.resume import LINE_LOADS, SEARCH_WORDS, find_checkpoint
 from hookline.util.errors import END_EPOCH, HooklineError, LossError, OptionError, StopTraining
 from hookline.util.urls import shown
 
@@ -125,7 +127,8 @@ class Line(HostedRun):
             self.end_training()
             self.end_fit()
             self._warn_of_missing_batches()
-            self._warn_of_missing_losses()
+            if missing := self._missing_losses():
+                log.warning("%s", missing)
         except BaseException as failure:
             self.fail(failure)
             raise
@@ -166,27 +169,37 @@ class Line(HostedRun):
                 "; ".join(f"{event} (hooks: {', '.join(names)})" for event, names in waiting.items()),
             )
 
-    def _warn_of_missing_losses(self) -> None:
-        """Warn of hooks that wait for the loss or events of backward, if updates were made without them."""
+    def _missing_losses(self) -> str:
+        """Return which hooks wait for the loss or events of backward, if updates were made without them."""
         updates, plan = self.global_step - self._began[0], self.plan
         if self.batch.has_losses or updates <= 0:
-            return
+            return ""
         events = [each for each in OF_BACKWARD if plan.listeners(each)]
         readers = [each for each, facts in plan.wanted_at.items() if facts & OF_LOSS and each not in events]
-        if events or readers:
-            parts = [f"these events did not fire: {', '.join(events)}"] if events else []
-            parts += [f"the loss was None at {', '.join(readers)}"] if readers else []
-            log.warning(
-                "%d updates were made without line.backward(loss), so %s. Replace loss.backward() by "
-                "line.backward(loss).",
-                updates,
-                ", and ".join(parts),
-            )
+        monitored = [each["metric"] for each in monitors_of(self.hooks.entries()).values()]
+        parts = [f"these events did not fire: {', '.join(events)}"] if events else []
+        parts += [f"the loss was None at {', '.join(readers)}"] if readers else []
+        parts += ["there is no metric train/loss"] if "train/loss" in monitored else []
+        if not parts:
+            return ""
+        return (
+            f"{updates} updates were made without line.backward(loss), so {', and '.join(parts)}. Replace "
+            "loss.backward() by line.backward(loss)."
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """Emit on_exception and tear the hooks down. error: that of the loop; further ones become notes."""
+        if isinstance(error, HooklineError) and (missing := self._missing_losses()):
+            error.add_note(missing)
+        super().fail(error)
 
     def _log_ending(self) -> None:
         """Log where the time went, if the line has read the batches, and how the run ended."""
         timer: RunTimer = self.state.timer
         timer.stop()
+        if self.resume.was_refused:  # then the log of the run stays as it was
+            self.resume.take({})
+            return
         if timer.epochs and (timings := timer.timings()) is not None:
             self.loggers.log_event("timings", {"step": self.global_step, **timings.record()})
         super()._log_ending()
@@ -513,10 +526,10 @@ class Line(HostedRun):
         epochs that are not complete, and `epoch` drops the batches of the first one that are done, so that
         nothing is trained twice.
 
-        path: a checkpoint; or 'auto': the newest complete checkpoint of the run's directory. Return False if
-        'auto' finds none, so that the training begins. If a hook had stopped the loop of the newest one, the
-        loop is finished: `should_stop` is True, and `epochs` and `epoch` yield nothing. Pass the path to
-        train on.
+        path: a checkpoint; or 'auto': the newest complete checkpoint of the run's directory, or 'best': the
+        best one by the metric that it was kept for. Return False if there is none, so that the training
+        begins. If a hook had stopped the loop of the newest one, the loop is finished: `should_stop` is True,
+        and `epochs` and `epoch` yield nothing. Pass the path, or 'best', to train on.
         """
         super().must_run()
         if self._in_body or self.epoch_is_open or self._position.is_in_epochs:
@@ -525,23 +538,22 @@ class Line(HostedRun):
                 "continue with other weights and counts. Call it before the loop: after `with line:` and "
                 "before `for epoch in line.epochs(n)`."
             )
-        if path != "auto":
-            if stop := self._load(path):
-                log.warning("The loop of %s had been stopped: %s. It trains on.", shown(path), stop[0])
-            self.must_run()
-            return True
-        if not self._directory.has_name:
+        is_searched = path in SEARCH_WORDS
+        if is_searched and not self._directory.has_name:
             raise OptionError(
-                "load_checkpoint('auto') searches the run's directory, which must be the same one each time: "
-                "pass Line(run_dir=...)."
+                f"load_checkpoint({path!r}) searches the run's directory, which must be the same one each "
+                "time: pass Line(run_dir=...)."
             )
-        found = self.ranks.decide(self._find_newest)
-        if found and (stop := self._load(found)):
+        found = self.ranks.decide(functools.partial(self._find, str(path))) if is_searched else path
+        if not found:
+            return False
+        if (stop := self._load(found)) and path == "auto":
             self._set_stop(stop)
-            self._report_finished(found)
-        if found:
-            self.must_run()
-        return bool(found)
+            self._report_finished(str(found))
+        elif stop:
+            log.warning("The loop of %s had been stopped: %s. It trains on.", shown(found), stop[0])
+        self.must_run()
+        return True
 
     def _load(self, path: str | Path) -> tuple[str, str] | None:
         """Load a checkpoint. Return why and with which status a hook had stopped its loop, if one had."""
@@ -565,6 +577,6 @@ class Line(HostedRun):
                 f", or train longer: line.epochs(n) with n above {epochs}" if epochs else "",
             )
 
-    def _find_newest(self) -> str:
-        start = find_checkpoint("auto", self._directory, option=LINE_LOADS)
+    def _find(self, which: str) -> str:
+        start = find_checkpoint(which, self._directory, option=LINE_LOADS)
         return str(start.path) if start is not None else ""

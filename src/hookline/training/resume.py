@@ -270,8 +270,11 @@ class Asked:
     """Whether the directories to search are those that `RunDirectory.searched_runs` returns."""
 
     def __str__(self) -> str:
-        which = shown(os.fspath(self.which))
-        return f"{self.option}({which!r})" if self.option == LINE_LOADS else f"{self.option}={which!r}"
+        return self.called_with(repr(shown(os.fspath(self.which))))
+
+    def called_with(self, value: str) -> str:
+        """Return how the user passes this text."""
+        return f"{self.option}({value})" if self.option == LINE_LOADS else f"{self.option}={value}"
 
     @property
     def is_best(self) -> bool:
@@ -312,7 +315,7 @@ def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -
             notify(
                 "%s: there is no %s%s.%s",
                 asked,
-                f"checkpoint below {folder}" if looked["exists"] else f"{folder} yet",
+                f"checkpoint below {folder}" if looked["exists"] else f"directory {folder} yet",
                 so,
                 looked["skipped"],
             )
@@ -359,8 +362,8 @@ def _refuse_to_begin(asked: Asked, folder: Path, unusable: dict[str, str], searc
             f"Searched: {folder}, and where the hooks of the {'run' if asked.resumes else 'trainer'} keep "
             f"their best checkpoints ({', '.join(map(shown, searched)) or 'none of them knows one'})."
         )
-        name = asked.option
-        advice.append(f"{name}='auto' takes the newest one, with or without a score; {name}=PATH that one.")
+        newest, that = asked.called_with("'auto'"), asked.called_with("PATH")
+        advice.append(f"{newest} takes the newest one, with or without a score; {that} that one.")
     if asked.resumes:
         is_line = asked.option == LINE_LOADS
         afresh = "leave out the call" if is_line else "pass resume=None (on the command line: --fresh)"

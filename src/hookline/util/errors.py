@@ -38,7 +38,9 @@ class MissingAttribute(HooklineError, AttributeError):
 
     def __str__(self) -> str:
         known = [each for each in dir(self.owner) if not each.startswith("_")]
-        instead = f" {ATTRIBUTES[self.missing]}" if self.missing in ATTRIBUTES else closest(self.missing, known)
+        instead = (
+            f" {ATTRIBUTES[self.missing]}" if self.missing in ATTRIBUTES else closest(self.missing, known)
+        )
         return f"{type(self.owner).__name__!r} object has no attribute {self.missing!r}.{instead}"
 
 

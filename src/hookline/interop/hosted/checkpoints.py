@@ -163,6 +163,7 @@ def _mean_over_ranks(gradient: Tensor | None, parameter: Tensor, ranks: Ranks) -
 def load_hosted(view: KeptRun, path: str | Path) -> dict[str, Any]:
     """Load a checkpoint into module, optimizers, schedulers and hooks; return its contents."""
     s, contents = view.state, files.read(path)
+    view.resume.take(contents, path)  # until `restore_state`, the checkpoint may be refused
     begin_loading(view, contents)
     if "log" in contents:
         check_parts(contents, [*HOSTED_PARTS, *({"loggers"} & contents.keys())], path)
@@ -178,6 +179,14 @@ def load_hosted(view: KeptRun, path: str | Path) -> dict[str, Any]:
             load_optimizer(optimizer, kept)
         for scheduler, kept in zip(s.schedulers, contents["schedulers"], strict=False):
             load_scheduler(scheduler, kept)
+    if s.rank == 0 and len(contents["schedulers"]) != len(s.schedulers):
+        log.warning(
+            "%s has the state of %d schedulers, and the Line has %d, so they do not all continue: pass the "
+            "same ones, in the same order, to Line(schedulers=[...]).",
+            shown(path),
+            len(contents["schedulers"]),
+            len(s.schedulers),
+        )
     restore_state(view, contents, path)
     report_loaded(view, path)
     return contents
