@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -11,6 +12,14 @@ from hookline.distributed.launch import find_rank, pick_device
 from hookline.util.errors import OptionError, closest
 
 STRATEGY_NAMES = ("auto", "single", "ddp", "fsdp", "accelerate")
+
+
+def print_errors_once() -> None:
+    """In a job of several processes, make an uncaught error that all ranks raise be printed by one of them."""
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        from hookline.distributed.error_output import print_uncaught_errors_once
+
+        print_uncaught_errors_once()
 
 
 def refuse_second_choice(strategy: Strategy, activation_checkpointing: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 from hookline.data.seeding import Creation, isolated_rng, report_unseeded, seed_temporarily
-from hookline.distributed.build import make_strategy, refuse_second_choice
+from hookline.distributed.build import make_strategy, print_errors_once, refuse_second_choice
 from hookline.engine.events import EVENTS
 from hookline.engine.filters import FilterSettings
 from hookline.engine.foreign import DataLike, adopt_steps
@@ -59,10 +58,7 @@ class Trainer(RunView):
     @with_signature
     def __init__(self, **arguments: Unpack[TrainerArguments]) -> None:
         """Take the options that `hookline.run.options` declares; docs/options.md lists them."""
-        if os.environ.get("WORLD_SIZE", "1") != "1":
-            from hookline.distributed.error_output import print_uncaught_errors_once
-
-            print_uncaught_errors_once()  # before a wrong option raises on all ranks
+        print_errors_once()  # before a wrong option raises on all ranks
         self.options, parts = read_arguments(arguments)
         self.config = parts.config
         self.strategy = make_strategy(parts.strategy, parts.device, parts.precision)
