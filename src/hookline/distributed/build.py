@@ -15,7 +15,7 @@ STRATEGY_NAMES = ("auto", "single", "ddp", "fsdp", "accelerate")
 
 
 def print_errors_once() -> None:
-    """In a job of several processes, make an uncaught error that all ranks raise be printed by one of them."""
+    """Make an uncaught error that all ranks of a job raise be printed by one of them."""
     if os.environ.get("WORLD_SIZE", "1") != "1":
         from hookline.distributed.error_output import print_uncaught_errors_once
 
