@@ -33,6 +33,7 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(error_output, "ZERO_FIRST", 0.05)
     monkeypatch.setattr(error_output, "PRINTING", 0.05)
+    monkeypatch.setattr(error_output, "ENDING", 0.0)
     return store
 
 

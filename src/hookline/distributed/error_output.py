@@ -26,7 +26,9 @@ from hookline.util.short_traceback import keeps_all
 ZERO_FIRST = 1.0
 """Seconds in which rank zero may claim an error before another rank does: its output is read first."""
 PRINTING = 5.0
-"""Seconds to wait for the rank that prints an error: torchrun names the rank that ends first as the cause."""
+"""Seconds to wait until another rank has printed the error: torchrun ends all ranks as soon as one ends."""
+ENDING = 1.0
+"""Seconds in which that rank may end first, because torchrun names the first one as the cause."""
 CONNECTING = datetime.timedelta(seconds=5)
 
 
@@ -115,8 +117,8 @@ def _key_of(error: BaseException | str) -> str:
 def _claim(store: Any, key: str, rank: int, is_ending: Callable[[], bool]) -> int:
     """Return the rank that prints the error: rank zero if it has it too, else the first rank that has it.
 
-    If it is another rank, wait until that one has printed it and torchrun ends this one. is_ending: returns
-    whether SIGTERM has arrived.
+    If it is another rank, wait until that one has printed it and ends, which makes torchrun send SIGTERM.
+    is_ending: returns whether it has arrived.
     """
     printer = rank
     with contextlib.suppress(Exception):  # the store is gone
@@ -124,7 +126,8 @@ def _claim(store: Any, key: str, rank: int, is_ending: Callable[[], bool]) -> in
             _wait_for(lambda: is_ending() or store.check([key]), ZERO_FIRST)
         printer = int(store.compare_set(key, "", str(rank)))
         if printer != rank:
-            _wait_for(lambda: store.check([f"{key}/printed"]) and is_ending(), PRINTING)
+            _wait_for(lambda: store.check([f"{key}/printed"]), PRINTING)
+            _wait_for(is_ending, ENDING)
     return printer
 
 
