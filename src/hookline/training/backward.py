@@ -83,7 +83,8 @@ def loss_of(run: Run, returned: Any) -> Tensor | None:
     wrong = returned if loss is None else loss
     raise LossError(
         f"{name_of_step(run.steps)} returned {type(wrong).__name__} {str(wrong)[:60]!r}: it must return a "
-        "Tensor, a dict, or None: the loss, a dictionary or an object with 'loss', or nothing to skip the batch."
+        "Tensor, a dict, or None: the loss, a dictionary or an object with 'loss', or nothing to skip the "
+        "batch."
     )
 
 
