@@ -13,8 +13,8 @@ import pytest
 import torch
 from tiny import Net, SavesFirstEpoch, batches, quiet
 
-from hookline import SKIP_STEP, CheckpointError, Hook, Trainer
-from hookline.hooks import EarlyStopping
+from hookline import SKIP_STEP, CheckpointError, Hook, OptionError, Trainer
+from hookline.hooks import EarlyStopping, ModelCheckpoint
 from hookline.reliability.summary import end_summary
 from hookline.training.batch_events import FIRST_SKIPS
 
@@ -267,6 +267,23 @@ def test_a_resume_that_is_refused_does_not_offer_the_very_same_once_more():
         quiet(run_dir="run", max_epochs=2).fit(Wider(), batches(3), resume=saves.path)
     words = failed.value.__notes__[-1]
     assert "To resume" not in words and words.endswith(f"Nothing was trained, and {saves.path} is unchanged.")
+
+
+def test_a_run_that_trained_nothing_shows_no_cost_of_its_hooks(capfd):
+    logged(hooks=[SavesFirstEpoch()]).fit(Net(), batches(3))
+    with pytest.raises(CheckpointError):
+        logged(max_epochs=2, hooks=[ModelCheckpoint()], enable_progress_bar=True).fit(
+            Wider(), batches(3), resume="auto"
+        )
+    assert "Hooks took" not in capfd.readouterr().err
+
+
+def test_the_first_sentence_of_an_error_does_not_end_in_its_example():
+    with pytest.raises(OptionError) as failed:
+        quiet().fit(torch.nn.Linear(4, 2), batches(3))
+    assert "or step=lambda model, batch: ..., at epoch 0" in failed.value.__notes__[-1].replace(
+        "... The loss may be left out if the batches are mappings and the model returns it", "..."
+    )
 
 
 def test_a_completed_run_that_cannot_be_taken_up_again_is_still_completed():

@@ -37,6 +37,12 @@ def test_a_float_is_refused_as_a_loss() -> None:
         quiet().fit(Returning(lambda loss, i: loss.item()), batches())
 
 
+def test_what_a_step_function_returns_is_refused_under_its_own_name() -> None:
+    net = torch.nn.Linear(4, 2)
+    with pytest.raises(LossError, match="^the function step= returned tuple"):
+        quiet().fit(net, batches(), step=lambda model, batch: (model(batch[0]), 1), optimizer=torch.optim.SGD)
+
+
 def test_a_detached_loss_is_refused() -> None:
     with pytest.raises(LossError, match=r"batch 0 cannot be differentiated: it was detached"):
         quiet().fit(Returning(lambda loss, i: loss.detach()), batches())

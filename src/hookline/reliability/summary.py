@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import re
 import signal
 import sys
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from hookline.engine.slots import failure_source
 from hookline.reliability.loader_advice import check_waiting
 from hookline.reliability.model_location import model_line_after_failure, show_model
 from hookline.run.commands import handles_command
-from hookline.run.module import PlainSteps
+from hookline.run.module import PlainSteps, name_of_step
 from hookline.run.record import is_refused, leaves_directory
 from hookline.run.run import Run
 from hookline.run.state import progress
@@ -53,8 +54,7 @@ def warn_idle_epoch(run: Run) -> None:
     left_out = run.progress.skips - skips
     if left_out:
         why, by = WHY[run.progress.last_skip[0]], run.window.by
-        if run.progress.last_skip[0] == "no_loss" and isinstance(run.steps, PlainSteps):
-            why = why.replace("training_step", f"the function {run.steps.name_of_function}")
+        why = why.replace("training_step", name_of_step(run.steps))
         if run.progress.last_skip[0] == "no_loss" and by != "batches":
             why += f", or its batches had no {by} to count (accumulate_by={by!r})"
         log.warning(
@@ -234,10 +234,10 @@ def show_costs(run: Run) -> None:
     s, watch = run.state, run.state.hooks.stopwatch
     if not run.options.enable_progress_bar or run.stage != "fit" or s.rank:
         return
-    if s.exception is None and s.timings is not None and not s.timings.batches:
+    if s.timings is None or not s.timings.batches:
         return  # nothing was trained, so shares of the time mean nothing
     costs, file = run.participants.costs, notice_file()
-    times = f"Time: {s.timings}" if s.timings is not None and s.timings.batches else ""
+    times = f"Time: {s.timings}"
     if any(row.hook != "progress_bar" for row in costs):
         is_audited = s.hooks.recorded_changes is not None
         text = cost_table(costs, watch.seconds, watch.counted_twice, is_audited=is_audited)
@@ -340,7 +340,8 @@ def _describe_failure(run: Run, error: BaseException) -> str:
     who = f"in {source.name}, {source.event}, " if source is not None else "at "
     word, kind = "Pruned" if type(error).__name__ == PRUNED else "Failed", type(error).__name__
     where = "the start" if run.resume.was_refused and source is None else run.state.position
-    first = text.partition(". ")[0].removesuffix(".")  # the whole text is shown with the error itself
+    # the whole text is shown with the error itself; an ellipsis ends no sentence
+    first = re.split(r"(?<!\.)\. ", text)[0].removesuffix(".")
     return f"{word}: {kind}{': ' if first else ''}{first}, {who}{where}, rank {run.state.rank}."
 
 

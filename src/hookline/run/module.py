@@ -417,11 +417,6 @@ class PlainSteps(Actions):
         """The function of the user that each step calls, for `explain`."""
         return dict.fromkeys(("training_step", "validation_step", "test_step"), self._step or self.loss)
 
-    @property
-    def name_of_function(self) -> str:
-        """The argument of `fit` that computes the loss, for messages."""
-        return "loss=" if self._step is None else "step="
-
     def again(self, optimizer: Any) -> PlainSteps:
         """Return the same steps for another run, with another optimizer if one is given."""
         same = PlainSteps(
@@ -597,3 +592,10 @@ def _pair(batch: Any) -> tuple[Any, Any]:
         f"{f' of length {len(batch)}' if isinstance(batch, list | tuple | dict) else ''}. "
         "Pass step=lambda model, batch: ... instead."
     )
+
+
+def name_of_step(steps: Any) -> str:
+    """Return what the user wrote as the training step, for messages: a method, or an argument of `fit`."""
+    if not isinstance(steps, PlainSteps):
+        return "training_step"
+    return f"the function {'loss=' if steps.arguments()['step'] is None else 'step='}"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hookline.engine.plan import noop
+from hookline.run.module import name_of_step
 from hookline.run.run import Run
 from hookline.run.state import State, is_scalar, loss_in
 from hookline.training.batch_events import BackwardEvents
@@ -72,8 +73,8 @@ def loss_of(run: Run, returned: Any) -> Tensor | None:
         if "loss" not in returned:
             keys = ", ".join(map(str, returned))
             raise LossError(
-                f"training_step returned a dictionary without 'loss' (keys: {keys}): the 'loss' key needs to "
-                "be present."
+                f"{name_of_step(run.steps)} returned a dictionary without 'loss' (keys: {keys}): the 'loss' "
+                "key needs to be present."
             )
         log_numbers(run, returned)
     loss = loss_in(returned)
@@ -81,8 +82,9 @@ def loss_of(run: Run, returned: Any) -> Tensor | None:
         return loss
     wrong = returned if loss is None else loss
     raise LossError(
-        f"training_step returned {type(wrong).__name__} {str(wrong)[:60]!r}: it must return a Tensor, "
-        "a dict, or None: the loss, a dictionary or an object with 'loss', or nothing to skip the batch."
+        f"{name_of_step(run.steps)} returned {type(wrong).__name__} {str(wrong)[:60]!r}: it must return a "
+        "Tensor, a dict, or None: the loss, a dictionary or an object with 'loss', or nothing to skip the "
+        "batch."
     )
 
 
