@@ -6,6 +6,7 @@ import importlib
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -62,33 +63,69 @@ UNUSED = (
 )
 
 
-def loaded_by(code: str, folder: Path) -> set[str]:
+SERVER = """
+import os, sys
+import torch._dynamo  # nothing of Hookline: to import it takes most of the time
+for line in sys.stdin:
+    folder, code = eval(line)
+    if not (child := os.fork()):
+        os.chdir(folder)
+        exec(code, {"__name__": "__main__"})
+        print("loaded", *(name for name in sys.modules if name.partition(".")[0] == "hookline"), flush=True)
+        os._exit(0)
+    print("ended", os.waitpid(child, 0)[1], flush=True)
+"""
+Load = Callable[[str], set[str]]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[subprocess.Popen[str]]:
+    """A process that has imported torch and nothing of Hookline, and forks one for each code."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+
+
+@pytest.fixture
+def loaded_by(server: subprocess.Popen[str], tmp_path: Path) -> Load:
     """The modules of Hookline that a process of its own has loaded after this code."""
-    code += "\nimport sys\nprint('loaded', *(name for name in sys.modules if name.partition('.')[0] == 'hookline'))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return set(done.stdout.splitlines()[-1].split()[1:])
+
+    def load(code: str) -> set[str]:
+        assert server.stdin is not None and server.stdout is not None
+        server.stdin.write(f"{(str(tmp_path), code)!r}\n")
+        server.stdin.flush()
+        loaded = None
+        for line in server.stdout:
+            what, *names = line.split() or [""]
+            if what == "loaded":
+                loaded = set(names)
+            elif what == "ended":
+                assert names == ["0"], "its error is on stderr"
+                break
+        assert loaded is not None
+        return loaded
+
+    return load
 
 
-def test_importing_the_trainer_loads_few_modules_and_no_loop(tmp_path: Path) -> None:
-    loaded = loaded_by("from hookline import Trainer", tmp_path)
+def test_importing_the_trainer_loads_few_modules_and_no_loop(loaded_by: Load) -> None:
+    loaded = loaded_by("from hookline import Trainer")
     assert "hookline.training.trainer" in loaded
     assert len(loaded) <= MOST_MODULES
     high = ("hookline.training", "hookline.checkpoint", "hookline.control")
     assert {name for name in loaded if name.startswith(high)} == FACADE
 
 
-def test_making_a_trainer_loads_nothing_more(tmp_path: Path) -> None:
-    before = loaded_by("from hookline import Trainer", tmp_path)
-    after = loaded_by("from hookline import Trainer\nTrainer(enable_progress_bar=False)", tmp_path)
+def test_making_a_trainer_loads_nothing_more(loaded_by: Load) -> None:
+    before = loaded_by("from hookline import Trainer")
+    after = loaded_by("from hookline import Trainer\nTrainer(enable_progress_bar=False)")
     assert after == before
 
 
 @pytest.mark.parametrize("control", [True, False])
-def test_a_fit_on_one_device_leaves_out_what_it_does_not_use(tmp_path: Path, control: bool) -> None:
-    loaded = loaded_by(FIT.format(options=f", control={control}"), tmp_path)
+def test_a_fit_on_one_device_leaves_out_what_it_does_not_use(loaded_by: Load, control: bool) -> None:
+    loaded = loaded_by(FIT.format(options=f", control={control}"))
     assert "hookline.training.fit" in loaded
     assert sorted(loaded & set(UNUSED)) == []
     assert ("hookline.control.server" in loaded) == control
@@ -101,7 +138,7 @@ def test_every_part_that_a_fit_leaves_out_exists() -> None:
 
 
 @pytest.mark.parametrize("package", ["hookline.loggers", "hookline.distributed"])
-def test_a_package_offers_all_its_names_and_loads_each_when_it_is_used(package: str, tmp_path: Path) -> None:
+def test_a_package_offers_all_its_names_and_loads_each_when_it_is_used(package: str, loaded_by: Load) -> None:
     module = importlib.import_module(package)
     assert set(module.__all__) <= set(dir(module))
     for name in module.__all__:
@@ -114,6 +151,6 @@ def test_a_package_offers_all_its_names_and_loads_each_when_it_is_used(package: 
     with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'nothing'"):
         module.nothing  # noqa: B018
     name = module.__all__[0]
-    loaded = loaded_by(f"from {package} import {name}", tmp_path)
+    loaded = loaded_by(f"from {package} import {name}")
     assert getattr(module, name).__module__ in loaded
     assert not loaded & {"hookline.loggers.wandb", "hookline.distributed.fsdp"}
