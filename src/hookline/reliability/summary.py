@@ -192,10 +192,9 @@ def show_reuse(run: Run) -> None:
     steps.is_reused, function = None, steps.given_functions["training_step"]
     if function is None:  # the model computes its loss itself
         return
+    argument = "loss" if steps.arguments()["step"] is None else "step"
     name = getattr(function, "__name__", type(function).__name__)
-    show_notice(
-        run, f"{run.stage}() uses {steps.name_of_function}{name}, as the last run of this module did."
-    )
+    show_notice(run, f"{run.stage}() uses {argument}={name}, as the last run of this module did.")
 
 
 def show_notice(run: Run, line: str) -> None:

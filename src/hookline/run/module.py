@@ -374,8 +374,7 @@ def advise_on_name(error: BaseException) -> None:
     """
     if type(error) is not AttributeError or not isinstance(error.obj, Module):
         return
-    name = error.name or ""
-    if name in ATTRIBUTES and not hasattr(type(error.obj), name):
+    if (name := str(error.name)) in ATTRIBUTES and not hasattr(type(error.obj), name):
         error.args = (f"{error}. {ATTRIBUTES[name]}",)
         error.obj = None  # Python would add a similar name
 
