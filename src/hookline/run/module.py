@@ -374,8 +374,9 @@ def advise_on_name(error: BaseException) -> None:
     """
     if type(error) is not AttributeError or not isinstance(error.obj, Module):
         return
-    if error.name in ATTRIBUTES and not hasattr(type(error.obj), error.name):
-        error.args = (f"{error}. {ATTRIBUTES[error.name]}",)
+    name = error.name or ""
+    if name in ATTRIBUTES and not hasattr(type(error.obj), name):
+        error.args = (f"{error}. {ATTRIBUTES[name]}",)
         error.obj = None  # Python would add a similar name
 
 
