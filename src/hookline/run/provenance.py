@@ -84,7 +84,7 @@ def provenance(run: Run) -> dict[str, Any]:
             {
                 each.name: getattr(run.options, each.name)
                 for each in dataclasses.fields(run.options)
-                if each.name not in run.trainer.unrecorded_options
+                if each.name not in getattr(run.traits.rules, "unrecorded_options", ())
             }
         ),
         "module": {"class": kind_of(type(run.module)), "hparams": _module_parameters(run)},

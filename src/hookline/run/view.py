@@ -49,8 +49,6 @@ class View(AdvisesOnNames):
     plan: Plan
     hooks: HookList
     loggers: Loggers
-    unrecorded_options: tuple[str, ...] = ()
-    """Options that a trainer of another package has set, so that they are not the user's."""
 
     def __repr__(self) -> str:
         s = self.state

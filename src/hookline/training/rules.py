@@ -41,6 +41,9 @@ class LoopRules:
     undoes_abandoned_validations = True
     """Whether a validation that a signal ends leaves no trace in the checkpoint: state is kept before it."""
 
+    unrecorded_options: tuple[str, ...] = ()
+    """Options that the trainer of another package sets itself, so that run.json does not have them."""
+
     def uses_inference_mode(self, run: Run) -> bool:
         """Return whether the steps of an evaluation run under torch.inference_mode."""
         return run.options.evaluating.inference_mode

@@ -160,11 +160,10 @@ class Trainer(TrainerSettings):
         }
         with misconfiguration():
             own = LoopTrainer(**options)
-        if "checkpoint" not in native:
-            own.unrecorded_options = ("checkpoint",)
         own.options.enable_progress_bar = bool(given["enable_progress_bar"])  # with any bar, show the costs
         given["val_check_seconds"] = None if fast_dev_run else seconds_between_validations(val_check_interval)
         own.rules = LightningRules(given, stops_at_nonfinite=native.get("nonfinite") == "stop")
+        own.rules.unrecorded_options = () if "checkpoint" in native else ("checkpoint",)
         own.options.accumulate_grad_batches = accumulate_grad_batches
         own.lightning_trainer = own.state.setup.shown_trainer = self
         self.attach(own, None, {})
