@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from pathlib import Path
 
 import preloaded
 import pytest
+from interop.processes import environment
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -28,7 +28,7 @@ def run(folder: Path, *lines: str) -> list[str]:
     done = preloaded.run(
         [sys.executable, "-c", ONE_AFTER_THE_OTHER, *(f"{EXAMPLES}/{line}" for line in lines)],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        env=environment(HF_HUB_OFFLINE="1"),
         capture_output=True,
         text=True,
         timeout=550,
