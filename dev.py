@@ -69,7 +69,12 @@ NUMERIC = (
 another processor.
 """
 
-THOROUGH = ("tests/ranks/test_meshes.py", "tests/ranks/test_weighted.py", "tests/report/test_in_browser.py")
+THOROUGH = (
+    "tests/ranks/test_meshes.py",
+    "tests/ranks/test_weighted.py",
+    "tests/report/test_in_browser.py",
+    "tests/interop/test_data_libraries.py",
+)
 """The tests with cases that only `dev.py thorough` tries (`tests/thorough.py`)."""
 
 LINTS = {
@@ -484,9 +489,14 @@ def faults(arguments: list[str]) -> None:
 
 
 def thorough(arguments: list[str]) -> None:
-    """Test all combinations of ranks, meshes and sizes, of which the default tests have some."""
+    """Test all combinations of ranks, meshes, sizes and other packages, of which the tests have some."""
     prepare("dev")
-    run(PYTHON, "-m", "pytest", "-q", *THOROUGH, *arguments, under={"HOOKLINE_TEST_THOROUGH": "1"})
+    prepare("interop", venv=INTEROP)
+    under = {"OMP_NUM_THREADS": "1", "HOOKLINE_TEST_THOROUGH": "1"}
+    theirs = [each for each in THOROUGH if each.startswith("tests/interop/")]
+    ours = [each for each in THOROUGH if each not in theirs]
+    for venv, files in ((VENV, ours), (INTEROP, theirs)):
+        run(python(venv), "-m", "pytest", "-q", *files, *arguments, under=under)
 
 
 def rewinds(arguments: list[str]) -> None:

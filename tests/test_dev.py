@@ -162,6 +162,28 @@ def test_other_trainers_are_timed_in_the_environment_that_has_them(
     ]
 
 
+def test_every_thorough_test_runs_in_the_environment_that_has_its_packages(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[object, ...]] = []
+    monkeypatch.setattr(dev, "prepare", lambda *extras, venv=dev.VENV: done.append((*extras, venv)))
+    monkeypatch.setattr(dev, "run", lambda *command, under: done.append((*command, *under)))
+    dev.thorough(["-x"])
+    assert done[:2] == [("dev", dev.VENV), ("interop", dev.INTEROP)]
+    found = {python: files for python, *_, files in ((each[0], each[4:-3]) for each in done[2:])}
+    assert found.keys() == {dev.PYTHON, dev.python(dev.INTEROP)}
+    assert {*found[dev.PYTHON], *found[dev.python(dev.INTEROP)]} == {*dev.THOROUGH}
+    for python, files in found.items():
+        assert all(each.startswith("tests/interop/") is (python != dev.PYTHON) for each in files)
+    assert all(each[-3:] == ("-x", "OMP_NUM_THREADS", "HOOKLINE_TEST_THOROUGH") for each in done[2:])
+    using = {
+        str(each.relative_to(ROOT))
+        for each in (ROOT / "tests/interop").rglob("test_*.py")
+        if "from thorough import" in each.read_text()
+    }
+    assert using == {*found[dev.python(dev.INTEROP)]}  # no case is left out
+
+
 def test_the_site_is_built_where_its_packages_are(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[tuple[object, ...]] = []
     monkeypatch.setattr(dev, "prepare", lambda *extras: done.append(extras))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import preloaded
 import pytest
+from interop.processes import environment
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -32,7 +32,7 @@ def run(folder: Path, *lines: str) -> list[str]:
     done = preloaded.run(
         [sys.executable, "-c", ONE_AFTER_THE_OTHER, *(f"{folder}/{line}" for line in programs)],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        env=environment(HF_HUB_OFFLINE="1"),
         capture_output=True,
         text=True,
         timeout=550,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from interop.processes import IMPORTED
 from ranks.torchrun import Outcome, torchrun
 
 SCRIPT = '''
@@ -96,7 +97,7 @@ HOSTS = ["lightning", "accelerate", "transformers"]
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return torchrun(SCRIPT, tmp_path_factory.mktemp("job"), deadline=300)
+    return torchrun(SCRIPT, tmp_path_factory.mktemp("job"), deadline=300, **IMPORTED)
 
 
 def told(job: Outcome, host: str, what: str) -> dict[str, list[str]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
 import sys
 import warnings
 from datetime import timedelta
@@ -14,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import preloaded
 import pytest
 import torch
+from interop.processes import environment
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import nn
@@ -633,13 +634,12 @@ def test_no_object_is_pickled_and_a_warning_names_once_what_is_left_out() -> Non
 KILLED = """
 import os, signal, sys, io
 import torch
-sys.path.insert(0, {tests!r})
 from interop.test_lightning_checkpoints import fit, one_file
 from hookline.interop.lightning import Trainer
 
 def end(): os.kill(os.getpid(), signal.SIGKILL)
 
-at, saves = {at!r}, 0
+at, saves = sys.argv[1], 0
 whole, renamed = torch.save, os.replace
 def save(file, opened):
     global saves
@@ -666,8 +666,7 @@ def one_file() -> ModelCheckpoint:
 
 @pytest.mark.parametrize("at", ["write", "rename", "renamed"])
 def test_a_kill_during_the_write_leaves_a_whole_file_and_the_resume_is_bit_exact(at: str) -> None:
-    tests = str(Path(__file__).parent.parent)
-    killed = subprocess.run([sys.executable, "-c", KILLED.format(at=at, tests=tests)], capture_output=True)
+    killed = preloaded.run([sys.executable, "-c", KILLED, at], env=environment(), capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
     steps = 18 if at == "renamed" else 12
     assert read("kept/only.ckpt")["global_step"] == steps

@@ -6,17 +6,17 @@ import functools
 import importlib
 import inspect
 import json
-import os
-import subprocess
 import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 import torch
 import yaml
+from interop.processes import environment
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import EarlyStopping
 
@@ -309,12 +309,8 @@ def test_a_program_with_lightnings_cli_gives_the_same_result_with_hooklines_trai
     words = ["program.py", "fit", "--config", "lightning.yaml"]
     said = []
     for start in ([], ["-m", "hookline", "run", "--as", "lightning"]):
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", *start, *words],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=300,
+        done = preloaded.run(
+            [sys.executable, *start, *words], env=environment(), capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, done.stderr
         said.append(done.stdout.splitlines()[-1].split())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 import preloaded
 import pytest
 import torch
+from interop.processes import environment
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from torch.utils.data import DataLoader
 
@@ -62,10 +62,9 @@ def hookline(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a program that imports Lightning itself; torch and torchmetrics are imported already."""
-    environment = {**os.environ, "PRELOAD": "torchmetrics"}
+    """Run a program that imports Lightning itself."""
     options: Any = {"capture_output": True, "text": True, "timeout": 300, "check": True}
-    return preloaded.run([sys.executable, *words], cwd=folder, env=environment, **options)
+    return preloaded.run([sys.executable, *words], cwd=folder, env=environment(), **options)
 
 
 def test_the_program_gives_the_numbers_of_the_page_without_a_change(tmp_path: Path) -> None:

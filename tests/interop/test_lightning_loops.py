@@ -4,8 +4,10 @@ what the trainer shows in it.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import lightning.pytorch as pl
@@ -162,7 +164,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def run(kind: type[Any], name: str, shows: bool = False) -> tuple[Any, Any]:
+def run(kind: type[Any], name: str) -> Any:
+    """Train, record every call and what the trainer shows in it, and return the trainer."""
     options = {"stage": "fit", "again": None, "callbacks": [], "manual": False, **CASES[name]}
     stage, again, others = options.pop("stage"), options.pop("again"), options.pop("callbacks")
     pl.seed_everything(1, verbose=False)
@@ -180,28 +183,41 @@ def run(kind: type[Any], name: str, shows: bool = False) -> tuple[Any, Any]:
         enable_model_summary=False,
     )
     calls.clear()
-    shown[:] = [trainer] if shows else []
+    shown[:] = [trainer]
     try:
-        result = getattr(trainer, stage)(model, datamodule=data)
+        getattr(trainer, stage)(model, datamodule=data)
         if again is not None:
             trainer.fit_loop.max_epochs = again
             trainer.fit(model, datamodule=data)
     finally:
         shown.clear()
-    return trainer, result
+    return trainer
 
 
-def both(name: str, shows: bool = False) -> tuple[Any, Calls, Any, Calls]:
-    theirs, _ = run(pl.Trainer, name, shows)
-    of_lightning = list(calls)
-    ours, _ = run(dialect.Trainer, name, shows)
-    return theirs, of_lightning, ours, list(calls)
+@dataclass(frozen=True)
+class Recorded:
+    """A run: its calls with what the trainer shows in them, and what it shows afterwards."""
+
+    calls: Calls
+    limits: tuple[Any, ...]
+    progress: tuple[Any, ...]
+
+
+@functools.cache
+def both(name: str) -> tuple[Recorded, Recorded]:
+    """Lightning's run and Hookline's. Several tests look at them."""
+    found = []
+    for kind in (pl.Trainer, dialect.Trainer):
+        trainer = run(kind, name)
+        progress = () if trainer.fast_dev_run else progress_of(trainer)
+        found.append(Recorded(list(calls), limits(trainer), progress))
+    return found[0], found[1]
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
 def test_all_hooks_are_called_in_lightnings_order(name: str) -> None:
-    _, theirs, _, ours = both(name)
+    theirs, ours = ([call[:2] for call in each.calls] for each in both(name))
     assert len(theirs) >= 10
     assert ours == theirs
 
@@ -281,17 +297,16 @@ def limits(trainer: Any) -> tuple[Any, ...]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
 def test_the_trainer_shows_the_same_in_every_hook(name: str) -> None:
-    _, theirs, _, ours = both(name, shows=True)
-    assert ours == theirs
+    theirs, ours = both(name)
+    assert ours.calls == theirs.calls
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name, each in CASES.items() if "stage" not in each])
 def test_limits_and_progress_after_a_fit(name: str) -> None:
-    theirs, _, ours, _ = both(name)
-    assert limits(ours) == limits(theirs)
-    if not theirs.fast_dev_run:
-        assert progress_of(ours) == progress_of(theirs)
+    theirs, ours = both(name)
+    assert ours.limits == theirs.limits
+    assert ours.progress == theirs.progress
 
 
 @pytest.mark.parametrize("options", [{}, {"max_epochs": 3}, {"max_steps": 5}, {"min_steps": 2}])

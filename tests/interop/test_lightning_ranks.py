@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from interop.processes import IMPORTED
 from ranks.torchrun import torchrun
 
 SCRIPT = """
@@ -52,7 +53,7 @@ open(f"told-{trainer.strategy.rank}.json", "w").write(json.dumps(told))
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
     folder = tmp_path_factory.mktemp("two")
-    outcome = torchrun(SCRIPT, folder, deadline=300)
+    outcome = torchrun(SCRIPT, folder, deadline=300, **IMPORTED)
     assert outcome.code == 0, outcome.output
     return [json.loads((folder / f"told-{rank}.json").read_text()) for rank in range(2)], folder
 
@@ -126,7 +127,9 @@ def test_metrics_of_lightnings_trainer_are_reduced_over_ranks_as_lightning_does(
     for name in ("lightning.pytorch", "hookline.interop.lightning"):
         folder = tmp_path / name
         folder.mkdir()
-        outcome = torchrun(METRICS.replace("KIND", f"from {name} import Trainer"), folder, deadline=300)
+        outcome = torchrun(
+            METRICS.replace("KIND", f"from {name} import Trainer"), folder, deadline=300, **IMPORTED
+        )
         assert outcome.code == 0, outcome.output
         found.append([json.loads((folder / f"told-{rank}.json").read_text()) for rank in range(2)])
     (theirs, theirs_1), (ours, ours_1) = found
@@ -163,7 +166,7 @@ open(f"found-{trainer.global_rank}.json", "w").write(json.dumps(found))
 
 
 def test_two_ranks_write_one_file_and_resume_from_it_bit_exactly(tmp_path: Path) -> None:
-    outcome = torchrun(FILES, tmp_path, deadline=300)
+    outcome = torchrun(FILES, tmp_path, deadline=300, **IMPORTED)
     assert outcome.code == 0, outcome.output
     zero, one = (json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(2))
     names = [f"epoch={epoch}-step={step}.ckpt" for epoch, step in ((0, 3), (1, 6), (2, 12), (2, 9))]

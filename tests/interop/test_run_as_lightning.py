@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -12,6 +11,7 @@ from typing import Any
 import preloaded
 import pytest
 from dialects.test_lightning import EXAMPLE, OF_2019
+from interop.processes import environment
 
 SAID = "hookline: replaced {}.Trainer with hookline.interop.lightning.Trainer"
 IMPORTS = {
@@ -35,16 +35,13 @@ assert "Callback" in str(inspect.signature(L.Trainer).parameters["callbacks"].an
 
 
 def run(program: str, folder: Path, *words: str, anew: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run a program in a process that has imported torch and torchmetrics, but not Lightning; anew: nothing."""
+    """Run a program in a process that has imported what Lightning imports, but not Lightning; anew: nothing."""
     (folder / "program.py").write_text(program)
-    more = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"} | (
-        {} if anew else {"PRELOAD": "torchmetrics"}
-    )
     start: Any = subprocess.run if anew else preloaded.run
     done: subprocess.CompletedProcess[str] = start(
         [sys.executable, *words, "program.py"],
         cwd=folder,
-        env={**os.environ, **more},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=300,

@@ -10,7 +10,7 @@ from typing import Any
 
 import preloaded
 import pytest
-from ranks.torchrun import environment
+from interop.processes import environment
 
 from hookline.checkpoint.files import read, read_manifest
 

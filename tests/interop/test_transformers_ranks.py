@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from interop.processes import IMPORTED
 from ranks.torchrun import torchrun
 
 SCRIPT = """
@@ -45,7 +46,7 @@ for what, ranks in [("should_epoch_stop", (0, 1)), ("should_epoch_stop", (1,)), 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], list[Any]]:
     """How long the epochs were on each rank, by what was asked for and by how many."""
-    outcome = torchrun(SCRIPT, tmp_path_factory.mktemp("two"), deadline=300)
+    outcome = torchrun(SCRIPT, tmp_path_factory.mktemp("two"), deadline=300, **IMPORTED)
     assert outcome.code == 0, outcome.output
     found: dict[tuple[str, int], list[Any]] = {}
     for what, asking, lengths in map(json.loads, outcome.lines("RESULT")):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import signal
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import preloaded
 import pytest
 import torch
+from interop.processes import IMPORTED, environment
 from interop.transformers.made import batches, causal, logits, tokenizer
 from peft import LoraConfig, PeftModel, get_peft_model
 from ranks.torchrun import torchrun
@@ -21,8 +21,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hookline import Module, load_weights
 from hookline.hooks import ExportPretrained, ModelCheckpoint, WeightAveraging
-
-TESTS = Path(__file__).parents[2]
 
 
 class Wrapped(Module):
@@ -113,6 +111,7 @@ def test_frozen_weights_that_checkpoints_leave_out_are_in_the_export(tmp_path: P
 KILLED = """
 import os, signal, sys
 import torch
+from interop.processes import IMPORTED, environment
 from interop.transformers.made import batches, causal, tokenizer
 from hookline import Hook
 from hookline.hooks import ExportPretrained, ModelCheckpoint
@@ -151,12 +150,11 @@ def digest(folder: Path) -> dict[str, str]:
 def test_a_run_that_was_killed_and_resumed_exports_the_same_files_bit_for_bit(tmp_path: Path) -> None:
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
 
     def life(folder: str, at: str = "") -> Any:
         return preloaded.run(
             [sys.executable, str(script), str(tmp_path / folder), at],
-            env={**os.environ, "PYTHONPATH": path},
+            env=environment(),
             capture_output=True,
             text=True,
         )
@@ -182,6 +180,7 @@ def test_a_run_that_was_killed_and_resumed_exports_the_same_files_bit_for_bit(tm
 RANKS = """
 import json, os
 import torch
+from interop.processes import IMPORTED, environment
 from interop.transformers.made import batches, causal, logits
 from hookline import load_weights
 from hookline.hooks import ExportPretrained, ModelCheckpoint
@@ -223,7 +222,7 @@ if os.environ["RANK"] == "0":
 
 
 def test_two_ranks_train_with_gradient_checkpointing_and_export_whole_weights(tmp_path: Path) -> None:
-    outcome = torchrun(RANKS, tmp_path, deadline=500)
+    outcome = torchrun(RANKS, tmp_path, deadline=500, **IMPORTED)
     assert outcome.code == 0, outcome.output
     found = json.loads(outcome.lines("RESULT")[0])
     assert found["ddp export"] == found["fsdp export"] == [True, True]
