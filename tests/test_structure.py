@@ -559,31 +559,31 @@ def test_every_module_has_a_mirrored_test_file() -> None:
 
 # ---- figures of the whole --------------------------------------------------------------------------------------
 
-MOST_FILES, MOST_ONE_IMPORTER = 387, 12
+MOST_FILES, MOST_ONE_IMPORTER = 388, 12
 """Modules, and short modules with a single importer. They go down; only a new capability adds a module."""
 MOST_STATEMENTS = {
-    "": 95,
+    "": 99,
     "audit": 430,
-    "checkpoint": 3626,
-    "cli": 2065,
-    "config": 1694,
-    "control": 783,
-    "data": 3639,
+    "checkpoint": 3630,
+    "cli": 2096,
+    "config": 1681,
+    "control": 784,
+    "data": 3641,
     "digests": 1313,
-    "distributed": 1401,
-    "engine": 3312,
-    "hooks": 7143,
-    "interop": 10437,
-    "loggers": 2029,
+    "distributed": 1534,
+    "engine": 3346,
+    "hooks": 7184,
+    "interop": 10493,
+    "loggers": 2036,
     "metrics": 539,
-    "reliability": 928,
+    "reliability": 954,
     "report": 1845,
     "rewind": 612,
-    "run": 4746,
+    "run": 4782,
     "testing": 198,
     "tracing": 868,
-    "training": 6706,
-    "util": 766,
+    "training": 6759,
+    "util": 823,
     "watch": 305,
 }
 """Statements of each package, which no formatter changes. They go down; only a new capability adds to its package."""

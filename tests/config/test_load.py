@@ -433,6 +433,7 @@ def test_the_hook_that_checks_monitors_is_not_shown_as_one_of_the_user(project: 
     trainer.fit(parts.module, datamodule=parts.datamodule)
     record = json.loads((project / "run" / "run.json").read_text())
     assert "stop" in record["hooks"] and "check_monitors" not in record["hooks"]
+    assert {each.hook for each in trainer.hooks.cost()} == {"stop"}
 
 
 def test_a_metric_of_training_is_not_missed_before_training(project: Path) -> None:

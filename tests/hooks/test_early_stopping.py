@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tiny import Net, batches, quiet
 
-from hookline import Hook, OptionError
+from hookline import Hook, HooklineError, OptionError
 from hookline.hooks.early_stopping import EarlyStopping
 
 
@@ -351,8 +351,11 @@ def test_a_saved_state_without_a_mode_was_of_the_default_of_that_version(
 
 
 def test_a_misspelled_parameter_comes_with_the_right_one() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'pateince'. Did you mean 'patience'"):
+    with pytest.raises(
+        TypeError, match="unexpected keyword argument 'pateince'. Did you mean 'patience'"
+    ) as error:
         EarlyStopping(pateince=3)  # type: ignore[call-arg]
+    assert isinstance(error.value, HooklineError)  # which a notebook shows without Hookline's frames
 
 
 def test_an_unknown_parameter_comes_with_those_that_there_are() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tiny import Net, SavesFirstEpoch, batches, quiet
 
-from hookline import SKIP_STEP, CheckpointError, Hook, OptionError, Trainer
+from hookline import SKIP_STEP, CheckpointError, Hook, HooklineError, OptionError, Trainer
 from hookline.hooks import EarlyStopping, ModelCheckpoint
 from hookline.reliability.summary import end_summary
 from hookline.training.batch_events import FIRST_SKIPS
@@ -412,6 +412,22 @@ def test_a_validation_says_once_that_it_uses_the_loss_of_the_last_run(
     assert "uses" not in capsys.readouterr().err
     trainer.test(net, batches(1))
     assert "test() uses loss=mse_loss," in capsys.readouterr().err
+
+
+def test_a_refused_fit_is_not_the_last_run_of_a_module() -> None:
+    net = torch.nn.Linear(4, 2)
+    sgd, asked = torch.optim.SGD(net.parameters(), lr=0.1), []
+
+    def step(model, batch):
+        asked.append(batch)
+        return model(batch[0]).sum()
+
+    trainer = quiet()
+    trainer.fit(net, batches(1), loss=torch.nn.functional.mse_loss, optimizer=sgd)
+    other = torch.optim.SGD(torch.nn.Linear(4, 2).parameters(), lr=0.1)
+    with pytest.raises(HooklineError, match="holds no parameter"):
+        trainer.fit(net, batches(1), step=step, optimizer=other)
+    assert trainer.validate(net, batches(1))["val/loss"] > 0 and asked == []
 
 
 def test_without_a_progress_bar_the_notice_about_a_reused_step_is_in_the_log(caplog) -> None:

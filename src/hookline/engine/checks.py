@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from hookline.engine.filters import SECONDS, parse_interval
 from hookline.engine.init_arguments import RECORD, record_arguments
-from hookline.util.errors import HookError, OptionError, closest
+from hookline.util.errors import ArgumentError, HookError, OptionError, closest
 
 LARGEST_SEED = 2**64 - 1
 """The largest seed of torch.manual_seed."""
@@ -118,7 +118,7 @@ def checked_parameters(init: Init) -> Init:
                     raise
                 known = list(signature.parameters)[1:]
                 near = closest(unknown[0], known) or f" Arguments: {', '.join(known)}."
-                raise TypeError(f"{error}.{near}") from None
+                raise ArgumentError(f"{error}.{near}") from None
             return
         record = record_arguments(init, self, args, kwargs)
         for name, rule in rules.items():

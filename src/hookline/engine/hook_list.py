@@ -219,7 +219,7 @@ class HookList:
             )
             for entry in self._entries.values()
             for each in entry.listeners
-            if each.account.calls
+            if each.account.calls and not getattr(entry.hook, "is_internal", False)
         ]
         rows.sort(key=lambda row: -row.seconds)
         is_audited = self.recorded_changes is not None

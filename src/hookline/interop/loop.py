@@ -515,6 +515,7 @@ class Line(HostedRun):
             self.must_run()
         if self.batch.has_updated:
             self.end_batch()
+        self._position.warn_of_window()
         position = {"loop": [self._position.state()], "loggers": self._log_position()}
         return {**super().state_dict(), **position}
 

@@ -132,6 +132,20 @@ class Listing:
         """Return the titles and the rows, with the settings that differ between the runs."""
         settings = [recorded_settings(each.run) for each in self.runs]
         differing = [each for each in differences(settings) if not each["key"].startswith(SURROUNDINGS)]
+        # a run that failed at once has few settings: what only such a run lacks does not tell runs apart
+        trained = [bool(each.run.record.get("step")) for each in self.runs]
+        differing = [
+            row
+            for row in differing
+            if len(
+                {
+                    repr(each)
+                    for each, is_known in zip(row["values"], trained, strict=True)
+                    if is_known or each
+                }
+            )
+            > 1
+        ]
         shown, now = differing[:MOST_SETTINGS], time.time()
         cells = [format_column(each["key"], each["values"]) for each in shown]
         rows = [[*COLUMNS, *column_titles([each["key"] for each in shown])]]

@@ -343,7 +343,7 @@ class Trainer(RunView):
             if self._created and is_new_fit and report_unseeded(self._created, run.module, self.options.seed):
                 self._created = None
             restore = seed_temporarily(self.options.seed)
-        self._run = self._last = run
+        last, self._run, self._last = self._last, run, run
         self.state = run.state
         if run.stage == "fit":
             self._fitted = run
@@ -354,6 +354,8 @@ class Trainer(RunView):
                 return lifecycle.run_lifecycle(run, body)
         finally:
             self._run = None
+            if run.state.status == "error" and not run.state.batches_seen:  # refused: its steps never ran
+                self._last = last
             if restore is not None and run.stage != "fit":  # an evaluation leaves the streams as they were
                 restore()
 

@@ -44,6 +44,10 @@ class MissingAttribute(HooklineError, AttributeError):
         return f"{type(self.owner).__name__!r} object has no attribute {self.missing!r}.{instead}"
 
 
+class ArgumentError(HooklineError, TypeError):
+    """A call has an argument that does not exist. The text names the nearest one."""
+
+
 class OptionError(HooklineError, ValueError):
     """An invalid value or combination of values. Its attributes name the option, the value and the allowed
     values.

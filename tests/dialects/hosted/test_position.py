@@ -236,6 +236,24 @@ def test_a_stop_in_an_accumulation_window_keeps_its_gradients(tmp_path: Path) ->
     assert steps == 2 and torch.equal(again, whole)
 
 
+def test_a_state_inside_an_accumulation_window_says_that_it_lacks_the_gradients(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    net, sgd = net_and_sgd()
+    line, warned = Line(net, sgd), []
+    with line:
+        for _ in line.epochs(1):
+            for number, batch in enumerate(line.epoch(batches(4)), 1):
+                line.backward(F.mse_loss(net(batch[0]), batch[1]), divide_by=2)
+                if number % 2 == 0:
+                    sgd.step()
+                    sgd.zero_grad()
+                caplog.clear()
+                line.state_dict()
+                warned.append("does not have the gradients" in caplog.text)
+    assert warned == [True, False, True, False]
+
+
 def test_auto_needs_a_directory_and_finds_nothing_at_first(tmp_path: Path) -> None:
     net, sgd = net_and_sgd()
     with (

@@ -222,6 +222,17 @@ class LoopPosition:
         if kept["streams"] is not None:
             restore_streams(kept["streams"])
 
+    def warn_of_window(self) -> None:
+        """Warn if a state is taken while gradients of the current batch wait for their update."""
+        batch = self.run.batch
+        if batch.is_open and batch.window_losses():
+            log.warning(
+                "line.state_dict() was called inside an accumulation window, in batch %d: it does not have "
+                "the gradients that wait for the update. Call it after the update, or use "
+                "line.save_checkpoint(), which keeps them.",
+                self.run.state.batch_idx,
+            )
+
     # ---- what cannot be skipped ----------------------------------------------------------------------------
 
     def warn_of_repeated_epochs(self) -> None:
