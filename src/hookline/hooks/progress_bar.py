@@ -408,21 +408,23 @@ class ProgressBar(Hook):
         self._screen, self._training, self._next, self._in_pass = None, None, math.inf, False
         self._passes.clear()
 
-    def on_exception(self, state: Any) -> None:
+    def teardown(self, state: Any) -> None:
+        if self._screen is not None:
+            if state.status in ("error", "interrupted") and self._screen.live:
+                self._show_failure(state)
+            self._screen.close()  # restores the terminal, also after an error
+            self._screen = None
+
+    def _show_failure(self, state: Any) -> None:
         """Show that the run failed, because a bar that stays as it was looks as if the run continued."""
         shown = [each for each in (self._training, *self._passes[-1:]) if each is not None]
-        if self._screen is None or not self._screen.live or not shown or shown[0].ended:
+        if not shown or shown[0].ended:
             return
         if self._in_pass == bool(self._passes):  # `batch_idx` is that of the last bar; a device is not read
             shown[-1].done = max(shown[-1].done, state.batch_idx)
         for bar in shown:
             bar.ended = "failed" if state.status == "error" else state.status
         self._draw()
-
-    def teardown(self) -> None:
-        if self._screen is not None:
-            self._screen.close()  # restores the terminal, also after an error
-            self._screen = None
 
     def _open(self) -> None:
         if self._screen is None:
