@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from data.resumed import Dropping, Samples
+from thorough import some
 from tiny import Net, quiet, shown
 from torch import Tensor
 from torch.nn import functional as F
@@ -46,7 +47,7 @@ def two(web: int = 5, code: int = 3) -> dict[str, Any]:
 class Seen(Hook):
     """Which batch of which loader, in order; asks for checkpoints after some of them."""
 
-    def __init__(self, folder: Path | None = None, cuts: tuple[int, ...] = ()) -> None:
+    def __init__(self, folder: Path | None = None, cuts: Sequence[int] = ()) -> None:
         self.folder, self.cuts = folder, cuts
         self.batches: list[tuple[int, str, int]] = []
 
@@ -111,9 +112,20 @@ ORDERS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("settings", ORDERS, ids=shown)
-@pytest.mark.parametrize("epoch_length", ["sum", "max", "min", 11])
-@pytest.mark.parametrize("when_exhausted", [None, "cycle", "end"])
+LENGTHS = ("sum", "max", "min", 11)
+EACH_ONCE = [
+    *((settings, "sum", None) for settings in ORDERS),
+    *((ORDERS[1], length, "cycle") for length in LENGTHS),
+    *((ORDERS[5], length, "end") for length in LENGTHS),
+]
+COMBINED = itertools.product(ORDERS, LENGTHS, (None, "cycle", "end"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "epoch_length", "when_exhausted"),
+    some(EACH_ONCE, (each for each in COMBINED if each not in EACH_ONCE)),
+    ids=shown,
+)
 def test_training_visits_what_the_schedule_says_and_equals_the_loop_by_hand(
     settings: dict[str, Any], epoch_length: Any, when_exhausted: Any
 ) -> None:
@@ -613,7 +625,7 @@ def ended(
 def check_resume(
     make: Any,
     folder: Path,
-    cuts: tuple[int, ...],
+    cuts: Sequence[int],
     mixture: Any,
     change: Any = None,
     again: Any = None,
@@ -656,15 +668,21 @@ THREE: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("settings", THREE, ids=shown)
-@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize(
+    ("settings", "accumulate"),
+    some(
+        [*((each, 1) for each in THREE), (THREE[1], 4), (THREE[4], 4)],
+        ((each, 4) for each in THREE if each not in (THREE[1], THREE[4])),
+    ),
+    ids=shown,
+)
 def test_a_resumed_run_sees_the_same_batches_of_the_same_loaders(
     settings: Any, accumulate: int, tmp_path: Path
 ) -> None:
     check_resume(
         shuffled,
         tmp_path,
-        (1, 2, 5, 6, 11, 12, 13, 17),
+        some((2, 11, 13, 17), (1, 5, 6, 12)),
         Mixture(**settings),
         accumulate_grad_batches=accumulate,
     )
@@ -693,7 +711,7 @@ def test_generators_of_the_loaders_own_are_taken_up(settings: Any, tmp_path: Pat
             for name, n in (("web", 13), ("code", 6))
         }
 
-    check_resume(make, tmp_path, (3, 6, 8, 9, 10, 14, 17), Mixture(**settings))
+    check_resume(make, tmp_path, some((6, 9, 10, 14), (3, 8, 17)), Mixture(**settings))
 
 
 @pytest.mark.parametrize(
@@ -711,9 +729,14 @@ def test_streams_of_unknown_length_are_resumed_too(settings: Any, tmp_path: Path
     def make() -> dict[str, Any]:
         return {"code": marked(0, 4), "web": Stream(100, 3)}
 
-    cuts = (1, 4, 7, 8, 13)
+    cuts = some((4, 7, 13), (1, 8))
     check_resume(make, tmp_path, cuts, Mixture(**settings, epoch_length=9, when_exhausted="cycle"))
-    check_resume(make, tmp_path / "end", cuts[:3], Mixture(**settings, epoch_length=9, when_exhausted="end"))
+    check_resume(
+        make,
+        tmp_path / "end",
+        [each for each in cuts if each < 8],
+        Mixture(**settings, epoch_length=9, when_exhausted="end"),
+    )
 
 
 def test_a_loader_that_can_say_where_it_is_is_taken_at_its_word(tmp_path: Path) -> None:
@@ -739,7 +762,7 @@ def test_a_loader_that_can_say_where_it_is_is_taken_at_its_word(tmp_path: Path) 
     def make() -> dict[str, Any]:
         return {"web": Stateful(), "code": marked(0, 3)}
 
-    check_resume(make, tmp_path, (1, 2, 5, 8, 9, 11, 17), Mixture())
+    check_resume(make, tmp_path, some((1, 8, 9, 17), (2, 5, 11)), Mixture())
 
 
 @pytest.mark.parametrize("order", ["weighted", "random"])
@@ -754,9 +777,8 @@ def test_a_loader_that_can_say_where_it_is_is_taken_at_its_word(tmp_path: Path) 
 )
 def test_a_change_made_by_a_hook_is_in_the_checkpoint(order: Any, change: Any, tmp_path: Path) -> None:
     mixture = Mixture(order, {"web": 3, "code": 5, "math": 2}, epoch_length=12, window=3)
-    check_resume(
-        shuffled, tmp_path, (4, 5, 6, 7, 12, 13, 20), mixture, At(4, lambda trainer: change(trainer.loaders))
-    )
+    cuts = some((4, 6, 13), (5, 7, 12, 20))
+    check_resume(shuffled, tmp_path, cuts, mixture, At(4, lambda trainer: change(trainer.loaders)))
 
 
 @pytest.mark.parametrize("order", ["weighted", "random"])

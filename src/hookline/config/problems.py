@@ -269,11 +269,17 @@ def has_secret(key: str, value: Any) -> bool:
     return SECRET.search(key) is not None or bool(_mask(known) != known)
 
 
+MANY = 20
+"""More names than this are a list that hides the hint."""
+
+
 def nearest(name: str, allowed: Iterable[str], what: str) -> str:
-    """Return ` Did you mean 'x'? <what>: a, b, c.`"""
+    """Return ` Did you mean 'x'? <what>: a, b, c.` A long list is left out if there is a near name."""
     names = list(allowed)
     same = next((each for each in names if each.lower() == name.lower()), None)
     meant = f" Did you mean {same!r}?" if same is not None else closest(name, names)
+    if meant and len(names) > MANY:
+        return f"{meant} `hookline schema` has all {len(names)} names."
     return f"{meant} {what}: {', '.join(names) or 'none'}."
 
 
