@@ -73,6 +73,9 @@ THOROUGH = (
     "tests/ranks/test_meshes.py",
     "tests/ranks/test_weighted.py",
     "tests/report/test_in_browser.py",
+    "tests/training/test_compiled_step.py",
+    "tests/training/test_samples.py",
+    "tests/training/test_several_loaders.py",
     "tests/interop/test_data_libraries.py",
 )
 """The tests with cases that only `dev.py thorough` tries (`tests/thorough.py`)."""
