@@ -73,7 +73,7 @@ THOROUGH = (
     "tests/ranks/test_meshes.py",
     "tests/ranks/test_weighted.py",
     "tests/report/test_in_browser.py",
-    "tests/training/test_compiled_step.py",
+    "tests/test_many_hooks.py",
     "tests/training/test_samples.py",
     "tests/training/test_several_loaders.py",
     "tests/interop/test_data_libraries.py",
