@@ -573,7 +573,7 @@ MOST_STATEMENTS = {
     "distributed": 1534,
     "engine": 3346,
     "hooks": 7186,
-    "interop": 10496,
+    "interop": 10493,
     "loggers": 2036,
     "metrics": 539,
     "reliability": 954,

@@ -732,19 +732,3 @@ def test_the_best_that_a_callback_keeps_outside_of_the_run_is_found() -> None:
         other = quiet(max_epochs=1, run_dir="run", checkpoint=True)
         other.fit(Net(), batches(2))
         other.test(Net(), batches(1), checkpoint="best")
-
-
-NEWEST = """
-class Newest(Callback):
-    def on_train_epoch_end(self, trainer, pl_module):
-        trainer.save_checkpoint(f"epoch-{trainer.current_epoch}")
-        if trainer.current_epoch:
-            trainer.strategy.remove_checkpoint(f"epoch-{trainer.current_epoch - 1}")
-"""
-
-
-def test_a_callback_without_source_text_replaces_its_checkpoints_too() -> None:
-    made: dict[str, Any] = {"Callback": Callback}
-    exec(NEWEST, made)
-    quiet(hooks=[made["Newest"]()], max_epochs=3).fit(Model(), batches(2))
-    assert [each.name for each in Path().glob("epoch-*")] == ["epoch-2"]

@@ -8,14 +8,13 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
-from types import CodeType
 from typing import Any
 
 from hookline.engine.binding import Binding
 from hookline.engine.events import EventTable
 from hookline.engine.hook import TIERS
 from hookline.engine.listener import Listener, refuse_misspelled
-from hookline.engine.source_text import parse_source
+from hookline.engine.source_text import parse_source, words_of
 from hookline.interop.adapter import AdoptedCallback
 from hookline.interop.lightning.binder import bind
 from hookline.interop.lightning.module_view import is_lightning_module, shown_to_callbacks
@@ -65,13 +64,9 @@ def owner_of(path: str) -> type:
 
 
 def mentions(callback: Any, base: type, name: str) -> bool:
-    """Return whether the callback's code uses this name, or has it as text."""
-    return any(name in _words(function.__code__) for _, function in _functions(callback, base))
-
-
-def _words(code: CodeType) -> set[Any]:
-    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
-    return {*code.co_names, *code.co_consts}.union(*map(_words, inner))
+    """Return whether the callback's source text contains this name."""
+    trees = [parse_source(function) for _, function in _functions(callback, base)]
+    return any(name in words_of(tree) for tree in trees if tree is not None)
 
 
 def _functions(callback: Any, base: type) -> Iterator[tuple[str, Any]]:
