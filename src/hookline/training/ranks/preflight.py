@@ -87,8 +87,9 @@ def refuse_on_some_ranks(s: State, method: str) -> None:
     running = s.running
     while running is not None:
         listener, running = running
-        ranks = getattr(getattr(listener, "owner", None), "ranks", "all")
-        if ranks != "all":
+        # `ranks` of a strategy or of a module has another meaning
+        is_hook = getattr(listener, "receiver", "") == "H"
+        if is_hook and (ranks := getattr(listener.owner, "ranks", "all")) != "all":
             raise HookError(
                 f"strategy.{method}() needs all ranks, and {listener.label} has ranks={ranks!r}, so the call "
                 "would wait for the other ranks without end. Set ranks = 'all', call it on every rank, and "
