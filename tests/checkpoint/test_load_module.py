@@ -85,5 +85,5 @@ def test_layers_made_when_a_run_begins_are_made_and_the_module_may_edit_the_cont
 
 
 def test_what_is_no_checkpoint_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="is not a checkpoint"):
+    with pytest.raises(CheckpointError, match="does not exist"):
         Net.load_from_checkpoint("nowhere")

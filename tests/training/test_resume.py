@@ -293,7 +293,7 @@ def test_a_copy_of_a_run_resumes_from_its_own_best(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"nothing.* is not a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"nothing.* does not exist"):
         quiet().fit(Net(), batches(2), resume=tmp_path / "nothing")
     with pytest.raises(OptionError, match="Did you mean 'auto'"):
         quiet().fit(Net(), batches(2), resume="aut")

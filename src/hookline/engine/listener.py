@@ -28,7 +28,6 @@ from hookline.util.errors import (
     described,
     misspelling_of,
 )
-from hookline.util.terminal import place
 
 F = TypeVar("F", bound=Callable[..., Any])
 ON_ERROR = ("raise", "warn", "disable")
@@ -77,9 +76,7 @@ class Listener:
         return self.sort_key_at(self.event)
 
     def sort_key_at(self, event: Event) -> tuple[int, int, int]:
-        """Return the key that sorts it at an event: the row's order of receivers, then `order`, then
-        registration.
-        """
+        """Return the key that sorts it at an event: the order of receivers, `order`, then registration."""
         who = "M" if self.after_module and "M" in event.receivers else self.receiver
         phase = 2 * event.receivers.index(who)
         return (phase + (who != self.receiver), self.order, self.serial)
@@ -95,6 +92,8 @@ class Listener:
     @property
     def origin(self) -> str:
         """Return where the function is defined: `file.py:12`, or in a notebook `Cell In[3], line 12`."""
+        from hookline.util.terminal import place  # only messages and explain ask for it
+
         code = getattr(inspect.unwrap(plain_function(self.function)), "__code__", None)
         return place(code.co_filename, code.co_firstlineno) if code else "built in"
 

@@ -524,7 +524,11 @@ class ModelCheckpoint(Hook):
             for each, score in self._loaded.unwritten.items()
         }
         # a rollback has abandoned those that were written after the checkpoint, though of the same state
-        known = {str(path)} if goes_back else self.best_k_models.keys()
+        known = (
+            {str(path)}
+            if goes_back
+            else {each if self.url else str(folder / Path(each).name) for each in self.best_k_models}
+        )
         self._loaded.unwritten = {each: score for each, score in unwritten.items() if each not in known}
         if self._loaded.abandoned and not self.url and not Path(self.best_model_path).is_dir():
             self.best_model_path, self.best_model_score = "", None  # a better one had replaced it

@@ -9,8 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from hookline.util.terminal import in_notebook
-
 
 class HooklineError(Exception):
     """Base of every error that Hookline raises about itself."""
@@ -336,6 +334,8 @@ class AdvisesOnNames:
             """Raise for a missing attribute. Say what to use for a name from another system, and in a
             notebook; elsewhere Python does.
             """
+            from hookline.util.terminal import in_notebook
+
             advised = name in ATTRIBUTES or name in ELSEWHERE or in_notebook()
             if advised and not hasattr(type(self), name):
                 raise MissingAttribute(name, self)
