@@ -70,10 +70,18 @@ another processor.
 """
 
 THOROUGH = (
+    "tests/diverge/test_planted.py",
+    "tests/ranks/test_checkpoints.py",
+    "tests/ranks/test_equal.py",
     "tests/ranks/test_meshes.py",
+    "tests/ranks/test_rollbacks.py",
+    "tests/ranks/test_slurm.py",
+    "tests/ranks/test_strategies.py",
+    "tests/ranks/test_strategies_launched.py",
     "tests/ranks/test_weighted.py",
     "tests/report/test_in_browser.py",
     "tests/test_many_hooks.py",
+    "tests/training/ranks/test_step.py",
     "tests/training/test_samples.py",
     "tests/training/test_several_loaders.py",
     "tests/interop/test_data_libraries.py",

@@ -72,4 +72,5 @@ def wait_for(child: Child, rng: random.Random, aim: str, seconds: float, fresh: 
         phase, count = child.phase
         times -= phase == aim and (phase, count) != before
         before = (phase, count)
+        time.sleep(0.0002)  # no phase is that short, and the training needs the core
     time.sleep(rng.uniform(0.0, 0.004))

@@ -24,7 +24,7 @@ from trials import Kind, Outcome, last_lines, trial_numbers
 from hookline import Hook, HooklineError, NonFiniteLoss
 from hookline.cli import main
 
-AT_ONCE = 10
+AT_ONCE = 5
 """Mutations in one trial: each is copied, changed and resumed from in one process."""
 STOP_AT = 14
 LONGEST = 60
@@ -36,7 +36,7 @@ class Manifests(Kind):
 
     def trials(self, share: float) -> list[int]:
         """Return as many trials as mutate about 350 checkpoints."""
-        return trial_numbers(35, share)
+        return trial_numbers(70, share)
 
     def run_trial(self, number: int, folder: Path) -> Outcome:
         """Train once, then make one checkpoint of many copies of the run hostile."""

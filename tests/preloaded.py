@@ -41,8 +41,17 @@ from typing import Any
 READ_WHEN_STARTED = ("ATEN_", "KMP_", "LD_", "MKL_", "OMP_", "PRELOAD", "PYTHON", "TORCH")
 """Variables that Python or torch reads only once: a process gets a server that was started with the same values."""
 
-READ_LATER = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONIOENCODING", "TORCHELASTIC_")
-"""Those of them that `become` sees to."""
+READ_LATER = (
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "PYTHONIOENCODING",
+    "TORCHELASTIC_",
+    "TORCHINDUCTOR_CACHE_DIR",  # torch sets it in a process that compiles something, and reads it each time
+)
+"""Those of them that `become` sees to, or that are read when they are needed."""
+
+NETWORK = "HOOKLINE_TEST_NETWORK"
+"""The variable that names the network namespace of a process, if it is not that of the tests."""
 
 STATUS = struct.Struct("i")
 
@@ -280,6 +289,8 @@ def become(request: dict[str, Any], paths: list[str]) -> Callable[[], object]:
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    if NETWORK in os.environ:
+        enter_network(os.environ[NETWORK])
     numpy.random.seed()
     python, *words = request["arguments"]
     sys.orig_argv = [python, *words]
@@ -305,6 +316,16 @@ def become(request: dict[str, Any], paths: list[str]) -> Callable[[], object]:
     assert not option.startswith("-"), option
     main.__file__ = option
     return functools.partial(exec, compile(Path(option).read_bytes(), option, "exec"), main.__dict__)
+
+
+def enter_network(name: str) -> None:
+    """Enter a network namespace, as `ip netns exec` does."""
+    import ctypes
+
+    library = ctypes.CDLL(None, use_errno=True)
+    with open(f"/var/run/netns/{name}") as namespace:
+        if library.setns(namespace.fileno(), 0x40000000):  # CLONE_NEWNET
+            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {name}")
 
 
 def _open_standard_files(unbuffered: bool) -> None:
@@ -348,16 +369,16 @@ def carry_out(program: Callable[[], object]) -> None:
 
 def end(code: object, before: set[str]) -> None:
     """End as Python does, but destroy only what the program has made: to destroy what the server had imported copies the
-    memory that processes share, which takes 0.3 s. A process that still has threads or a process group ends in Python's way,
-    because there an end can fail.
+    memory that processes share, which takes 0.3 s. A process that has threads or a process group still when its exit functions
+    have run ends in Python's way, because there an end can fail.
     """
     threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
     if threading.active_count() > 1 or torch.distributed.is_initialized():
         sys.exit(code)  # type: ignore[arg-type]
     if not isinstance(code, int | None):
         print(code, file=sys.stderr)
         code = 1
-    atexit._run_exitfuncs()
     for name in [each for each in sys.modules if each not in before] + ["__main__"]:
         vars(sys.modules[name]).clear()
     gc.collect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import math
 from dataclasses import fields
@@ -116,6 +117,10 @@ def test_an_option_trains_or_is_refused_before_the_first_step(option: str) -> No
 @pytest.mark.parametrize("name", BUILTIN_HOOKS)
 def test_a_hooks_parameter_is_refused_before_the_first_step(name: str) -> None:
     cls, wrong = hook_class(name), {}
+    if name == "garbage_collection":  # a thousand full collections: not of what was imported so far
+        verdict({})
+        gc.collect()
+        gc.freeze()
     for parameter in inspect.signature(cls).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
             continue

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
@@ -78,7 +78,7 @@ def test_one_command_makes_the_table_with_medians_quartiles_minimum_and_both_bas
         *sections,
     ]
     environment = {**os.environ, "COLUMNS": "200", "MPLCONFIGDIR": str(tmp_path)}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=environment)
+    ended = preloaded.run(command, capture_output=True, text=True, timeout=500, check=False, env=environment)
     assert ended.returncode == 0, ended.stderr
     rows = json.loads((tmp_path / "overhead.json").read_text())["rows"]
     text = (tmp_path / "overhead.md").read_text()

@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def done(folder: Path) -> subprocess.CompletedProcess[str]:
     words = ("--datamodule.steps", "50", "--trainer.run_dir", "short", "--trainer.seed", "3")
-    done = run_demo(folder, *words, anew=True)
+    done = run_demo(folder, *words)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -46,7 +46,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     tests/training/test_compiled_step.py resumes a compiled run.
     """
     path = tmp_path_factory.mktemp("faults") / "outcomes.json"
-    done = run("--minutes", "0.15", "--kind", ",".join(KINDS), "--json", str(path))
+    done = run("--minutes", "0.1", "--kind", ",".join(KINDS), "--json", str(path))
     assert path.exists(), done.stdout + done.stderr
     found: Outcomes = json.loads(path.read_text())
     return found

@@ -8,8 +8,8 @@ the style of Python source code. `python examples/finetune_lora/finetune_lora.py
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import inspect
+import shlex
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -77,7 +77,7 @@ def main() -> None:
     lora = LoraConfig(r=16, lora_alpha=32, target_modules=["c_attn", "c_fc", "c_proj"], fan_in_fan_out=True)
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), lora)
     train = make_loader(tokenizer, [inspect.getsource(each) for each in (argparse, inspect)], shuffle=True)
-    val = make_loader(tokenizer, [inspect.getsource(dataclasses)], shuffle=False)
+    val = make_loader(tokenizer, [inspect.getsource(shlex)], shuffle=False)
 
     trainer = Trainer(
         max_steps=options.steps,

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hookline.checkpoint import writer
-from hookline.checkpoint.files import clean_up, read, verify, write
+from hookline.checkpoint.files import clean_up, read, remove, verify, write
 from hookline.checkpoint.writer import machine_id
 
 
@@ -164,6 +164,13 @@ def test_what_is_no_checkpoint_is_left_alone_whatever_its_name(tmp_path: Path, d
     (tmp_path / ".link.gone").symlink_to(tmp_path / "elsewhere")
     before = names(tmp_path)
     assert clean_up(tmp_path) == [] and names(tmp_path) == before
+
+
+def test_a_checkpoint_that_is_gone_already_does_not_fail_its_removal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    remove(tmp_path / "gone")
+    assert "is gone already" in caplog.text
 
 
 def test_a_removal_that_was_interrupted_is_finished(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hookline import CheckpointError, OptionError, export_checkpoint, import_checkpoint, load_weights
 from hookline.checkpoint.export import export_weights
 from hookline.checkpoint.reader import read_folder
+from hookline.hooks import ModelCheckpoint
 from hookline.hooks.weight_averaging import WeightAveraging
 
 
@@ -22,6 +23,11 @@ class Tied(Net):
         super().__init__()
         self.twin = nn.Linear(4, 2)
         self.twin.weight = self.layer.weight
+
+
+class Runs(Net):
+    def forward(self, inputs: Tensor) -> Any:
+        return self.layer(inputs)
 
 
 def trained(net: Any, *hooks: Any, path: str | Path = "run/checkpoints/made", steps: int = 2) -> Any:
@@ -304,3 +310,33 @@ def test_onnx_says_which_packages_it_needs(run: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(OptionError, match=r'needs the package .onnxscript.: pip install "hookline\[onnx\]"'):
         export_checkpoint(run[0], "net.onnx", module=Regression(), example=torch.ones(2, 4))
+
+
+def test_the_best_checkpoint_of_a_run_is_exported_if_asked_for() -> None:
+    keep = ModelCheckpoint(monitor="val/loss", mode="max", save_last=True)  # the first is the best
+    quiet(run_dir="run", hooks=[keep], max_epochs=3).fit(Net(), batches(), batches(1))
+    newest = export_checkpoint("run", "newest.pt")
+    assert export_checkpoint("run", "again.pt", checkpoint="auto").source == newest.source
+    best = export_checkpoint(Path("run"), "best.pt", checkpoint="best")
+    assert best.source == keep.best_model_path and (best.step or 0) < (newest.step or 0)
+    program = export_checkpoint(
+        "run", "best.pt2", module=Runs(), example=torch.randn(2, 4), checkpoint="best"
+    )
+    assert program.source == best.source
+    (Path(keep.best_model_path) / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match=r"has no checkpoint that a monitor kept .* 'auto' takes"):
+        export_checkpoint("run", "none.pt", checkpoint="best")
+    for source in (newest.source, "best.pt", {"a": torch.ones(1)}, "s3://bucket/run", "missing"):
+        with pytest.raises(OptionError, match="checkpoint='best' searches the directory of a run"):
+            export_checkpoint(source, "none.pt", checkpoint="best")
+    with pytest.raises(OptionError, match="pass 'auto' or 'best'; a path is the source itself"):
+        export_checkpoint("run", "none.pt", checkpoint="last")  # type: ignore[arg-type]
+    assert not Path("none.pt").exists()
+
+
+def test_the_best_one_is_of_the_newest_run_below_a_folder_that_has_one() -> None:
+    for name, mode, hooks in (("a", "max", True), ("b", "min", True), ("c", "min", False)):
+        keep = [ModelCheckpoint(monitor="val/loss", mode=mode)] if hooks else []
+        trainer = quiet(run_dir=f"runs/{name}", hooks=keep, checkpoint=True, max_epochs=2)
+        trainer.fit(Net(), batches(), batches(1))
+    assert export_checkpoint("runs", "best.pt", checkpoint="best").source.startswith("runs/b/")

@@ -7,11 +7,12 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
-from mcp import Client, StdioServerParameters
-from mcp.client.stdio import stdio_client
+
+if TYPE_CHECKING:
+    from mcp import Client
 
 
 class Refusal(Exception):
@@ -49,6 +50,10 @@ class Assistant:
 @contextlib.contextmanager
 def assistant(folder: Path, *words: str) -> Iterator[Assistant]:
     """Connect to a server that was started in this folder."""
+    # not above: whoever collects the tests would wait for it
+    from mcp import Client, StdioServerParameters
+    from mcp.client.stdio import stdio_client
+
     passed = {
         name: value
         for name, value in os.environ.items()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import preloaded
 import pytest
 
 from hookline.cli import main
@@ -118,17 +119,20 @@ class_path = "trace_parts.Leaves"
 """
 
 
-def hookline(
-    *arguments: str | Path, cwd: Path | None = None, start: tuple[str, ...] = ("-m", "hookline")
-) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONIOENCODING": "utf-8",
-        "PYTHONWARNINGS": "error",
-    }
-    command = [sys.executable, *start, *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+STRICT = "import runpy, warnings; warnings.simplefilter('error')\n"
+HOOKLINE = f"{STRICT}runpy.run_module('hookline', run_name='__main__', alter_sys=True)"
+
+
+def hookline(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run as `python -W error -m hookline` does, in a process that has imported torch already."""
+    return strict_python("-c", HOOKLINE, *map(str, arguments), cwd=cwd)
+
+
+def strict_python(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python with torch imported already. Warnings are errors if the code begins with STRICT."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, *words]
+    return preloaded.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:

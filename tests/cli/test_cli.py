@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from cli.configured import hookline
 
 from hookline.cli import main
 
@@ -37,7 +38,9 @@ for command in {commands!r}:
         codes.append(end.code)
 print(codes, [name for name in ("torch", "numpy", "jsonargparse", "rich") if name in sys.modules])
 """
-    done = hookline(cwd=tmp_path, start=("-c", code))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2] []"
     assert "usage: hookline" in done.stdout

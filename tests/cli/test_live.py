@@ -12,6 +12,7 @@ from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 from control.asking import Counts, asked
 from report.reported import metrics, written
@@ -101,7 +102,7 @@ def test_a_hook_that_a_program_has_named_badly_leaves_the_table_whole(
 def test_it_prints_its_address_serves_and_ends_by_ctrl_c() -> None:
     written("run", metrics(1, loss=1.0))
     command = [sys.executable, "-m", "hookline", "watch", "run", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+    with preloaded.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
             told = json.loads(server.stdout.readline())

@@ -9,7 +9,6 @@ import re
 import select
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -169,7 +168,7 @@ def test_ctrl_c_saves_the_run_leaves_a_clean_terminal_and_can_be_continued(
         "--trainer.run_dir=here",
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color", "COLUMNS": "160"}
-    process = subprocess.Popen(
+    process = preloaded.Popen(
         command, cwd=tmp_path, env=environment, stdin=terminal, stdout=terminal, stderr=terminal
     )
     os.close(terminal)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import types
@@ -12,18 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli.configured import STRICT, hookline, strict_python
 
 from hookline import OptionError
 from hookline.cli import main
 from hookline.cli.scaffold import PROJECT, write_project
 from hookline.testing import fire
-
-
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-    )
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_its_run_learns(folder: Path) -> None:
-    done = run(
-        folder, "-W", "error", "-m", "hookline", "fit", "run.toml", "--json", "--hooks.rises.by", "0.5"
-    )
+    done = hookline("fit", "run.toml", "--json", "--hooks.rises.by", "0.5", cwd=folder)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["status"] == "completed"
@@ -45,30 +36,18 @@ def test_its_run_learns(folder: Path) -> None:
 
 
 def test_its_model_can_be_loaded_from_the_run_whatever_it_was_made_with(folder: Path) -> None:
-    fitted = run(
-        folder,
-        "-W",
-        "error",
-        "-m",
-        "hookline",
-        "fit",
-        "run.toml",
-        "--trainer.max_epochs",
-        "1",
-        "--module.width",
-        "24",
-        "--trainer.run_dir",
-        "wide",
-    )
+    words = ("--trainer.max_epochs", "1", "--module.width", "24", "--trainer.run_dir", "wide")
+    fitted = hookline("fit", "run.toml", *words, cwd=folder)
     assert fitted.returncode == 0, fitted.stderr
     code = "from model import Classifier\nprint(Classifier.load_from_checkpoint('wide').net[0].out_features)"
-    loaded = run(folder, "-W", "error", "-c", code)
+    loaded = strict_python("-c", STRICT + code, cwd=folder)
     assert loaded.returncode == 0, loaded.stderr
     assert loaded.stdout.split() == ["24"]
 
 
 def test_its_tests_pass(folder: Path) -> None:
-    done = run(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 passed" in done.stdout
 

@@ -237,3 +237,18 @@ def test_settings_that_differ_in_a_late_digit_are_told_apart(capsys: pytest.Capt
     assert main(["summary", "a", "b"]) == 0
     text = capsys.readouterr().out
     assert "0.100001" in text and "0.100002" in text
+
+
+def test_a_warning_of_several_lines_reads_as_sentences_and_a_long_one_ends_with_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    advice = "The checkpoint restores optimizers. To use new values, set them."
+    changed = f"Settings have changed:\n  lr of SGD: 0.01 in it, 0.003 now; 0.003 is used\n{advice}"
+    long = "The first is short. " + "The second has many words " * 20 + "to the end."
+    written("run", *({"type": "warning", "step": 1, "message": each} for each in (changed, long)))
+    assert main(["summary", "run"]) == 0
+    lines = [line.split(None, 1)[1] for line in capsys.readouterr().out.splitlines() if "warning " in line]
+    assert lines == [
+        f"Settings have changed: lr of SGD: 0.01 in it, 0.003 now; 0.003 is used. {advice}",
+        "The first is short. … (--json has the rest)",
+    ]

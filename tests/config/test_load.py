@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -576,8 +577,34 @@ def test_parts_are_not_made_if_there_is_a_problem(project: Path) -> None:
     made: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         for each in ("hooks", "sections"):
-            module = sys.modules[f"hookline.config.{each}"]
+            module = importlib.import_module(f"hookline.config.{each}")
             patch.setattr(module, "make_part", lambda source, part, *given: made.append(part.key))
         with pytest.raises(ConfigError, match="no such option"):
             config.build()
     assert made == []
+
+
+def test_a_wrong_hook_hides_no_problem_of_the_others_and_code_of_the_user_is_not_run(project: Path) -> None:
+    file = BASIC.replace("loggers = false\n", "") + (
+        '[hooks.stop]\nclass_path = "EarlyStopping"\nmonitor = "val/loss"\n'
+        '[hooks.best]\nclass_path = "ModelCheckpoint"\n[hooks.ema]\nclass_path = "WeightAveraging"\n'
+        '[loggers.table]\nclass_path = "CSV"\n'
+    )
+    typed = ["--hooks.stop.patience=many", "--hooks.bset.monitor=val/loss", "--trainer.max_epochs.x=1"]
+    with pytest.raises(ConfigError) as refused:
+        config_of(project, file, *typed)
+    assert [each.key for each in refused.value.problems] == [
+        "trainer.max_epochs",
+        "hooks.bset",
+        "hooks.stop.patience",
+    ]
+    config = config_of(
+        project, file, "--loggers.table.name=/x", "--hooks.best.save_top_k=none", "--hooks.ema.decay=3"
+    )
+    with pytest.raises(ConfigError) as refused:  # values that only the constructors check
+        config.build()
+    assert [each.key for each in refused.value.problems] == [
+        "loggers.table.name",
+        "hooks.best.save_top_k",
+        "hooks.ema.decay",
+    ]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import random
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import preloaded
 import pytest
 import torch
 from data.resumed import Samples, check
@@ -140,7 +140,7 @@ for _ in range(2):
 
 
 def test_a_module_created_after_the_trainer_in_a_process_without_a_seed_is_reported_once() -> None:
-    done = subprocess.run(
+    done = preloaded.run(
         [sys.executable, "-c", FRESH],
         cwd=Path(__file__).parents[1],
         capture_output=True,

@@ -99,13 +99,15 @@ def test_a_signal_to_the_whole_group_leaves_the_workers_to_the_main_process(
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(f"""
-        import os, signal, sys, time
+        import multiprocessing, os, signal, sys, time
         sys.path.insert(0, {str(TESTS)!r})
         from data.resumed import Samples
         from torch.utils.data import DataLoader
         from hookline.data.loaders import make_loaders
 
         def main():
+            # torch is imported once, not by each worker
+            multiprocessing.set_forkserver_preload(["__main__", "hookline.data.loaders"])
             noted = []
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
                 signal.signal(number, lambda number, frame: noted.append(number))
@@ -285,7 +287,7 @@ print("DONE")
 
 
 def test_a_dataset_of_a_notebook_is_refused_if_its_workers_cannot_import_it() -> None:
-    done = subprocess.run(
+    done = preloaded.run(
         [sys.executable, "-c", IN_A_CELL],  # like a notebook, its __main__ has no file
         capture_output=True,
         text=True,

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from cli.programs import hookline_run
+from cli.programs import preloaded_run
 
 from hookline.interop.import_lines import STAND_IN_PACKAGES, STAND_INS
 
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 def test_every_import_line_gives_hooklines_objects_and_one_line_says_so(folder: Path) -> None:
     code = "".join(f"{line}\nprint({shown})\n" for line, shown in LINES.items())
     (folder / "all.py").write_text(code)
-    done = hookline_run("all.py", cwd=folder)
+    done = preloaded_run("all.py", cwd=folder)
     assert done.returncode == 0, done.stderr
     homes = done.stdout.split()
     assert len(homes) == len(LINES) and all(home.startswith("hookline.interop.") for home in homes)
@@ -43,7 +43,7 @@ def test_every_import_line_gives_hooklines_objects_and_one_line_says_so(folder: 
 
 def test_only_one_rank_says_what_was_replaced(folder: Path) -> None:
     (folder / "one.py").write_text("import kempnerforge.training.hooks\nprint('done')")
-    done = hookline_run("one.py", cwd=folder, RANK="1")
+    done = preloaded_run("one.py", cwd=folder, RANK="1")
     assert (done.stdout, done.stderr) == ("done\n", "")
 
 
@@ -55,19 +55,19 @@ def test_an_installed_package_is_replaced_on_request_only_and_never_in_part(fold
         "from trainers import get_trainer\nprint(get_trainer)\n"
         "try:\n    import trainers.hooks\nexcept ModuleNotFoundError as error:\n    print(error)"
     )
-    done = hookline_run("one.py", cwd=folder, PYTHONPATH=path)
+    done = preloaded_run("one.py", cwd=folder, PYTHONPATH=path)
     assert done.stdout == "installed\nNo module named 'trainers.hooks'\n"
     assert done.stderr == (
         "hookline: replaced nothing, because trainers is installed; add --as trainers to replace it\n"
     )
-    done = hookline_run("--as", "trainers", "one.py", cwd=folder, PYTHONPATH=path)
+    done = preloaded_run("--as", "trainers", "one.py", cwd=folder, PYTHONPATH=path)
     assert done.stdout.startswith("<function get_trainer")
     assert done.stderr == "hookline: replaced trainers with hookline.interop.trainers\n"
 
 
 def test_a_module_that_hookline_does_not_have_is_an_import_error_with_those_there_are(folder: Path) -> None:
     (folder / "one.py").write_text("import trainers.hook")
-    done = hookline_run("one.py", cwd=folder)
+    done = preloaded_run("one.py", cwd=folder)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         "ModuleNotFoundError: Hookline stands in for trainers and has no module 'trainers.hook'. "

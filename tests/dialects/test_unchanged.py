@@ -6,12 +6,10 @@ What the documents take for granted (a model, data, standard modules) comes befo
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from cli.programs import preloaded_run
 from dialects.model_training_framework.documented import BLOCKS
 from dialects.test_kempnerforge import GRAD_HISTOGRAM, INTERFACE, REGISTERING
 from dialects.test_kempnerforge import STEP_CONTEXT as FORGE_CONTEXT
@@ -92,14 +90,7 @@ def test_the_blocks_of_a_document_are_a_program_that_runs(system: str, tmp_path:
     (tmp_path / "program.py").write_text(program)
     (tmp_path / "mypackage").mkdir()
     (tmp_path / "mypackage" / "hooks.py").write_text("import time\n" + BLOCKS["Basic Custom Hook"])
-    done = subprocess.run(
-        [sys.executable, "-m", "hookline", "run", "program.py"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = preloaded_run("program.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith(f"hookline: replaced {system} with hookline.interop.{system}\n")
     left = iter(done.stdout.splitlines())

@@ -15,18 +15,25 @@ from hookline.distributed.mesh import (
     data_mesh,
     data_ranks,
     describe_mesh,
+    make_mesh,
     mesh_shape,
     tensor_mesh,
 )
 
 
-@pytest.fixture
-def make() -> Iterator[Any]:
-    """Make a mesh of four ranks, of which this process is the second. Nothing is sent to the others."""
-    from torch.distributed.device_mesh import init_device_mesh
+def join() -> None:
+    """Become the second of four ranks. Nothing is sent to the others."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+
+
+@pytest.fixture
+def make() -> Iterator[Any]:
+    """Make a mesh of four ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    join()
     yield lambda shape, names=None: init_device_mesh("cpu", shape, mesh_dim_names=names)
     dist.destroy_process_group()
 
@@ -48,6 +55,19 @@ def test_ranks_of_a_tensor_parallel_group_have_one_data_parallel_rank(make: Any)
     assert data_ranks(4, 1, make((1, 4), ("shard", "tp"))) == (0, 0, 0, 0)
     assert data_ranks(4, 1, make((2, 1, 2), ("replicate", "shard", "tp"))) == (0, 0, 1, 1)
     assert data_ranks(4, 1, make((4,))) == (0, 1, 2, 3)
+
+
+def test_runs_of_one_process_share_a_mesh_until_its_process_group_ends(make: Any) -> None:
+    dims = {"shard": 2, "tp": 2}
+    first = make_mesh("cpu", dims)
+    groups = len(dist.distributed_c10d._world.pg_map)
+    assert make_mesh("cpu", dict(dims)) is first and len(dist.distributed_c10d._world.pg_map) == groups
+    others = [make_mesh("cpu", {"shard": 4}), make_mesh("cpu", {"tp": 2, "shard": 2})]
+    assert all(first is not each for each in others) and others[0] is make_mesh("cpu", {"shard": 4})
+    dist.destroy_process_group()
+    join()
+    again = make_mesh("cpu", dims)
+    assert again is not first and again.get_group("tp") in dist.distributed_c10d._world.pg_map
 
 
 def test_a_mesh_is_divided_into_the_parts_for_data_and_for_tensors(make: Any) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from ranks.torchrun import torchrun
 
 from hookline.distributed.sharded_norms import (
     agree_on_overflow,
     clip_norm,
     clip_values,
-    gather_rows,
     is_sharded,
     local_part,
     norm_of,
@@ -73,49 +73,47 @@ def test_one_overflow_is_an_overflow_of_all() -> None:
     assert agree_on_overflow(found, []) and other not in found and found[device].tolist() == [1.0]
 
 
-def on_a_rank(rank: int, store: str, results: Any) -> None:
-    import torch.distributed as dist
-    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+ON_A_RANK = """
+import json
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+from hookline.distributed.sharded_norms import (
+    agree_on_overflow, clip_norm, gather_rows, is_sharded, local_part, norm_of, shards_of
+)
 
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    mesh = init_device_mesh("cpu", (2,))
-    whole = torch.arange(12, dtype=torch.float64).reshape(6, 2)
-    sharded = distribute_tensor(whole, mesh, [Shard(0)])
-    plain = torch.ones(3, dtype=torch.float64)
-    norm = norm_of([sharded, plain]).item()
-    before = clip_norm([sharded, plain], 1.0).item()
-    after = norm_of([sharded, plain]).item()
-    rows = gather_rows([torch.full((rank + 1,), float(rank))], [sharded])
-    overflow = agree_on_overflow({torch.device("cpu"): torch.tensor([float(rank)])}, [sharded])
-    results[rank] = {
-        "norms": [norm, before, after],
-        "is_sharded": [is_sharded(sharded), is_sharded(plain), shards_of([plain, sharded])],
-        "held": tuple(local_part(sharded).shape),
-        "rows": [each.tolist() for each in rows],
-        "overflow": overflow,
-    }
-    dist.destroy_process_group()
+dist.init_process_group("gloo")
+rank, mesh = dist.get_rank(), init_device_mesh("cpu", (2,))
+whole = torch.arange(12, dtype=torch.float64).reshape(6, 2)
+sharded = distribute_tensor(whole, mesh, [Shard(0)])
+plain = torch.ones(3, dtype=torch.float64)
+norm = norm_of([sharded, plain]).item()
+before = clip_norm([sharded, plain], 1.0).item()
+after = norm_of([sharded, plain]).item()
+rows = gather_rows([torch.full((rank + 1,), float(rank))], [sharded])
+overflow = agree_on_overflow({torch.device("cpu"): torch.tensor([float(rank)])}, [sharded])
+result = {
+    "norms": [norm, before, after],
+    "is_sharded": [is_sharded(sharded), is_sharded(plain), shards_of([plain, sharded])],
+    "held": list(local_part(sharded).shape),
+    "rows": [each.tolist() for each in rows],
+    "overflow": overflow,
+}
+print("RESULT", json.dumps([rank, result]))
+dist.destroy_process_group()
+"""
 
 
 def test_shards_have_the_norm_of_the_whole_on_every_rank(tmp_path: Path) -> None:
-    context = torch.multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
-        results = manager.dict()
-        workers = [
-            context.Process(target=on_a_rank, args=(rank, str(tmp_path / "store"), results))
-            for rank in range(2)
-        ]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        found = dict(results)
+    done = torchrun(ON_A_RANK, tmp_path)
+    assert done.code == 0, done.output
+    found = dict(json.loads(each) for each in done.lines("RESULT"))
     norm = math.sqrt(sum(number**2 for number in range(12)) + 3)
     for rank in range(2):
         assert found[rank] == {
             "norms": [pytest.approx(norm), pytest.approx(norm), pytest.approx(1.0, rel=1e-5)],
             "is_sharded": [True, False, 2],
-            "held": (3, 2),
+            "held": [3, 2],
             "rows": [[0.0, 1.0, 1.0]],
             "overflow": True,  # of rank 1 alone
         }

@@ -7,28 +7,33 @@ from pathlib import Path
 import pytest
 import torch
 from diverge.planted import PLANTS, STEPS, Plant, Setup, found, samples
+from thorough import some
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline.digests.compare import BATCH, DATA_ORDER, KINDS, METRIC
 from hookline.digests.diverge import diverge
 
+FIRST = [*{(each.kind, each.name[3:].partition(" at ")[0]): each for each in reversed(PLANTS)}.values()]
+"""One of each change and kind."""
+
 
 def test_the_step_is_always_found_and_the_kind_nearly_always(tmp_path: Path) -> None:
-    wrong_step, wrong_kind = [], []
-    for plant in PLANTS:
+    wrong_step, wrong_kind, tried = [], [], some(FIRST, [each for each in PLANTS if each not in FIRST])
+    for plant in tried:
         divergence = found(plant, tmp_path).divergence
         if divergence is None or divergence.step != plant.step or not divergence.is_exact:
             wrong_step.append((plant.name, divergence))
         elif divergence.first.kind != plant.kind or plant.names not in str(divergence.first):
             wrong_kind.append((plant.name, plant.kind, divergence.first))
     assert wrong_step == []
-    assert len(wrong_kind) <= 5, wrong_kind
+    assert len(wrong_kind) <= len(tried) // 20, wrong_kind
 
 
 def test_there_are_plants_of_every_kind_and_step() -> None:
     assert len(PLANTS) == len({plant.name for plant in PLANTS}) == 100
     assert {plant.kind for plant in PLANTS} == set(KINDS) - {METRIC}
     assert {plant.step for plant in PLANTS} == set(range(1, STEPS + 1))
+    assert {plant.kind for plant in FIRST} == set(KINDS) - {METRIC} and len(FIRST) >= 40
 
 
 def test_with_sparse_digests_the_interval_contains_the_step(tmp_path: Path) -> None:

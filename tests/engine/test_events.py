@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import preloaded
 import pytest
 from tiny import Net, batches, quiet
 
@@ -155,7 +155,7 @@ def test_every_event_of_the_module_and_data_module_that_is_no_action_is_heard(tm
 
 
 def test_what_is_generated_from_the_table_is_up_to_date():
-    result = subprocess.run(
+    result = preloaded.run(
         [sys.executable, str(ROOT / "tools" / "generate.py"), "--check"], capture_output=True, text=True
     )
     assert result.returncode == 0, result.stdout + result.stderr

@@ -980,6 +980,12 @@ def test_hooks_of_a_module_that_lightning_1_had_are_refused_unless_the_module_ca
     with pytest.raises(HookError, match="would never be called. Did you mean 'on_validation_epoch_end'"):
         quiet().fit(Old(), batches(), batches())
 
+    class Parts(Net):
+        def training_step_end(self, outputs: Any) -> Any: ...
+
+    with pytest.raises(HookError, match="would never be called. Did you mean 'on_train_batch_end'"):
+        quiet().fit(Parts(), batches())
+
     class Own(Net):
         called = 0
 
@@ -992,3 +998,13 @@ def test_hooks_of_a_module_that_lightning_1_had_are_refused_unless_the_module_ca
     net = Own()
     quiet().fit(net, batches())
     assert net.called == 1
+
+
+def test_hooks_of_lightning_1_are_refused_in_code_without_source_text() -> None:
+    space: dict[str, Any] = {"Net": Net}
+    exec("class Old(Net):\n    def training_epoch_end(self, outputs): ...\n", space)
+    with pytest.raises(HookError, match="training_epoch_end would never be called"):
+        quiet().fit(space["Old"](), batches())
+    own = "    def on_train_epoch_end(self): self.training_epoch_end([])"
+    exec(f"class Own(Net):\n    def training_epoch_end(self, outputs): ...\n{own}", space)
+    quiet().fit(space["Own"](), batches())

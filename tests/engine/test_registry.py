@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+from pathlib import Path
+from typing import Any
+
 import pytest
 from tiny import quiet
 
 from hookline import Hook, HookError, Trainer
 from hookline.engine.hook import TIERS, snake_case
-from hookline.engine.registry import BUILTIN_HOOKS, hook_class
+from hookline.engine.registry import BUILTIN_HOOKS, GROUP, hook_class, offered_hooks
 
 
 @pytest.mark.parametrize("name", BUILTIN_HOOKS)
@@ -29,3 +33,28 @@ def test_an_unknown_name_is_an_error_with_the_closest_and_the_list():
 def test_the_progress_bar_is_there_unless_switched_off():
     assert "progress_bar" in Trainer(logger=False).hooks
     assert "progress_bar" not in quiet().hooks
+
+
+def test_what_packages_offer_is_read_once_and_again_when_something_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def install(folder: str, version: str, hook: str) -> None:
+        info = tmp_path / folder / f"offering-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: offering\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(f"[{GROUP}]\nshiny = offering.{hook}\n")
+
+    (tmp_path / "first").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path / "second"))
+    monkeypatch.syspath_prepend(str(tmp_path / "first"))
+    assert "shiny" not in offered_hooks()
+    install("second", "1.0", "old:Shiny")
+    assert offered_hooks()["shiny"] == "offering.old:Shiny"
+    install("first", "2.0", "new:Shiny")
+    assert offered_hooks()["shiny"] == "offering.new:Shiny"
+
+    def read(**given: Any) -> Any:
+        raise AssertionError("nothing was installed since")
+
+    monkeypatch.setattr(importlib.metadata, "distributions", read)
+    assert offered_hooks()["shiny"] == "offering.new:Shiny"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny import Net, batches, quiet
+from torch import nn
 
-from hookline import Hook, HooklineError, OptionError
+from hookline import Hook, HooklineError, Line, OptionError
 from hookline.hooks.early_stopping import EarlyStopping
+from hookline.hooks.model_checkpoint import ModelCheckpoint
 
 
 class Scripted(Net):
@@ -363,3 +368,68 @@ def test_an_unknown_parameter_comes_with_those_that_there_are() -> None:
         TypeError, match="argument 'log_rank_zero_only'. Arguments: monitor, patience, mode, "
     ):
         EarlyStopping(log_rank_zero_only=True)  # type: ignore[call-arg]
+
+
+# ---- in a loop of which it is not known whether it validates -----------------------------------------------
+
+
+def loop(hook: Any, tmp_path: Path, validates_at: int, epochs: int = 3, score: str = "val/score") -> Line:
+    """Train epochs of two updates, with a validation every so many updates, 0: without any."""
+    net = nn.Linear(4, 2)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Line(net, sgd, hooks=[hook], run_dir=tmp_path) as line:
+        for _ in line.epochs(epochs):
+            for batch in line.epoch(torch.randn(2, 3, 4)):
+                sgd.zero_grad()
+                line.backward(net(batch).square().mean())
+                sgd.step()
+                if validates_at and line.state.step % validates_at == 0:
+                    for _ in line.validation([1]):
+                        line.log(score, 0.5)
+    return line
+
+
+CHECKS: list[Any] = [
+    *(
+        functools.partial(EarlyStopping, "val/score", check_on_train_epoch_end=at)
+        for at in (None, True, False)
+    ),
+    *(
+        functools.partial(ModelCheckpoint, "val/score", save_on_train_epoch_end=at)
+        for at in (None, True, False)
+    ),
+]
+names = [f"{make.func.__name__}-{[*make.keywords.values()][0]}" for make in CHECKS]
+in_loops = pytest.mark.parametrize("make", CHECKS, ids=names)
+
+
+@in_loops
+def test_a_loop_may_validate_for_the_first_time_after_its_first_epoch(make: Any, tmp_path: Path) -> None:
+    hook = make()
+    loop(hook, tmp_path, validates_at=3)
+    assert (hook.best_score if isinstance(hook, EarlyStopping) else hook.best_model_score) == 0.5
+
+
+@in_loops
+def test_a_loop_without_a_validation_ends_with_a_warning(
+    make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hook = make()
+    with caplog.at_level(logging.WARNING):
+        loop(hook, tmp_path, validates_at=0)
+    assert f"{type(hook).__name__} never checked 'val/score'" in caplog.text
+
+
+@in_loops
+def test_a_metric_that_the_first_validation_of_a_loop_lacks_is_an_error(make: Any, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="'val/score', which was not logged. Did you mean 'val/scores'"):
+        loop(make(), tmp_path, validates_at=3, score="val/scores")
+
+
+@pytest.mark.parametrize("name", ["train/perplexity", "train-loss", "traim/loss"])
+def test_a_misspelt_metric_of_training_is_an_error_at_the_first_epoch_end_of_a_loop(
+    name: str, tmp_path: Path
+) -> None:
+    for kind in (EarlyStopping, ModelCheckpoint):
+        with pytest.raises(OptionError, match="which was not logged.*Metrics: train/loss"):
+            loop(kind(monitor=name), tmp_path, validates_at=0, epochs=1)

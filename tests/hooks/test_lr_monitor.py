@@ -10,8 +10,9 @@ import pytest
 import torch
 from tiny import Net, batches, quiet
 
-from hookline import Trainer
+from hookline import SKIP_BATCH, Hook, Trainer
 from hookline.hooks.lr_monitor import LRMonitor
+from hookline.hooks.lr_schedule import LRSchedule
 from hookline.util.errors import OptionError
 
 
@@ -47,6 +48,75 @@ def halved(net: Net, **schedule: Any) -> dict[str, Any]:
 def test_every_epoch_has_the_rate_it_was_trained_with(tmp_path: Path) -> None:
     found = logged(with_optimizers(halved), tmp_path, LRMonitor(), "lr-SGD", max_epochs=3)
     assert found == [(3, 0.8), (6, 0.4), (9, 0.2)]
+
+
+def falling(step: int) -> float:
+    return 1 - step / 9
+
+
+def test_an_epoch_has_the_rate_of_its_first_update_also_with_the_hook_that_sets_it(tmp_path: Path) -> None:
+    found = []
+    for kind in ("hook", "scheduler"):
+        hooks = [LRSchedule(falling)] if kind == "hook" else []
+        module = Net() if kind == "hook" else with_optimizers(by_scheduler)
+        options = {"run_dir": tmp_path / kind, "enable_progress_bar": False, "max_epochs": 3}
+        Trainer(hooks=[*hooks, LRMonitor()], **options).fit(module, batches(3))
+        found.append([row["metrics"]["lr-SGD"] for row in rows(tmp_path / kind) if row["step"] in (3, 6, 9)])
+    first = Net().configure_optimizers().param_groups[0]["lr"]
+    assert found[0] == found[1] == pytest.approx([first, first * falling(3), first * falling(6)])
+
+
+def by_scheduler(net: Net) -> Any:
+    optimizer = Net.configure_optimizers(net)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, falling)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def test_a_warm_up_shows_in_the_first_epoch() -> None:
+    trainer = quiet(hooks=[LRSchedule("linear", warmup=3, total=9), LRMonitor()], max_epochs=1)
+    trainer.fit(Net(), batches(3))
+    assert trainer.metrics["lr-SGD"] == Net().configure_optimizers().param_groups[0]["lr"] / 4
+
+
+def test_a_resume_inside_an_epoch_logs_the_same(tmp_path: Path) -> None:
+    def fit(*hooks: Hook, resume: Any = None, folder: str) -> list[float]:
+        trainer = Trainer(
+            run_dir=tmp_path / folder,
+            enable_progress_bar=False,
+            max_epochs=3,
+            hooks=[LRSchedule(falling), LRMonitor(), *hooks],
+        )
+        trainer.fit(Net(), batches(3), resume=resume)
+        return [row["metrics"]["lr-SGD"] for row in rows(tmp_path / folder) if "lr-SGD" in row["metrics"]]
+
+    class Breaks(Hook):
+        def on_step_end(self, step: int) -> None:
+            if step == 5:
+                raise ValueError("enough")
+
+    with pytest.raises(ValueError, match="enough"):
+        fit(Breaks(), folder="resumed")
+    assert fit(folder="resumed", resume="auto") == fit(folder="whole")
+
+
+def test_an_epoch_without_an_update_has_the_rate_at_its_start() -> None:
+    class Skips(Hook):
+        def on_train_batch_start(self) -> Any:
+            return SKIP_BATCH
+
+    trainer = quiet(hooks=[LRMonitor(), Skips()], max_epochs=1)
+    trainer.fit(Net(), batches(2))
+    assert trainer.metrics["lr-SGD"] == Net().configure_optimizers().param_groups[0]["lr"]
+
+
+def test_a_second_fit_with_the_same_hook_begins_again() -> None:
+    hook = LRMonitor()
+    for rate in (0.5, 0.25):
+        trainer = quiet(hooks=[hook], max_epochs=1)
+        trainer.fit(
+            with_optimizers(lambda net, rate=rate: torch.optim.SGD(net.parameters(), lr=rate)), batches(2)
+        )
+        assert trainer.metrics["lr-SGD"] == rate
 
 
 def test_every_logged_step_has_the_rate_that_its_update_used(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from tiny import Net, batches, quiet
 
 from hookline import Hook, HookError, OptionError
+from hookline.config import load_config
 from hookline.hooks.lr_schedule import SCHEDULES, LRSchedule, register_schedule
 
 
@@ -185,6 +187,29 @@ def test_a_second_fit_of_the_same_optimizer_begins_anew() -> None:
     assert seen.used == [1.0, 0.5, 1.0, 0.5]
 
 
+def test_a_warm_up_can_be_a_fraction_of_the_run() -> None:
+    for fraction, steps in ((0.5, 4), (0.1, 1), (0.3, 2), (0.99, 7), (0.01, 0), (0.0, 0)):
+        assert rates("cosine", warmup=fraction) == rates("cosine", warmup=steps), fraction
+    assert rates("constant", warmup=0.25) == rates("constant", warmup=2)  # which needs no total otherwise
+    assert rates("linear", warmup=0.2, total=20) == rates("linear", warmup=4, total=20)
+    assert rates("linear", warmup=0.5, interval="epoch") == rates("linear", warmup=1, interval="epoch")
+    assert rates("cosine", warmup=0.9, trainer={"fast_dev_run": 3}) == rates(
+        "cosine", warmup=2, trainer={"fast_dev_run": 3}
+    )
+    with pytest.raises(OptionError, match="pass total="):
+        rates("constant", warmup=0.1, trainer={"max_epochs": -1, "max_time": 60})
+
+
+@pytest.mark.parametrize(("text", "read"), [("1", 1), ("0.1", 0.1), ("30", 30)])
+def test_a_configuration_tells_a_fraction_from_a_number(text: str, read: int | float) -> None:
+    Path("run.toml").write_text(
+        f"module = 'hookline.testing.TinyModule'\n[hooks.lr]\nclass_path = 'LRSchedule'\nwarmup = {text}\n"
+    )
+    for overrides in ([], [f"--hooks.lr.warmup={text}"]):
+        hook = load_config("run.toml", overrides).build().hooks["lr"]
+        assert (hook.warmup, type(hook.warmup)) == (read, type(read))
+
+
 def test_a_run_without_an_end_needs_a_total() -> None:
     with pytest.raises(OptionError, match="pass total="):
         rates("cosine", trainer={"max_epochs": -1, "max_time": 60})
@@ -215,6 +240,10 @@ def test_a_trial_run_shortens_the_warm_up_only_for_itself(interval: Any) -> None
         ({"schedule": "cosin"}, "Did you mean 'cosine'"),
         ({"schedule": 3}, "schedule=3"),
         ({"warmup": -1}, "warmup=-1"),
+        ({"warmup": 1.0}, "warmup=1.0 must be a whole number from 0, or a fraction of the run"),
+        ({"warmup": -0.1}, "a float below 1.0"),
+        ({"warmup": math.nan}, "a float below 1.0"),
+        ({"warmup": True}, "warmup=True"),
         ({"schedule": lambda stp: 1.0}, "has the parameter 'stp'.*Did you mean 'step'"),
         ({"total": 0}, "total=0"),
         ({"schedule": lambda step: 1.0, "warmup": 3}, "not a function"),

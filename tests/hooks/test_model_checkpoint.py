@@ -305,7 +305,8 @@ def test_a_metric_that_has_no_number_is_warned_about_once(caplog: pytest.LogCapt
     _, there, _ = keep(math.nan, math.nan)
     assert there == []
     assert [each.getMessage() for each in caplog.records] == [
-        "ModelCheckpoint monitors 'val/score', which is nan: such a value is never the best."
+        "ModelCheckpoint monitors 'val/score', which is nan: such a value is never the best.",
+        "NaN in the last validation: val/score. The model may be of no use.",  # of the run, at its end
     ]
 
 

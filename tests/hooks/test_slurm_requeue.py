@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -16,11 +17,14 @@ from hookline.hooks.slurm_requeue import SlurmRequeue
 
 @pytest.fixture
 def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program of that name which notes what it was asked, and what was saved by then."""
+    """A program of that name which notes what it was asked, and what was saved by then. As SLURM does, it ends the
+    processes of the job.
+    """
     program, notes = tmp_path / "bin" / "scontrol", tmp_path / "notes"
     program.parent.mkdir()
     program.write_text(
-        f'#!/bin/sh\necho "$@" "$(ls {tmp_path}/run/checkpoints)" >> {notes}\nexit ${{SCONTROL_CODE:-0}}\n'
+        f'#!/bin/sh\necho "$@" $(ls {tmp_path}/run/checkpoints) >> {notes}\n'
+        "[ ${SCONTROL_CODE:-0} = 0 ] && kill -TERM $PPID\nexit ${SCONTROL_CODE:-0}\n"
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
@@ -38,6 +42,22 @@ class Kill(Hook):
             os.kill(os.getpid(), self.number)
 
 
+class Early(Hook):
+    def on_fit_start(self) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+
+class Last(Hook):
+    """Notes whether the job was requeued before the teardown of this hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.torn_down_before: list[bool] = []
+
+    def teardown(self, trainer: Any) -> None:
+        self.torn_down_before.append((Path(trainer.run_dir).parent / "notes").exists())
+
+
 def run(tmp_path: Path, number: int, **settings: Any) -> None:
     trainer = quiet(run_dir=tmp_path / "run", hooks=[Kill(number), SlurmRequeue(**settings)])
     with pytest.raises((Preempted, KeyboardInterrupt)):
@@ -49,7 +69,28 @@ def test_after_sigusr1_the_job_is_requeued_when_its_checkpoint_is_there(
 ) -> None:
     run(tmp_path, signal.SIGUSR1)
     assert scontrol.read_text() == "requeue 77 step-2\n"
-    assert "job 77 is requeued" in caplog.text
+    assert "job 77 is requeued and continues from the checkpoint of step 2" in caplog.text
+
+
+def test_slurm_ends_a_requeued_job_which_is_not_a_failure(tmp_path: Path, scontrol: Path) -> None:
+    last = Last()
+    trainer = quiet(run_dir=tmp_path / "run", hooks=[SlurmRequeue(), Kill(signal.SIGUSR1), last])
+    with pytest.raises(Preempted) as raised:
+        trainer.fit(Net(), batches(4))
+    ended = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert raised.value.code == 128 + signal.SIGUSR1
+    assert (ended["status"], ended["reason"], ended["error"]) == ("preempted", "SIGUSR1", None)
+    assert last.torn_down_before == [False]  # the requeue is the last act of the run
+
+
+def test_a_job_that_gets_the_signal_before_its_first_step_is_requeued(
+    tmp_path: Path, scontrol: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    early = Early()
+    with pytest.raises(Preempted):
+        quiet(run_dir=tmp_path / "run", hooks=[early, SlurmRequeue()]).fit(Net(), batches(4))
+    assert scontrol.read_text() == "requeue 77\n"
+    assert "job 77 is requeued and starts again" in caplog.text
 
 
 def test_a_task_of_an_array_is_requeued_by_itself(

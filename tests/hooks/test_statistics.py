@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from ranks.torchrun import torchrun
 
 from hookline.hooks._statistics import (
     local_values,
@@ -30,32 +31,29 @@ def test_percentiles_of_a_sample_are_near_those_of_the_whole() -> None:
     assert found[1].tolist() == pytest.approx(small.abs().quantile(torch.tensor([0.1, 0.5, 0.9])).tolist())
 
 
-def _shard(rank: int, store: str, results: Any) -> None:
-    import torch.distributed as dist
-    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+ON_A_RANK = """
+import json
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+from hookline.hooks._statistics import norms
 
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    mesh = init_device_mesh("cpu", (2,))
-    torch.manual_seed(0)
-    whole = torch.randn(6, 4)
-    results[rank] = norms([distribute_tensor(whole, mesh, [Shard(0)]), whole]).tolist()
-    dist.destroy_process_group()
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (2,))
+torch.manual_seed(0)
+whole = torch.randn(6, 4)
+print("RESULT", json.dumps([dist.get_rank(), norms([distribute_tensor(whole, mesh, [Shard(0)]), whole]).tolist()]))
+dist.destroy_process_group()
+"""
 
 
 def test_sharded_gradients_are_measured_over_all_ranks(tmp_path: Path) -> None:
-    context = torch.multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
-        results = manager.dict()
-        workers = [
-            context.Process(target=_shard, args=(rank, str(tmp_path / "store"), results)) for rank in range(2)
-        ]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        torch.manual_seed(0)
-        expected = float(torch.randn(6, 4).norm())
-        assert dict(results) == {rank: [pytest.approx(expected)] * 2 for rank in range(2)}
+    done = torchrun(ON_A_RANK, tmp_path)
+    assert done.code == 0, done.output
+    torch.manual_seed(0)
+    expected = float(torch.randn(6, 4).norm())
+    found = dict(json.loads(each) for each in done.lines("RESULT"))
+    assert found == {rank: [pytest.approx(expected)] * 2 for rank in range(2)}
 
 
 def test_sparse_and_complex_tensors_are_their_real_values() -> None:

@@ -63,7 +63,7 @@ def test_a_lora_adapter_and_the_merged_model_load_with_equal_logits_and_hooks_ru
     lora, hosted = run(
         tmp_path,
         "finetune_lora/finetune_lora.py --steps 24",
-        "transformers_trainer/transformers_trainer.py --steps 100",
+        "transformers_trainer/transformers_trainer.py --steps 80",
     )
     found = re.search(r"([\d,]+) of ([\d,]+) weights trained; .* ([\d.]+) -> ([\d.]+)", lora)
     assert found is not None, lora

@@ -156,6 +156,44 @@ def test_lightnings_summary_runs_the_example_input_of_a_module_of_the_dialect() 
     assert seen["Out sizes"] == ["[3, 2]"]
 
 
+def test_star_imports_give_what_those_of_lightning_give() -> None:
+    space: dict[str, Any] = {}
+    exec("from hookline.interop.lightning.callbacks import *", space)
+    exec("from hookline.interop.lightning.loggers import *", space)
+    names = [*theirs.__all__, *pl.loggers.__all__]
+    assert space.keys() - {"__builtins__"} == set(names)
+    assert space["EarlyStopping"] is theirs.EarlyStopping
+
+
+def test_star_imports_without_lightning_give_hooklines(without_lightning: None) -> None:
+    space: dict[str, Any] = {}
+    exec("from hookline.interop.lightning.callbacks import *", space)
+    exec("from hookline.interop.lightning.loggers import *", space)
+    assert space.keys() - {"__builtins__"} == {*callbacks.SAME, *callbacks.OWN}
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    {
+        "from hookline.interop.lightning import LightningCLI": "hookline run --as lightning",
+        "from hookline.interop.lightning import rank_zero_only": "lightning.pytorch.utilities.rank_zero_only",
+        "from hookline.interop.lightning.tuner import Tuner": "from hookline.interop.lightning import Tuner",
+        "from hookline import LightningCLI": "hookline convert FILE",
+        "from hookline import rank_zero_only": "ranks = 'zero'",
+    }.items(),
+)
+def test_names_of_lightning_in_another_place_say_what_to_do(line: str, told: str) -> None:
+    with pytest.raises(ImportError, match=told):
+        exec(line, {})
+
+
+def test_a_progress_bar_of_lightning_replaces_that_of_the_trainer() -> None:
+    trainer = hookline.Trainer(hooks=[theirs.TQDMProgressBar()], logger=False)
+    assert [entry.name for entry in trainer.hooks.entries()] == ["tqdm_progress_bar"]
+    with pytest.raises(hookline.OptionError, match="would make two progress bars"):
+        hookline.Trainer(hooks=[theirs.TQDMProgressBar()], logger=False, enable_progress_bar=True)
+
+
 @pytest.mark.parametrize("name", ["utilities", "strategies"])
 def test_a_module_that_only_lightning_has_is_to_be_imported_from_there(name: str) -> None:
     import hookline.interop.lightning as dialect

@@ -229,6 +229,55 @@ def test_the_losses_the_weights_and_the_counts_are_lightnings(name: str) -> None
     assert our_trainer.current_epoch == their_trainer.current_epoch
 
 
+class Cut(Model):
+    """Ends each epoch at its fourth batch."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        return -1 if batch_idx == 3 else None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_epoch_that_minus_one_ends_is_not_validated_as_in_lightning() -> None:
+    found = []
+    for kind in (pl.Trainer, dialect.Trainer):
+        pl.seed_everything(1, verbose=False)
+        model = Cut(adam)
+        options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        kind(max_epochs=3, accelerator="cpu", enable_model_summary=False, **options).fit(model, *both())
+        found.append((model.losses, model.net[0].weight.tolist(), torch.rand(()).item()))
+    assert found[0] == found[1]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("base", [dialect.Callback, pl.Callback])
+def test_the_loss_among_the_outputs_is_divided_by_the_window_in_every_callback(base: Any) -> None:
+    class Seen(base):  # type: ignore[misc]
+        losses: list[tuple[str, float]]
+
+        def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+            self.losses.append(("backward", loss.item()))
+
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            self.losses.append(("end", outputs["loss"].item()))
+
+    found = []
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    for kind, bases in ((pl.Trainer, pl.Callback), (dialect.Trainer, base)):
+        seen = type(
+            "Seen", (bases,), {name: vars(Seen)[name] for name in vars(Seen) if name.startswith("on_")}
+        )()
+        seen.losses = []
+        pl.seed_everything(1, verbose=False)
+        trainer = kind(
+            max_epochs=1, accumulate_grad_batches=2, enable_model_summary=False, callbacks=[seen], **options
+        )
+        trainer.fit(Model(adam), train())
+        found.append(seen.losses)
+    assert found[0] == found[1]
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_sanity_check_does_not_change_the_batches() -> None:
     with_check, without = (fitted(dialect.Trainer, name)[0] for name in ("shuffled", "no sanity check"))

@@ -266,7 +266,7 @@ def failing(**options):
     )
     shape = plain(prepared.run("failing(loss=torch.nn.functional.mse_loss)").error)
     assert "Cell In" in shape and "in Two.forward" in shape and "torch/nn/modules/linear.py" in shape
-    assert "hookline" not in shape and shape.count("cannot be multiplied") == 1
+    assert "src/hookline" not in shape and shape.count("cannot be multiplied") == 1
     assert len(shape.splitlines()) < 60
     prepared.run("import os\nos.environ['HOOKLINE_FULL_TRACEBACK'] = '1'")
     full = plain(prepared.run("failing(loss=torch.nn.functional.mse_loss)").error)
@@ -307,7 +307,7 @@ evaluating = Trainer(enable_progress_bar=False)
     )
     shown = plain(cell.error)
     assert shown.startswith("KeyboardInterrupt") and "Cell In" in shown and f"evaluating.{stage}" in shown
-    assert "hookline/" not in shown, shown
+    assert "src/hookline" not in shown, shown
 
 
 AUTORELOAD = """

@@ -28,6 +28,7 @@ CALLS: list[tuple[str, tuple[Any, ...]]] = [
     ("resume", (None, 1, 0, "checkpoint")),
     ("log_event", ("skip", {"reason": "hook"})),
     ("begin_afresh", ()),
+    ("discard", ()),
     ("log_artifact", (Path(__file__), "a", "table", {"rows": 1}, ("newest",))),
     ("has_logged", ("id", Path())),
 ]
@@ -60,6 +61,28 @@ def test_no_public_method_of_a_logger_is_forgotten_by_the_group() -> None:
     public = {name for name, value in vars(Logger).items() if not name.startswith("_") and callable(value)}
     assert public <= set(vars(Loggers))
     assert public == set(dict(CALLS))
+
+
+def test_what_is_held_is_logged_in_order_as_it_was_when_released_and_never_when_closed() -> None:
+    spy, values, params = Spy(), torch.zeros(3), {"lr": [0.1]}
+    group = Loggers([spy])
+    group.hold()
+    group.log_hyperparams(params)
+    group.add_histogram("a", values, 1)
+    group.log_row({"a": 1.0}, 1, 0, "step")
+    values += 1
+    params["lr"].append(0.2)
+    assert not spy.calls
+    group.release()
+    group.add_text("a", "now", 1)
+    assert [name for name, _ in spy.calls] == ["log_hyperparams", "add_histogram", "log_metrics", "add_text"]
+    assert spy.calls[0][1] == ({"lr": [0.1]},) and not spy.calls[1][1][1].any()
+    group.hold()
+    group.add_text("a", "refused", 1)
+    group.close()
+    group.release()
+    group.add_text("a", "later", 1)
+    assert [given for name, given in spy.calls if name == "add_text"][1:] == [("a", "later", 1)]
 
 
 def test_a_group_is_true_only_if_it_has_a_member() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from loggers.everything import ODD_TAGS, files, tell_everything
 from loggers.folder_tracker import Scored, keeps
+from needs import needs
 from tiny import Net, batches, quiet
 
 from hookline import OptionError, load_weights
@@ -19,9 +20,7 @@ from hookline.checkpoint.files import read
 from hookline.loggers import MLflow, Queued, base
 from hookline.report.runs import list_runs
 
-pytest.importorskip("mlflow")
-pytest.importorskip("sqlalchemy")
-pytest.importorskip("alembic")
+needs("mlflow", "sqlalchemy", "alembic")
 
 # MLflow's database model still asks SQLAlchemy 2.1 for a way of loading that goes away
 pytestmark = pytest.mark.filterwarnings(

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from loggers.everything import ODD_TAGS, files, tell_everything
+from needs import needs
 from tiny import Net, batches, quiet
 
 from hookline import Hook, HooklineError, OptionError
 from hookline.loggers import Loggers, Queued, TensorBoard, base
 
-pytest.importorskip("tensorboard")
+needs("tensorboard")
 
 
 def read(folder: Path) -> Any:
@@ -54,6 +55,16 @@ def test_a_run_is_found_by_the_reader() -> None:
     assert [each.step for each in reader.Histograms("weights")] == [1, 2, 3]
     assert parameters(reader)["options/max_epochs"] == 1 and parameters(reader)["module"] == "Net"
     assert {path.parent for path in files(Path())} == {Path("mine/tensorboard")}
+
+
+def test_means_of_epochs_are_not_in_the_curve_of_the_steps() -> None:
+    trainer = quiet(logger=TensorBoard(), run_dir="mine", log_every_n_steps=2, max_epochs=2)
+    trainer.fit(Net(), batches(3), batches(1))
+    reader = read(Path("mine/tensorboard"))
+    assert [step for step, _ in scalars(reader, "train/loss")] == [2, 4, 6]
+    assert [step for step, _ in scalars(reader, "train/loss_epoch")] == [3, 6]
+    assert scalars(reader, "train/loss_epoch")[-1][1] == pytest.approx(trainer.metrics["train/loss"])
+    assert [step for step, _ in scalars(reader, "val/loss")] == [3, 6]
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from loggers.everything import ODD_TAGS, figure, files, tell_everything
 from loggers.folder_tracker import Scored, keeps
+from needs import needs
 from tiny import Net, batches, quiet
 
 from hookline import Hook, OptionError, load_weights
 from hookline.checkpoint.files import read
 from hookline.loggers import Loggers, Queued, Trackio, base
 
-pytest.importorskip("trackio")
+needs("trackio")
 
 
 @pytest.fixture(autouse=True)

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 from loggers.everything import ODD_TAGS, figure, files, tell_everything
 from loggers.folder_tracker import Scored, keeps
+from needs import needs
 from tiny import Net, batches, quiet
 
 from hookline import Hook, OptionError, load_weights
 from hookline.checkpoint.files import read
 from hookline.loggers import Queued, WandB, base
 
-pytest.importorskip("wandb")
+needs("wandb")
 
 STEP = "trainer/global_step"
 HEADER, BLOCK = 7, 32768

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -80,6 +81,13 @@ def test_a_missing_metric_names_the_closest_and_the_known_ones() -> None:
     ) as caught:
         Metrics({"val/loss": 1.0, "train/loss": 2.0})["val/los"]
     assert isinstance(caught.value, KeyError)
+
+
+def test_a_number_as_the_key_says_that_the_results_are_one_mapping() -> None:
+    results: Any = Metrics({"test/acc": torch.tensor(0.5)})
+    with pytest.raises(MissingMetric, match=r"one mapping by name: \['test/acc'\], not \[0\]"):
+        results[0]
+    assert json.dumps(dict(results)) == '{"test/acc": 0.5}'
 
 
 def test_a_copy_has_a_life_of_its_own() -> None:

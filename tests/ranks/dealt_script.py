@@ -131,6 +131,7 @@ def train(make: Callable[[], Any], *hooks: Any, **options: Any) -> dict[str, Any
             "max_epochs": 1,
             "seed": 1,
             "num_sanity_val_steps": 0,
+            "checkpoint": {"last": False},
             "hooks": [seen, *(each for each in hooks if each is not seen)],
             **options,
         }

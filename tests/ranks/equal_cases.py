@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 from ranks.worlds import Deep, Plain, distance, fit, joined, mine, pairs, report
+from thorough import some
+from torch import Tensor
 
-from hookline import DDP, FSDP, Accelerated, Hook
+from hookline import DDP, FSDP, Accelerated, Hook, Trainer
 from hookline.hooks.gradient_monitor import GradientMonitor
 
 STRATEGIES: dict[str, Callable[[], Any]] = {"ddp": DDP, "fsdp": FSDP, "accelerate": Accelerated}
@@ -22,6 +26,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "gradient_clip_algorithm": "value",
     },
 }
+FEW: dict[tuple[str, str], list[str]] = {
+    ("ddp", "module"): [*OPTIONS],
+    ("fsdp", "module"): [*OPTIONS],
+    ("accelerate", "module"): ["accumulated", "clipped"],
+    ("ddp", "plain"): ["clipped"],
+    ("fsdp", "plain"): ["accumulated"],
+    ("accelerate", "plain"): ["clipped by value"],
+}
+CASES = [
+    (strategy, model, name)
+    for strategy, model in itertools.product(STRATEGIES, MODELS)
+    for name in some(FEW[strategy, model], [each for each in OPTIONS if each not in FEW[strategy, model]])
+]
 
 
 class Norms(Hook):
@@ -40,15 +57,19 @@ class NormsOnZero(Norms):
     ranks = "zero"
 
 
-def compare(strategy: str, model: str, options: dict[str, Any]) -> dict[str, Any]:
-    here, there = Norms(), Norms()
-    data = pairs()
+@functools.cache
+def of_one_process(model: str, name: str) -> tuple[dict[str, Tensor], Trainer, Norms]:
+    """What every strategy is compared with."""
+    norms, data = Norms(), joined(pairs())
+    return *fit("single", data, MODELS[model], data, max_epochs=2, hooks=[norms], **OPTIONS[name]), norms
+
+
+def compare(strategy: str, model: str, name: str) -> dict[str, Any]:
+    here, data = Norms(), mine(pairs())
     many, trainer = fit(
-        STRATEGIES[strategy](), mine(data), MODELS[model], mine(data), max_epochs=2, hooks=[here], **options
+        STRATEGIES[strategy](), data, MODELS[model], data, max_epochs=2, hooks=[here], **OPTIONS[name]
     )
-    one, alone = fit(
-        "single", joined(data), MODELS[model], joined(data), max_epochs=2, hooks=[there], **options
-    )
+    one, alone, there = of_one_process(model, name)
     return {
         "weights": distance(many, one),
         "steps": [trainer.state.step, alone.state.step],
@@ -93,12 +114,8 @@ def asked_on_zero() -> int:
 
 
 def main() -> None:
-    for strategy in STRATEGIES:
-        for model in MODELS:
-            for name, options in OPTIONS.items():
-                report(
-                    f"{strategy}, {model}, {name}", lambda s=strategy, m=model, o=options: compare(s, m, o)
-                )  # type: ignore[misc]
+    for case in CASES:
+        report(", ".join(case), functools.partial(compare, *case))
     report("facts, ddp", lambda: facts(DDP()))
     report("facts, fsdp", lambda: facts(FSDP()))
     report("facts, hsdp", lambda: facts(FSDP(replicas=2)))

@@ -1,6 +1,6 @@
 """torchrun, whose ranks begin with torch imported: `python -m ranks.launcher ADDRESSES` and what torchrun is given.
 
-Each rank has a server of its own, so that two ranks hash strings differently, as they do when torchrun starts them.
+Neighbouring ranks have different servers, so that they hash strings differently, as they do when torchrun starts them.
 """
 
 from __future__ import annotations

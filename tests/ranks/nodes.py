@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import preloaded
 import pytest
 from ranks.torchrun import command, environment
 
@@ -43,16 +44,12 @@ class Node:
         )
         self.log = script.parent / f"{attempt}-{number}.log"
         with self.log.open("w") as out:
-            self.job = subprocess.Popen(
-                [
-                    "ip",
-                    "netns",
-                    "exec",
-                    self.name,
-                    *command(script, str(script.parent), ranks=1, launcher=launcher),
-                ],
+            variables = environment(**{"GLOO_SOCKET_IFNAME": self.link, preloaded.NETWORK: self.name})
+            python, module, _, *words = command(script, str(script.parent), ranks=1, launcher=launcher)
+            self.job = preloaded.Popen(
+                [python, module, "ranks.launcher", preloaded.server(variables, number), *words],
                 cwd=script.parent,
-                env=environment(GLOO_SOCKET_IFNAME=self.link),
+                env=variables,
                 start_new_session=True,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -24,6 +24,7 @@ from ranks.worlds import (
     report,
     whole,
 )
+from thorough import some
 from torch import Tensor, nn
 from torch import distributed as dist
 
@@ -37,6 +38,19 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "accelerate": Accelerated,
     "unused": functools.partial(DDP, find_unused_parameters=True),
 }
+FEW = {
+    "accelerate": {
+        "no loss on the last batch",
+        "skipped",
+        "not finite",
+        "frozen",
+        "manual",
+        "again",
+        "facts",
+    },
+    "unused": {"no loss in a window", "skipped", "frozen"},
+}
+"""The cases of strategies that wrap the model as `ddp` does, except in a thorough run."""
 VARIANTS: dict[str, Callable[[], Any]] = {
     "two copies": lambda: FSDP(replicas=2),
     "mesh": lambda: FSDP(mesh=dist.init_device_mesh("cpu", (2,))),
@@ -51,6 +65,13 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "small buckets": lambda: DDP(sync_buffers=False, bucket_cap_mb=1),
     "own way to send": lambda: DDP(communication_hook=lambda state, bucket: halved(bucket)),
 }
+
+
+def names(case: str, *more: str) -> list[str]:
+    """Return the strategies that have this case."""
+    every = [*MAKERS, *more]
+    few = [name for name in every if case in FEW.get(name, {case})]
+    return some(few, [name for name in every if name not in few])
 
 
 def halved(bucket: Any) -> Any:
@@ -142,6 +163,41 @@ def not_finite(strategy: Any) -> list[Any]:
     many, a = fit(strategy, mine(broken()), Momentum, nonfinite="skip", hooks=[hook])
     one, b = fit("single", flat(broken()), Momentum, nonfinite="skip", accumulate_grad_batches=2)
     return [distance(many, one), a.state.step, b.state.step, hook.seen]
+
+
+class Normed(Momentum):
+    """Batch norm, whose averages a NaN in the inputs spoils."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.measure((self.norm(batch[0]), batch[1]))
+
+
+class HearsBuffers(Hook):
+    """Whether a skipped update leaves the averages of the update before it, and how often it was asked."""
+
+    def __init__(self) -> None:
+        self.seen: list[bool] = []
+        self.before: Any = None
+
+    def on_after_optimizer_step(self, module: Any) -> None:
+        self.before = module.norm.running_mean.clone()
+
+    def on_step_skipped(self, module: Any) -> None:
+        self.seen.append(torch.equal(module.norm.running_mean, self.before))
+
+
+def spoiled_buffers(strategy: Any) -> list[Any]:
+    """The inputs of rank 1, later those of rank 0, have a NaN."""
+    data, hook = pairs(), HearsBuffers()
+    for turn, rank in ((2, 1), (4, 0)):
+        data[turn][rank][0].fill_(math.nan)
+    weights, trainer = fit(strategy, mine(data), Normed, nonfinite="skip", hooks=[hook])
+    is_finite = all(bool(each.isfinite().all()) for each in weights.values())
+    return [is_finite, trainer.state.step, hook.seen]
 
 
 class Poisoned(Momentum):
@@ -360,24 +416,30 @@ def facts(strategy: Any) -> list[Any]:
 
 
 def main() -> None:
-    for name, make in MAKERS.items():
-        report(f"{name}: no loss on the last batch", lambda m=make: no_loss(m(), {(1, 1), (4, 0), (4, 1)}))  # type: ignore[misc]
-        report(f"{name}: no loss in a window", lambda m=make: no_loss(m(), {(2, 1), (3, 1)}))  # type: ignore[misc]
-        report(f"{name}: skipped", lambda m=make: skipped(m(), {(1, 1), (2, 1), (3, 1), (5, 0)}))  # type: ignore[misc]
-        report(f"{name}: skipped, no window", lambda m=make: skipped(m(), {(1, 1), (2, 0), (2, 1)}, 1))  # type: ignore[misc]
+    unsharded: dict[str, Callable[..., Any]] = {
+        "no loss on the last batch": lambda make: no_loss(make(), {(1, 1), (4, 0), (4, 1)}),
+        "no loss in a window": lambda make: no_loss(make(), {(2, 1), (3, 1)}),
+        "skipped": lambda make: skipped(make(), {(1, 1), (2, 1), (3, 1), (5, 0)}),
+        "skipped, no window": lambda make: skipped(make(), {(1, 1), (2, 0), (2, 1)}, 1),
+    }
+    of_all: dict[str, Callable[..., Any]] = {
+        "short window": lambda make: short_window(make()),
+        "not finite": lambda make: not_finite(make()),
+        "gradient not finite": lambda make: not_finite_gradient(make()),
+        "spoiled buffers": lambda make: spoiled_buffers(make()),
+        "not finite by hand": lambda make: not_finite_by_hand(make()),
+        "frozen": lambda make: frozen(make()),
+        "manual": lambda make: equal(make(), Manual),
+        "again": again,
+        "facts": lambda make: facts(make()),
+    }
+    for case, act in {**unsharded, **of_all}.items():
+        for name in names(case, *(["fsdp"] if case in of_all else [])):
+            report(f"{name}: {case}", functools.partial(act, {**MAKERS, "fsdp": FSDP}[name]))
     for n in (1, 2, 3):
         turns = {(turn, rank) for turn in (1, 4) for rank in (0, 1)}
         report(f"fsdp: no loss, {n}", lambda n=n: [*no_loss_on_one(n)])  # type: ignore[misc]
         report(f"fsdp: skipped, {n}", lambda n=n, t=turns: skipped(FSDP(), {(1, 1), (4, 0)}, n, t))  # type: ignore[misc]
-    for name, make in {**MAKERS, "fsdp": FSDP}.items():
-        report(f"{name}: short window", lambda m=make: short_window(m()))  # type: ignore[misc]
-        report(f"{name}: not finite", lambda m=make: not_finite(m()))  # type: ignore[misc]
-        report(f"{name}: gradient not finite", lambda m=make: not_finite_gradient(m()))  # type: ignore[misc]
-        report(f"{name}: not finite by hand", lambda m=make: not_finite_by_hand(m()))  # type: ignore[misc]
-        report(f"{name}: frozen", lambda m=make: frozen(m()))  # type: ignore[misc]
-        report(f"{name}: manual", lambda m=make: equal(m(), Manual))  # type: ignore[misc]
-        report(f"{name}: again", lambda m=make: again(m))  # type: ignore[misc]
-        report(f"{name}: facts", lambda m=make: facts(m()))  # type: ignore[misc]
     for name, make in VARIANTS.items():
         report(f"variant: {name}", lambda m=make: equal(m(), Tidy))  # type: ignore[misc]
     report("static graph, windows", lambda: no_loss(DDP(static_graph=True), set(), 3))

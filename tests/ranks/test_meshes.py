@@ -129,18 +129,23 @@ def test_an_open_accumulation_window_continues(found: Found, target: str) -> Non
         assert each[target]["end"] < CLOSE
 
 
-def test_a_resumed_run_reads_the_samples_that_were_left(found: Found) -> None:
-    ranks = found["resume, 2 x 2"]
+@pytest.mark.parametrize(
+    ("case", "targets"),
+    [("resume in a window", IN_A_WINDOW), *[("resume, 2 x 2", each) for each in [RESUMED["2 x 2"]] if each]],
+)
+def test_a_resumed_run_reads_the_samples_that_were_left(found: Found, case: str, targets: list[str]) -> None:
+    ranks = found[case]
     assert ranks[0]["samples"] == ranks[1]["samples"] and len(ranks[0]["samples"]) == SAMPLES
     left = sorted([*ranks[0]["samples"][12:], *ranks[2]["samples"][12:]])
     assert len(left) == 2 * SAMPLES - 24
     readers = {"single": [0], "1 x 4": [0], "4": [0, 1, 2, 3], "2 x 2": [0, 2]}  # one of each group
-    for target in set(RESUMED["2 x 2"]) & set(readers):
+    for target in set(targets) & set(readers):
         read = [sample for rank in readers[target] for sample in ranks[rank][target]["samples"]]
         assert sorted(read) == left
 
 
 def test_the_manifest_names_the_mesh(found: Found) -> None:
     meshes = {"2 x 2": "shard 2 x tp 2", "4": "shard 4", "single": "", "ddp": ""}
+    assert found["resume in a window"][0]["mesh"] == meshes["2 x 2"]
     for source in (source for source, targets in RESUMED.items() if targets):
         assert found[f"resume, {source}"][0]["mesh"] == meshes[source]

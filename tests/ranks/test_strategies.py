@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ranks.strategy_cases import MAKERS, VARIANTS
+from ranks.strategy_cases import VARIANTS, names
 from ranks.worlds import CLOSE
 
 Found = dict[str, list[Any]]
@@ -16,12 +16,12 @@ def found(from_strategy_cases: Found) -> Found:
     return from_strategy_cases
 
 
-@pytest.mark.parametrize("name", [*MAKERS, "fsdp"])
+@pytest.mark.parametrize("name", names("frozen", "fsdp"))
 def test_layers_may_be_frozen_and_thawed_in_the_middle(found: Found, name: str) -> None:
     assert max(found[f"{name}: frozen"]) < CLOSE
 
 
-@pytest.mark.parametrize("name", [*MAKERS, "fsdp"])
+@pytest.mark.parametrize("name", names("again", "fsdp"))
 def test_a_module_can_be_trained_again_and_measured_in_between(found: Found, name: str) -> None:
     for far, measured in found[f"{name}: again"]:
         assert far < CLOSE and measured < CLOSE

@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import preloaded
 import pytest
 from ranks.torchrun import by_torchrun, environment
+from thorough import some
 
 MODEL = """
 import torch
@@ -54,22 +56,17 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_torchrun_runs_the_command_line_as_one_run(project: Path) -> None:
-    launch = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "hookline",
-        "fit",
-        "run.toml",
-    ]
-    ended = subprocess.run(
-        launch, cwd=project, env=environment(), capture_output=True, text=True, timeout=300, check=False
+def from_nothing(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command on two ranks as `by_torchrun` does, but import torch in each process."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
+    return subprocess.run(
+        launch, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=300, check=False
     )
+
+
+@pytest.mark.parametrize("launch", some([by_torchrun], [from_nothing]))
+def test_torchrun_runs_the_command_line_as_one_run(project: Path, launch: Any) -> None:
+    ended = launch("-m", "hookline", "fit", "run.toml", cwd=project)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("fit completed at step 8") == 1  # 16 samples, 2 ranks of 2, 2 epochs
     record = json.loads((project / "run" / "run.json").read_text())

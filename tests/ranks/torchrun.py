@@ -76,7 +76,7 @@ def torchrun(
     launcher = (*launcher, "--log-dir", str(said), "--redirects", "3")
     variables = environment(**env)
     python, module, _, *words = command(script, *arguments, ranks=ranks, launcher=launcher)
-    servers = ",".join(preloaded.server(variables, number) for number in range(ranks))
+    servers = ",".join(preloaded.server(variables, number % 2) for number in range(ranks))
     began = time.monotonic()
     with preloaded.Popen(
         [python, module, "ranks.launcher", servers, *words],
@@ -101,7 +101,7 @@ def torchrun(
 def by_torchrun(*words: str, ranks: int = 2, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command on so many ranks of this machine, and wait for it."""
     variables = environment()
-    servers = ",".join(preloaded.server(variables, number) for number in range(ranks))
+    servers = ",".join(preloaded.server(variables, number % 2) for number in range(ranks))
     launcher = ("ranks.launcher", servers, "--standalone", "--nproc-per-node", str(ranks))
     return preloaded.run(
         [sys.executable, "-m", *launcher, *words],

@@ -273,6 +273,21 @@ EVERYWHERE = [
 ]
 ON_TWO = ["momentum, clipped", "clipped by value", "stream", "finite"]
 PLAIN = ["nan", "no loss", "skipped"]
+ON_TWO_RANKS: dict[str, list[str]] = {
+    "ddp": [*EVERYWHERE, *ON_TWO, *PLAIN],
+    "fsdp": [*EVERYWHERE, *some(["momentum, clipped", "finite"], ["clipped by value", "stream"])],
+    "accelerate": some(
+        ["uneven, 3", "tokens", "dealt", "momentum, clipped", "no loss"],
+        [
+            each
+            for each in (*EVERYWHERE, *ON_TWO, *PLAIN)
+            if each not in ("uneven, 3", "tokens", "dealt", "momentum, clipped", "no loss")
+        ],
+    ),
+}
+"""The cases of each strategy. With fsdp, a forward that communicates leaves a batch out on all ranks, or on none."""
+RESUMED: dict[str, list[int]] = {"ddp": CUTS, "fsdp": CUTS, "accelerate": some([4], [1, 2])}
+"""After how many batches runs are cut."""
 TAGS = ((0, 1), (1, 0), (3, 1), (4, 0))
 
 
@@ -300,16 +315,12 @@ def run(case: str, make: Callable[[], Any], name: str) -> Any:
 def main() -> None:
     for name in STRATEGIES if WORLD == 2 else ON_THREE:
         make = STRATEGIES[name]
-        is_plain = name != "fsdp"  # a forward that communicates leaves a batch out on all ranks, or on none
-        for case in [
-            *EVERYWHERE,
-            *(ON_TWO if WORLD == 2 else []),
-            *(PLAIN if WORLD == 2 and is_plain else []),
-        ]:
+        for case in ON_TWO_RANKS[name] if WORLD == 2 else EVERYWHERE:
             report(f"{name}, {case}", lambda c=case, m=make, n=name: run(c, m, n))  # type: ignore[misc]
-        for at in CUTS:
+        for at in RESUMED[name]:
             report(f"{name}, resumed, {at}", lambda m=make, n=name, a=at: resumed(m, n, a))  # type: ignore[misc]
-    report("ddp, lbfgs", lambda: compare(DDP(), data(), 1, Curved))
+    if WORLD == 2:
+        report("ddp, lbfgs", lambda: compare(DDP(), data(), 1, Curved))
     report("ddp, own optimizers", lambda: each_its_own(DDP()))
 
 

@@ -262,6 +262,16 @@ def test_what_a_hook_has_saved_is_named_without_a_last_checkpoint(capsys: pytest
     assert line.startswith("Model: runs/x/checkpoints/mine (step 2). Load it: ")
 
 
+def test_a_save_before_the_end_of_the_last_epoch_has_the_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    saved = ModelCheckpoint("val/loss", filename="mine", mode="min", save_on_train_epoch_end=False)
+    Trainer(max_epochs=1, run_dir="runs/x", logger=False, checkpoint=False, hooks=[saved]).fit(
+        Net(), batches(2), batches(1)
+    )
+    assert last_line(capsys).startswith(
+        "Model: runs/x/checkpoints/mine (the weights of step 2; what followed "
+    )
+
+
 def test_a_resumed_run_that_keeps_nothing_does_not_call_the_old_checkpoint_its_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

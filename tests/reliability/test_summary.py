@@ -14,6 +14,7 @@ import torch
 from tiny import Net, SavesFirstEpoch, batches, quiet
 
 from hookline import SKIP_STEP, CheckpointError, Hook, HooklineError, OptionError, Trainer
+from hookline.cli import main
 from hookline.hooks import EarlyStopping, ModelCheckpoint
 from hookline.reliability.summary import end_summary
 from hookline.training.batch_events import FIRST_SKIPS
@@ -442,3 +443,26 @@ def test_without_a_progress_bar_the_notice_about_a_reused_step_is_in_the_log(cap
     with caplog.at_level("INFO", "hookline"):
         trainer.validate(net, batches(1))
     assert caplog.messages == ["validate() uses step=<lambda>, as the last run of this module did."]
+
+
+class Corrupt(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 5:
+            raise ValueError("corrupt image file no. 77")
+        return torch.ones(4), torch.ones(2)
+
+
+def test_an_error_in_a_worker_of_the_loader_is_told_by_its_own_words_everywhere(capsys):
+    loader = torch.utils.data.DataLoader(Corrupt(), batch_size=2, num_workers=2)
+    with pytest.raises(ValueError, match="Original Traceback") as caught:
+        logged().fit(Net(), loader)
+    text = "corrupt image file no. 77 (in a worker of the loader)"
+    assert f"Failed: ValueError: {text}, at epoch 0" in end_summary(caught.value).note()
+    assert json.loads(Path("run/run.json").read_text())["error"] == {"type": "ValueError", "message": text}
+    assert (records("failure")[0]["exception"], records("failure")[0]["message"]) == ("ValueError", text)
+    main(["summary", "run"])
+    said = capsys.readouterr().out
+    assert said.count(text) == 1 and "Traceback" not in said

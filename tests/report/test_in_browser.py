@@ -26,12 +26,19 @@ def address(path: Path) -> str:
     return path.resolve().as_uri()
 
 
-@pytest.fixture
-def opened(browser: Any) -> Iterator[Opened]:
-    made = Opened(browser, address(write_report([whole_run()])[0]))
+@pytest.fixture(scope="module")
+def window(browser: Any) -> Iterator[Opened]:
+    """A page that shows one document after the other."""
+    made = Opened(browser)
     yield made
-    assert made.trouble == made.elsewhere == []
     made.page.close()
+
+
+@pytest.fixture
+def opened(window: Opened) -> Iterator[Opened]:
+    window.show(address(write_report([whole_run()])[0]))
+    yield window
+    assert window.trouble == window.elsewhere == []
 
 
 def test_it_loads_without_errors_and_without_running_what_was_logged(opened: Opened) -> None:
@@ -134,68 +141,60 @@ def test_a_metric_can_be_found_by_name(opened: Opened) -> None:
 def test_the_colours_follow_the_system_and_the_switch(browser: Any) -> None:
     path = write_report([whole_run()])[0]
     ground = "getComputedStyle(document.body).backgroundColor"
-    seen = {scheme: Opened(browser, address(path), color_scheme=scheme) for scheme in ("light", "dark")}
-    light, dark = (each.page.evaluate(ground) for each in seen.values())
+    made = Opened(browser, address(path), color_scheme="dark")  # its own: it keeps what is chosen
+    dark = made.page.evaluate(ground)
+    made.show(address(path), scheme="light")
+    light = made.page.evaluate(ground)
     assert light != dark
-    seen["light"].page.get_by_role("button", name="Colours").click()
-    assert seen["light"].page.evaluate(ground) == light
-    seen["light"].page.get_by_role("button", name="Colours").click()
-    assert seen["light"].page.evaluate(ground) == dark
-    for each in seen.values():
-        each.page.close()
-
-
-def test_nothing_sticks_out_on_a_phone(browser: Any) -> None:
-    whole_run("other", lr=0.01)
-    made = Opened(
-        browser, address(write_report([whole_run(), "other"])[0]), viewport={"width": 360, "height": 740}
-    )
-    scroll_through(made.page)
-    assert made.page.evaluate("document.documentElement.scrollWidth") <= 360
-    right = "[...document.querySelectorAll('#cost tbody tr:first-child td')].map((cell) => cell.getBoundingClientRect().right)"
-    total, share = made.page.evaluate(right)[:2]
-    assert total < share <= 360  # what a hook costs is seen without a swipe
-    assert made.trouble == []
+    made.page.get_by_role("button", name="Colours").click()
+    assert made.page.evaluate(ground) == light
+    made.page.get_by_role("button", name="Colours").click()
+    assert made.page.evaluate(ground) == dark
     made.page.close()
+
+
+def test_nothing_sticks_out_on_a_phone(window: Opened) -> None:
+    whole_run("other", lr=0.01)
+    window.show(address(write_report([whole_run(), "other"])[0]), 360, 740)
+    scroll_through(window.page)
+    assert window.page.evaluate("document.documentElement.scrollWidth") <= 360
+    right = "[...document.querySelectorAll('#cost tbody tr:first-child td')].map((cell) => cell.getBoundingClientRect().right)"
+    total, share = window.page.evaluate(right)[:2]
+    assert total < share <= 360  # what a hook costs is seen without a swipe
+    assert window.trouble == []
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (500, "light"), (360, "dark")])
 def test_every_part_can_be_reached_from_the_navigation_without_a_swipe(
-    browser: Any, width: int, scheme: str
+    window: Opened, width: int, scheme: str
 ) -> None:
-    made = Opened(
-        browser,
-        address(write_report([whole_run()])[0]),
-        viewport={"width": width, "height": 740},
-        color_scheme=scheme,
-    )
-    links = made.page.locator("#tools nav a")
+    window.show(address(write_report([whole_run()])[0]), width, 740, scheme)
+    links = window.page.locator("#tools nav a")
     boxes = [links.nth(index).bounding_box() for index in range(links.count())]
     assert len(boxes) >= 9 and all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
-    assert made.page.evaluate(
+    assert window.page.evaluate(
         "(({ scrollWidth, clientWidth }) => scrollWidth <= clientWidth)(document.querySelector('#tools nav'))"
     )
-    button = made.page.get_by_role("button", name="Colours").bounding_box()
+    button = window.page.get_by_role("button", name="Colours").bounding_box()
     for box in boxes:  # nothing lies over it
         assert box["x"] + box["width"] <= button["x"] or box["y"] >= button["y"] + button["height"]
     links.last.click()
-    made.page.wait_for_timeout(100)
+    window.page.wait_for_timeout(100)
     title, tools = (
-        made.page.locator("#configuration h2").bounding_box(),
-        made.page.locator("#tools").bounding_box(),
+        window.page.locator("#configuration h2").bounding_box(),
+        window.page.locator("#tools").bounding_box(),
     )
     assert title["y"] >= tools["y"] + tools["height"] or tools["y"] + tools["height"] <= 0
-    made.page.close()
 
 
 def test_the_card_says_how_far_a_run_is_and_numbers_can_be_read_and_have_all_their_digits_when_pointed_at(
-    browser: Any,
+    window: Opened,
 ) -> None:
-    made = Opened(browser, address(write_report([whole_run()])[0]))
+    window.show(address(write_report([whole_run()])[0]))
     card = dict(
         zip(
-            made.page.locator(".card dt").all_inner_texts(),
-            made.page.locator(".card dd").all_inner_texts(),
+            window.page.locator(".card dt").all_inner_texts(),
+            window.page.locator(".card dd").all_inner_texts(),
             strict=True,
         )
     )
@@ -206,22 +205,23 @@ def test_the_card_says_how_far_a_run_is_and_numbers_can_be_read_and_have_all_the
         for each in read_log("run/log.jsonl")
         if "val/loss" in each.get("metrics", {})
     ][-1]
-    assert made.page.locator(".card dd span").last.get_attribute("title") == whole
-    shown = made.page.locator("#values td.number").all_inner_texts()
+    assert window.page.locator(".card dd span").last.get_attribute("title") == whole
+    shown = window.page.locator("#values td.number").all_inner_texts()
     digits = [
         sum(letter.isdigit() for letter in text.split(" @")[0].partition("e")[0].lstrip("0."))
         for text in shown
     ]
     assert digits and max(digits) <= 8  # values that are close to each other need more than five
     rates = [
-        each for each in made.page.locator("#values th[scope=row]").all_inner_texts() if each.startswith("lr")
+        each
+        for each in window.page.locator("#values th[scope=row]").all_inner_texts()
+        if each.startswith("lr")
     ]
     assert rates == ["lr"]
-    assert made.page.evaluate("view.charts[0].plot.axes[0]._splits").count(1.5) == 0
-    made.page.close()
+    assert window.page.evaluate("view.charts[0].plot.axes[0]._splits").count(1.5) == 0
 
 
-def test_the_timeline_of_hooks_is_read_from_the_keyboard_and_names_stay_text(browser: Any) -> None:
+def test_the_timeline_of_hooks_is_read_from_the_keyboard_and_names_stay_text(window: Opened) -> None:
     path = written("run", metrics(1, loss=1.0), metrics(2, loss=0.5))
     traced(
         path,
@@ -229,23 +229,22 @@ def test_the_timeline_of_hooks_is_read_from_the_keyboard_and_names_stay_text(bro
         (MARKUP, "on_step_end", 950_000, 50_000, 1),
         ("slow", "on_step_end", 5_000_000, 100_000, 2),
     )
-    made = Opened(browser, address(write_report([path])[0]))
-    canvas = made.page.locator("#timeline canvas").first
+    window.show(address(write_report([path])[0]))
+    canvas = window.page.locator("#timeline canvas").first
     canvas.focus()
     canvas.press("ArrowRight")
     canvas.press("ArrowLeft")
-    said = made.page.locator("#timeline p.at").inner_text()
+    said = window.page.locator("#timeline p.at").inner_text()
     assert (
         said.startswith("slow, 0 to ")
         and "1 calls" in said
         and said.endswith("the longest 900 ms in on_step_end at step 1")
     )
-    assert made.page.locator("#timeline .names span").all_inner_texts() == ["slow", MARKUP]
-    assert made.page.evaluate("window.hacked") is None and made.trouble == []
-    made.page.close()
+    assert window.page.locator("#timeline .names span").all_inner_texts() == ["slow", MARKUP]
+    assert window.page.evaluate("window.hacked") is None and window.trouble == []
 
 
-def test_many_records_do_not_freeze_it(browser: Any) -> None:
+def test_many_records_do_not_freeze_it(window: Opened) -> None:
     count = 1_000_000 if THOROUGH else 200_000
     high = count * 2 // 3
     Path("run").mkdir()
@@ -254,8 +253,8 @@ def test_many_records_do_not_freeze_it(browser: Any) -> None:
             log.write(
                 f'{{"type": "metrics", "time": {1.7e9 + step}, "step": {step}, "epoch": 0, "metrics": {{"loss": {100.0 if step == high else 1 / step}}}}}\n'
             )
-    made = Opened(browser, address(write_report(["run"])[0]))
-    page = made.page
+    window.show(address(write_report(["run"])[0]))
+    page = window.page
     drawn = json.loads(page.evaluate("JSON.stringify(shown.sections[0].charts[0].series[0])"))
     assert drawn["of"] == count and len(drawn["x"]) <= 1000 and drawn["y"][drawn["x"].index(high)] == 100
     assert page.locator("#values td").nth(2).inner_text() == f"100 @ {high:,}"
@@ -269,35 +268,34 @@ def test_many_records_do_not_freeze_it(browser: Any) -> None:
         page.keyboard.press(key)
     page.wait_for_timeout(200)
     assert page.evaluate("longest") < 60_000  # a page that drew them all would stand still for minutes
-    assert made.trouble == made.elsewhere == []
-    page.close()
+    assert window.trouble == window.elsewhere == []
 
 
 def test_metrics_with_the_names_of_javascripts_own_things_are_drawn_and_numbers_far_from_zero_are_told_apart(
-    browser: Any,
+    window: Opened,
 ) -> None:
     names = ("constructor", "toString/x", "__proto__", "hasOwnProperty", "val/constructor")
     rows = [metrics(step, far=round(-123456.79 - step / 50, 2)) for step in range(50)]
     for row in rows:
         row["metrics"] |= dict.fromkeys(names, 1.0 / (row["step"] + 1))
     rows[-1]["metrics"]["third"] = 1 / 3
-    made = Opened(browser, address(write_report([written("run", *rows)])[0]))
-    scroll_through(made.page)
-    wait_until(made.page, "view.charts.length > 5 && view.charts.every((chart) => chart.plot)")
+    window.show(address(write_report([written("run", *rows)])[0]))
+    scroll_through(window.page)
+    wait_until(window.page, "view.charts.length > 5 && view.charts.every((chart) => chart.plot)")
     cell = "[...document.querySelectorAll('#values tr')].find((row) => row.cells[0].textContent === '%s').cells[1].textContent"
     assert (
-        made.page.evaluate(cell % "far") == "-123457.77" and made.page.evaluate(cell % "third") == "0.33333"
+        window.page.evaluate(cell % "far") == "-123457.77"
+        and window.page.evaluate(cell % "third") == "0.33333"
     )
-    assert made.page.get_by_title("0.3333333333333333").count() == 3  # last, lowest and highest
+    assert window.page.get_by_title("0.3333333333333333").count() == 3  # last, lowest and highest
     far = "view.charts.find((chart) => chart.series[0].name === 'far')"
-    assert made.page.evaluate(f"{far}.values[0].textContent") == "-123457.77"
-    ticks = made.page.evaluate(f"labels({far}.plot.axes[1]._splits)")
+    assert window.page.evaluate(f"{far}.values[0].textContent") == "-123457.77"
+    ticks = window.page.evaluate(f"labels({far}.plot.axes[1]._splits)")
     assert len(ticks) > 2 and len(set(ticks)) == len(ticks)
-    assert made.trouble == []
-    made.page.close()
+    assert window.trouble == []
 
 
-def test_the_ninth_run_and_the_ninth_curve_do_not_look_like_the_first(browser: Any) -> None:
+def test_the_ninth_run_and_the_ninth_curve_do_not_look_like_the_first(window: Opened) -> None:
     runs = [
         written(
             f"run{index}",
@@ -310,34 +308,30 @@ def test_the_ninth_run_and_the_ninth_curve_do_not_look_like_the_first(browser: A
         *[metrics(step, **{f"lr__pg{index}": index + step for index in range(18)}) for step in range(3)],
     )
     for pages in (runs, [many]):
-        made = Opened(
-            browser, address(write_report(pages, "page.html")[0]), viewport={"width": 1366, "height": 3000}
-        )
-        looks = made.page.evaluate(
+        window.show(address(write_report(pages, "page.html")[0]), height=3000)
+        looks = window.page.evaluate(
             "view.charts[0].series.map((each, index) => JSON.stringify(view.charts[0].look(each, index)))"
         )
-        assert len(looks) >= 18 and len(set(looks)) == len(looks) and made.trouble == []
-        made.page.close()
+        assert len(looks) >= 18 and len(set(looks)) == len(looks) and window.trouble == []
 
 
-def test_a_run_that_is_over_and_called_no_hook_says_so(browser: Any) -> None:
+def test_a_run_that_is_over_and_called_no_hook_says_so(window: Opened) -> None:
     cost = "document.getElementById('cost').textContent"
     for records, said in (
         ([metrics(1, loss=1.0)], "no cost record yet"),
         ([metrics(1, loss=1.0), {"type": "end", "step": 1, "status": "completed"}], "no hook was called"),
     ):
-        made = Opened(browser, address(write_report([written("run", *records)])[0]))
-        assert said in made.page.evaluate(cost)
-        made.page.close()
+        window.show(address(write_report([written("run", *records)])[0]))
+        assert said in window.page.evaluate(cost)
 
 
-def test_a_strip_of_digests_marks_where_runs_diverge(browser: Any) -> None:
+def test_a_strip_of_digests_marks_where_runs_diverge(window: Opened) -> None:
     for folder, hooks in (("one", []), ("other", [AtStepEnd(4, nudge("last.bias"))])):
         torch.manual_seed(3)
         options = {"digest": True, "log_every_n_steps": 1}
         quiet(run_dir=folder, seed=1, logger=True, hooks=hooks, **options).fit(Planted(), samples())
-    opened = Opened(browser, address(write_report(["other"], against="one")[0]))
-    page = opened.page
+    window.show(address(write_report(["other"], against="one")[0]))
+    page = window.page
     strip = page.locator("#digests svg")
     assert strip.get_attribute("aria-label") == "Digests: 3 equal, 3 different"
     titles = [each.text_content() for each in strip.locator("rect title").all()]
@@ -347,5 +341,4 @@ def test_a_strip_of_digests_marks_where_runs_diverge(browser: Any) -> None:
     )
     assert len(set(fills[:3])) == len(set(fills[3:])) == 1 and fills[0] != fills[3]
     assert page.locator("#digests .verdict").inner_text().startswith("diverges at step 4 weights:")
-    assert opened.trouble == opened.elsewhere == []
-    page.close()
+    assert window.trouble == window.elsewhere == []

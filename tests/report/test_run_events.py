@@ -17,7 +17,9 @@ from hookline.cli import main
 from hookline.hooks import JSONLog, ModelCheckpoint
 from hookline.loggers import CSV, JSONLines, TensorBoard
 from hookline.report.reader import read_run
-from hookline.report.run_events import position
+from hookline.report.run_events import position, time_spent
+from hookline.report.runs import list_runs
+from hookline.report.summary import summarize
 
 
 def test_a_value_that_is_not_finite_is_an_event_and_counted_not_drawn() -> None:
@@ -213,6 +215,32 @@ def test_a_run_lasted_as_long_as_its_jobs_and_pauses_are_told_apart() -> None:
         0
     ]
     assert (about["took"], about["pauses"]) == ("2 min", "")
+
+
+def test_evaluations_after_a_job_are_no_part_of_its_time() -> None:
+    begins, end = {"type": "hyperparams", "params": {}}, {"type": "end", "status": "completed", "step": 2}
+    test = {**metrics(2, test_loss=1.0), "over": "evaluation"}
+    times = [
+        (begins, 0),
+        (metrics(1, loss=1.0), 60),
+        (end, 61),
+        (test, 600),
+        (test, 660),
+        (begins, 7200),
+        (metrics(3, loss=1.0), 7210),
+        ({**end, "step": 3}, 7211),
+        (test, 9000),
+    ]
+    path = written("run", *[{**record, "time": 1.7e9 + at} for record, at in times])
+    assert time_spent(read_run(path)) == (1.7e9, 61 + 11)
+
+
+def test_the_summary_of_an_ended_run_is_not_changed_by_what_is_logged_after_its_end() -> None:
+    quiet(run_dir="run", logger=True).fit(Net(), batches())
+    later = {"type": "hyperparams", "time": time.time() + 60, "params": {"width": 64}}
+    with Path("run/log.jsonl").open("a") as file:
+        file.write(json.dumps(later) + "\n")
+    assert summarize(["run"])["runs"][0]["status"] == list_runs("run").runs[0].status == "completed"
 
 
 def test_a_finished_run_that_continues_is_not_called_finished() -> None:

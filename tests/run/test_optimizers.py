@@ -12,8 +12,16 @@ from torch import nn
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
-from hookline import OptionError
-from hookline.run.optimizers import Schedule, bare, follow_parameters, needs_closure, parse_optimizers
+from hookline import Hook, Line, Module, OptionError
+from hookline.run.optimizers import (
+    Schedule,
+    bare,
+    follow_parameters,
+    in_module_order,
+    needs_closure,
+    parse_optimizers,
+    settle_order,
+)
 
 
 @pytest.fixture
@@ -88,7 +96,12 @@ def with_schedule(net: Net, make: Callable[[Any], Any]) -> dict[str, Any]:
             "with 'optimiser'; allowed: 'optimizer', 'lr_scheduler'. Did you mean 'optimizer'",
         ),
         (lambda net: {"optimizer": sgd(net), "scheduler": 1}, "Did you mean 'lr_scheduler'"),
-        (lambda net: (sgd(net), StepLR(sgd(net), 1)), "StepLR is not a torch.optim.Optimizer. It may return"),
+        ([5], r"Allowed: an optimizer; .*; \(\[optimizer, \.\.\.\], \[scheduler, \.\.\.\]\);"),
+        (
+            lambda net: (sgd(net), StepLR(sgd(net), 1)),
+            r"Net.configure_optimizers: StepLR is a scheduler, in the place of an optimizer. An optimizer with its "
+            r"scheduler is \(\[optimizer\], \[scheduler\]\), or {'optimizer': optimizer, 'lr_scheduler': scheduler}",
+        ),
         (
             lambda net: {"optimizer": sgd(net), "lr_scheduler": {"schedular": 1}},
             "unknown key 'schedular'.*Did you mean 'scheduler'.*Keys",
@@ -234,3 +247,112 @@ def test_a_new_parameter_is_not_taken_for_an_old_one_that_had_its_id() -> None:
     follow_parameters(optimizers, before, module)
     assert optimizers[0].param_groups[0]["params"][0] is module[1].weight
     assert optimizers[0].param_groups[0]["params"][1] is module[0].weight
+
+
+# ---- the order in which a norm is summed -------------------------------------------------------------------
+
+
+def deep() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)) for _ in range(4)))
+
+
+def grouped(net: nn.Module) -> SGD:
+    """Weights first, then biases: not the order of the module."""
+    weights, others = (
+        [p for p in net.parameters() if (p.ndim > 1) is is_matrix] for is_matrix in (True, False)
+    )
+    return SGD([{"params": weights}, {"params": others, "lr": 0.5}], lr=1.0)
+
+
+def is_same(found: list[Any], expected: Any) -> bool:
+    return [id(each) for each in found] == [id(each) for each in expected]
+
+
+def test_parameters_of_groups_and_of_several_optimizers_come_in_the_order_of_the_module() -> None:
+    net = deep()
+    one, parts = grouped(net), [SGD(net[3].parameters()), SGD(net[:3].parameters())]
+    assert not is_same(in_module_order([one]), net.parameters())  # the module is not known yet
+    settle_order([one, *parts], net)
+    assert is_same(in_module_order([one]), net.parameters())
+    assert is_same(in_module_order(parts), net.parameters())
+    assert is_same(in_module_order(parts[:1]), net[3].parameters())
+
+
+def test_a_group_that_is_added_later_is_put_in_order_and_a_foreign_parameter_comes_last() -> None:
+    net, foreign = deep(), nn.Parameter(torch.zeros(2))
+    later = SGD(net[2:].parameters())
+    settle_order([later], net)
+    later.add_param_group({"params": [foreign, *net[:2].parameters()]})
+    assert is_same(in_module_order([later]), [*net.parameters(), foreign])
+
+
+@pytest.mark.parametrize("host", ["trainer", "line"])
+def test_clipping_has_the_bits_of_a_loop_that_clips_the_parameters_of_the_module(host: str) -> None:
+    limit, data = 0.2, [(torch.randn(16, 8), torch.randn(16, 8)) for _ in range(12)]
+    by_hand, net = deep(), deep()
+    optimizer, norms, seen = grouped(by_hand), [], []
+    for x, y in data:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(by_hand(x), y).backward()
+        norms.append(float(nn.utils.clip_grad_norm_(by_hand.parameters(), limit)))
+        optimizer.step()
+
+    class Norms(Hook):
+        def on_step_end(self, grad_norm: float) -> None:
+            seen.append(grad_norm)
+
+    optimizer = grouped(net)
+    if host == "trainer":
+        trainer = quiet(max_epochs=1, gradient_clip_val=limit, hooks=[Norms()])
+        trainer.fit(net, data, loss=nn.functional.mse_loss, optimizer=optimizer)
+    else:
+        with Line(net, optimizer, hooks=[Norms()]) as line:
+            for x, y in line.epoch(data):
+                optimizer.zero_grad()
+                line.backward(nn.functional.mse_loss(net(x), y))
+                line.clip_gradients(limit)
+                optimizer.step()
+    assert seen == norms
+    assert all(map(torch.equal, net.parameters(), by_hand.parameters()))
+
+
+# ---- an optimizer that is passed to fit --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda optimizer, scheduler: {"optimizer": optimizer, "lr_scheduler": scheduler},
+        lambda optimizer, scheduler: ([optimizer], [scheduler]),
+    ],
+    ids=["dictionary", "lists"],
+)
+def test_an_optimizer_with_its_scheduler_is_passed_to_fit(form: Callable[[Any, Any], Any]) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = SGD(model.parameters(), lr=1.0)
+    given = form(optimizer, StepLR(optimizer, 1, gamma=0.5))
+    quiet(max_epochs=2).fit(model, batches(2), loss=nn.functional.mse_loss, optimizer=given)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+class WithoutOptimizer(Net):
+    configure_optimizers = Module.configure_optimizers
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Linear(4, 2), WithoutOptimizer], ids=["plain", "module"])
+def test_a_scheduler_in_the_place_of_an_optimizer_is_told_by_what_the_user_wrote(make: Any) -> None:
+    model = make()
+    optimizer = SGD(model.parameters(), lr=1.0)
+    more = {} if isinstance(model, Net) else {"loss": nn.functional.mse_loss}
+    with pytest.raises(OptionError, match=r"fit\(optimizer=\.\.\.\): StepLR is a scheduler.*'lr_scheduler'"):
+        quiet().fit(model, batches(2), optimizer=(optimizer, StepLR(optimizer, 1)), **more)
+
+
+@pytest.mark.parametrize("name", ["scheduler", "lr_scheduler"])
+def test_an_argument_for_a_scheduler_says_where_it_goes(name: str) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = SGD(model.parameters(), lr=1.0)
+    given: dict[str, Any] = {"optimizer": optimizer, name: StepLR(optimizer, 1)}
+    with pytest.raises(OptionError, match=rf"no argument {name!r}.*'lr_scheduler': scheduler}}.*LRSchedule"):
+        quiet().fit(model, batches(2), loss=nn.functional.mse_loss, **given)

@@ -520,3 +520,8 @@ def test_a_wrong_table_is_refused_with_what_is_allowed(given: dict[str, Any], sa
 
 def test_the_number_of_arguments_does_not_grow() -> None:
     assert len(ARGUMENT_NAMES) <= 43
+
+
+def test_validation_counted_through_the_run_as_in_lightning_says_what_to_use() -> None:
+    with pytest.raises(OptionError, match=r"check_val_every_n_epoch=None .*@every\('500 steps'\)"):
+        quiet(check_val_every_n_epoch=None, val_check_interval=500)

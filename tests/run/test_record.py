@@ -19,7 +19,7 @@ from tiny import Net, batches, quiet
 
 from hookline import Hook, HooklineError, Module, StopTraining, Trainer, list_runs
 from hookline.hooks import EarlyStopping, ModelCheckpoint
-from hookline.loggers import CSV, JSONLines, read_log
+from hookline.loggers import CSV, JSONLines, TensorBoard, read_log
 from hookline.run import record as records
 from hookline.run.record import MOST_SESSIONS, read_record
 from hookline.util.errors import CheckpointError
@@ -669,6 +669,32 @@ def test_a_fit_that_is_refused_leaves_no_directory(options: dict[str, Any]) -> N
     trainer = quiet(logger=True, **options)
     trainer.fit(Net(), batches())
     assert len(list_runs(".").runs) == 1 and trainer.status == "completed"
+
+
+@pytest.mark.parametrize("folder", ["", "deep/"], ids=["flat", "deep"])
+def test_the_files_of_other_loggers_go_too(folder: str) -> None:
+    pytest.importorskip("tensorboard")
+
+    class Logs(Hook):
+        def setup(self, experiment: Any) -> None:
+            experiment.add_scalar("a", 1.0, 0)
+            experiment.add_image("b", torch.zeros(1, 2, 2), 0)
+
+    class NoLoss(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return "no loss"
+
+    for queued in (True, False):
+        loggers = [CSV(f"{folder}metrics.csv"), TensorBoard(f"{folder}events", queued=queued), JSONLines()]
+        refuse({"run_dir": "run", "logger": loggers, "hooks": [Logs()]})
+        refuse({"run_dir": "run", "logger": loggers}, module=NoLoss())
+        assert not Path("run").exists()
+    Path("run/events").mkdir(parents=True)
+    kept = [Path("run/events/events.mine"), Path("run/hparams.csv"), Path("run/metrics.csv")]
+    for path in kept:
+        path.write_text("step\n1\n")
+    refuse({"run_dir": "run", "logger": [TensorBoard("events"), CSV()]})
+    assert sorted(path for path in Path("run").rglob("*") if path.is_file()) == sorted(kept)
 
 
 def test_a_trainer_finds_its_run_again_after_a_fit_that_was_refused() -> None:

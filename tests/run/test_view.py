@@ -97,6 +97,16 @@ def test_a_request_to_stop_can_be_taken_back() -> None:
         ("logged_metrics", "Did you mean 'metrics'?"),
         ("log_dir", "Use trainer.run_dir."),
         ("is_global_zero", "Use trainer.strategy.rank == 0; a hook can request the fact `rank`."),
+        (
+            "evaluating",
+            "Use trainer.state.stage: 'fit', 'validate', 'test' or 'predict'. "
+            "The module's `training` is False in an evaluation.",
+        ),
+        (
+            "training",
+            "Use trainer.state.stage: 'fit', 'validate', 'test' or 'predict'. "
+            "The module's `training` is True while it trains.",
+        ),
         ("lightning_module", "Use trainer.model."),
         ("num_val_batches", "Use trainer.num_batches('val')."),
     ],
@@ -132,13 +142,25 @@ def test_a_row_that_is_logged_as_in_lightning_says_what_to_call() -> None:
     assert any(note.startswith("Call self.log(name, value)") for note in failed.value.__notes__)
 
 
-def test_the_logger_says_where_the_experiment_is() -> None:
-    logger = quiet().logger
-    with pytest.raises(
-        AttributeError, match=r"add_scalar, add_image, ... itself, and the client .* `client`"
-    ):
-        logger.experiment.add_scalar("a", 1)  # type: ignore[attr-defined]
-    assert not hasattr(logger, "experiment") and not hasattr(logger, "unknown")
+def test_the_logger_is_the_experiment_and_the_trainer_says_so() -> None:
+    trainer = quiet()
+    assert trainer.logger.experiment is trainer.logger and not hasattr(trainer.logger, "unknown")
+    with pytest.raises(AttributeError, match=r"Use trainer.logger, or request the fact `logger`"):
+        trainer.experiment.add_scalar("a", 1)  # type: ignore[attr-defined]
+    assert not hasattr(trainer, "experiment")
+
+
+def test_a_hook_has_the_experiment_of_the_module_by_every_name() -> None:
+    seen: list[Any] = []
+
+    class Looks(Hook):
+        def on_validation_epoch_end(self, trainer: Any, module: Any, logger: Any, experiment: Any) -> None:
+            seen.extend(
+                [trainer.logger.experiment, module.experiment, module.logger.experiment, logger, experiment]
+            )
+
+    quiet(hooks=[Looks()]).fit(Net(), batches(1), batches(1))
+    assert len({id(each) for each in seen}) == 1
 
 
 def test_a_property_that_fails_keeps_its_own_error() -> None:

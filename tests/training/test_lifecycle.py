@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 from tiny import Net, batches, quiet
 from training.witnessed import HEARD, Data, Module, Witness, place
 
-from hookline import Hook, HookError, StopTraining
+from hookline import CheckpointError, Hook, HookError, StopTraining
+from hookline.loggers import CSV, JSONLines, read_log
 
 
 @pytest.fixture(autouse=True)
@@ -366,3 +368,43 @@ def test_deterministic_kernels_are_asked_for_during_the_run_only(fails: bool) ->
         trainer.fit(Net(), batches())
     assert seen == [True]
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+# ---- the log of a run that may be refused ------------------------------------------------------------------------
+
+
+class LogsAtOnce(Hook):
+    def setup(self, logger: Any) -> None:
+        logger.log_hyperparams({"width": 64})
+        logger.add_text("note", "at once", 0)
+
+
+def test_a_refused_resume_writes_nothing_and_an_accepted_one_all_that_hooks_log_before_it() -> None:
+    def trainer(*hooks: Hook, **options: Any) -> Any:
+        return quiet(run_dir="run", logger=[JSONLines(), CSV()], checkpoint=True, hooks=hooks, **options)
+
+    trainer(max_epochs=1).fit(Net(), batches())
+    files = [Path("run") / name for name in ("log.jsonl", "hparams.csv", "metrics.csv")]
+    before = [path.read_bytes() for path in files]
+    other = Net()
+    other.layer = torch.nn.Linear(4, 3)
+    with pytest.raises(CheckpointError, match="do not fit"):
+        trainer(LogsAtOnce(), max_epochs=2).fit(other, batches(), resume="auto")
+    assert [path.read_bytes() for path in files] == before
+    trainer(LogsAtOnce(), max_epochs=2).fit(Net(), batches(), resume="auto")
+    added = [each["type"] for each in read_log(files[0], superseded=True)][len(before[0].splitlines()) :]
+    assert added[:4] == ["hyperparams", "hyperparams", "text", "resume"]
+
+
+def test_a_hook_that_logs_at_once_leaves_the_log_of_an_earlier_run_alone_until_the_first_update() -> None:
+    class Fails(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            raise NameError("typo")
+
+    quiet(run_dir="run", logger=True).fit(Net(), batches())
+    before = Path("run/log.jsonl").read_bytes()
+    with pytest.raises(NameError):
+        quiet(run_dir="run", logger=True, hooks=[LogsAtOnce()]).fit(Fails(), batches())
+    assert Path("run/log.jsonl").read_bytes() == before
+    quiet(run_dir="run", logger=True, hooks=[LogsAtOnce()]).fit(Net(), batches())
+    assert [each["type"] for each in read_log("run/log.jsonl")][:3] == ["hyperparams", "hyperparams", "text"]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 
 import pytest
+from torch.utils.data import DataLoader, Dataset
 
 from hookline.util.text import (
     DEEPEST_VALUE,
     WIDEST,
     align_columns,
+    error_text,
     flatten,
     format_number,
     format_size,
@@ -126,3 +128,44 @@ def test_numbers_sizes_and_long_values_are_shortened() -> None:
     ]
     assert format_table([("a", "b"), ("x" * 100, "\x1b")]).splitlines()[1].endswith("x  \\x1b")
     assert len(format_table([("x" * 100,)])) == WIDEST
+
+
+class Odd(Exception):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+class Fails(Dataset[int]):
+    def __init__(self, error: Exception, cause: Exception | None = None) -> None:
+        self.error, self.cause = error, cause
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        raise self.error from self.cause
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "expected"),
+    [
+        (ValueError("file no. 77"), None, ("ValueError", "file no. 77 (in a worker of the loader)")),
+        (ValueError("a: b\n  c"), KeyError("x"), ("ValueError", "a: b\n  c (in a worker of the loader)")),
+        (KeyError("x"), None, ("KeyError", "'x' (in a worker of the loader)")),
+        (Odd(1, 2), None, ("Odd", "1 and 2 (in a worker of the loader)")),
+        (StopAsyncIteration(), None, ("StopAsyncIteration", "(in a worker of the loader)")),
+    ],
+    ids=["plain", "cause", "key", "odd", "empty"],
+)
+def test_an_error_in_a_worker_of_a_loader_is_the_original_one(
+    error: Exception, cause: Exception | None, expected: tuple[str, str]
+) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        list(DataLoader(Fails(error, cause), num_workers=1))
+    assert error_text(caught.value) == expected
+    assert error_text(error) == (type(error).__name__, str(error))
+
+
+def test_an_error_that_only_looks_like_one_of_a_worker_is_left_as_it_is() -> None:
+    text = "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (lost)"
+    assert error_text(RuntimeError(text)) == ("RuntimeError", text)

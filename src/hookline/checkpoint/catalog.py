@@ -14,7 +14,7 @@ from hookline.checkpoint.files import clean_up, read, read_manifest
 from hookline.checkpoint.manifest import has_valid
 from hookline.checkpoint.rank_state import read_structure
 from hookline.distributed.comm import Ranks
-from hookline.run.record import FILE_FACTS, RECORD
+from hookline.run.record import FILE_FACTS, RECORD, read_record, run_dir_of
 from hookline.util.errors import CheckpointError
 from hookline.util.limited_json import is_table, is_text
 from hookline.util.snapshot import TRACKER_FOLDERS
@@ -242,6 +242,35 @@ def without_abandoned(found: list[FoundCheckpoint]) -> list[FoundCheckpoint]:
     for each in found:
         abandoned.setdefault(each.run, abandoned_saves(each.manifest))
     return [each for each in found if not is_within(save_number(each.manifest), abandoned[each.run])]
+
+
+def own_checkpoints(
+    places: list[Path],
+) -> tuple[list[FoundCheckpoint], list[FoundCheckpoint], dict[Path, str]]:
+    """Return all checkpoints below folders, those of the current run of each directory, and damaged ones.
+
+    Checkpoints that a rollback has abandoned are only among all.
+    """
+    found: list[FoundCheckpoint] = []
+    broken: dict[Path, str] = {}
+    records: dict[Path, dict[str, Any]] = {}
+    for folder in places:
+        here, damaged = find_checkpoints(folder)
+        found, broken = [*found, *here], {**broken, **damaged}
+        records |= {
+            each.path: read_record(run_dir) for each in here if (run_dir := run_dir_of(each.path, folder))
+        }
+    found = newest_first(found, lambda each: each.manifest)
+    mine = [each for each in found if records.get(each.path, {}).get("id", each.run) == each.run]
+    return found, without_abandoned(mine), broken
+
+
+def best_below(folder: Path) -> list[FoundCheckpoint]:
+    """Return the checkpoints with a score of the newest run below a folder that has one, the best first."""
+    runs: dict[Path | None, list[FoundCheckpoint]] = {}
+    for each in own_checkpoints([folder])[1]:
+        runs.setdefault(run_dir_of(each.path, folder), []).append(each)
+    return next(filter(None, map(best_first, runs.values())), [])
 
 
 SaveRange = tuple[int, int]

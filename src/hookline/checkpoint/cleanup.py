@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -13,6 +14,8 @@ from hookline.checkpoint.manifest import load_manifest
 from hookline.checkpoint.writer import delete, flush, machine_id, writing
 from hookline.util.errors import CheckpointError
 from hookline.util.urls import MANIFEST, is_checkpoint_file
+
+log = logging.getLogger("hookline")
 
 REPLACE_TIMEOUT = 60.0
 """Seconds. A replacement takes an instant between its two renames; after this time, its process is dead and
@@ -26,7 +29,10 @@ LEFT_OVER = re.compile(
 
 
 def remove_checkpoint_folder(path: Path) -> None:
-    """Remove a checkpoint. Rename it first, so that an interrupted removal does not leave half of one."""
+    """Remove a checkpoint, unless it is gone already, because another process or the user has removed it.
+
+    Rename it first, so that an interrupted removal does not leave half of one.
+    """
     gone = path.with_name(f".{path.name}.gone")
     try:
         if not any(
@@ -36,6 +42,8 @@ def remove_checkpoint_folder(path: Path) -> None:
         shutil.rmtree(gone, ignore_errors=True)
         os.rename(path, gone)
         delete(gone)
+    except FileNotFoundError as error:
+        log.warning("The checkpoint %s was to be removed, and is gone already: %s", path, error)
     except OSError as error:
         raise CheckpointError(f"The checkpoint {path} could not be removed: {error}") from error
 

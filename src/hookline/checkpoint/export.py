@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import inspect
 import json
+import logging
 import math
 import os
 import shutil
@@ -21,6 +23,7 @@ from torch.utils import _pytree
 
 from hookline.checkpoint.averages import FoundWeights, check_weights
 from hookline.checkpoint.base_weights import require_all_weights
+from hookline.checkpoint.catalog import best_below, first_whole
 from hookline.checkpoint.cleanup import left_overs
 from hookline.checkpoint.export_formats import (
     SHARD_SIZE,
@@ -30,7 +33,7 @@ from hookline.checkpoint.export_formats import (
     put_in_place,
     write_weights,
 )
-from hookline.checkpoint.files import read_manifest
+from hookline.checkpoint.files import read_manifest, read_weights
 from hookline.checkpoint.hf_folder import parse_size
 from hookline.checkpoint.weights import (
     Rename,
@@ -42,9 +45,11 @@ from hookline.checkpoint.weights import (
 )
 from hookline.util.errors import CheckpointError, OptionError, closest, described, missing_package
 from hookline.util.limited_json import RECORD_BYTES, parse_json, read_within
-from hookline.util.text import printable
-from hookline.util.urls import is_url, shown
+from hookline.util.terminal import log_notice
+from hookline.util.text import printable, redact
+from hookline.util.urls import MANIFEST, is_url, shown
 
+log = logging.getLogger("hookline")
 METHODS = ("forward", "predict_step")
 STEP_ARGUMENTS = ("batch", "batch_idx", "dataloader_idx")
 RECORD = "hookline.json"
@@ -89,12 +94,15 @@ def export_checkpoint(
     rename: Rename | None = None,
     shard_size: str | int | None = None,
     force: bool = False,
+    checkpoint: Literal["auto", "best"] = "auto",
 ) -> Exported:
     """Write the weights of a checkpoint for other tools, or its module as an ONNX or torch.export program.
 
     source: as for `load_weights`: a checkpoint, a run's directory, a URL, a mapping, or the result of
-    `import_checkpoint`. format: torch, safetensors, hf-sharded, dcp, onnx or torch-export; without it, the
-    ending of `out` decides (.pt, .safetensors, .onnx, .pt2). The file or folder is complete or absent.
+    `import_checkpoint`. checkpoint: of a run's directory, the newest complete one ('auto') or the best one
+    that a monitor kept ('best'). format: torch, safetensors, hf-sharded, dcp, onnx or torch-export; without
+    it, the ending of `out` decides (.pt, .safetensors, .onnx, .pt2). The file or folder is complete or
+    absent.
 
     module, example: for onnx and torch-export, a module of the run's class, and inputs for it. The module is
     exported in eval mode with the weights of the checkpoint, and gets its own weights and mode back. method:
@@ -117,6 +125,7 @@ def export_checkpoint(
         )
     if shard_size is not None and chosen.name != "hf-sharded":
         raise OptionError(f"shard_size= is for the format hf-sharded, and not for {chosen.name}.")
+    source = _choose_checkpoint(source, checkpoint)
     if chosen.is_program:
         program = _Program(module, example, method, dynamic_batch, chosen)
         check_target(out, chosen, force)
@@ -137,6 +146,33 @@ def export_checkpoint(
         sum(sizes),
         sum(each.stat().st_size for each in written),
     )
+
+
+def _choose_checkpoint(source: Any, which: Any) -> Any:
+    """Return the source, or its best checkpoint if that is wanted."""
+    if which == "auto":
+        return source
+    if which != "best":
+        raise OptionError(
+            f"checkpoint={which!r}: pass 'auto' or 'best'; a path is the source itself.",
+            option="checkpoint",
+            value=which,
+        )
+    folder = Path(source) if isinstance(source, str | os.PathLike) and not is_url(source) else None
+    if folder is None or is_plain_source(folder) or not folder.is_dir() or (folder / MANIFEST).is_file():
+        given = redact(source) if isinstance(source, str | os.PathLike) else f"a {type(source).__name__}"
+        raise OptionError(f"checkpoint='best' searches the directory of a run, and {given} is not one.")
+    read = functools.partial(read_weights, as_shards=True)
+    found, _, unreadable = first_whole(best_below(folder), read)
+    for path, reason in unreadable.items():
+        log.warning("skipping %s: %s", path, reason)
+    if found is None:
+        raise CheckpointError(
+            f"checkpoint='best': {source} has no checkpoint that a monitor kept for its score "
+            "(ModelCheckpoint(monitor=...)) and that can be read. 'auto' takes the newest one."
+        )
+    log_notice(log, "%s: taking %s, the best, of step %d.", source, found.path, found.manifest["step"])
+    return found.path
 
 
 def export_weights(

@@ -51,7 +51,7 @@ class PerRankState:
             # `self._shards` already has their shards, under the same names
             store = self._stores[name] = TensorStore(shards=self._shards, label=f"{number}: ")
             self._structures[name] = pack(value, store, name.replace(HOOK_PREFIX, "hooks."))
-        self.sums = {name: _checksum(self._structures[name], store) for name, store in self._stores.items()}
+        self.sums = {name: checksum(self._structures[name], store) for name, store in self._stores.items()}
 
     def for_rank(self, rank: int, sums_of_zero: dict[str, str]) -> Packed:
         """Return the contents that this rank writes."""
@@ -66,7 +66,8 @@ class PerRankState:
         return Packed({}, TensorStore(), TensorStore(), self._shards.as_part(tensors, own))
 
 
-def _checksum(structure: Any, store: TensorStore) -> str:
+def checksum(structure: Any, store: TensorStore) -> str:
+    """Return a checksum of what `pack` returned. structure: its result. store: its tensors."""
     digest = hashlib.sha256(json.dumps(structure, sort_keys=True).encode())
     for name, tensor in store.items():
         digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())

@@ -20,10 +20,7 @@ from hookline.cli.output import print_result
 from hookline.config import load_config
 from hookline.config.problems import ConfigError
 from hookline.config.sections import read_datamodule, read_module
-from hookline.run.directory import RunDirectory
-from hookline.run.options import make_options
 from hookline.run.record import RECORD, read_record
-from hookline.training.resume import find_checkpoint
 from hookline.util.errors import CheckpointError, OptionError
 from hookline.util.limited_json import is_count
 from hookline.util.text import HIDDEN_VALUE, format_size, redact
@@ -60,7 +57,7 @@ def export_run(chosen: argparse.Namespace) -> int:
             f"{format.name} has weights only."
         )
     done = export_checkpoint(
-        _best_of(chosen.path) if chosen.checkpoint == "best" else chosen.path,
+        chosen.path,
         out,
         format.name,
         weights=chosen.weights,
@@ -68,6 +65,7 @@ def export_run(chosen: argparse.Namespace) -> int:
         rename=_below(chosen.prefix),
         shard_size=chosen.shard_size,
         force=chosen.force,
+        checkpoint=chosen.checkpoint or "auto",
         **program,
     )
     kind = "raw" if done.hook is None else "averaged" if chosen.hook is None else "hook"
@@ -92,20 +90,6 @@ def export_run(chosen: argparse.Namespace) -> int:
         f"{done.source} (step {done.step}){of_hook}"
     )
     return print_result(chosen, data, text)
-
-
-def _best_of(path: str) -> Path:
-    """Return the path of the best checkpoint of a run."""
-    if is_url(path) or (Path(path) / MANIFEST).is_file() or not Path(path).is_dir():
-        raise OptionError(
-            f"--checkpoint best searches the directory of a run, and {redact(path)} is not one."
-        )
-    found = find_checkpoint("best", RunDirectory(make_options({})), within=Path(path), option="--checkpoint")
-    if found is None:
-        raise CheckpointError(
-            f"{path} has no checkpoint with a score. --checkpoint auto takes the newest one."
-        )
-    return Path(found.path)
 
 
 def _below(prefix: str | None) -> Callable[[str], str | None] | None:

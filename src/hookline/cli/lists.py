@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib.metadata
 import inspect
 import json
 import shutil
@@ -15,7 +14,7 @@ from typing import Any
 from hookline.cli.output import OK, print_result
 from hookline.config.problems import ConfigError
 from hookline.engine.events import EVENTS, RECEIVERS, Event
-from hookline.engine.registry import BUILTIN_HOOKS, GROUP, hook_class, offered_hooks
+from hookline.engine.registry import BUILTIN_HOOKS, hook_class, offered_hooks, package_hooks
 from hookline.util.errors import HookError
 
 
@@ -43,11 +42,7 @@ def listed_hook(name: str) -> dict[str, Any]:
     """
     path = offered_hooks()[name]
     if name not in BUILTIN_HOOKS:
-        offers = [
-            each.dist.name
-            for each in importlib.metadata.entry_points(group=GROUP, name=name)
-            if each.dist is not None
-        ]
+        offers = [each.dist.name for each in package_hooks() if each.name == name and each.dist is not None]
         package = ", ".join(offers) or "?"
         return {
             "name": name,

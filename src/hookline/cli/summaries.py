@@ -31,7 +31,7 @@ NO_SETTINGS = (
     "No settings are recorded for these runs. In a hookline.Line, the hook HParams({...}) records them."
 )
 MOST_WARNINGS_SHOWN = 5
-LONGEST_WARNING = 200
+LONGEST_WARNING = 400
 MOST_HOOKS = 6
 """The most rows of hook costs."""
 
@@ -120,13 +120,24 @@ def _warning_texts(warnings: list[dict[str, Any]]) -> list[str]:
     """Return the newest warning of each kind. Those of one kind differ in numbers only."""
     kinds: dict[str, list[str]] = {}
     for each in warnings:
-        kinds.setdefault(re.sub(r"\d", "", each["message"]), []).append(" ".join(each["message"].split()))
+        kinds.setdefault(re.sub(r"\d", "", each["message"]), []).append(each["message"])
     texts = []
     for similar in list(kinds.values())[-MOST_WARNINGS_SHOWN:]:
-        newest, many = similar[-1], len(similar)
-        text = newest if len(newest) <= LONGEST_WARNING else f"{newest[:LONGEST_WARNING]}…"
+        text, many = _on_one_line(similar[-1]), len(similar)
         texts.append(f"{text} ({many} similar ones; --json has them)" if many > 1 else text)
     return texts
+
+
+def _on_one_line(message: str) -> str:
+    """Return the lines of a message as sentences; of a long one, those that fit."""
+    lines = [" ".join(line.split()) for line in message.splitlines() if line.strip()]
+    ended = [line if line.endswith((".", ":", ";", ",", "!", "?")) else f"{line}." for line in lines[:-1]]
+    text = " ".join([*ended, *lines[-1:]])
+    if len(text) <= LONGEST_WARNING:
+        return text
+    start = text[: LONGEST_WARNING + 1]
+    end = max(start.rfind(". ") + 1, start.rfind("; ")) or start.rfind(" ")
+    return f"{text[: end if end > 0 else LONGEST_WARNING]} … (--json has the rest)"
 
 
 def _summary_text(data: dict[str, Any]) -> str:

@@ -359,6 +359,14 @@ def _check_filename(source: ConfigSource, key: str, value: Any) -> None:
         )
 
 
+def is_made_to_check(cls: Any) -> bool:
+    """Return whether an object is made even if the configuration has problems: its own checks find more.
+
+    Code of the user is not run then. The constructors of Hookline's hooks and loggers only check arguments.
+    """
+    return str(cls.__module__).startswith(("hookline.hooks.", "hookline.loggers."))
+
+
 def make_part(source: ConfigSource, part: ConfigPart, cls: Any, arguments: dict[str, Any]) -> Any:
     """Call the class. Report a refused value as an error of the configuration; let other errors through with
     a note.

@@ -261,7 +261,9 @@ MAPPING_KEYS = ("hooks", "loggers")
 
 
 def lay_over(source: ConfigSource, settings: Iterable[tuple[str, str]]) -> None:
-    """Apply overrides: `("trainer.max_epochs", "3")`, or `("module", '{"class_path": "model.Net"}')`."""
+    """Apply overrides: `("trainer.max_epochs", "3")`, or `("module", '{"class_path": "model.Net"}')`. One
+    that cannot be applied is a problem of the source.
+    """
     for key, text in settings:
         source.typed[key] = f"--{key}"
         path = key.split(".")
@@ -273,7 +275,6 @@ def lay_over(source: ConfigSource, settings: Iterable[tuple[str, str]]) -> None:
             else:
                 is_none = len(path) == 1 and Override(text).guess is None
                 _set(source, path, None if is_none else Override(text))
-    source.problems.raise_found()
 
 
 def _is_part(key: str, path: list[str]) -> bool:

@@ -10,6 +10,7 @@ from hookline.config.classes import (
     ConfigKey,
     ConfigPart,
     check_arguments,
+    is_made_to_check,
     make_part,
     parameters,
     read_part,
@@ -17,7 +18,7 @@ from hookline.config.classes import (
 )
 from hookline.config.files import ConfigSource, name_members, short_name, unique_name
 from hookline.config.permissions import Permissions
-from hookline.config.problems import ConfigError, Override, Problems, key_below, nearest, plain_values
+from hookline.config.problems import ConfigError, Override, key_below, nearest, plain_values
 from hookline.engine.checks import refused
 from hookline.engine.foreign import adopt, is_hook_class
 from hookline.engine.hook import FunctionHook, Hook
@@ -71,7 +72,7 @@ def _make_hook(source: ConfigSource, part: ConfigPart, cls: Any, permissions: Pe
         if setting in part.init_args and setting not in own:
             del part.init_args[setting]
     arguments = check_arguments(source, part, cls, HOOK_KEY, permissions)
-    if source.problems.found:
+    if source.problems.found and not is_made_to_check(cls):
         return Hook()
     # adopt within make, because it may refuse a hook of another package
     hook = make_part(source, part, lambda **given: adopt(cls(**given)), arguments)
@@ -238,7 +239,7 @@ def switch_names() -> Iterable[str]:
 
 def read_hooks(source: ConfigSource, given: Any) -> list[tuple[str, ConfigPart]]:
     """Read hooks from a mapping of names, a list of class paths, the switches of `HooksConfig`, or a mixture.
-    Import nothing.
+    Import nothing. A hook that is wrong is a problem of the source, and the others are returned.
     """
     given = name_members(given.guess if isinstance(given, Override) else given)
     if given is None or given is False:
@@ -247,16 +248,14 @@ def read_hooks(source: ConfigSource, given: Any) -> list[tuple[str, ConfigPart]]
         raise source.wrong("hooks", "must be a table of named hooks, or a list of class paths.", given)
     found: list[tuple[str, ConfigPart]] = []
     switches: dict[str, Any] = {}
-    problems = Problems()
     for name, value in given.items():
         if name in switch_names():
             switches[name] = plain_values(value)
         elif not _is_off(value):
-            with problems.collect():
+            with source.problems.collect():
                 found.append((name, _read_hook(source, name, value)))
-    with problems.collect():
+    with source.problems.collect():
         found += _read_switches(source, switches)
-    problems.raise_found()
     return found
 
 

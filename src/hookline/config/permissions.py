@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hookline.engine.registry import GROUP, offered_hooks
+from hookline.engine.registry import offered_hooks, package_hooks
 from hookline.util.errors import HooklineError, closest
 
 ALWAYS = ("hookline", "torch.nn", "torch.optim")
@@ -60,10 +60,7 @@ class Permissions:
         self.folder = folder
         self.trusted = trusted
         """Whether the paths come from the user's own program and not from a file."""
-        offered = {
-            each.value.partition(":")[0].partition(".")[0]
-            for each in importlib.metadata.entry_points(group=GROUP)
-        }
+        offered = {each.value.partition(":")[0].partition(".")[0] for each in package_hooks()}
         self.prefixes = tuple(dict.fromkeys([*ALWAYS, *sorted(offered), *allow]))
 
     def refusal(self, path: str) -> str:

@@ -8,7 +8,15 @@ import inspect
 from dataclasses import fields, make_dataclass
 from typing import Any
 
-from hookline.config.classes import ConfigKey, ConfigPart, check_arguments, make_part, read_part, resolve
+from hookline.config.classes import (
+    ConfigKey,
+    ConfigPart,
+    check_arguments,
+    is_made_to_check,
+    make_part,
+    read_part,
+    resolve,
+)
 from hookline.config.files import ConfigSource, name_members
 from hookline.config.permissions import Permissions
 from hookline.config.problems import ConfigError, Override, Problems, key_below, nearest, plain_values
@@ -212,8 +220,9 @@ def resolve_function(
 def _make_object(
     source: ConfigSource, key: str, given: Any, place: ConfigKey, permissions: Permissions
 ) -> Any:
-    """Make an object, or only check it, if the configuration has problems already."""
+    """Make an object, or only check its arguments, if the configuration has problems already."""
     part = read_part(source, key, given, place)
     cls = resolve(source, part, place, permissions)
     arguments = check_arguments(source, part, cls, place, permissions)
-    return None if source.problems.found else make_part(source, part, cls, arguments)
+    is_made = not source.problems.found or is_made_to_check(cls)
+    return make_part(source, part, cls, arguments) if is_made else None

@@ -6,7 +6,10 @@ of one tensor-parallel group compute one model together, so they read the same b
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
+
+from torch import distributed as dist
 
 from hookline.distributed.comm import format_ranks
 from hookline.engine.checks import refused
@@ -30,11 +33,23 @@ def mesh_shape(world_size: int, replicas: int, tensor_parallel: int) -> dict[str
     return dims | ({TENSOR: tensor_parallel} if tensor_parallel > 1 else {})
 
 
+_MADE: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+"""The meshes of each process group, by device and dimensions."""
+
+
 def make_mesh(device: str, dims: dict[str, int]) -> Any:
-    """Make the device mesh with these dimensions. All ranks must call this."""
+    """Return the device mesh with these dimensions. All ranks must call this.
+
+    Later runs of this process use the same mesh: a mesh has process groups, whose threads and connections
+    last as long as the process.
+    """
     from torch.distributed.device_mesh import init_device_mesh
 
-    return init_device_mesh(device, tuple(dims.values()), mesh_dim_names=tuple(dims))
+    made = _MADE.setdefault(dist.group.WORLD, {})
+    key = device, *dims.items()
+    if key not in made:
+        made[key] = init_device_mesh(device, tuple(dims.values()), mesh_dim_names=tuple(dims))
+    return made[key]
 
 
 def describe_mesh(names: Any, shape: Any) -> str:

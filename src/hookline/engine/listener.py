@@ -497,7 +497,8 @@ def _meant(owner: Any, member: _Member, receiver: str, table: EventTable) -> str
         return ""
     right = misspelling_of(method, (*table.names(receiver), *(() if receiver == "S" else STATE)))
     if (instead := ELSEWHERE.get(method, ("",))[0]) and table.find(instead, receiver):
-        return "" if _is_used(owner, method, function) or _has_both(owner, instead, member.cls) else instead
+        is_own = _is_used(owner, method, function, unread=False) or _has_both(owner, instead, member.cls)
+        return "" if is_own else instead
     # A name without its `on_` is only suspicious in a hook. A module may have such methods for other callers
     if not right and receiver == "H" and _EVENT_LIKE.fullmatch(method) and table.find(f"on_{method}", "H"):
         right = f"on_{method}"
@@ -557,11 +558,11 @@ _EVENT_LIKE = re.compile(r"(?:before|after)_\w+|\w+_(?:start|begin|end)")
 """Names that say when: `train_batch_end`. One that says what, such as `save_checkpoint`, may be a helper."""
 
 
-def _is_used(owner: Any, method: str, function: Any) -> bool:
+def _is_used(owner: Any, method: str, function: Any, unread: bool = True) -> bool:
     """Return whether the classes of an object mention the method: call it, look it up as text, or have it
     under another name.
 
-    A function without source text counts as a mention.
+    unread: whether a function without source text counts as a mention.
     """
     for cls in type(owner).__mro__:
         if _is_framework_class(cls):
@@ -570,9 +571,8 @@ def _is_used(owner: Any, method: str, function: Any) -> bool:
             plain = inspect.unwrap(_plain_member(value)) if callable(_plain_member(value)) else None
             if name != method and _plain_member(value) is function:
                 return True
-            if inspect.isfunction(plain) and (
-                (tree := parse_source(plain)) is None or method in words_of(tree)
-            ):
+            tree = parse_source(plain) if inspect.isfunction(plain) else None
+            if method in words_of(tree) if tree is not None else unread and inspect.isfunction(plain):
                 return True
     return False
 

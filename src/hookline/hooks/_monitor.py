@@ -6,6 +6,7 @@ import difflib
 import logging
 import math
 import os
+import re
 import string
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
@@ -26,6 +27,9 @@ NO_METRIC = "-"
 NAME_COUNTERS = ("epoch", "step")
 LOSSES = ("train/loss", "val/loss")
 """Metrics that every run has."""
+OF_TRAINING = frozenset({"train", "training"})
+OF_EVALUATION = frozenset({"val", "valid", "validation", "eval", "dev", "test"})
+"""Words in the names of metrics that say where they come from."""
 
 
 class Monitored:
@@ -140,6 +144,21 @@ class Monitored:
         if self.strict and alike and self.monitor not in metrics:
             raise OptionError(self._missing(metrics) + " Pass strict=False to only be warned.")
 
+    def may_follow(self, state: Any, metrics: Mapping[str, Any]) -> bool:
+        """Return whether a validation that has not run yet may log the missing metric, in a loop of which it
+        is not known whether it validates. A misspelt metric of training is not waited for.
+        """
+        if self.monitor == NO_METRIC or self.monitor in metrics or state.trainer.plans_validations:
+            return False
+        words = set(re.findall("[a-z]+", self.monitor.lower()))
+        if words & (OF_EVALUATION | OF_TRAINING):
+            return not words & OF_TRAINING
+        return not difflib.get_close_matches(self.monitor, list(metrics), n=1, cutoff=NEARLY_THE_SAME)
+
+    def warn_of_no_check(self) -> None:
+        """Warn at the end of a run that the metric was never checked."""
+        self.warn("%s never checked %r: the run ended before a check was due.", self.who, self.monitor)
+
     def is_better(self, value: float, best: float | None) -> bool:
         """Return whether a value is better than the best by more than `min_delta`. NaN never is; every finite
         value is better than None.
@@ -225,12 +244,14 @@ class MetricCheck(Hook):
             self._check(state, metrics)
 
     def on_train_epoch_end(self, state: Any, metrics: Any) -> None:
+        if not self._validated and self.watch.may_follow(state, metrics):
+            return  # the first validation decides
         if self._at_epoch_end(state):
             self._check(state, metrics)
         elif no_validation_in(state, self._validated):
             if self.check_on_train_epoch_end is None:
                 self._check(state, metrics)
-            elif self.watch.strict:
+            elif self.watch.strict and state.trainer.plans_validations:
                 raise OptionError(
                     f"{self.watch.who} checks after validations, but this run has none: pass a validation "
                     "loader, or check_on_train_epoch_end=True."

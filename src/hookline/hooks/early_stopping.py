@@ -15,7 +15,8 @@ class EarlyStopping(MetricCheck):
 
     It checks after every validation, or at the end of every training epoch with
     `check_on_train_epoch_end=True`. Patience counts checks, so it also works in runs that are measured in
-    steps. The run stops at the next batch boundary, after `min_epochs`.
+    steps. The run stops at the next batch boundary, after `min_epochs`. In a loop of your own, a metric that
+    was not logged before the first validation is checked there.
     """
 
     @checked_parameters
@@ -67,9 +68,7 @@ class EarlyStopping(MetricCheck):
 
     def on_train_end(self) -> None:
         if not self.checks:
-            self.watch.warn(
-                "EarlyStopping never checked %r: the run ended before a check was due.", self.watch.monitor
-            )
+            self.watch.warn_of_no_check()
 
     def _check(self, state: Any, metrics: Any) -> None:
         value = self.watch.find(metrics)

@@ -11,7 +11,7 @@ from hookline.engine.checks import Count, check_file, checked_parameters
 from hookline.engine.hook import Hook
 from hookline.hooks.console_log import perplexity_of
 from hookline.loggers.jsonl import JSONLines
-from hookline.util.text import redact
+from hookline.util.text import error_text, redact
 
 
 class JSONLog(Hook):
@@ -102,13 +102,8 @@ class JSONLog(Hook):
         )
 
     def on_exception(self, state: Any, exception: BaseException) -> None:
-        self._write(
-            "exception",
-            state,
-            status=state.status,
-            exception=type(exception).__name__,
-            message=redact(exception),
-        )
+        kind, text = error_text(exception)
+        self._write("exception", state, status=state.status, exception=kind, message=redact(text))
 
     def teardown(self) -> None:
         if self._file is not None:

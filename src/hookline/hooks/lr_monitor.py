@@ -14,8 +14,9 @@ from hookline.engine.hook import Hook
 class LRMonitor(Hook):
     """Logs `lr-SGD`, with several groups `lr-SGD/pg1`, with several optimizers of a kind `lr-SGD-1`.
 
-    A scheduler's `name` and a parameter group's `name` replace these. The values are those at the start of
-    the update or the epoch, before a scheduler changes them.
+    A scheduler's `name` and a parameter group's `name` replace these. The values are those that the update
+    used, or the first update of the epoch, before a scheduler changes them. For an optimizer that made no
+    update in an epoch, they are those at its start.
     """
 
     tier = "builtin"
@@ -38,7 +39,13 @@ class LRMonitor(Hook):
         self.log_weight_decay = log_weight_decay
         self.frequency = frequency
         self._every = 0
-        self._of_epoch: dict[str, Any] = {}
+        self._epoch, self._of_epoch = -1, dict[str, Any]()
+        """The epoch, and its values."""
+        self._updated: list[int] = []
+        """The optimizers that made an update in it."""
+
+    def setup(self) -> None:
+        self._epoch = -1  # a second fit begins again; a resumed one gets its state right after this
 
     def on_train_start(self, trainer: Any) -> None:
         self._every = trainer.options.log_every_n_steps if self.frequency == "step" else 0
@@ -47,13 +54,25 @@ class LRMonitor(Hook):
         # here, because schedulers advance before on_step_end
         if self._every and step % self._every == 0:
             trainer.log_dict(self.values(trainer, only=optimizer_idx))
+        elif self.frequency == "epoch" and optimizer_idx not in self._updated:
+            # not when the epoch starts: a hook may set the rate before the first update
+            self._updated.append(optimizer_idx)
+            self._of_epoch |= self.values(trainer, only=optimizer_idx)
 
-    def on_train_epoch_start(self, trainer: Any) -> None:
-        if self.frequency == "epoch":
-            self._of_epoch = self.values(trainer)
+    def on_train_epoch_start(self, trainer: Any, epoch: int) -> None:
+        if self.frequency == "epoch" and epoch != self._epoch:  # else a resume continues the epoch
+            self._epoch, self._of_epoch, self._updated = epoch, self.values(trainer), []
 
     def on_train_epoch_end(self, trainer: Any) -> None:
         trainer.log_dict(self._of_epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self._epoch, "of_epoch": self._of_epoch, "updated": self._updated}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:  # checkpoints of earlier versions have none
+            self._epoch, self._of_epoch = state["epoch"], dict(state["of_epoch"])
+            self._updated = list(state["updated"])
 
     def values(self, trainer: Any, only: int | None = None) -> dict[str, Any]:
         """Return the current values of all metrics of this hook, or with `only` those of one optimizer."""

@@ -81,6 +81,18 @@ def wsd(t: float, decay_fraction: float = 0.1) -> float:
     return 1.0 if t <= 1.0 - decay_fraction else (1.0 - t) / decay_fraction
 
 
+class Warmup(Count):
+    """A number of steps or epochs (a whole number), or a fraction of all of them (a float below 1)."""
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """Return the value, or raise."""
+        if not isinstance(value, float):
+            return super().__call__(name, value)
+        if not 0.0 <= value < 1.0:
+            raise refused(name, value, "a whole number from 0, or a fraction of the run: a float below 1.0")
+        return value
+
+
 class LRSchedule(Hook):
     """Sets the learning rate of every parameter group to its initial one times a factor, before each update.
 
@@ -95,7 +107,7 @@ class LRSchedule(Hook):
         self,
         schedule: Callable[..., float] | str = "cosine",
         total: Annotated[int, Count(1)] | None = None,
-        warmup: Annotated[int, Count(0)] = 0,
+        warmup: Annotated[int | float, Warmup(0)] = 0,
         min_lr_ratio: Annotated[float, Number(0.0, 1.0)] = 0.0,
         interval: Literal["step", "epoch"] = "step",
         name: str | None = None,
@@ -106,9 +118,9 @@ class LRSchedule(Hook):
         schedule: a name ('constant', 'linear', 'cosine', 'wsd', 'rex', 'polynomial', or one that
         `register_schedule` added), or a function of `step`, `epoch`, `total` (any of them) that returns the
         factor itself. total: steps (or epochs) in all; None: as many as the run will make. warmup: of these,
-        how many rise linearly. min_lr_ratio: the lowest factor. interval: 'step' or 'epoch', how often it
-        changes and what total and warmup count. options: further ones of the schedule: `power` of
-        'polynomial', `decay_fraction` of 'wsd'.
+        how many rise linearly; a float below 1 is a fraction of them: 0.1 is the first tenth. min_lr_ratio:
+        the lowest factor. interval: 'step' or 'epoch', how often it changes and what total and warmup count.
+        options: further ones of the schedule: `power` of 'polynomial', `decay_fraction` of 'wsd'.
         """
         super().__init__(name)
         if total is not None and warmup >= total:
@@ -125,7 +137,8 @@ class LRSchedule(Hook):
         self.options = options
         self._shape = self._find(schedule)
         self._asks = facts_asked(schedule, "LRSchedule: the function", LR_FACTS) if callable(schedule) else []
-        self._until, self._warmup = math.inf, warmup
+        self._until = math.inf if total is None else total
+        self._warmup = self._count_warmup()
         self._at = -1
         self._written: list[list[float]] = []
         """The rates set last, per optimizer and parameter group."""
@@ -146,6 +159,12 @@ class LRSchedule(Hook):
                     f"{option!r}.{closest(option, takes)} It has: {', '.join(takes) or 'none'}."
                 )
         return SCHEDULES[schedule] if isinstance(schedule, str) else schedule
+
+    def _count_warmup(self) -> int:
+        """Return the steps (or epochs) of the warm-up; of a fraction, fewer than all."""
+        if not isinstance(self.warmup, float):
+            return self.warmup
+        return 0 if self._until == math.inf else min(round(self.warmup * self._until), int(self._until) - 1)
 
     def factor(self, step: int, epoch: int) -> float:
         """Return the factor of the initial learning rate."""
@@ -179,9 +198,8 @@ class LRSchedule(Hook):
                 "would win. Return no lr_scheduler from configure_optimizers, or leave LRSchedule out."
             )
         self._until = math.inf if self.total is None else self.total
-        if self.total is None and (
-            self.schedule != "constant" and (not callable(self.schedule) or "total" in self._asks)
-        ):
+        needs_total = self.schedule != "constant" and (not callable(self.schedule) or "total" in self._asks)
+        if self.total is None and (needs_total or isinstance(self.warmup, float)):
             self._until = (
                 trainer.estimated_stepping_batches if self.interval == "step" else trainer.options.max_epochs
             )
@@ -190,8 +208,8 @@ class LRSchedule(Hook):
                     f"LRSchedule: the number of {self.interval}s of the run is unknown; pass total=, "
                     "or set max_steps or max_epochs."
                 )
-        self._warmup = self.warmup
-        if self.warmup >= self._until:
+        self._warmup = self._count_warmup()
+        if self._warmup >= self._until:
             if not trainer.options.fast_dev_run:
                 raise OptionError(
                     f"LRSchedule: warmup={self.warmup} leaves nothing of the run's {self._until:g} "

@@ -36,6 +36,8 @@ class MetricState:
     """Whether a validation that is not the sanity check has ended."""
     looked_at: tuple[int, int] = (-1, -1)
     """Step and completed epochs at the last check."""
+    saved_at: list[int] | None = None
+    """Epoch, batches and step at the last request without a monitor; None: not known."""
 
 
 @dataclass(slots=True)
@@ -55,9 +57,8 @@ class LoadedState:
 class ModelCheckpoint(Hook):
     """Requests checkpoints and removes old ones.
 
-    With `monitor`, a checkpoint is saved only if its score is among the `save_top_k` best so far; of equal
-    scores, the first one is the best. Without `monitor`, the newest `save_top_k` are kept. The newest
-    checkpoint is never removed, and an older one only after the new one is durable.
+    With `monitor` it saves what is among the `save_top_k` best so far, of equal scores the first. Without
+    `monitor` it keeps the newest ones. The newest is never removed, an older one when the new one is durable.
     """
 
     tier = "monitor"
@@ -95,13 +96,11 @@ class ModelCheckpoint(Hook):
         every_n_train_steps, every_n_epochs, train_time_interval ('10 minutes'): when to check; one of them,
         else every epoch. save_on_train_epoch_end: True: check at epoch ends; False: after validations; None:
         after validations if there are any, but at epoch ends for a metric of training ('train/loss').
-        save_on_exception: also save when the run fails.
-        dirpath: a folder inside the run's directory, by default 'checkpoints', or an fsspec URL such as
-        's3://bucket/folder'. strict: a missing metric is an error, else a warning.
-        restore_best: at the end of the fit, load the best weights into the module.
-        `checkpoints/last` stays the last state.
-        weights: 'trainable' leaves out frozen weights, which the model has when it is built again; 'all';
-        None: as `Trainer(checkpoint={"weights": ...})` says.
+        save_on_exception: also save when the run fails. dirpath: a folder inside the run's directory, by
+        default 'checkpoints', or an fsspec URL such as 's3://bucket/folder'. strict: a missing metric is an
+        error, else a warning. restore_best: at the end of the fit, load the best weights into the module;
+        `checkpoints/last` stays the last state. weights: 'trainable' leaves out frozen weights, which the
+        model has when it is built again; 'all'; None: as `Trainer(checkpoint={"weights": ...})` says.
         """
         super().__init__(name)
         self.watch = Monitored(WHO, NO_METRIC if monitor is None else monitor, mode, strict=strict)
@@ -243,12 +242,18 @@ class ModelCheckpoint(Hook):
         else:
             due = bool(self.save_on_train_epoch_end) or (alone and self.save_on_train_epoch_end is None)
         if due and (self._metric.is_waiting or self._epoch_is_due(state)):
-            self._check(state, metrics)
+            if self._metric.has_validated or not self.watch.may_follow(state, metrics):
+                certain = self._metric.has_measured or state.trainer.plans_validations
+                self._check(state, metrics, certain)
+            elif self.save_last:  # the first validation decides about the best
+                self._request_last(state)
 
     def teardown(self) -> None:
         self._loaded.is_training = False
 
     def on_train_end(self, state: Any) -> None:
+        if self.current_score is None and self.watch.may_follow(state, state.metrics):
+            self.watch.warn_of_no_check()
         if self.save_last and self._metric.looked_at != (state.step, state.epochs_seen):
             self._request_last(state)
 
@@ -278,11 +283,8 @@ class ModelCheckpoint(Hook):
             and raw_values(state.metrics).get(self.monitor) is value
         )
         if self._is_fresh(state.metrics) and not old:
-            self._check(
-                state,
-                state.metrics,
-                certain=self._metric.has_measured or not state.trainer.num_batches("val"),
-            )
+            has_none = state.trainer.plans_validations and not state.trainer.num_batches("val")
+            self._check(state, state.metrics, certain=self._metric.has_measured or has_none)
         else:
             if self.save_last:
                 self._request_last(state)
@@ -319,7 +321,10 @@ class ModelCheckpoint(Hook):
         self._metric.is_waiting = False
         self._metric.looked_at = (state.step, state.epochs_seen)
         if self.monitor is None:
-            if self.save_top_k and float(state.step) not in self._with_requested().values():
+            at = [state.epoch, state.batches_seen, state.step]  # a loop without an optimizer stays at step 0
+            is_kept = float(state.step) in self._with_requested().values()
+            if self.save_top_k and not (is_kept and self._metric.saved_at in (None, at)):
+                self._metric.saved_at = at
                 self._request(state, metrics, float(state.step), "interval", certain)
         elif self._is_fresh(metrics) or self.monitor not in metrics:
             score = self.current_score = self.watch.find(metrics)
@@ -392,7 +397,8 @@ class ModelCheckpoint(Hook):
             self.last_model_path, self._requested_last = self._requested_last, ""
 
     def on_checkpoint_failed(self, path: Any) -> None:
-        self._requested.pop(str(path), None)
+        if self._requested.pop(str(path), None) is not None:
+            self._metric.saved_at = []
         if str(path) == self.last_model_path:
             self.last_model_path = ""
 
@@ -461,6 +467,7 @@ class ModelCheckpoint(Hook):
         best = next(iter(self._ranked(kept)), self.best_model_path) if is_known else ""
         return {
             **self.watch.saved_with(),
+            **({} if self._metric.saved_at is None else {"saved_at": self._metric.saved_at}),
             "save_top_k": self.save_top_k,
             "best_k_models": _without_secrets(kept),
             "best_model_path": shown(best),
@@ -487,6 +494,7 @@ class ModelCheckpoint(Hook):
         self.best_model_path, self.best_model_score = state["best_model_path"], state["best_model_score"]
         self.last_model_path, self.current_score = state["last_model_path"], state["current_score"]
         self._metric.is_waiting, self._metric.has_validated = state["waiting"], state["validated"]
+        self._metric.saved_at = state.get("saved_at")
         if difference := self.watch.difference(state):
             self._forget_best(difference, state)
 

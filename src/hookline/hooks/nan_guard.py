@@ -26,7 +26,8 @@ from hookline.hooks._samples import (
     name_samples,
 )
 from hookline.hooks._statistics import between_graphs, norms, tensors_in, with_gradients
-from hookline.util.errors import SKIP_STEP, NonFiniteLoss, OptionError, Signal
+from hookline.run.buffers import KeptBuffers
+from hookline.util.errors import SKIP_BATCH, SKIP_STEP, NonFiniteLoss, OptionError, Signal
 from hookline.util.text import list_some
 
 log = logging.getLogger("hookline")
@@ -41,12 +42,16 @@ CHECKS = ("batch", "activations", *BEFORE_UPDATE, "parameters")
 class NaNGuard(Hook):
     """Stops at the first NaN or infinity, before it reaches the weights, and names its origin.
 
+    The forward pass of such a batch may have made buffers non-finite, such as the averages of batch norm.
+    They get back their values of the update before it, of which the hook keeps a copy on the device.
+
     Every check reads the device once. At a terminal it starts the debugger, elsewhere it raises
     `NonFiniteLoss`. With `break_on_nan=False` it only warns, and the trainer's `nonfinite` decides: 'skip'
     continues, 'stop' ends the run one step later. It names the samples behind the update. With `exclude=True`
-    it skips the update, goes back to the last checkpoint and leaves these samples out. If there is no
-    checkpoint yet, the run continues: the weights are good, and the samples are left out from the next epoch
-    on. It checks training only: a NaN in the data of a validation shows in the metrics of that validation.
+    it skips the update (with the check 'batch', the batch), goes back to the last checkpoint and leaves these
+    samples out. If there is no checkpoint yet, the run continues: weights and buffers are good, and the
+    samples are left out from the next epoch on. It checks training only: a NaN in the data of a validation
+    shows in the metrics of that validation.
     """
 
     tier = "builtin"
@@ -90,7 +95,10 @@ class NaNGuard(Hook):
         if exclude:
             self.__dict__["on_train_start"] = self._check_loaders
             self.__dict__["on_step_skipped"] = self._end_skipped
+            if "batch" in self.check:  # ranks wait for each other before a batch that a hook may skip
+                self.__dict__["on_train_batch_start"] = self._start_or_skip
         self._due = True
+        self._buffers: KeptBuffers | None = None
         self._shapes = ""
         self._handles: list[RemovableHandle] = []
         self._outputs: list[tuple[str, Tensor]] = []
@@ -107,6 +115,7 @@ class NaNGuard(Hook):
         """The epoch and the last batch of the newest update that was skipped: it calls every optimizer."""
         self._has_asked = False
         """Whether a rollback was requested that is not carried out yet, perhaps because it cannot be."""
+        self._buffers = None
 
     def setup(self, stage: str) -> None:
         if stage == "fit":  # a second fit is a new run; a resumed one gets its state right after this
@@ -116,17 +125,25 @@ class NaNGuard(Hook):
         check_can_exclude(WHO, trainer)
 
     def on_train_batch_start(self, module: nn.Module, batch: Any, batches_seen: int, state: Any) -> None:
+        self._start_or_skip(module, batch, batches_seen, state)
+
+    def _start_or_skip(self, module: nn.Module, batch: Any, batches_seen: int, state: Any) -> Signal | None:
+        """Check the batch before the model is called; with `exclude`, return whether to skip it."""
+        if self._buffers is None:
+            self._buffers = KeptBuffers(module)
         if self.log_shapes and (shapes := describe_batch(batch)) != self._shapes:
             self._shapes = shapes
             log.info("batch %d: %s", batches_seen, shapes)
         self._due = batches_seen % self.every == 0
-        if self._due and "batch" in self.check and (bad := not_finite(tensors_in("batch", batch, BRACKETS))):
-            self._report(
-                f"The batch has values that are not finite: {list_some(bad)}.", state, is_of_batch=True
-            )
         self._release()
+        is_checked = self._due and "batch" in self.check
+        if is_checked and (bad := not_finite(tensors_in("batch", batch, BRACKETS))):
+            what = f"The batch has values that are not finite: {list_some(bad)}."
+            if self._report(what, state, is_of_batch=True):
+                return SKIP_BATCH
         if self._due and "activations" in self.check:
             self._watch(module)
+        return None
 
     def on_before_backward(self, loss: Tensor, state: Any) -> None:
         if not self._due:
@@ -163,6 +180,8 @@ class NaNGuard(Hook):
             self._skips, self._skipped = False, (state.epoch, state.batch_idx)
 
     def on_after_optimizer_step(self, module: nn.Module, step: int, state: Any) -> None:
+        if self._buffers is not None:
+            self._buffers.keep()
         if "parameters" not in self.check or (step - 1) % self.every:
             return
         if bad := not_finite(list(module.named_parameters())):
@@ -173,7 +192,11 @@ class NaNGuard(Hook):
     def on_validation_start(self) -> None:
         self._release()  # a step without a loss had no backward
 
-    on_train_epoch_end = teardown = on_validation_start
+    on_train_epoch_end = on_validation_start
+
+    def teardown(self) -> None:
+        self._release()
+        self._buffers = None
 
     def _report(
         self,
@@ -182,8 +205,8 @@ class NaNGuard(Hook):
         is_of_others: bool = False,
         is_made: bool = False,
         is_of_batch: bool = False,
-    ) -> None:
-        """Stop, warn or go back.
+    ) -> bool:
+        """Stop, warn or go back; return whether the run goes back.
 
         is_of_others: whether it came from the batches of other ranks. is_made: whether the update was made.
         is_of_batch: whether `what` names the tensors of the batch.
@@ -196,6 +219,8 @@ class NaNGuard(Hook):
         # only this rank's shards: other ranks may have found nothing, so a collective would hang
         if bad := not_finite([(name, local_part(each)) for name, each in state.module.named_parameters()]):
             clues.append(f"Parameters are not finite: {list_some(bad)}.")
+        if not is_made and self._buffers is not None and (spoiled := self._buffers.put_back()):
+            clues.append(f"Buffers that its forward pass made non-finite are put back: {list_some(spoiled)}.")
         is_older = bool(bad) and not is_made  # then no sample of this update is the cause
         if not is_of_batch and "activations" not in self.check and len(clues) == 1:
             clues.append("NaNGuard(check='activations') names the module that made it.")
@@ -210,14 +235,15 @@ class NaNGuard(Hook):
         before = self.excluded - self._skips  # a second bad batch of one update does not count
         if self.exclude and (samples or is_of_others) and before < self.max_rollbacks:
             left_out = ", leaves these samples out" if samples else ""
+            skipped = "batch" if is_of_batch else "update"
             log.warning(
-                "%s The run skips the update%s and goes back to the last checkpoint.", message, left_out
+                "%s The run skips the %s%s and goes back to the last checkpoint.", message, skipped, left_out
             )
             exclude(state.trainer, samples, reason)
             go_back(state.trainer, reason)
             self.excluded = before + 1
-            self._skips = self._has_asked = True
-            return
+            self._skips, self._has_asked = self._skips or not is_of_batch, True
+            return True
         message += name_command(state.trainer, samples)
         if self.exclude and self.excluded:
             message += f" The samples of {self.excluded} updates are left out already (max_rollbacks)."
@@ -228,6 +254,7 @@ class NaNGuard(Hook):
             breakpoint()  # `state` has the batch, the module and the loss; `c` continues
         else:
             raise NonFiniteLoss(message)
+        return False
 
     # ---- activations: hooks on the modules, only while a batch is checked ----------------------------------
 
@@ -252,6 +279,7 @@ class NaNGuard(Hook):
     def on_checkpoint_load(self) -> None:
         self.rollbacks += self._has_asked
         self._skips, self._skipped, self._has_asked = False, None, False
+        self._buffers = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"found": self.found, "rollbacks": self.rollbacks, "excluded": self.excluded}

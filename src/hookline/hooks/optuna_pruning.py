@@ -119,7 +119,7 @@ class OptunaPruning(MetricCheck):
     def on_train_epoch_end(self, state: Any, metrics: Any) -> None:
         if self.every is None:
             super().on_train_epoch_end(state, metrics)
-        elif not self.reports:
+        elif not self.reports and (self._validated or not self.watch.may_follow(state, metrics)):
             self.watch.find(metrics)  # raises for a metric that was not logged in a whole epoch
 
     def _after_steps(self, state: Any) -> None:

@@ -16,7 +16,8 @@ SIGNALS = ("SIGUSR1", "SIGTERM")
 
 
 class SlurmRequeue(Hook):
-    """Requeues the job after a signal has ended the run and its checkpoint is durable.
+    """Requeues the job after a signal has ended the run, as the last act of the run: SLURM begins to end the
+    processes of a job as soon as it is requeued.
 
     Submit with `sbatch --requeue --signal=USR1@120`, so that the signal comes two minutes before the time
     limit, and train with `fit(resume="auto")` and a `run_dir`, so that the job resumes. Outside SLURM it does
@@ -24,6 +25,7 @@ class SlurmRequeue(Hook):
     """
 
     tier = "builtin"
+    order = 1000  # after the teardown of the other hooks
     rewinds = False
     ranks = "zero"
     on_error = "warn"
@@ -39,10 +41,14 @@ class SlurmRequeue(Hook):
         check_choice("SlurmRequeue: on", on, [each for each in SIGNALS if hasattr(signal, each)])
         self.on, self.timeout = on, timeout
 
-    def on_train_end(self, state: Any) -> None:
-        job = self.job_id()
-        if state.status != "preempted" or state.stop_reason != self.on or job is None:
-            return
+    def teardown(self, state: Any) -> None:
+        is_due = state.status == "preempted" and state.stop_reason == self.on
+        if is_due and self.job_id() is not None:
+            self.requeue(state.step)
+
+    def requeue(self, step: int) -> None:
+        """Put the job back into the queue; log a warning if SLURM refuses. step: the one that is saved."""
+        job = str(self.job_id())
         try:
             done = subprocess.run(
                 ["scontrol", "requeue", job],
@@ -62,11 +68,8 @@ class SlurmRequeue(Hook):
                 (done.stderr or done.stdout).strip(),
             )
         else:
-            log.warning(
-                "SlurmRequeue: job %s is requeued and continues from the checkpoint of step %d.",
-                job,
-                state.step,
-            )
+            start = f"continues from the checkpoint of step {step}" if step else "starts again"
+            log.warning("SlurmRequeue: job %s is requeued and %s.", job, start)
 
     @staticmethod
     def job_id() -> str | None:

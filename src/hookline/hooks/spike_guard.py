@@ -24,6 +24,7 @@ from hookline.hooks._samples import (
     name_samples,
 )
 from hookline.metrics.metric_log import read_all
+from hookline.run.buffers import KeptBuffers
 from hookline.util.errors import SKIP_BATCH, SKIP_STEP, HooklineError, OptionError, Signal
 
 log = logging.getLogger("hookline")
@@ -64,12 +65,13 @@ class SpikeGuard(Hook):
 
     'report' reads losses from the device when a row of metrics is due. 'skip' and 'rollback' must decide
     before the update, and read once per update; so does monitor='grad_norm'. 'report' listens to
-    on_step_end, the others to on_before_optimizer_step. Of spikes in a row, the first is reported; the
-    metric `spike/count` counts all.
+    on_step_end, the others to on_before_optimizer_step. The others also keep a copy of the module's buffers,
+    such as the averages of batch norm, and put it back if a spike has made one of them non-finite. Of spikes
+    in a row, the first is reported; the metric `spike/count` counts all.
     """
 
     tier = "builtin"
-    may_listen = ("on_step_end", "on_before_optimizer_step")
+    may_listen = ("on_step_end", "on_before_optimizer_step", "on_after_optimizer_step")
 
     @checked_parameters
     def __init__(
@@ -116,8 +118,10 @@ class SpikeGuard(Hook):
         }
         event = "on_step_end" if action == "report" else "on_before_optimizer_step"
         self.__dict__[event] = listeners["report" if action == "report" else "act", monitor]
+        if action != "report":
+            self.__dict__["on_after_optimizer_step"] = self._keep_buffers
+        self._buffers: KeptBuffers | None = None
         self._ranks: Any = None
-        self._every = 1
         self._leaving_out: Any = None
         """The handle of the hook that leaves batches out, while there are any."""
         self._begin()
@@ -156,7 +160,6 @@ class SpikeGuard(Hook):
         self._begin()
         trainer = state.trainer
         self._ranks = trainer.strategy.ranks if hasattr(trainer, "strategy") else trainer.ranks
-        self._every = trainer.options.log_every_n_steps
         if self.ranks != "all":
             raise OptionError(
                 f"{WHO}: ranks={self.ranks!r}, but all ranks must decide alike; leave it at 'all'.",
@@ -180,11 +183,17 @@ class SpikeGuard(Hook):
                 value=self.action,
             )
 
-    def on_train_start(self, trainer: Any) -> None:
+    def on_train_start(self, trainer: Any, module: Any) -> None:
         if self.exclude:
             check_can_exclude(WHO, trainer)
+        self._buffers = None if self.action == "report" else KeptBuffers(module)
+
+    def _keep_buffers(self) -> None:
+        if self._buffers is not None:
+            self._buffers.keep()
 
     def teardown(self) -> None:
+        self._buffers = None
         handle, self._leaving_out = self._leaving_out, None
         if handle is not None:
             handle.remove()
@@ -203,7 +212,7 @@ class SpikeGuard(Hook):
 
     def _keep(self, state: Any, value: Any) -> None:
         self._unread.append((value, Update(state.step, state.epoch, state.batch_idx, state.batch_idx)))
-        if state.step % self._every == 0:
+        if state.step % state.trainer.options.log_every_n_steps == 0:
             self._read(state)
 
     def on_train_end(self, state: Any) -> None:
@@ -281,6 +290,8 @@ class SpikeGuard(Hook):
         self._decided = (update.epoch, update.last, signal)
         self._seen = (update.epoch, update.last + 1, is_added)
         self._requested = None
+        if is_spike and self._buffers is not None:
+            self._buffers.put_back_and_warn()
         if value is None:
             self._warn_of_no_value(update)
         else:
@@ -336,6 +347,7 @@ class SpikeGuard(Hook):
         if not self._is_loaded:
             self._begin_values()  # those of the abandoned steps are not the range of the restored ones
         self._is_loaded, self._decided = False, NO_DECISION
+        self._keep_buffers()
         if self._requested is not None:
             self.left_out, self._requested = sorted({*self.left_out, *self._requested}), None
             self.rollbacks += 1

@@ -14,7 +14,7 @@ from hookline.engine.hook import Hook
 from hookline.hooks._monitor import Mode, Monitored
 from hookline.hooks._outbox import Outbox, Secret
 from hookline.util.errors import OptionError, closest
-from hookline.util.text import redact
+from hookline.util.text import error_text, redact
 from hookline.util.urls import shown
 
 TEMPLATES = {
@@ -115,7 +115,7 @@ class Webhook(Hook):
         self._notify("training_end", state, reason=state.stop_reason)
 
     def on_exception(self, state: Any, exception: BaseException) -> None:
-        self._notify("exception", state, exception=redact(f"{type(exception).__name__}: {exception}")[:500])
+        self._notify("exception", state, exception=redact(": ".join(error_text(exception)))[:500])
 
     def teardown(self) -> None:
         self._outbox.close()

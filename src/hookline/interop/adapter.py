@@ -12,7 +12,7 @@ from hookline.engine.events import Event, EventTable
 from hookline.engine.listener import Listener, undecorated_method
 from hookline.util.errors import HookError
 
-FactConverter = Callable[[Any], Any]
+FactConverter = Callable[..., Any]
 """Converts a fact of Hookline to the value that the other system documents."""
 
 
@@ -139,8 +139,10 @@ class RowArguments:
             raise HookError(unknown_fact(name, self.event, self.table, self.where))
         expression = self.table.expression(fact, self.event)
         if fact.name in self.row.reads:
-            expression = f"d[{len(self.values)}]({expression})"
-            self.values.append(self.row.reads[fact.name])
+            convert = self.row.reads[fact.name]
+            of_state = ", s" if getattr(convert, "takes_state", False) else ""
+            expression = f"d[{len(self.values)}]({expression}{of_state})"
+            self.values.append(convert)
         if not keyword:
             self.names.append(fact.name)
         self._expressions.append(keyword + expression)

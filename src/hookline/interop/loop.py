@@ -15,33 +15,24 @@ from torch import Tensor, nn
 
 from hookline.data.sources import length_of
 from hookline.distributed.comm import Ranks
+from hookline.interop.hosted.batch import Pass
 from hookline.interop.hosted.checkpoints import gather_positions, load_hosted
 from hookline.interop.hosted.host import RAW_LOOP, Host
+from hookline.interop.hosted.missing import missing_batches, missing_losses, missing_optimizer
 from hookline.interop.hosted.position import LoopPosition, stop_in
 from hookline.interop.hosted.run import HOST_OPTIONS, HostedRun, refuse_other_options
-from hookline.run.optimizers import bare
-from hookline.run.record import monitors_of
+from hookline.run.optimizers import bare, in_module_order
 from hookline.run.timer import RunTimer, timed
 from hookline.training import run_events
 from hookline.training.data_pass import read_batches
+from hookline.training.pass_events import VALIDATION, Names
 from hookline.training.resume import LINE_LOADS, SEARCH_WORDS, find_checkpoint
-from hookline.util.errors import END_EPOCH, HooklineError, LossError, OptionError, StopTraining
+from hookline.util.errors import END_EPOCH, HooklineError, LossError, OptionError, Signal, StopTraining
 from hookline.util.urls import shown
 
 log = logging.getLogger("hookline")
 
 LINE_OPTIONS = ("module", "optimizers", "schedulers", *HOST_OPTIONS)
-OF_BATCHES = (
-    "on_train_epoch_start",
-    "on_train_batch_start",
-    "on_train_batch_end",
-    "on_step_end",
-    "on_train_epoch_end",
-)
-"""Events that need the batches or epochs of the loop: `optimizer.step()` does not fire them."""
-
-OF_BACKWARD, OF_LOSS = ("on_before_backward", "on_after_backward"), frozenset({"loss", "ctx"})
-"""Events and facts that need `line.backward`, or `before_backward` and `after_backward`."""
 
 
 class Line(HostedRun):
@@ -92,7 +83,7 @@ class Line(HostedRun):
         """Whether the loop's own code runs in an epoch or a batch. Checkpoints wait until its end, because a
         resume continues after it.
         """
-        self._saves_wait = False
+        self._saves_wait = self._has_validated = False
         self._step_handles: list[Any] = []
         self._position = LoopPosition(self)
         if module is not None:
@@ -104,7 +95,8 @@ class Line(HostedRun):
                 "This Line is in a run already. A loop inside another one needs a Line of its own."
             )
         try:
-            self._in_body, self._position = False, LoopPosition(self)
+            self._in_body = self._has_validated = False
+            self._position = LoopPosition(self)
             self.state.setup.timer = RunTimer(self.plan, self.state, device=None)
             self.begin()
             self.updates.watch(self.state.optimizers)
@@ -126,8 +118,7 @@ class Line(HostedRun):
             self.must_run()
             self.end_training()
             self.end_fit()
-            self._warn_of_missing_batches()
-            if missing := self._missing_losses():
+            for missing in self._missing_calls():
                 log.warning("%s", missing)
         except BaseException as failure:
             self.fail(failure)
@@ -150,46 +141,25 @@ class Line(HostedRun):
             self.start_training()
             self._began = (self.global_step, self.state.batches_seen)
 
-    def _warn_of_missing_batches(self) -> None:
-        """Warn of hooks that wait for events of batches and epochs, if updates were made without them."""
+    def _missing_calls(self) -> list[str]:
+        """Return what hooks have waited for in vain, because the loop has left out a call."""
         step, batches = self._began
-        if self.global_step == step or self.state.batches_seen != batches:
-            return
-        validates = {each.name for each in self.plan.listeners("on_validation_end")}
-        waiting = {
-            event: names
-            for event in OF_BATCHES
-            if (names := [each.name for each in self.plan.listeners(event) if each.name not in validates])
-        }
-        if waiting:
-            log.warning(
-                "%d updates were made outside of line.epoch(loader) and line.start_batch(batch), so these "
-                "events did not fire: %s.",
-                self.global_step - step,
-                "; ".join(f"{event} (hooks: {', '.join(names)})" for event, names in waiting.items()),
-            )
-
-    def _missing_losses(self) -> str:
-        """Return which hooks wait for the loss or events of backward, if updates were made without them."""
-        updates, plan = self.global_step - self._began[0], self.plan
-        if self.batch.has_losses or updates <= 0:
-            return ""
-        events = [each for each in OF_BACKWARD if plan.listeners(each)]
-        readers = [each for each, facts in plan.wanted_at.items() if facts & OF_LOSS and each not in events]
-        monitored = [each["metric"] for each in monitors_of(self.hooks.entries()).values()]
-        parts = [f"these events did not fire: {', '.join(events)}"] if events else []
-        parts += [f"the loss was None at {', '.join(readers)}"] if readers else []
-        parts += ["there is no metric train/loss"] if "train/loss" in monitored else []
-        if not parts:
-            return ""
-        return (
-            f"{updates} updates were made without line.backward(loss), so {', and '.join(parts)}. Replace "
-            "loss.backward() by line.backward(loss)."
-        )
+        updates = self.global_step - step
+        has_batches = self.state.batches_seen != batches
+        found = [
+            ""
+            if has_batches
+            else missing_batches(self, updates, self._position.unread_epochs, self._has_validated),
+            missing_losses(self, updates),
+            missing_optimizer(self),
+        ]
+        return [each for each in found if each]
 
     def fail(self, error: BaseException) -> None:
         """Emit on_exception and tear the hooks down. error: that of the loop; further ones become notes."""
-        if isinstance(error, HooklineError) and (missing := self._missing_losses()):
+        if isinstance(error, Exception) and (
+            missing := missing_losses(self, self.global_step - self._began[0])
+        ):
             error.add_note(missing)
         super().fail(error)
 
@@ -265,6 +235,7 @@ class Line(HostedRun):
             self.end_epoch()
             if not position.has_batches:  # the loop read its batches without the line
                 run_events.count_epoch(self)
+                position.unread_epochs += 1
                 self.sync_point()
 
     def epoch(self, loader: Iterable[Any], *, skip: bool = True) -> Iterator[Any]:
@@ -295,7 +266,7 @@ class Line(HostedRun):
                         "Another epoch started inside this one. Zip the loaders instead: "
                         "`line.epoch(zip(one, two))`."
                     )
-                signal = self.start_batch(batch)
+                signal = super().start_batch(batch)
                 if signal is END_EPOCH:
                     break
                 if signal is None:
@@ -325,20 +296,39 @@ class Line(HostedRun):
         """Start an epoch in a loop of another shape than `epoch`.
 
         batches: their number, if it is known. first: the number of the first batch that the loop trains, in
-        an epoch that continues after `load_checkpoint`.
+        an epoch that continues after `load_checkpoint`: `line.first_batch`.
         """
         self.must_run()
         position = self._position
-        if position.pending is not None:
-            if not position.is_in_epochs:
-                position.warn_of_repeated_epochs()
-            if not first:
-                position.warn_of_repeated_batches(
-                    "Drop them in the loop, and pass their number: line.start_epoch(batches, first)."
-                )
+        position.start_batches(None)
+        if first and first != position.first_batch:  # the loop continues at a place of its own
             position.pending = None
+        elif not first:
+            position.warn_of_repeated_batches(
+                "Drop the first line.first_batch batches in the loop, and pass that number: "
+                "line.start_epoch(batches, first)."
+            )
         super().start_epoch(batches, first)
-        position.has_batches = True
+        position.has_batches, self._current_epoch = True, None
+
+    def start_batch(self, batch: Any) -> Signal | None:
+        """Start a batch in a loop of another shape than `epoch`. Return SKIP_BATCH or END_EPOCH if a hook
+        requests it.
+
+        Checkpoints that are due are written first, because a resume continues with this batch.
+
+        batch: the batch, which hooks see as the fact `batch`.
+        """
+        if self.batch.is_open:
+            self.end_batch()
+        is_due = self._saves_wait or self.save_requests
+        if is_due and self._in_body and self.epoch_is_open and self._current_epoch is None:
+            self._in_body = False
+            self.save_due()
+            self._in_body = True
+        if self._position.pending is not None and self._position.has_batches:
+            self._position.continue_at_batch()
+        return super().start_batch(batch)
 
     def end_epoch(self, metrics: Mapping[str, Any] | None = None) -> None:
         """End the epoch, with the batch and validation that the loop has left open by `break`.
@@ -359,6 +349,15 @@ class Line(HostedRun):
         if self.is_running:
             self.must_run()
         return super().emit(event, **facts)
+
+    @property
+    def first_batch(self) -> int:
+        """The number of the batch with which the current epoch continues after `load_checkpoint`, else 0.
+
+        A loop with `start_epoch` reads it first in the body of `line.epochs`. `line.epoch` needs no such
+        number.
+        """
+        return self._position.first_batch
 
     @property
     def batch_idx(self) -> int:
@@ -383,6 +382,11 @@ class Line(HostedRun):
             if self.current_pass is current:
                 current.end_batch()
         self.end_validation()
+
+    def start_validation(self, names: Names = VALIDATION) -> Pass:
+        """Start a validation. names: the names of its events and metrics."""
+        self._has_validated = True
+        return super().start_validation(names)
 
     # ---- the update ----------------------------------------------------------------------------------------
 
@@ -418,7 +422,7 @@ class Line(HostedRun):
         s = self.state
         chosen = s.optimizers if optimizer is None else [bare(optimizer)]
         indices = [index for index, each in enumerate(s.optimizers) if any(each is one for one in chosen)]
-        parameters = [p for each in chosen for group in each.param_groups for p in group["params"]]
+        parameters = in_module_order(chosen)
         self.unscale(parameters)
         for index in indices:
             self.updates.before(index)
@@ -499,6 +503,8 @@ class Line(HostedRun):
         position = self._position
 
         def check(*given: Any) -> None:
+            if position.has_batches:
+                position.pending = None
             if position.pending is not None and not position.is_in_epochs:
                 position.warn_of_repeated_epochs()
             position.warn_of_repeated_batches("Use `for batch in line.epoch(loader)`, which skips them.")

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import importlib.util
 import io
+import itertools
 import json
 import logging
 import re
@@ -133,6 +134,9 @@ class Logger:
     def begin_afresh(self) -> None:
         """Start a new training. Records of an earlier run in the same directory are superseded."""
 
+    def discard(self) -> None:
+        """Remove what this run has written: it was refused before its first batch. `close` follows."""
+
     def close(self) -> None:
         """End the run and write everything to disk."""
 
@@ -141,7 +145,7 @@ SLOW_CALL = 1.0
 """Seconds after which a call of a direct logger is reported as slow."""
 
 
-RUN_METHODS = ("open", "position", "resume", "begin_afresh", "has_logged", "close")
+RUN_METHODS = ("open", "position", "resume", "begin_afresh", "has_logged", "discard", "close")
 """Methods that the run itself calls, without values of the user."""
 ARTIFACTS_POSITION = "artifacts of the run"
 """The key of `RunArtifacts.position()` among the positions of the loggers."""
@@ -166,6 +170,8 @@ class Loggers(Logger, AdvisesOnNames):
         """The member and the method that each thread is calling, for the watchdog."""
         self._artifacts: RunArtifacts | None = None
         """Set during a run in which a member takes artifacts."""
+        self._held: list[tuple[str, tuple[Any, ...]]] | None = None
+        """Calls that wait for `release`; None: members are called at once."""
 
     def __bool__(self) -> bool:
         return bool(self.members)
@@ -184,7 +190,26 @@ class Loggers(Logger, AdvisesOnNames):
         for members in (self.members, self._called, self._failed):
             members[:] = [each for each in members if each is not logger]
 
+    def hold(self) -> None:
+        """Keep what is logged until `release`, or drop it at `close`: the run may not write there yet."""
+        self._held = []
+
+    def release(self) -> None:
+        """Log what was kept since `hold`, in order."""
+        held, self._held = self._held or [], None
+        for method, given in held:
+            getattr(self, method)(*given)
+
+    def _is_held(self, method: str, given: tuple[Any, ...]) -> bool:
+        """Keep a call and return True if records are held, except a call of the run itself."""
+        if self._held is None or method in RUN_METHODS:
+            return False
+        self._held.append((method, copy_values(given)))
+        return True
+
     def _call_all(self, method: str, *given: Any) -> None:
+        if self._is_held(method, given):
+            return
         for logger in self._called:
             self._call(logger, method, *given)
 
@@ -234,8 +259,15 @@ class Loggers(Logger, AdvisesOnNames):
         working = [each for each in self._called if not any(each is failed for failed in self._failed)]
         return next((client for client in (each.client for each in working) if client is not None), None)
 
+    @property
+    def experiment(self) -> Loggers:
+        """Return this object, which modules have as `self.experiment`."""
+        return self
+
     def log_row(self, metrics: Mapping[str, float], step: int, epoch: int, over: str) -> None:
         """Log a row of the run, with the scope of its metrics for loggers that take it."""
+        if self._is_held("log_row", (metrics, step, epoch, over)):
+            return
         for logger in self._called:
             scope = (over,) if logger.tells_rows_apart else ()
             self._call(logger, "log_metrics", metrics, step, epoch, *scope)
@@ -256,7 +288,7 @@ class Loggers(Logger, AdvisesOnNames):
         self._call_all("log_event", kind, data)
 
     def open(self, run_dir: Callable[[], Path]) -> None:
-        self._failed, self._artifacts = [], None
+        self._failed, self._artifacts, self._held = [], None, None
         if takers := [each for each in self._called if each.artifacts]:
             from hookline.loggers.run_artifacts import RunArtifacts
 
@@ -321,10 +353,13 @@ class Loggers(Logger, AdvisesOnNames):
     def begin_afresh(self) -> None:
         self._call_all("begin_afresh")
 
+    def discard(self) -> None:
+        self._call_all("discard")
+
     def close(self) -> None:
         if self._artifacts is not None:
             self._artifacts.finish()
-        self._artifacts = None
+        self._artifacts = self._held = None
         for logger in self._failed:  # a failed member may still hold a file or a connection
             with contextlib.suppress(Exception):
                 logger.close()
@@ -520,6 +555,28 @@ def file_name(tag: str, step: int | None, ending: str) -> str:
     readable = re.sub(r"[^A-Za-z0-9_-]+", "_", tag)[:60]
     unique = hashlib.sha256(tag.encode(errors="surrogatepass")).hexdigest()[:8]
     return f"{readable}-{unique}-{step}.{ending}"
+
+
+def copy_values(value: Any) -> Any:
+    """Return a copy of containers, tensors and arrays, and any other value itself."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, Mapping):
+        return {key: copy_values(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(copy_values(each) for each in value)
+    return value
+
+
+def remove_files(paths: Iterable[Path], run_dir: Path) -> None:
+    """Remove files of a refused run, and the folders below the run's directory that are empty then."""
+    for path in paths:
+        path.unlink(missing_ok=True)
+        for folder in itertools.takewhile(lambda each: each != run_dir, path.parents):
+            with contextlib.suppress(OSError):  # it has other files
+                folder.rmdir()
 
 
 def check_folder(name: str, folder: str | Path) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from hookline.loggers.base import Logger, check_folder, flat_params, number
+from hookline.loggers.base import Logger, check_folder, flat_params, number, remove_files
 from hookline.util.text import encodable
 
 FIRST_COLUMNS = ("step", "epoch")
@@ -41,10 +41,12 @@ class CSV(Logger):
         """Rows of the table at the start of this run, or at its newest rollback, and now."""
         self._has_begun = False
         """Whether this run has moved superseded rows when it began."""
+        self._made: list[Path] = []
+        """The files that were not there before this run."""
 
     def open(self, run_dir: Callable[[], Path]) -> None:
         """Set the path. The first row makes the file."""
-        self._run_dir, self._has_begun = run_dir, False
+        self._run_dir, self._has_begun, self._made = run_dir, False, []
 
     @property
     def path(self) -> Path:
@@ -84,6 +86,7 @@ class CSV(Logger):
         """Write the table with these columns and replace the old one atomically."""
         if self._file is not None:
             self._file.close()
+        self._note(self.path)
         before, _ = _read_rows(self.path)
         old = {name: position for position, name in enumerate(before[0] if before else [])}
         rows = (
@@ -143,10 +146,21 @@ class CSV(Logger):
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         rows = ([name, str(value)] for name, value in flat_params(params).items())
-        _write_whole(self.path.parent / "hparams.csv", ["name", "value"], rows)
+        path = self.path.parent / "hparams.csv"
+        self._note(path)
+        _write_whole(path, ["name", "value"], rows)
+
+    def _note(self, path: Path) -> None:
+        if not path.exists():
+            self._made.append(path)
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None) -> None:
         self.log_metrics({tag: number(tag, scalar_value)}, global_step, None)
+
+    def discard(self) -> None:
+        self.close()
+        if self._made:
+            remove_files(self._made, self._run_dir())
 
     def close(self) -> None:
         if self._file is not None:

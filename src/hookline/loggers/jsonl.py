@@ -17,7 +17,16 @@ import numpy as np
 import torch
 
 from hookline.engine.checks import check_path
-from hookline.loggers.base import Logger, figure_png, file_name, finite_values, histogram, number, pixels
+from hookline.loggers.base import (
+    Logger,
+    figure_png,
+    file_name,
+    finite_values,
+    histogram,
+    number,
+    pixels,
+    remove_files,
+)
 
 _encode_record = json.JSONEncoder(allow_nan=False).encode
 
@@ -47,10 +56,12 @@ class JSONLines(Logger):
         """Length of the file at the start of this run, or at its newest rollback."""
         self._has_begun = False
         """Whether this run has marked what is superseded when it began."""
+        self._media: list[Path] = []
+        """The images that this run has written."""
 
     def open(self, run_dir: Callable[[], Path]) -> None:
         """Set the path. The first record makes the file."""
-        self._run_dir, self._has_begun = run_dir, False
+        self._run_dir, self._has_begun, self._media = run_dir, False, []
 
     @property
     def path(self) -> Path:
@@ -154,6 +165,7 @@ class JSONLines(Logger):
         path = self.path.parent / "media" / file_name(tag, step, "png")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(image)
+        self._media.append(path)
         self.write("image", step=step, tag=tag, path=path.relative_to(self.path.parent))
 
     def close(self) -> None:
@@ -162,8 +174,8 @@ class JSONLines(Logger):
             self._file = None
 
     def discard(self) -> None:
-        """Close the file and remove what this run has written, because the run was refused."""
         if self._file is not None:
+            remove_files(self._media, self.path.parent)
             self.close()
             if self._found:
                 os.truncate(self.path, self._found)

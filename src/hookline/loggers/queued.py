@@ -22,6 +22,7 @@ from hookline.loggers.base import (
     ClientLogger,
     Logger,
     check_image,
+    copy_values,
     figure_png,
     number,
     numbers,
@@ -299,6 +300,10 @@ class Queued(Logger):
     def begin_afresh(self) -> None:
         self._put("begin_afresh", always=True)
 
+    def discard(self) -> None:
+        if self._thread is not None:  # else nothing was written
+            self._put("discard", always=True)
+
     def _ask(self, what: str) -> tuple[list[Any], threading.Event]:
         """Return a list for the answer, and the event that is set when it is there."""
         answer: list[Any] = []
@@ -404,16 +409,3 @@ def _release(method: str, given: tuple[Any, ...]) -> None:
     """Remove the snapshot of an artifact that was handed over or given up."""
     if method == "log_artifact":
         remove_snapshot(given[0].parent)
-
-
-def copy_values(value: Any) -> Any:
-    """Return a copy of containers, tensors and arrays, and any other value itself."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if isinstance(value, Mapping):
-        return {key: copy_values(each) for key, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(copy_values(each) for each in value)
-    return value

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from hookline.engine.checks import Count
-from hookline.loggers.base import ClientLogger, check_folder, finite_values, flat_params, pixels
+from hookline.loggers.base import ClientLogger, check_folder, finite_values, flat_params, pixels, remove_files
 from hookline.util.text import encodable
 
 
 class TensorBoard(ClientLogger):
     """Writes event files, to see with `tensorboard --logdir runs`. `client` is a
-    `torch.utils.tensorboard.SummaryWriter`.
+    `torch.utils.tensorboard.SummaryWriter`. The mean of an epoch of a metric that also has values of steps is
+    a curve of its own, such as `train/loss_epoch`.
 
     folder: the directory of the event files, inside the run's. flush_secs: how often the newest records
     become visible, in seconds.
@@ -21,21 +22,37 @@ class TensorBoard(ClientLogger):
 
     package = "tensorboard"
     extra = "tensorboard"
+    tells_rows_apart = True
 
     def __init__(self, folder: str = "tensorboard", flush_secs: int = 30, queued: bool = True) -> None:
         super().__init__(queued)
         Count(1)("flush_secs", flush_secs)
         self.folder = check_folder("folder", folder)
         self.flush_secs = flush_secs
+        # known before the first row of a step, which may come after the first epoch or after a resume
+        self._of_steps = {"train/loss"}
 
     def _connect(self, run_dir: Path) -> Any:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._was_there = any((run_dir / self.folder).glob("events.*"))
+        self._found = set((run_dir / self.folder).glob("events.*"))
         return SummaryWriter(str(run_dir / self.folder), flush_secs=self.flush_secs)
 
     def _disconnect(self) -> None:
         self._client.close()
+
+    def discard(self) -> None:
+        if self._client is not None and self._run_dir is not None:
+            self._client.close()
+            self._client, run_dir = None, self._run_dir()
+            remove_files(set((run_dir / self.folder).glob("events.*")) - self._found, run_dir)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int, over: str = "step") -> None:
+        if over == "step":
+            self._of_steps.update(metrics)
+        elif over == "epoch":
+            metrics = {f"{name}_epoch" if name in self._of_steps else name: metrics[name] for name in metrics}
+        super().log_metrics(metrics, step, epoch)
 
     def _write(self, metrics: Mapping[str, float], step: int) -> None:
         for name, value in metrics.items():
@@ -52,7 +69,7 @@ class TensorBoard(ClientLogger):
         self.client.file_writer.add_event(Event(step=step + 1, session_log=restart))
 
     def begin_afresh(self) -> None:
-        if self.client is not None and self._was_there:
+        if self.client is not None and self._found:
             self.resume(None, 0, 0, "")
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:

@@ -43,8 +43,7 @@ class Metrics(MutableMapping[str, float]):
 
     def __getitem__(self, key: str) -> float:
         if key not in self._values:
-            known = ", ".join(self._values) or "none yet"
-            raise MissingMetric(f"There is no metric {key!r}.{closest(key, self._values)} Metrics: {known}.")
+            raise MissingMetric(_no_metric(key, self._values))
         if type(self._values[key]) is not float:
             self.read()
         value: float = self._values[key]
@@ -78,6 +77,15 @@ class Metrics(MutableMapping[str, float]):
         from hookline.util.notebook import table  # only a notebook calls this
 
         return table(("metric", "value"), ((key, f"{value:.6g}") for key, value in self.read().items()))
+
+
+def _no_metric(key: object, values: Mapping[str, Any]) -> str:
+    """Return the error for a metric that is not there. A number is the index of a loader, as in Lightning."""
+    known = ", ".join(values) or "none yet"
+    if isinstance(key, str):
+        return f"There is no metric {key!r}.{closest(key, values)} Metrics: {known}."
+    name = next(iter(values), "val/loss")
+    return f"The metrics of all loaders are one mapping by name: [{name!r}], not [{key!r}]. Metrics: {known}."
 
 
 def read_all(values: Mapping[str, Any]) -> dict[str, float]:

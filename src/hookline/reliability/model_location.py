@@ -63,7 +63,12 @@ def _where_and_how(run: Run) -> tuple[str, str]:
     step = newest.step if newest is not None else progress[0] if progress is not None else s.step
     is_saved = run.saves.is_final or progress is None or progress == run.stamp
     text = f"Model: {_as_posix(path)} (step {step})"
-    if not is_saved:
+    if not is_saved and progress is not None and progress[:2] == run.stamp[:2]:  # no batch since the save
+        text = (
+            f"Model: {_as_posix(path)} (the weights of step {step}; what followed the save, such as the end "
+            "of the epoch, is not in it)"
+        )
+    elif not is_saved:
         text = (
             f"Model: the last state, of step {s.step}, is NOT saved. The newest checkpoint is "
             f"{_as_posix(path)} (step {step})"

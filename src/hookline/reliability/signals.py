@@ -88,6 +88,8 @@ class Signals:
                 and time.monotonic() < self._echoes_until
             ):
                 return  # the launcher forwards a signal that this process has received itself
+            if run.signals.is_handled and number != signal.SIGINT:
+                return  # SLURM sends SIGTERM to a job that is requeued: it ends already, and is not a failure
             raise _at_once(number)
         self._first, self._echoes_until = number, time.monotonic() + ECHOES
         name = signal.Signals(number).name

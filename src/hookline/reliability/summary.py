@@ -25,7 +25,7 @@ from hookline.run.state import progress
 from hookline.util.errors import Preempted
 from hookline.util.short_traceback import shorten_in_notebook
 from hookline.util.terminal import in_notebook, notice_file
-from hookline.util.text import redact
+from hookline.util.text import error_text, list_some, redact
 from hookline.util.urls import is_url, shown
 
 MESSAGE = 500
@@ -130,14 +130,8 @@ def _failure(run: Run, error: BaseException) -> dict[str, Any]:
         kind, _, message = ("", "", other.text) if other.died else other.text.partition(": ")
         return {"step": s.step, "epoch": s.epoch, "rank": other.rank, "exception": kind, "message": message}
     who = {} if source is None else {"who": source.name, "event": source.event}
-    return {
-        "step": s.step,
-        "epoch": s.epoch,
-        "rank": s.rank,
-        "exception": type(error).__name__,
-        "message": _short_message(error),
-        **who,
-    }
+    kind, text = _short_text(error)
+    return {"step": s.step, "epoch": s.epoch, "rank": s.rank, "exception": kind, "message": text, **who}
 
 
 def _other_rank(run: Run) -> Any:
@@ -170,6 +164,7 @@ class Recorded:
         if error is None:
             show_unfinished(self._run)
             show_stop(self._run)
+            warn_of_nan(self._run)
             show_model(self._run)
         else:
             shorten_in_notebook(error)
@@ -225,6 +220,16 @@ def show_stop(run: Run) -> None:
         show_notice(run, f"Stopped in epoch {s.epoch}, at step {s.step}: {redact(s.stop_reason)}")
 
 
+def warn_of_nan(run: Run) -> None:
+    """Warn if the last validation of a fit had a metric that is NaN: a completed run looks like a success."""
+    found = run.progress.newest_validation
+    if run.stage != "fit" or run.state.rank or found is None or run.strategy.device.type == "meta":
+        return  # meta tensors have no values
+    names = [name for name, value in found.read().items() if value != value]  # only NaN differs from itself
+    if names:
+        log.warning("NaN in the last validation: %s. The model may be of no use.", list_some(names))
+
+
 def show_costs(run: Run) -> None:
     """Print the cost of the hooks, if there are others than the progress bar, and where the time went.
 
@@ -269,6 +274,8 @@ class EndSummary:
     """Where the model is and how to load it."""
     is_found: bool = False
     """Whether the same program resumes from it, because of resume='auto' and a run_dir."""
+    flaw: str = ""
+    """The buffers in it that are not finite."""
 
     @classmethod
     def of(cls, run: Run, error: BaseException | None) -> EndSummary:
@@ -308,6 +315,7 @@ class EndSummary:
             run.saves.newest is None and run.resume.was_refused,
             model_line_after_failure(run) if exists else "",
             run.resume.is_auto and Path(str(path)).is_relative_to(str(run.options.run_dir)),
+            list_some(run.watch.buffers.broken) if run.watch.buffers is not None else "",
         )
 
     def note(self, command: str = "") -> str:
@@ -322,12 +330,13 @@ class EndSummary:
         if self.refused:  # the same resume would fail again
             return "\n".join([self.failed, f"Nothing was trained, and {self.saved} is unchanged."])
         at = f", at step {self.step}" if self.step else ", which this run began with"
+        flaw = f" Buffers in it are not finite: {self.flaw}." if self.flaw else ""
         again = "run the same command again, because resume='auto' finds this checkpoint"
         how = command or (again if self.is_found else f"trainer.fit(module, ..., resume={self.saved!r})")
         return "\n".join(
             [
                 self.failed,
-                f"Saved: {self.saved}{at}.",
+                f"Saved: {self.saved}{at}.{flaw}",
                 f"To resume: {how}",
                 *([self.model] if self.model else []),
             ]
@@ -335,12 +344,12 @@ class EndSummary:
 
 
 def _describe_failure(run: Run, error: BaseException) -> str:
-    source, text = failure_source(error), _short_message(error)
+    source, (kind, text) = failure_source(error), _short_text(error)
     who = f"in {source.name}, {source.event}, " if source is not None else "at "
-    word, kind = "Pruned" if type(error).__name__ == PRUNED else "Failed", type(error).__name__
+    word = "Pruned" if kind == PRUNED else "Failed"
     where = "the start" if run.resume.was_refused and source is None else run.state.position
-    # the whole text is shown with the error itself; an ellipsis ends no sentence
-    first = re.split(r"(?<!\.)\. ", text)[0].removesuffix(".")
+    # the whole text is shown with the error itself; an ellipsis ends no sentence, and neither does "no. 7"
+    first = re.split(r"(?<!\.)\. (?!\d)", text)[0].removesuffix(".")
     return f"{word}: {kind}{': ' if first else ''}{first}, {who}{where}, rank {run.state.rank}."
 
 
@@ -359,10 +368,8 @@ def end_summary(error: BaseException) -> EndSummary | None:
     return getattr(error, _SUMMARY, None)
 
 
-def _short_message(error: BaseException) -> str:
-    try:
-        text = " ".join(str(error).split())
-    except Exception as broken:  # a broken __str__ must not hide the error of the run
-        return f"(its message cannot be read: {type(broken).__name__})"
-    text = redact(text)
-    return text if len(text) <= MESSAGE else f"{text[:MESSAGE]}…"
+def _short_text(error: BaseException) -> tuple[str, str]:
+    """Return the type of an error, and its message on one line."""
+    kind, text = error_text(error)
+    text = redact(" ".join(text.split()))
+    return kind, text if len(text) <= MESSAGE else f"{text[:MESSAGE]}…"

@@ -40,6 +40,8 @@ BEGINS = ("hyperparams", "resume", "start")
 """The first records of a job. The time before them was not spent in a job."""
 MOST_TEXTS = 20
 """Texts kept of one tag, the newest ones."""
+MOST_SAMPLES = 12
+"""The number of samples that an event on the page names."""
 Floats = NDArray[np.float64]
 
 
@@ -77,6 +79,8 @@ class Times:
     """The time of the first record that no resume has superseded."""
     is_beginning: bool = False
     """Whether the last record was the first of a job."""
+    is_over: bool = False
+    """Whether the newest job has ended. Later records are of evaluations, which are not part of it."""
     started: float | None = None
     """When the newest job began; a run may be resumed many times."""
 
@@ -252,9 +256,11 @@ def _take_time(run: RecordedRun, record: dict[str, Any]) -> None:
     if (type(time) is float or type(time) is int) and abs(time) < LATEST_SECOND:
         run.times.began = time if run.times.began is None else run.times.began
         begins = record.get("type") in BEGINS and not record.get("in_run")
-        if run.times.ended is not None and time > run.times.ended and (run.times.is_beginning or not begins):
+        is_pause = run.times.is_over or (begins and not run.times.is_beginning)
+        if run.times.ended is not None and time > run.times.ended and not is_pause:
             run.times.spent += time - run.times.ended
         run.times.ended, run.times.is_beginning = time, begins
+        run.times.is_over = record.get("type") == "end" or (run.times.is_over and not begins)
 
 
 def step_of(record: dict[str, Any]) -> int | None:
@@ -467,10 +473,6 @@ _TAKERS = {
     "rollback": _take_rollback,
     "end": _take_end,
 }
-
-
-MOST_SAMPLES = 12
-"""The number of samples that an event on the page names."""
 
 
 def add_event(run: RecordedRun, event: RunEvent) -> None:

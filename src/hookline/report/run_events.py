@@ -103,10 +103,10 @@ def ending_of(run: RecordedRun) -> dict[str, Any]:
     """
     record = run.record
     said, at = str(record.get("status", "")), timestamp(record.get("noted_at"))
-    # In older versions a resumed run kept the record of the previous job until its first checkpoint. Its time
-    # has whole seconds.
+    # In older versions a resumed run kept the record of the previous job until its first checkpoint. That
+    # record has no version, and its time has whole seconds.
     started = run.times.started
-    is_older = at is not None and started is not None and at + 1 < started
+    is_older = "version" not in record and at is not None and started is not None and at + 1 < started
     if said not in ("", "training") and not is_older:
         if at is not None and run.times.ended is not None and 0 <= run.times.ended - at < 1:
             at = run.times.ended

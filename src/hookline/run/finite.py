@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from hookline.distributed.comm import Ranks
 from hookline.distributed.sharded_norms import local_part
+from hookline.run.buffers import FiniteBuffers, KeptBuffers
 from hookline.run.optimizers import bare
 from hookline.util.errors import NonFiniteLoss
 
@@ -133,6 +134,10 @@ class FiniteWatch:
         """Whether a value that is not finite ends the run; otherwise the first one is logged."""
         self.optimizers: list[Optimizer] = []
         """Their weights are checked too, because a gradient can be non-finite although the loss is finite."""
+        self.buffers: FiniteBuffers | None = None
+        """The buffers that a save checks; None before the module is set up."""
+        self.kept: KeptBuffers | None = None
+        """The newest finite values of the buffers, with nonfinite='skip'."""
         self.look = {"cpu": self._look_on_cpu, "cuda": self._look_on_cuda}.get(device.type, self._remember)
         self._where = ", in the batch before this one"
         # losses on the CPU are numbers; the sum of finite losses in float16 may be infinite
@@ -175,16 +180,27 @@ class FiniteWatch:
         """Forget the losses so far, because the run goes back to a state before them."""
         self.previous, self.broken, self._host = None, False, None
 
+    def keep_buffers(self, module: nn.Module, agree: Callable[[bool], bool]) -> KeptBuffers:
+        """Keep the values of the module's buffers when an epoch begins. agree: see `KeptBuffers`."""
+        if self.kept is None:
+            self.kept = KeptBuffers(module, agree)
+        else:
+            self.kept.keep()
+        return self.kept
+
     def _remember(self, loss: Tensor) -> None:
         self.previous = loss
 
     def check_now(self, with_state: bool = False) -> None:
         """Raise if the loss or the weights are not finite, before a save or the end of the run.
 
-        with_state: check the optimizers' state too, with the same device read, because a save keeps it.
+        with_state: check the optimizers' state too, with the same device read, because a save keeps it. Of
+        buffers that are not finite a save only warns: the weights are good.
         """
         if not self.stops:
             return
+        if with_state and self.buffers is not None:
+            self.buffers.check()
         bad = LOSS if self.broken or not self._is_finite() else find_nonfinite(self.optimizers, with_state)
         if self.ranks is not None:
             # one rank's loss may have reached the weights of all ranks; then report the loss, the first cause

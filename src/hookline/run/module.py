@@ -20,6 +20,7 @@ from hookline.data.seeding import Creation
 from hookline.distributed.sharded_norms import HALF, clip_norm, clip_values
 from hookline.engine._methods import DataMethods, ModuleMethods
 from hookline.engine.init_arguments import RecordsInit
+from hookline.run.optimizers import in_module_order
 from hookline.run.state import loss_in
 from hookline.util.errors import ATTRIBUTES, AdvisesOnNames, HooklineError, OptionError, closest, described
 from hookline.util.uncopied import Uncopied
@@ -124,7 +125,9 @@ class Actions:
         """Clip by total norm or by value. Return the norm before clipping if it was computed."""
         if gradient_clip_val is None:
             return None
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        groups = optimizer.param_groups
+        known = groups[0]["params"] if len(groups) == 1 else in_module_order([optimizer])
+        parameters = [each for each in known if each.grad is not None]
         # sharded over ranks, or in half precision, whose norm may not fit into it
         if any(type(each) is not nn.Parameter or each.dtype in HALF for each in parameters):
             clip = clip_values if gradient_clip_algorithm == "value" else clip_norm
@@ -556,10 +559,7 @@ def _check_function(name: str, given: Any, of: str) -> None:
 
 
 def _wants_index(step: Callable[..., Any]) -> bool:
-    """Return whether a step function takes the batch index as its third argument.
-
-    A third argument with another name and a default keeps its default.
-    """
+    """Return whether the third argument is the batch index. One of another name keeps its default."""
     third = list(inspect.signature(step).parameters.values())[2:3]
     return any(each.name == "batch_idx" or each.default is each.empty for each in third)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +15,11 @@ from hookline.distributed.sharded_norms import norm_of
 from hookline.util.errors import OptionError, closest
 
 FORMS = (
-    "an optimizer; a list of optimizers; (optimizers, schedulers); "
+    "an optimizer; a list of optimizers; ([optimizer, ...], [scheduler, ...]); "
     "{'optimizer': ..., 'lr_scheduler': ...}; a list of such dictionaries"
 )
+BOTH = "([optimizer], [scheduler]), or {'optimizer': optimizer, 'lr_scheduler': scheduler}"
+"""How an optimizer and its scheduler are returned or passed."""
 SCHEDULE_KEYS = ("scheduler", "interval", "frequency", "monitor", "strict", "name")
 
 
@@ -61,7 +64,10 @@ class Schedule:
 
 
 def parse_optimizers(returned: Any, module: str) -> tuple[list[Optimizer], list[Schedule]]:
-    """Return optimizers and schedules from the user's result. Raise for any other form and list the forms."""
+    """Return optimizers and schedules from the user's result. Raise for any other form and list the forms.
+
+    module: its class, for messages; empty if the user passed `optimizer` to fit.
+    """
     if returned is None:
         return [], []
     if isinstance(returned, Optimizer):
@@ -106,8 +112,48 @@ def gradients(optimizer: Optimizer) -> list[Tensor]:
 
 def total_norm(optimizers: list[Optimizer]) -> Tensor | None:
     """Return the norm over all gradients, on its device."""
-    grads = [grad for optimizer in optimizers for grad in gradients(optimizer)]
+    grads = [each.grad for each in in_module_order(optimizers) if each.grad is not None]
     return norm_of(grads) if grads else None
+
+
+# ---- the order of parameters, in which a norm is summed ----------------------------------------------------
+
+
+def settle_order(optimizers: list[Any], module: nn.Module) -> None:
+    """Let each optimizer know the places of its parameters in the module.
+
+    A norm has the bits of `clip_grad_norm_(module.parameters())` only if it is summed in this order, which is
+    not that of several parameter groups.
+    """
+    places = {id(each): place for place, each in enumerate(module.parameters())}
+    for optimizer in map(bare, optimizers):
+        # parameters that are not of the module come last; a copy or a pickled optimizer has no such attribute
+        own = [places.get(id(p), len(places)) for group in optimizer.param_groups for p in group["params"]]
+        optimizer.hookline_places = own
+        optimizer.hookline_order = sorted(range(len(own)), key=own.__getitem__)
+        optimizer.hookline_module = weakref.ref(module)
+
+
+def in_module_order(optimizers: list[Any]) -> list[Any]:
+    """Return the parameters of these optimizers in the order of the module, as far as it is known."""
+    parameters = [p for each in optimizers for group in each.param_groups for p in group["params"]]
+    if len(optimizers) == 1 and len(optimizers[0].param_groups) == 1:
+        return parameters
+    places: list[int] = []
+    order: list[int] = []
+    for optimizer in map(bare, optimizers):
+        known = vars(optimizer).get("hookline_places")
+        if known is None:
+            return parameters
+        if len(known) != sum(len(group["params"]) for group in optimizer.param_groups):  # a group was added
+            if (module := optimizer.hookline_module()) is None:
+                return parameters
+            settle_order([optimizer], module)
+        places += optimizer.hookline_places
+        order = optimizer.hookline_order
+    if len(optimizers) > 1:
+        order = sorted(range(len(places)), key=places.__getitem__)
+    return [parameters[index] for index in order]
 
 
 def follow_parameters(optimizers: list[Optimizer], before: dict[int, str], module: nn.Module) -> None:
@@ -138,7 +184,7 @@ def _parse_dictionary(
     for key in given:
         if key not in ("optimizer", "lr_scheduler"):
             raise OptionError(
-                f"{module}.configure_optimizers returned a dictionary with {key!r}; "
+                f"{_source(module)}: a dictionary with {key!r}; "
                 f"allowed: 'optimizer', 'lr_scheduler'.{closest(key, ['optimizer', 'lr_scheduler'])}"
             )
     optimizer = _check_optimizer(given.get("optimizer"), module)
@@ -151,10 +197,18 @@ def _parse_dictionary(
 def _check_optimizer(given: Any, module: str) -> Optimizer:
     if isinstance(given, Optimizer):
         return given
+    if isinstance(given, LRScheduler | ReduceLROnPlateau):
+        raise OptionError(
+            f"{_source(module)}: {type(given).__name__} is a scheduler, in the place of an optimizer. An "
+            f"optimizer with its scheduler is {BOTH}."
+        )
     raise OptionError(
-        f"{module}.configure_optimizers: {type(given).__name__} is not a torch.optim.Optimizer. "
-        f"It may return: {FORMS}."
+        f"{_source(module)}: {type(given).__name__} is not a torch.optim.Optimizer. Allowed: {FORMS}."
     )
+
+
+def _source(module: str) -> str:
+    return f"{module}.configure_optimizers" if module else "fit(optimizer=...)"
 
 
 def _make_schedule(given: Any, index: int, module: str) -> Schedule:
@@ -163,13 +217,11 @@ def _make_schedule(given: Any, index: int, module: str) -> Schedule:
     for key in given:
         if key not in SCHEDULE_KEYS:
             raise OptionError(
-                f"{module}.configure_optimizers: unknown key {key!r} of "
+                f"{_source(module)}: unknown key {key!r} of "
                 f"lr_scheduler.{closest(key, SCHEDULE_KEYS)} Keys: {', '.join(SCHEDULE_KEYS)}."
             )
     if "scheduler" not in given:
-        raise OptionError(
-            f"{module}.configure_optimizers: the lr_scheduler dictionary needs the key 'scheduler'."
-        )
+        raise OptionError(f"{_source(module)}: the lr_scheduler dictionary needs the key 'scheduler'.")
     return Schedule(optimizer_idx=index, **given)
 
 
@@ -183,7 +235,7 @@ def _index_of_optimizer(given: Any, optimizers: list[Optimizer], module: str) ->
         if optimizer is owner or bare(optimizer) is bare(owner):
             return index
     raise OptionError(
-        f"{module}.configure_optimizers: {type(scheduler).__name__} is attached with an optimizer that "
+        f"{_source(module)}: {type(scheduler).__name__} is attached with an optimizer that "
         f"wasn't returned ({type(owner).__name__}), so its learning rates have no effect. Return that "
         "optimizer, or make the scheduler from the returned one."
     )

@@ -299,6 +299,14 @@ class Options(
     """How long to train, when to validate, what to limit, where to write."""
 
     def __post_init__(self) -> None:
+        if self.check_val_every_n_epoch is None:  # as in Lightning: count batches through the run
+            raise OptionError(
+                "check_val_every_n_epoch=None must be a whole number from 1, because val_check_interval "
+                "counts the batches of an epoch. To validate every 500 updates of a run, add a hook: "
+                "`@every('500 steps') def on_step_end(self, trainer): trainer.validate()`.",
+                option="check_val_every_n_epoch",
+                allowed="a whole number from 1",
+            )
         check_fields(self)
         if self.fast_dev_run:
             batches = int(self.fast_dev_run)
@@ -383,6 +391,13 @@ def refuse_unknown_options(owner: str, given: Iterable[str], known: Iterable[str
         raise OptionError(told + rest, option=next(iter(unknown)), allowed=names)
 
 
+SCHEDULERS = ("scheduler", "schedulers", "lr_scheduler", "lr_schedulers")
+WITH_OPTIMIZER = (
+    "Pass a scheduler together with its optimizer: optimizer={'optimizer': optimizer, 'lr_scheduler': "
+    "scheduler}. Or use the hook LRSchedule."
+)
+
+
 def refuse_unknown(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Raise for arguments that a call does not have, with the closest right name."""
     for name, value in given.items():
@@ -392,6 +407,8 @@ def refuse_unknown(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
             if each.kind is not each.VAR_KEYWORD
         ][1:]
         of_trainer = f" It is an option of Trainer: Trainer({name}=...)." if name in ARGUMENT_NAMES else ""
+        if name in SCHEDULERS and "optimizer" in known:
+            of_trainer = f" {WITH_OPTIMIZER}"
         raise OptionError(
             f"{call.__name__}() has no argument {name!r}.{of_trainer or closest(name, known)} Arguments: "
             f"{', '.join(known)}.",

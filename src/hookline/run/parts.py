@@ -12,6 +12,7 @@ from hookline.data.batch import count_tokens as elements_of_ids
 from hookline.data.loaders import Loader
 from hookline.engine.cost import Costs
 from hookline.engine.plan import Plan
+from hookline.metrics.metric_log import Metrics
 from hookline.run.commands import CommandQueue
 from hookline.run.optimizer_router import OptimizerRouter
 from hookline.run.options import Options
@@ -276,6 +277,8 @@ class Progress:
     """Whether the schedulers with interval 'epoch' have advanced in this epoch."""
     validated_at: tuple[int, ...] = (-1, -1)
     """Epoch and `batches_seen` at the last validation."""
+    newest_validation: Metrics | None = None
+    """The results of the last validation that was completed."""
     validation_requested: bool = False
     """Whether a command requests a validation, which the loop runs at the next place for one."""
     validation_pending: bool = False
@@ -456,6 +459,8 @@ class ReceivedSignal:
     """The signal that this process received; the ranks then agree on the step at which the run ends."""
     number: int = 0
     """The signal that ends the run."""
+    is_handled: bool = False
+    """Whether the run has ended for it and is saved. Then only Ctrl-C can still end what is left at once."""
 
 
 @dataclass(slots=True, eq=False)

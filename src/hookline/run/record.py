@@ -21,12 +21,11 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.loggers.jsonl import JSONLines
 from hookline.run.provenance import data_settings, provenance
 from hookline.run.run import Run
 from hookline.util.errors import HangError, HookError, LossError, OptionError
 from hookline.util.limited_json import RECORD_BYTES, is_count, parse_json, read_within
-from hookline.util.text import mask, mask_text
+from hookline.util.text import error_text, mask, mask_text
 from hookline.util.urls import is_url, shown
 
 log = logging.getLogger("hookline")
@@ -153,7 +152,7 @@ class RunRecord:
         """Write how the run ended."""
         s, error = run.state, run.state.exception
         ended = {"status": s.status, "reason": mask_text(s.stop_reason)}
-        known = None if error is None else {"type": type(error).__name__, "message": _message(error)}
+        known = None if error is None else _describe_error(error)
         self._set_progress(run)
         self.data["noted_at"] = self.data["ended_at"] = self.session["ended_at"] = _now()
         self.session.update(ended)
@@ -259,16 +258,15 @@ def is_refused(run: Run) -> bool:
 
 
 def discard_files(run: Run) -> None:
-    """Delete the record and the log of a fit that was refused. Its directory is removed if it is empty then.
+    """Delete the record and the logs of a fit that was refused. Its directory is removed if it is empty then.
 
-    A directory that belongs to an earlier run, or has other files, keeps them.
+    A directory that belongs to an earlier run, or has other files, keeps them. So does one in which a tracker
+    has begun a run.
     """
     record = run.identity.record
     if record is not None and not record.earlier:
         record.path.unlink(missing_ok=True)
-    for each in run.state.logger.members:
-        if isinstance(each, JSONLines):
-            each.discard()
+    run.state.logger.discard()
     run.directory.is_abandoned = True
 
 
@@ -418,7 +416,7 @@ def _started_with(run: Run) -> dict[str, Any]:
         return provenance(run)
     except Exception as error:  # it reads user objects; an error there must not end the run
         log.debug("run.json does not have how the run was started", exc_info=True)
-        return {"problem": f"{type(error).__name__}: {_message(error)}"}
+        return {"problem": "{type}: {message}".format(**_describe_error(error))}
 
 
 def _count_starts(record: dict[str, Any]) -> int:
@@ -446,11 +444,9 @@ def _string_or_empty(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _message(error: BaseException) -> str:
-    try:
-        return mask_text(" ".join(str(error).split()), 500)
-    except Exception as broken:  # a broken __str__ must not hide the error of the run
-        return f"(its message cannot be read: {type(broken).__name__})"
+def _describe_error(error: BaseException) -> dict[str, str]:
+    kind, message = error_text(error)
+    return {"type": kind, "message": mask_text(" ".join(message.split()), 500)}
 
 
 def monitors_of(entries: Iterable[Any]) -> dict[str, Any]:

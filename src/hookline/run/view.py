@@ -49,6 +49,8 @@ class View(AdvisesOnNames):
     plan: Plan
     hooks: HookList
     loggers: Loggers
+    plans_validations: bool = True
+    """Whether an epoch's end shows if the run has validations. A loop of your own may validate later."""
 
     def __repr__(self) -> str:
         s = self.state

@@ -175,6 +175,10 @@ def window_size(run: Run, batches_left: int | None) -> int:
 class CheckedStep(AccumulatedStep):
     """The step of nonfinite='skip': a window that is not finite is left out of updates and means."""
 
+    def __init__(self, run: Run, backward: Backward, update: Update) -> None:
+        super().__init__(run, backward, update)
+        self.buffers = run.watch.keep_buffers(run.module, run.strategy.ranks.everywhere)
+
     def record_loss(self, loss: Any, weight: float) -> None:
         """Hold the loss back until the whole window is known to be finite."""
         self.window.held.append((loss, weight, self.state.log.loader))
@@ -190,7 +194,9 @@ class CheckedStep(AccumulatedStep):
         grads = [grad for each in routed for grad in gradients(each)] if run.traits.scaler is None else []
         is_finite = all_finite([loss for loss, _, _ in window.held], grads)
         if not run.strategy.ranks.everywhere(is_finite):  # each rank has checked its shard of the gradients
+            self.buffers.put_back_and_warn()
             return False
+        self.buffers.keep()
         for loss, weight, loader in window.held:
             s.log.train_loss.add(loss, weight)
             if loader:

@@ -125,6 +125,7 @@ def train_epoch(run: Run) -> None:
         batches_left = None if loader.length is None else loader.length - s.batch_idx
         try:
             if run.step(batches_left) is END_EPOCH:
+                run.traits.rules.epoch_cut(run)
                 exhausted = True
                 break
         except StopTraining as stop:  # raised by the module; the plan handles those that hooks raise
@@ -337,7 +338,7 @@ def validate(run: Run) -> None:
         run.progress.validation_pending, run.progress.before_validation = False, {}
         return
     with contextlib.suppress(ValidationAbandoned):
-        results = evaluate(run, VALIDATION, can_be_cut=True)
+        results = run.progress.newest_validation = evaluate(run, VALIDATION, can_be_cut=True)
         run.progress.validated_at = (run.state.epoch, run.state.batches_seen)
         run.progress.validation_pending, run.progress.before_validation = False, {}
         run.progress.validation_requested = False

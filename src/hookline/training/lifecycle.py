@@ -25,11 +25,12 @@ from hookline.reliability.model_location import kept_best, load_best, run_to_eva
 from hookline.reliability.signals import Signals
 from hookline.reliability.summary import Recorded, disable_on_all_ranks, log_ending
 from hookline.reliability.watchdog import Watchdog
+from hookline.run.buffers import FiniteBuffers
 from hookline.run.commands import handles_command
 from hookline.run.finite import warn_of_nonfinite_weights
-from hookline.run.module import advise_on_name
+from hookline.run.module import PlainSteps, advise_on_name
 from hookline.run.optimizer_router import make_router
-from hookline.run.optimizers import follow_parameters, parse_optimizers
+from hookline.run.optimizers import follow_parameters, parse_optimizers, settle_order
 from hookline.run.parts import RunData
 from hookline.run.record import (
     begin_record,
@@ -174,10 +175,7 @@ def join_ranks(run: Run) -> None:
 
 
 def begin_failure(run: Run, error: BaseException) -> BaseException:
-    """Mark the run as failed, and report it to the other ranks before anything else.
-
-    Return the error to raise.
-    """
+    """Mark the run as failed and report it to other ranks, at once; return the error to raise."""
     s = run.state
     is_agreed = s.status == "interrupted"  # Ctrl-C ends all ranks
     run_events.mark_failed(run, error)
@@ -214,10 +212,7 @@ def write_pending_metrics(run: Run) -> None:
 
 
 def leave_run(run: Run, participants: RunParticipants) -> list[BaseException]:
-    """Tear down hooks, module and data module, detach them from the run and free its resources.
-
-    Return the failures.
-    """
+    """Tear down hooks, module and data module, detach them, free the run's resources; return failures."""
     failures = tear_down_all(run)
     try:
         participants.leave()
@@ -239,6 +234,7 @@ def release_resources(run: Run) -> None:
 
 def finish_fit(run: Run) -> None:
     """Emit on_fit_end, save at the last save point and wait until everything is written."""
+    run.signals.is_handled = bool(run.signals.number)  # on all ranks, before any of them tears down
     run_events.end_fit(run)
     run.boundary.sync_point()
     save_due(run)
@@ -257,10 +253,7 @@ def share_changes(run: Run) -> None:
 
 
 def save_after_failure(run: Run) -> list[BaseException]:
-    """Write the checkpoints that listeners of on_exception requested, and `checkpoints/last`.
-
-    Return what was raised meanwhile.
-    """
+    """Write the checkpoints that on_exception requested, and `checkpoints/last`; return what was raised."""
     if run.watch.broken or run.resume.is_incomplete:
         run.saves.requests.clear()
     if run.failure_monitor is not None:
@@ -316,13 +309,15 @@ def set_up_strategy(run: Run) -> None:
     if run.stage != "fit":
         return
     s.setup.optimizers, run.schedules = parse_optimizers(
-        plan.configure_optimizers(s), type(run.steps).__name__
+        plan.configure_optimizers(s), "" if _takes_optimizer(run) else type(run.steps).__name__
     )
     follow_parameters(s.optimizers, before, run.module)
     s.setup.optimizers = run.strategy.prepare_optimizers(s.optimizers)
+    settle_order(s.optimizers, run.module)
     check_optimizers(run)
     warn_of_vanishing_eps(run)
     warn_of_nonfinite_weights(run.module, s.optimizers)
+    run.watch.buffers = FiniteBuffers(run.module)
     choose_optimizers(run)
     if not run.strategy.ranks.alone and not run.traits.is_manual:
         from hookline.training.ranks.step import RankGradientSync
@@ -339,7 +334,7 @@ def set_up_strategy(run: Run) -> None:
     run.identity.settings = collect_settings(run)
     if run.resume.path is not None:
         restore_progress(run)
-        log_hyperparameters(run)
+        release_log(run)
         if run.identity.record is not None:
             run.identity.record.write()
         run_events.report_loaded(run, run.resume.path)
@@ -374,6 +369,11 @@ def choose_optimizers(run: Run) -> None:
     if routes:
         load(run, "train")  # the router needs the names of the loaders
         run.data.router = make_router(routes, run.state.optimizers, run.traits.accumulate)
+
+
+def _takes_optimizer(run: Run) -> bool:
+    """Return whether the optimizer is an argument of fit, so that messages name that."""
+    return isinstance(run.steps, PlainSteps) or "configure_optimizers" in vars(run.steps)
 
 
 def check_optimizers(run: Run) -> None:
@@ -455,8 +455,8 @@ class RunParticipants(LateHooks[Run]):
         run, s = self.run, self.run.state
         s.logger.open(run.run_dir)
         begin_record(run)
-        if run.resume.path is None:  # else the checkpoint may be refused, which must not change the log
-            log_hyperparameters(run)
+        if run.stage == "fit":
+            begin_logging(run)
         if run.participants.control is not None:
             run.participants.control.open()
         super().begin()
@@ -488,14 +488,24 @@ class RunParticipants(LateHooks[Run]):
             super().on_hook_added(entry)
 
 
-def log_hyperparameters(run: Run) -> None:
-    """Log the hyperparameters of a fit: now, or once it takes the directory of an earlier run."""
-    if run.state.logger and run.stage == "fit":
-        describe = functools.partial(run.state.logger.log_hyperparams, hyperparameters_of(run))
-        if leaves_directory(run):
-            run.identity.record.on_taken.append(describe)
-        else:
-            describe()
+def begin_logging(run: Run) -> None:
+    """Log the hyperparameters of a fit. This record and those of hooks are held back as long as the fit may
+    be refused or fail without changing its directory.
+    """
+    if leaves_directory(run):
+        run.state.logger.hold()
+    if run.state.logger:
+        run.state.logger.log_hyperparams(hyperparameters_of(run))
+    if run.resume.path is None:
+        release_log(run)
+
+
+def release_log(run: Run) -> None:
+    """Write the records that were held back: now, or once the run takes the directory of an earlier run."""
+    if leaves_directory(run):
+        run.identity.record.on_taken.append(run.state.logger.release)
+    else:
+        run.state.logger.release()
     begin_record(run)  # the loggers may have created the directory
 
 

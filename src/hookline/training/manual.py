@@ -10,15 +10,20 @@ from torch.optim import Optimizer
 from hookline.run.finite import all_finite
 from hookline.run.optimizers import bare, gradients, total_norm
 from hookline.run.run import Run
-from hookline.training.backward import cannot_train_on, log_numbers
+from hookline.training.backward import Backward, cannot_train_on, log_numbers
 from hookline.training.batch_events import UpdateEvents, set_loss, skip_step
 from hookline.training.step import TrainStep
-from hookline.training.update import overflowed
+from hookline.training.update import Update, overflowed
 from hookline.util.errors import SKIP_STEP, STEP_DONE, HooklineError, LossError, Signal
 
 
 class ManualStep(TrainStep):
     """Train on one batch whose training step calls backward and the optimizers itself."""
+
+    def __init__(self, run: Run, backward: Backward, update: Update) -> None:
+        super().__init__(run, backward, update)
+        if run.traits.skips_nonfinite:
+            run.watch.keep_buffers(run.module, run.strategy.ranks.everywhere)
 
     def start(self, batches_left: int | None = None) -> Signal | None:
         """Clear the loss of the last batch and start this one. Its loss is that of the last backward pass,
@@ -85,6 +90,8 @@ class ManualOptimizer:
         if not run.traits.is_manual:
             refuse_automatic(run, "step() on what self.optimizers() returns")
         if not self._is_usable(closure):
+            if run.watch.kept is not None:
+                run.watch.kept.put_back_and_warn()
             skip_step(run, "nonfinite")
             return
         signal = self.announce()
@@ -96,6 +103,8 @@ class ManualOptimizer:
             s.optimization.optimizer_closure = closure
             events.step()
         self.count()
+        if run.watch.kept is not None:
+            run.watch.kept.keep()
 
     def announce(self) -> Signal | None:
         """Measure the gradients, if a listener requests it, and emit on_before_optimizer_step."""

@@ -28,12 +28,12 @@ from hookline.checkpoint.catalog import (
     first_whole,
     is_within,
     newest_first,
+    own_checkpoints,
     places_below,
     save_number,
     saved_best,
     start_of,
     with_outside,
-    without_abandoned,
 )
 from hookline.checkpoint.cleanup import left_overs
 from hookline.checkpoint.files import read_on_all_ranks
@@ -404,7 +404,7 @@ def _look(asked: Asked, folder: Path, directory: RunDirectory) -> dict[str, Any]
             clean_up_below(folder, alone=directory.is_locked)
         else:
             _claim_newest(asked, places, directory)
-    found, mine, broken = _own(places)
+    found, mine, broken = own_checkpoints(places)
     run_dir, own, kept = _choose_run(asked, mine, places, folder)
     ordered = best_first(own, kept) if asked.is_best else own
     others = {str(each.path): kept.describe(each) for each in own if each not in ordered}
@@ -497,32 +497,13 @@ def _describe_skipped(asked: Asked, skipped: dict[Path, str], found: list[FoundC
     )
 
 
-def _own(places: list[Path]) -> tuple[list[FoundCheckpoint], list[FoundCheckpoint], dict[Path, str]]:
-    """Return all checkpoints below folders, those of the current run of each directory, and damaged ones.
-
-    Checkpoints that a rollback has abandoned are only among all.
-    """
-    found: list[FoundCheckpoint] = []
-    broken: dict[Path, str] = {}
-    records: dict[Path, dict[str, Any]] = {}
-    for folder in places:
-        here, damaged = find_checkpoints(folder)
-        found, broken = [*found, *here], {**broken, **damaged}
-        records |= {
-            each.path: read_record(run_dir) for each in here if (run_dir := run_dir_of(each.path, folder))
-        }
-    found = newest_first(found, lambda each: each.manifest)
-    mine = [each for each in found if records.get(each.path, {}).get("id", each.run) == each.run]
-    return found, without_abandoned(mine), broken
-
-
 def _claim_newest(asked: Asked, places: list[Path], directory: RunDirectory) -> None:
     """Lock the run to resume before its checkpoint is chosen: another job may be writing into it."""
     for run_dir in places:
         if any(map(left_overs, places_below(run_dir))):  # of a job that was killed, or is writing now
             with contextlib.suppress(RunLockedError), hold_lock(run_dir) as lock:
                 clean_up_below(run_dir, alone=lock.is_held)
-    if chosen := _choose_run(asked, _own(places)[1], places, directory.searched)[0]:
+    if chosen := _choose_run(asked, own_checkpoints(places)[1], places, directory.searched)[0]:
         directory.continue_in(Path(chosen))
 
 

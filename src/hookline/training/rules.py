@@ -151,6 +151,9 @@ class LoopRules:
             return 0
         return max(1, int(length * every))
 
+    def epoch_cut(self, run: Run) -> None:
+        """Do what follows a signal that ends the epoch: nothing."""
+
     def validation_due_at_end(self, run: Run, complete: bool) -> bool:
         """Return whether to validate at the end of the epoch: once per epoch, or before an early stop."""
         if not self.has_validation(run) or (run.state.epoch + 1) % run.options.check_val_every_n_epoch:

@@ -123,11 +123,11 @@ class Trainer(RunView):
 
         module: the model. train, val: one loader, a list, or a dictionary of names. datamodule: makes the
         loaders, instead of `train` and `val`. loss: a function of outputs and targets. step: a function of
-        model and batch that returns the loss. optimizer: one, several, or a function of the parameters.
-        mixture: how several training loaders are mixed; by default each in turn, until all their batches were
-        drawn once. resume: None begins a new run; the path of a checkpoint resumes from it; 'auto' resumes
-        from the newest complete checkpoint of the run, 'best' from the best one that a monitor kept. Both
-        begin a new run if there is no checkpoint, and raise if there are some but none can be used.
+        model and batch that returns the loss. optimizer: one, several, a function of the parameters, or with
+        a scheduler `{'optimizer': ..., 'lr_scheduler': ...}`. mixture: how several training loaders are
+        mixed; by default each in turn, until all their batches were drawn once. resume: None begins a new
+        run; a path resumes from this checkpoint, 'auto' from the newest complete one of the run, 'best' from
+        the best one. Both begin a new run without a checkpoint, and raise if there are only unusable ones.
         """
         from hookline.training import lifecycle
 

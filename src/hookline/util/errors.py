@@ -188,6 +188,9 @@ ELSEWHERE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "training_epoch_end": ("on_train_epoch_end",),
         "validation_epoch_end": ("on_validation_epoch_end",),
         "test_epoch_end": ("on_test_epoch_end",),
+        "training_step_end": ("on_train_batch_end",),
+        "validation_step_end": ("on_validation_batch_end",),
+        "test_step_end": ("on_test_batch_end",),
     }
 )
 """Names from other systems, with their names here. Spelling alone does not lead from one to the other."""
@@ -205,6 +208,7 @@ ADVICE: Final[Mapping[str, str]] = MappingProxyType(
         "enable_autolog_hparams": "Leave it out: the arguments of the module are logged by the hook HParams.",
         "gpus": "Leave it out: a process uses one GPU. For two, run torchrun --nproc-per-node 2.",
         "inference_mode": "Use evaluation={'inference_mode': True}; the default is torch.no_grad.",
+        "map_location": "Leave it out: the weights go to the module's device; module.to(device) moves it.",
         "num_nodes": "Start the program with torchrun --nnodes on each machine.",
         "plugins": "Use strategy= or precision=.",
         "profiler": "Add the hook Profiler: hooks=[Profiler()].",
@@ -266,7 +270,7 @@ _HPARAMS = (
 _FREEZE = "Call requires_grad_(False) of the layers, or add the hook FreezeSchedule."
 _TOGGLE = "Call requires_grad_(False) of the layers that this optimizer does not train, and True afterwards."
 _HOOK_KEPT = "Keep the hook in a variable: best = ModelCheckpoint(...); Trainer(hooks=[best])."
-_CLIENT = "The logger has add_scalar, add_image, ... itself, and the client of its tool as `client`."
+_LOGGER = "Use trainer.logger, or request the fact `logger`: it has add_scalar, add_figure, ... and `client`."
 _STAGE = "Use trainer.state.stage: 'fit', 'validate', 'test' or 'predict'."
 
 ATTRIBUTES: Final[Mapping[str, str]] = MappingProxyType(
@@ -280,7 +284,8 @@ ATTRIBUTES: Final[Mapping[str, str]] = MappingProxyType(
         "dtype": "Use next(self.parameters()).dtype.",
         "early_stopping_callback": "Keep the hook in a variable: stopping = EarlyStopping(...).",
         "example_input_array": "Leave it out: the hook ModelSummary(shapes=True) measures a training batch.",
-        "experiment": _CLIENT,
+        "evaluating": f"{_STAGE} The module's `training` is False in an evaluation.",
+        "experiment": _LOGGER,
         "fit_loop": "Use trainer.state: it has step, epoch, batch_idx, batches_seen, ...",
         "freeze": _FREEZE,
         "global_rank": _RANK,
@@ -292,6 +297,7 @@ ATTRIBUTES: Final[Mapping[str, str]] = MappingProxyType(
         "lightning_module": "Use trainer.model.",
         "local_rank": "Use trainer.strategy.local_rank.",
         "log_dir": "Use trainer.run_dir.",
+        "loggers": "Use self.logger, which is all loggers as one, or trainer.loggers.",
         "lr_scheduler_configs": "Use trainer.schedules.",
         "num_devices": "Use trainer.strategy.world_size.",
         "num_test_batches": "Use trainer.num_batches('test').",
@@ -309,6 +315,7 @@ ATTRIBUTES: Final[Mapping[str, str]] = MappingProxyType(
         "toggle_optimizer": _TOGGLE,
         "toggled_optimizer": _TOGGLE,
         "train_dataloader": "Keep the loader in a variable. trainer.num_training_batches is its length.",
+        "training": f"{_STAGE} The module's `training` is True while it trains.",
         "trainer": "Request it in an event method: def setup(self, stage, trainer).",
         "tune": "Add the hook LRFinder or BatchSizeFinder.",
         "unfreeze": "Call requires_grad_(True) of the layers, or add the hook FreezeSchedule.",

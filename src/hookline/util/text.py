@@ -12,6 +12,12 @@ from typing import Any
 
 _WORD = re.compile(r"""[^\s'"<>]+""")
 _PORT = re.compile(r"[^:]*:\d{1,5}(?:[/?#,;)]|$)")
+_WORKER = re.compile(r"Caught \w+ in (DataLoader worker|pin memory thread)[^\n]*\nOriginal ")
+"""The beginning of an error that torch raises for one in a process or thread of a loader."""
+_LAST_TRACE = re.compile(
+    r".*^(?:Original )?Traceback \(most recent call last\):\n(?: [^\n]*\n)*", re.M | re.S
+)
+"""Everything before the error itself, in a text that ends with its traceback."""
 WIDEST = 48
 """The most characters of a value in a table."""
 _SHORTEST = 4
@@ -86,6 +92,26 @@ def holds_secret(error: BaseException, url: str = "") -> bool:
         text for each in seen for text in (str(each), repr(each), *map(str, getattr(each, "__notes__", ())))
     ]
     return any(redact(text, url) != text for text in texts)
+
+
+def error_text(error: BaseException) -> tuple[str, str]:
+    """Return the type and the message of an error.
+
+    The message of an error in a worker of a loader begins with the worker's traceback: return its last part.
+    """
+    kind = type(error).__name__
+    try:
+        message = str(error)
+    except Exception as broken:  # a broken __str__ must not hide the error of the run
+        return kind, f"(its message cannot be read: {type(broken).__name__})"
+    if (caught := _WORKER.match(message)) is None:
+        return kind, message
+    original, _, text = _LAST_TRACE.sub("", message, count=1).strip().partition(": ")
+    name = original.rpartition(".")[2]
+    if not name.isidentifier():
+        return kind, message
+    where = "a worker" if caught[1] == "DataLoader worker" else "the pin memory thread"
+    return name, f"{text} (in {where} of the loader)".lstrip()
 
 
 def printable(text: object) -> str:

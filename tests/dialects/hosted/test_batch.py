@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -509,3 +510,33 @@ def test_a_step_that_a_scaler_leaves_out_is_told_and_the_next_one_is_heard_again
         "on_after_optimizer_step",
         "on_step_end",
     ]
+
+
+def test_the_norm_of_each_of_two_optimizers_is_its_own_and_that_of_the_update_covers_both() -> None:
+    class Norms(Hook):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before: list[float] = []
+            self.at_end = 0.0
+
+        def on_before_optimizer_step(self, grad_norm: float) -> None:
+            self.before.append(grad_norm)
+
+        def on_step_end(self, grad_norm: float) -> None:
+            self.at_end = grad_norm
+
+    for order in ("clip clip", "clip all"):
+        nets, norms = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 1)]), Norms()
+        optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in nets]
+        with Line(nets, optimizers, hooks=[norms]) as line:
+            for x in line.epoch([torch.randn(8, 3)]):
+                line.backward(nets[1](nets[0](x)).square().mean())
+                by_hand = [
+                    float(nn.utils.get_total_norm([p.grad for p in each.parameters()])) for each in nets
+                ]
+                for optimizer in optimizers if order == "clip clip" else [None]:
+                    line.clip_gradients(0.01, optimizer)
+                for each in optimizers:
+                    each.step()
+        assert norms.before == pytest.approx(by_hand)
+        assert norms.at_end == pytest.approx(math.hypot(*by_hand))

@@ -256,3 +256,28 @@ def test_a_checkpoint_cannot_be_loaded_inside_an_epoch(tmp_path: Path) -> None:
     with pytest.raises(hookline.HooklineError, match=before), Line(net, sgd, run_dir=tmp_path) as line:
         for _ in line.epochs(1):
             line.load_checkpoint("auto")
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_loop_without_an_optimizer_keeps_the_checkpoint_of_its_newest_epoch(
+    reads: bool, tmp_path: Path
+) -> None:
+    """Its step stays 0, so the step alone does not say that a checkpoint is of the same state."""
+    found = []
+    for epochs in (2, 3):
+        net = torch.nn.Linear(2, 1, bias=False)
+        torch.nn.init.zeros_(net.weight)
+        saving = ModelCheckpoint(save_top_k=2)
+        with Line(net, hooks=[saving], run_dir=tmp_path) as line:
+            line.load_checkpoint("auto")
+            for _ in line.epochs(epochs):
+                if reads:
+                    assert list(line.epoch(range(3))) == [0, 1, 2]
+                else:
+                    line.start_epoch()
+                with torch.no_grad():
+                    net.weight += 1
+        found.append(sorted(each.name for each in (tmp_path / "checkpoints").iterdir()))
+    first, last = ["epoch=0-step=0", "epoch=1-step=0"], ["epoch=1-step=0", "epoch=2-step=0"]
+    assert found == [first, last] and net.weight[0, 0] == 3
+    assert Path(saving.best_model_path).name == last[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -236,6 +237,96 @@ def test_a_stop_in_an_accumulation_window_keeps_its_gradients(tmp_path: Path) ->
     assert steps == 2 and torch.equal(again, whole)
 
 
+@pytest.mark.parametrize(
+    ("way", "reads"),
+    [
+        ("after the epoch", "line.epoch"),
+        ("after a validation", "line.epoch"),
+        ("a stop in its last batch", "line.epoch"),
+        ("after the epoch", "start_epoch"),
+        ("a stop in its last batch", "start_epoch"),
+        ("after a validation", "the loop's own"),
+    ],
+)
+def test_a_window_that_is_open_between_two_epochs_keeps_its_gradients(
+    way: str, reads: str, tmp_path: Path
+) -> None:
+    monitor = "val/loss" if way == "after a validation" else None
+
+    def trained(folder: Path, leaves: bool = False) -> tuple[Any, int]:
+        net, sgd = net_and_sgd()
+        hooks = [] if way.startswith("a stop") else [ModelCheckpoint(monitor=monitor, save_top_k=-1)]
+        line, count = Line(net, sgd, hooks=hooks, run_dir=folder), 0
+        with line:
+            line.load_checkpoint("auto")
+            for epoch in line.epochs(3):
+                if reads == "start_epoch":
+                    line.start_epoch(3)
+                for number, (x, y) in enumerate(
+                    line.epoch(batches(3)) if reads == "line.epoch" else batches(3)
+                ):
+                    if reads == "start_epoch":
+                        line.start_batch((x, y))
+                    count = epoch * 3 + number + 1
+                    line.backward(F.mse_loss(net(x), y), divide_by=2)
+                    if leaves and way.startswith("a stop") and count == 3:
+                        line.save_checkpoint(folder / "checkpoints/here")
+                        line.stop("SIGTERM")
+                    if leaves and count == 4:
+                        raise KeyboardInterrupt
+                    if count % 2 == 0:
+                        sgd.step()
+                        sgd.zero_grad()
+                if monitor:
+                    validated(line, net)
+        return net.weight.detach(), line.global_step
+
+    whole, steps = trained(tmp_path / "whole")
+    with contextlib.suppress(KeyboardInterrupt):
+        trained(tmp_path / "cut", leaves=True)
+    again, steps_again = trained(tmp_path / "cut")
+    assert steps == steps_again == 4 and torch.equal(again, whole)
+
+
+def test_a_loop_that_starts_its_batches_itself_continues_exactly(tmp_path: Path) -> None:
+    class Starts(Hook):
+        count = 0
+
+        def on_train_batch_start(self) -> None:
+            self.count += 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"count": self.count}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.count = state["count"]
+
+    def trained(folder: Path, fails_at: int = -1) -> tuple[Any, ...]:
+        net, sgd = net_and_sgd()
+        starts, firsts = Starts(), []
+        line = Line(net, sgd, hooks=[starts, ModelCheckpoint(every_n_train_steps=2)], run_dir=folder)
+        with line:
+            line.load_checkpoint("auto")
+            for _ in line.epochs(3):
+                firsts.append(line.first_batch)
+                line.start_epoch(5, line.first_batch)
+                for _ in range(firsts[-1], 5):
+                    line.start_batch(None)
+                    x = torch.randn(2, 4)
+                    updated(line, net, sgd, (x, x[:, :2]))
+                    if line.global_step == fails_at:
+                        raise KeyboardInterrupt
+                    line.end_batch()
+                line.end_epoch()
+        return net.weight.tolist(), starts.count, line.global_step, firsts
+
+    *whole, _ = trained(tmp_path / "whole")
+    with contextlib.suppress(KeyboardInterrupt):
+        trained(tmp_path / "cut", fails_at=9)
+    *again, firsts = trained(tmp_path / "cut")
+    assert again == whole and firsts == [3, 0]
+
+
 def test_a_state_inside_an_accumulation_window_says_that_it_lacks_the_gradients(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -292,6 +383,7 @@ ON_RANKS = """
     from torch.nn.functional import mse_loss
     from torch.nn.parallel import DistributedDataParallel
     from tiny import batches
+    import hookline.checkpoint.files
     from hookline import Hook, Line
     from hookline.hooks import ModelCheckpoint
 
@@ -331,6 +423,32 @@ ON_RANKS = """
     again, more, redrawn, reached = train("cut")
     same = all(map(torch.equal, weights, reached))
     say("RANK", rank, steps, found, again, more, drawn == redrawn, same, cut < 12)
+
+    # hooks whose state differs from rank to rank, and one whose state does not
+
+    class Losses(Hook):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+        def on_step_end(self, loss):
+            self.seen.append(round(loss, 6))
+        def state_dict(self):
+            return {"seen": torch.tensor(self.seen, dtype=torch.float64)}
+        def load_state_dict(self, state):
+            self.seen = state["seen"].tolist()
+
+    class Mean(Hook):
+        def on_train_epoch_end(self, metrics):
+            self.loss = metrics["train/loss"]
+
+    of_whole, of_again = (Losses(), Mean()), (Losses(), Mean())
+    train("whole hooks", *of_whole)
+    train("cut hooks", Losses(), Stops())
+    train("cut hooks", *of_again)
+    same = of_whole[0].seen == of_again[0].seen
+    say("HOOKS", rank, same, of_whole[1].loss == of_again[1].loss, len(of_again[0].seen))
+    kept = hookline.checkpoint.files.read("cut hooks/checkpoints/step=4")["ranks"]
+    say("KEPT", rank, kept[0], "hooks/losses" in kept[1], "hooks/model_checkpoint" in kept[1])
 
     # windows of three batches, of which the last rank has other gradients than the first
 
@@ -388,6 +506,11 @@ def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 def test_every_rank_continues_with_its_own_random_streams(on_ranks: Outcome) -> None:
     assert on_ranks.lines("RANK") == [f"{rank} 12 False True 12 True True True" for rank in (0, 1)]
+
+
+def test_every_rank_continues_with_the_state_of_its_own_hooks(on_ranks: Outcome) -> None:
+    assert on_ranks.lines("HOOKS") == [f"{rank} True True 12" for rank in (0, 1)]
+    assert on_ranks.lines("KEPT") == [f"{rank} {{}} True False" for rank in (0, 1)]
 
 
 def test_ranks_continue_an_accumulation_window_with_the_mean_of_their_gradients(on_ranks: Outcome) -> None:

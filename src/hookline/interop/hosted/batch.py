@@ -119,15 +119,21 @@ class Updates(UpdateEvents):
         s = self.state
         if not self.announced and not self.norm_is_known:
             s.optimization.norm_tensor = None
+        others = None if self.norm_is_known else s.optimization.norm_tensor
         self.announced.add(index)
         s.optimization.optimizer_idx, s.optimization.optimizer = index, s.setup.optimizers[index]
-        if "grad_norm" in self.plan.wanted and not self.norm_is_known:
-            s.optimization.add_norm(total_norm([s.optimization.optimizer]))
+        measures = "grad_norm" in self.plan.wanted
+        if not self.norm_is_known and (measures or others is not None):
+            s.optimization.set_norm(total_norm([s.optimization.optimizer]) if measures else None)
+        own = s.optimization.norm_tensor
         signal = (
             self.before_step()
             if self.signal_filters or self.plan.on_before_optimizer_step is not noop
             else None
         )
+        if others is not None:  # of optimizers that were announced before this one in the same update
+            s.optimization.set_norm(others)
+            s.optimization.add_norm(own)
         if signal is not None:
             self._set_gradients_aside(index, s.optimization.optimizer, signal)
 

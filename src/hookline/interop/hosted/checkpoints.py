@@ -15,6 +15,7 @@ from hookline.checkpoint import files
 from hookline.checkpoint.base_weights import complete_weights
 from hookline.checkpoint.contents import check_parts
 from hookline.checkpoint.format import TensorStore, pack, unpack
+from hookline.checkpoint.rank_state import HOOK_PREFIX, checksum
 from hookline.checkpoint.sharded import sharded_tensors
 from hookline.distributed.comm import Ranks
 from hookline.interop.hosted.host import Host, HostedHooks
@@ -28,6 +29,8 @@ from hookline.training.run_events import begin_loading, edit_loaded, edit_saved,
 from hookline.training.saving import counts_of, hook_states, manifest_facts
 from hookline.util.errors import CheckpointError, NonFiniteLoss
 from hookline.util.urls import shown
+
+log = logging.getLogger("hookline")
 
 
 class KeptRun(EmittingRun, Protocol):
@@ -55,6 +58,8 @@ class KeptRun(EmittingRun, Protocol):
 
 HOSTED_PARTS = ("module", "optimizers", "schedulers", "counters", "hooks", "filters", "metrics", "log")
 """The parts of a hosted run's checkpoint. That of a loop also has "loggers", but not in older versions."""
+RANKS_PART = "ranks"
+"""The part that has, of each rank, what differs from rank 0's state."""
 
 
 def hosted_state(view: KeptRun) -> dict[str, Any]:
@@ -117,16 +122,52 @@ def save_hosted(view: KeptRun, request: SaveRequest, ranks: Ranks) -> None:
 
 def contents_of(view: KeptRun, ranks: Ranks) -> dict[str, Any]:
     """Return the state of module, optimizers and schedulers, what `hosted_state` returns, and the position of
-    the loop.
+    the loop. With several ranks, also the state of each that differs from rank 0's.
     """
-    s = view.state
+    s, hosted = view.state, hosted_state(view)
     return {
         "module": s.module.state_dict(),
         "optimizers": [each.state_dict() for each in s.optimizers],
         "schedulers": [each.state_dict() for each in s.schedulers],
-        **hosted_state(view),
+        **hosted,
         **view.save_position(ranks),
+        **({} if ranks.alone else {RANKS_PART: gather_own_states(hosted, ranks)}),
     }
+
+
+def gather_own_states(hosted: dict[str, Any], ranks: Ranks) -> list[dict[str, Any]]:
+    """Return what differs from rank 0's state on each rank, in rank order. Waits for all ranks.
+
+    hosted: what `hosted_state` returns. The state of a hook is compared by itself.
+    """
+    parts = {name: value for name, value in hosted.items() if name != "hooks"}
+    parts |= {f"{HOOK_PREFIX}{name}": state for name, state in hosted["hooks"].items()}
+    sums = {}
+    for name, value in parts.items():
+        store = TensorStore()
+        sums[name] = checksum(pack(value, store, name), store)
+    sums_of_zero, own = ranks.from_zero(sums), {}
+    for name, value in parts.items():
+        if sums[name] == sums_of_zero.get(name):
+            continue
+        try:
+            own[name] = _pack_as_json(value, f"{name} of rank {ranks.rank}")
+        except CheckpointError as error:
+            log.warning("%s It is not saved: after a resume, this rank has that of rank 0.", error)
+    return [{name: _unpack_json(each) for name, each in of_rank.items()} for of_rank in ranks.gather(own)]
+
+
+def take_own_state(contents: dict[str, Any], rank: int, world_size: int) -> dict[str, Any]:
+    """Return a checkpoint's contents with the state of this rank instead of rank 0's, if it has as many
+    ranks.
+    """
+    of_ranks = contents.get(RANKS_PART)
+    if not isinstance(of_ranks, list) or len(of_ranks) != world_size or not isinstance(of_ranks[rank], dict):
+        return contents
+    own: dict[str, Any] = of_ranks[rank]
+    hooks = {name.removeprefix(HOOK_PREFIX): own[name] for name in own if name.startswith(HOOK_PREFIX)}
+    rest = {name: own[name] for name in own if name in HOSTED_PARTS}
+    return {**contents, **rest, "hooks": {**contents.get("hooks", {}), **hooks}}
 
 
 def gather_positions(state: dict[str, Any], ranks: Ranks, module: nn.Module) -> list[dict[str, Any]]:
@@ -162,7 +203,8 @@ def _mean_over_ranks(gradient: Tensor | None, parameter: Tensor, ranks: Ranks) -
 
 def load_hosted(view: KeptRun, path: str | Path) -> dict[str, Any]:
     """Load a checkpoint into module, optimizers, schedulers and hooks; return its contents."""
-    s, contents = view.state, files.read(path)
+    s = view.state
+    contents = take_own_state(files.read(path), s.rank, s.world_size)
     view.resume.take(contents, path)  # until `restore_state`, the checkpoint may be refused
     begin_loading(view, contents)
     if "log" in contents:
@@ -195,7 +237,6 @@ def load_hosted(view: KeptRun, path: str | Path) -> dict[str, Any]:
 # ---- The state of the hooks for a host that saves only JSON
 
 
-log = logging.getLogger("hookline")
 MOST_ELEMENTS = 1_000_000
 """The most tensor elements that the state of one hook may have: more do not belong into a text file."""
 

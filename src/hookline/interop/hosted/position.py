@@ -80,6 +80,8 @@ class LoopPosition:
         """Whether the loop is in the body of `line.epochs`."""
         self.has_batches = False
         """Whether `line.epoch` or `start_epoch` was called in this body."""
+        self.unread_epochs = 0
+        """How many bodies of `line.epochs` had no batches of the line."""
         self.epochs = 0
         """The number of epochs that `line.epochs` was called with, also before the resume; 0: it was not."""
         self.is_left = False
@@ -104,7 +106,8 @@ class LoopPosition:
         is_unfinished = batches > 0 or updates > 0
         states = self._generator_states if is_unfinished else _states(self._generators)
         window = {}
-        if batches and not batch.is_open and batch.window_losses():
+        is_counted = batches > 0 or self.has_batches or not self.is_in_epochs
+        if is_counted and not batch.is_open and batch.window_losses():  # also between two epochs
             window = {
                 "gradients": window_gradients(s.module, s.setup.wrapped_model),
                 "losses": [float(each) for each in batch.window_losses()],
@@ -177,6 +180,8 @@ class LoopPosition:
             self._streams = streams
         else:
             self._streams = save_streams()
+        if kept is not None and not (kept["batches"] or kept["updates"]):
+            self._reopen_window(kept)  # it stayed open over the end of the epoch before
         self._first_step = self.run.state.step - (kept["updates"] if kept is not None else 0)
 
     def start_batches(self, loader: Any) -> int:
@@ -215,12 +220,20 @@ class LoopPosition:
                     f"{self.run.state.epoch}, and the loader has only {number}. Resume with the same data, "
                     "or call line.epoch(loader, skip=False) if the loader itself begins after them."
                 ) from None
+        self._restore_inside(kept)
+
+    def _restore_inside(self, kept: dict[str, Any]) -> None:
+        """Restore the gradients and the random streams in the middle of an epoch."""
+        self._reopen_window(kept)
+        if kept["streams"] is not None:
+            restore_streams(kept["streams"])
+
+    def _reopen_window(self, kept: dict[str, Any]) -> None:
+        """Restore the gradients that waited for their update."""
         if kept["window"]:
             s = self.run.state
             put_gradients(s.module, s.setup.wrapped_model, kept["window"]["gradients"])
             self.run.batch.reopen_window(kept["window"]["losses"])
-        if kept["streams"] is not None:
-            restore_streams(kept["streams"])
 
     def warn_of_window(self) -> None:
         """Warn if a state is taken while gradients of the current batch wait for their update."""
@@ -232,6 +245,21 @@ class LoopPosition:
                 "line.save_checkpoint(), which keeps them.",
                 self.run.state.batch_idx,
             )
+
+    # ---- a loop that starts its batches itself -------------------------------------------------------------
+
+    @property
+    def first_batch(self) -> int:
+        """Return the number of the batch with which the epoch continues; 0: it begins."""
+        return int(self.pending["batches"]) if self.pending is not None else 0
+
+    def continue_at_batch(self) -> None:
+        """Restore what the loaded checkpoint has in the middle of an epoch. The next batch is its next
+        one.
+        """
+        kept, self.pending = self.pending, None
+        if kept is not None and kept["batches"]:
+            self._restore_inside(kept)
 
     # ---- what cannot be skipped ----------------------------------------------------------------------------
 

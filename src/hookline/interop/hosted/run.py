@@ -27,7 +27,7 @@ from hookline.loggers import JSONLines, Logger, Loggers, make_loggers
 from hookline.metrics.accumulator import Accumulator
 from hookline.metrics.metric_log import MetricLog
 from hookline.run.directory import RunDirectory
-from hookline.run.optimizers import bare
+from hookline.run.optimizers import bare, settle_order
 from hookline.run.options import ARGUMENT_NAMES, make_options
 from hookline.run.parts import Participants, Progress, Resume
 from hookline.run.record import monitors_of
@@ -230,6 +230,7 @@ class HostedRun(HostView):
         s.setup.module = own_module(module)
         s.setup.optimizers = own_optimizers(optimizers)
         s.setup.schedulers = list_steppables(schedulers)
+        settle_order(s.setup.optimizers, s.setup.module)
         if self.updates.is_observing:  # in a run: observe the new ones instead
             self.updates.unwatch()
             self.updates.watch(s.setup.optimizers)

@@ -35,6 +35,7 @@ class HostView(View):
     """The host's own trainer, if there is one; a hook that uses it depends on that host."""
     num_training_batches: int | None = None
     """Batches per training epoch; None if unknown."""
+    plans_validations = False
     save_requests: list[SaveRequest]
     restored: dict[str, Any]
     """State of the checkpoint for hooks that are added later."""

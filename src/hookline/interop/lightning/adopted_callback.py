@@ -15,6 +15,7 @@ from hookline.engine.events import EventTable
 from hookline.engine.hook import TIERS
 from hookline.engine.listener import Listener, refuse_misspelled
 from hookline.engine.source_text import parse_source, words_of
+from hookline.hooks.progress_bar import ProgressBar
 from hookline.interop.adapter import AdoptedCallback
 from hookline.interop.lightning.binder import bind
 from hookline.interop.lightning.module_view import is_lightning_module, shown_to_callbacks
@@ -226,6 +227,8 @@ class LightningCallback(AdoptedCallback):
         if self.is_checkpoint:  # what it saves includes the effect of all other hooks of the event
             self.order = CHECKPOINT_ORDER if self.order is None else self.order
             self.after_module = AFTER_MODULE
+        if any(is_lightnings(cls, "ProgressBar") for cls in original.__class__.__mro__):
+            self.only_one = ProgressBar.only_one  # the trainer then adds none of its own
         self.replaces = mentions(original, self.base, "remove_checkpoint")
         self.view = TrainerView(self.base.__module__.removesuffix(".callbacks.callback"), original)
         self._check(checks)

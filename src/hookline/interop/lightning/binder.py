@@ -80,6 +80,12 @@ def divided(loss: Any, trainer: Any) -> Any:
     return loss / batches
 
 
+def divided_in_dialect(loss: Any, state: Any) -> Any:
+    """Return the same for hooks of the dialect's classes; `hookline.Trainer` passes the loss as it is."""
+    shown = getattr(state.trainer, "lightning_trainer", None)
+    return loss if shown is None else divided(loss, shown)
+
+
 def _unless_failed(teardown: Callable[..., Any], view: Any) -> Callable[..., Any]:
     """Return a `teardown` that is not called after a failure in Lightning's trainer, as in Lightning."""
 

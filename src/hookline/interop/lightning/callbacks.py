@@ -101,6 +101,8 @@ def _by_lightnings_rule(name: str) -> Any:
 
 def __getattr__(name: str) -> Any:
     """Return the callback of the installed package, otherwise Hookline's that does the same."""
+    if name == "__all__":  # of `from ... import *`
+        return installed("callbacks", name) or [*SAME, *OWN]
     if name.startswith("_"):
         raise AttributeError(name)
     theirs = installed("callbacks.spike" if name == SPIKE else "callbacks", name)

@@ -144,6 +144,8 @@ def directory_of_logs(loggers: list[Any], root: str) -> str | Path | None:
 
 def __getattr__(name: str) -> Any:
     """Return the logger of the installed package."""
+    if name == "__all__":  # of `from ... import *`
+        return installed("loggers", name) or []
     if not name[:1].isupper():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if (theirs := installed("loggers", name)) is not None:

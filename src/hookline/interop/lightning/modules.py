@@ -5,6 +5,7 @@ arguments.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import os
@@ -21,7 +22,8 @@ from hookline.checkpoint.weights import read_checkpoint
 from hookline.engine.foreign import RunAware
 from hookline.engine.hook import Hook
 from hookline.engine.listener import overrides
-from hookline.interop.adapter import Row
+from hookline.interop.adapter import FactConverter, Row
+from hookline.interop.lightning.binder import DIVIDED, divided_in_dialect
 from hookline.interop.lightning.checkpoint_file import WRAPPED
 from hookline.interop.lightning.checkpoint_path import refuse_start
 from hookline.interop.lightning.hparams import (
@@ -48,11 +50,25 @@ OF_2019: Mapping[str, Row] = {
 """Hooks of the first Lightning that take an argument; their names are other spellings of events."""
 
 
+def _with_divided_losses(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """Return the rows, with the losses that Lightning divides by the batches of an accumulation window."""
+    made = dict(rows)
+    for method, name in DIVIDED:
+        read = made[method].reads.get(name, lambda value: value)
+
+        def convert(value: Any, state: Any, read: FactConverter = read) -> Any:
+            return divided_in_dialect(read(value), state)
+
+        convert.takes_state = True  # type: ignore[attr-defined]
+        made[method] = dataclasses.replace(made[method], reads={**made[method].reads, name: convert})
+    return made
+
+
 class LightningModule(HyperParameters, ModuleTools):
     """A module written for Lightning. Its hooks get Lightning's arguments by position, or facts by name."""
 
     __hookline_base__: ClassVar[bool] = True
-    __hookline_rows__: ClassVar[Mapping[str, Row]] = {**MODULE_ROWS, **OF_2019}
+    __hookline_rows__: ClassVar[Mapping[str, Row]] = {**_with_divided_losses(MODULE_ROWS), **OF_2019}
     __hookline_trainer__: ClassVar[str] = NAMED_TRAINER
     steers: ClassVar[tuple[str, ...]] = ("on_train_batch_start",)
     """Lightning ends an epoch if this method of a module returns -1."""
@@ -334,7 +350,7 @@ class Callback(RunAware, Hook):
     """
 
     __hookline_base__: ClassVar[bool] = True
-    __hookline_rows__: ClassVar[Mapping[str, Row]] = CALLBACK_ROWS
+    __hookline_rows__: ClassVar[Mapping[str, Row]] = _with_divided_losses(CALLBACK_ROWS)
     __hookline_trainer__: ClassVar[str] = NAMED_TRAINER
 
     def begin_run(self, state: Any) -> None:

@@ -13,7 +13,7 @@ from hookline.engine.listener import overrides
 from hookline.interop.lightning.binder import NAME_OF_HOOK, recording_name
 from hookline.interop.lightning.checkpoint_file import LIGHTNING
 from hookline.interop.lightning.loaders import one_of
-from hookline.interop.lightning.package import refusal, root, warn
+from hookline.interop.lightning.package import is_lightnings, refusal, root, warn
 from hookline.interop.lightning.shared_stream import SharedStreamLoader, in_sequence, parts_of
 from hookline.interop.lightning.stage_loaders import StageLoaders, check_iterable
 from hookline.run.optimizers import Schedule
@@ -60,6 +60,8 @@ class LightningRules(LoopRules):
         """The epoch at which the loaders of a kind were made, for `reload_dataloaders_every_n_epochs`."""
         self.resumed_epoch: int | None = None
         """The epoch that the newest fit resumes inside of; None if it began with a whole one."""
+        self.is_cut = False
+        """Whether -1 from the module's `on_train_batch_start` has ended this epoch."""
         self.validated_at = 0.0
         """The time of the last validation, for a `val_check_interval` in seconds."""
         self._early_stop_logged: Run | None = None
@@ -139,6 +141,7 @@ class LightningRules(LoopRules):
 
     def begin_epoch(self, run: Run) -> None:
         """Make the training loaders anew if `reload_dataloaders_every_n_epochs` asks for it."""
+        self.is_cut = False
         run.state.counts.epoch = run.state.epochs_seen
         if run.trainer.lightning_trainer is not None:
             run.trainer.lightning_trainer._logger_connector.counts.begin_epoch(run)
@@ -288,9 +291,16 @@ class LightningRules(LoopRules):
             )
         return super().validation_interval(run)
 
+    def epoch_cut(self, run: Run) -> None:
+        """Remember that the module has ended the epoch. A hook of Hookline that does so still validates, as
+        does `on_batch_start` of the first Lightning.
+        """
+        method = "on_train_batch_start"
+        self.is_cut = overrides(run.module, method) and not is_lightnings(getattr(run.module, method))
+
     def validation_due_at_end(self, run: Run, complete: bool) -> bool:
-        """Validate before a requested stop takes effect, also at the end of an epoch."""
-        if not self._is_epoch_to_validate(run):
+        """Validate before a requested stop takes effect, also at the end of an epoch, unless -1 ended it."""
+        if self.is_cut or not self._is_epoch_to_validate(run):
             return False
         if run.boundary.is_stopping and self.may_stop(run):
             return True

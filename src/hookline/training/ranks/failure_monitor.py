@@ -32,6 +32,7 @@ from hookline.reliability.stacks import stack_of, waits_for_ranks
 from hookline.run.run import Run
 from hookline.util.errors import HooklineError, PeerError
 from hookline.util.processes import close_in_children, join
+from hookline.util.text import error_text
 
 # ---- validate() inside a hook, on several ranks
 
@@ -292,7 +293,8 @@ class RankMonitor:
         if self.failure is None:
             # the first note names the hook and event, or the position of the run
             where = next(iter(getattr(error, "__notes__", [])), "")
-            self.post(f"{type(error).__name__}: {str(error)[:MAX_MESSAGE]} ({where}).")
+            kind, text = error_text(error)
+            self.post(f"{kind}: {text[:MAX_MESSAGE]} ({where}).")
         elif self.failure.rank != self.run.strategy.rank and not isinstance(error, PeerError):
             if _is_lost_connection(error):
                 return self._error_of_peer(error)
