@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,10 @@ def test_a_signal_saves_and_requeues_the_job_which_resumes_to_its_end(
     assert "has failed" not in output.read_text()
 
     wait_for(lambda: f"{job} PENDING" in cluster.ask("squeue", "--noheader", "--format=%i %T"), "the queue")
-    cluster.ask("scontrol", "update", f"JobId={job}", "StartTime=now")  # a requeued job waits two minutes
+    # a requeued job waits two minutes; SLURM compares whole seconds and refuses one that starts in the second
+    # in which it was ended ("Job credential revoked")
+    time.sleep(2)
+    cluster.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
     wait_for(lambda: record(tmp_path).get("status") == "completed", "the end of the resumed run")
     completed = record(tmp_path)
     assert [each["first_step"] for each in completed["sessions"]] == [0, int(saved[0])]
