@@ -10,6 +10,7 @@ import logging
 import sys
 import time
 import uuid
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -159,13 +160,13 @@ def _report_end(ranks: Ranks) -> None:
         ranks.report_end(getattr(sys, "last_value", None))  # the uncaught exception, if there is one
 
 
-_CONTROL: dict[int, Any] = {}
-"""The control group of each process group, by the id of the process group."""
+_CONTROL: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""The control group of each process group, as long as the process group exists."""
 
 
 def control_group(timeout: float = 1800) -> Any:
     """Return the gloo group for Hookline's own messages, separate from the model's collectives."""
-    world = id(dist.group.WORLD)
+    world = dist.group.WORLD
     if world not in _CONTROL:
         _CONTROL[world] = gloo_group(timeout)
     return _CONTROL[world]
