@@ -167,9 +167,7 @@ _CONTROL: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 def control_group(timeout: float = 1800) -> Any:
     """Return the gloo group for Hookline's own messages, separate from the model's collectives."""
     world = dist.group.WORLD
-    if world not in _CONTROL:
-        _CONTROL[world] = gloo_group(timeout)
-    return _CONTROL[world]
+    return _CONTROL.get(world) or _CONTROL.setdefault(world, gloo_group(timeout))
 
 
 class _RankName(logging.Filter):
