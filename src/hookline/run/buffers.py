@@ -65,8 +65,8 @@ def _by_device(places: Sequence[Place]) -> dict[torch.device, list[tuple[str, Te
 class KeptBuffers:
     """A copy of the newest finite values of a module's buffers, for a run that skips or stops at a NaN.
 
-    The forward pass of a batch with a NaN changes buffers before anyone knows about it. In the running
-    averages of batch norm a NaN stays for ever, so the model would be useless in eval mode.
+    The forward pass of a batch with a NaN changes buffers before the loss is checked. In the running
+    averages of batch norm a NaN stays, so the model would return NaN in eval mode.
     """
 
     def __init__(self, module: nn.Module, agree: Callable[[bool], bool] = bool) -> None:
