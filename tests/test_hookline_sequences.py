@@ -66,7 +66,9 @@ SCENARIOS: dict[str, Callable[[], list[Call]]] = {
         {"module training_step": at_batch(1, RETURN_NONE)}, accumulate_grad_batches=2
     ),
     "a window without any loss": lambda: fit(
-        {"module training_step": lambda state: RETURN_NONE}, accumulate_grad_batches=2
+        {"module training_step": lambda state: RETURN_NONE if state.batch_idx < 2 else None},
+        train=4,
+        accumulate_grad_batches=2,
     ),
     "a loss that is not finite": lambda: fit({"module training_step": nan_loss}, nonfinite="skip"),
     "a hook skips a step": lambda: fit({"plain on_before_optimizer_step": at_batch(0, SKIP_STEP)}),

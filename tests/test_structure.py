@@ -559,31 +559,31 @@ def test_every_module_has_a_mirrored_test_file() -> None:
 
 # ---- figures of the whole --------------------------------------------------------------------------------------
 
-MOST_FILES, MOST_ONE_IMPORTER = 390, 12
+MOST_FILES, MOST_ONE_IMPORTER = 393, 12
 """Modules, and short modules with a single importer. They go down; only a new capability adds a module."""
 MOST_STATEMENTS = {
     "": 99,
     "audit": 430,
-    "checkpoint": 3676,
-    "cli": 2096,
-    "config": 1686,
+    "checkpoint": 3680,
+    "cli": 2114,
+    "config": 1698,
     "control": 784,
-    "data": 3641,
+    "data": 3659,
     "digests": 1313,
-    "distributed": 1542,
-    "engine": 3372,
-    "hooks": 7287,
-    "interop": 10639,
-    "loggers": 2102,
-    "metrics": 545,
-    "reliability": 970,
-    "report": 1849,
+    "distributed": 1551,
+    "engine": 3413,
+    "hooks": 7324,
+    "interop": 10995,
+    "loggers": 2114,
+    "metrics": 565,
+    "reliability": 993,
+    "report": 1856,
     "rewind": 612,
-    "run": 4945,
+    "run": 5017,
     "testing": 198,
     "tracing": 868,
-    "training": 6778,
-    "util": 841,
+    "training": 6887,
+    "util": 850,
     "watch": 305,
 }
 """Statements of each package, which no formatter changes. They go down; only a new capability adds to its package."""

@@ -145,7 +145,7 @@ def test_a_pickled_file_is_not_read_unless_imported() -> None:
     torch.save(Net().state_dict(), "weights.pt")
     with pytest.raises(
         CheckpointError,
-        match=r"To read a file of torch.save or Lightning, call load_weights\(module, hookline.import_checkpoint\('weights.pt'\)\)",
+        match=r"To read a file of torch.save, call load_weights\(module, hookline.import_checkpoint\('weights.pt'\)\)",
     ):
         load_weights(Net(), "weights.pt")
 

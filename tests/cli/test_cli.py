@@ -51,9 +51,11 @@ print(codes, [name for name in ("torch", "numpy", "jsonargparse", "rich") if nam
     [
         ([], "required: COMMAND"),
         (["fitt"], "invalid choice: 'fitt'"),
+        (["reprt"], "Did you mean 'report'?"),
         (["fit"], "CONFIG"),
         (["fit", "run.toml", "--max_epochs", "3"], "This is an option of the trainer: --trainer.max_epochs"),
         (["fit", "run.toml", "trainer.max_epochs=2"], "begins with two dashes: --trainer.max_epochs=2"),
+        (["fit", "run.toml", "--lr", "3"], "is written with its section: --module.lr"),
         (["events", "--jsn"], "unrecognized arguments: --jsn"),
     ],
 )

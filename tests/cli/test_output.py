@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from hookline import OptionError
 from hookline.cli import CODES, main, make_parser
+from hookline.cli.output import USAGE, print_error
 
 
 def test_every_exit_code_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,6 +23,12 @@ def test_every_exit_code_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> N
     said = capsys.readouterr().out
     for name in ("OK", "FAILED", "USAGE", "DIFFERENT", "INTERRUPTED", "BROKEN_PIPE"):
         assert f"{getattr(output, name)} " in said
+
+
+def test_a_wrong_call_with_trained_weights_is_not_a_run_that_failed() -> None:
+    error = OptionError("predict needs a loader")
+    error.add_note("the run ended in predict at epoch 4, batch 0, step 60")
+    assert print_error(error, []) == USAGE
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:

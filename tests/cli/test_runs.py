@@ -226,7 +226,7 @@ def test_a_run_that_fails_is_told_from_a_wrong_configuration(
     assert "in on_step_end" in err  # the traceback
     error = json.loads(out)["error"]
     assert (error["type"], error["problem"]) == ("RuntimeError", "broken on purpose")
-    assert any("fit at epoch 0" in note for note in error["notes"])
+    assert any("at epoch 0" in note for note in error["notes"])
 
 
 def test_a_wrong_configuration_is_told_without_a_traceback_and_for_programs(

@@ -28,6 +28,7 @@ def about(*runs: Path | str) -> list[dict[str, Any]]:
 
 def test_the_text_says_it_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
     trained("a", epochs=5, hooks=[ModelCheckpoint(monitor="val/loss")])
+    Path("a").mkdir()  # another folder of the same name hides no run
     assert main(["summary", "a"]) == 0  # a name in runs/
     text = capsys.readouterr().out
     assert text.startswith("runs/a\n  status       completed, step 20, 5 epochs\n")

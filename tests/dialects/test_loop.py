@@ -25,7 +25,7 @@ from hookline.hooks import EarlyStopping, GradientMonitor, Webhook
 from hookline.interop.hosted.host import RAW_LOOP
 from hookline.report.runs import list_runs
 
-CALLS_PER_STEP = 23
+CALLS_PER_STEP = 24
 
 
 # ---- the same events as in the trainer, and nothing asked of the loop -----------------------------------------------------

@@ -179,6 +179,11 @@ def test_what_is_no_device_is_refused(device: object) -> None:
         pick_device(device)
 
 
+def test_a_device_that_is_not_there_is_refused_with_the_advice_to_leave_it_out() -> None:
+    with pytest.raises(OptionError, match=r"'vulkan' is not available here.* Leave device out"):
+        pick_device("vulkan")
+
+
 def test_the_trainer_tells_where_the_module_is() -> None:
     assert Trainer(device="meta").device == torch.device("meta")
 

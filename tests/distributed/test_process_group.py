@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -80,9 +81,12 @@ def test_a_process_group_of_the_users_own_says_the_rank(
     try:
         info = known_rank()
         assert (info.rank, info.world_size, info.launcher) == (0, 1, "the user")
+        before = atexit._ncallbacks()
         group = control_group(60)
         assert control_group(60) is group is not dist.group.WORLD
+        assert atexit._ncallbacks() == before + 1  # once, the end of the process waits for gloo's threads
     finally:
+        atexit.unregister(process_group._let_gloo_release)
         process_group._leave_group()
     assert not dist.is_initialized() and not process_group._CONTROL
 

@@ -279,6 +279,9 @@ def test_a_parameter_that_is_no_fact_is_refused_with_the_closest_name_and_the_li
 def test_a_fact_of_another_event_is_refused():
     with pytest.raises(HookError, match="on_train_epoch_start has no argument 'grad_norm'"):
         quiet().on("epoch_start")(lambda grad_norm: None)
+    said = r"no argument 'loss'. It is an argument of .*on_step_end; here use metrics\['train/loss'\]"
+    with pytest.raises(HookError, match=said):
+        quiet().on("train_epoch_end")(lambda loss: None)
 
 
 def test_a_keyword_only_parameter_without_default_must_be_a_fact_too():

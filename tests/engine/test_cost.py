@@ -50,8 +50,12 @@ def test_no_hook_of_an_audited_fit_is_called_slow(capfd):
 def test_a_fit_without_a_bar_or_without_other_hooks_than_the_bar_shows_no_table(capfd):
     quiet(hooks=[Slow()]).fit(Net(), batches(1))
     shown().fit(Net(), batches(1))
-    shown(hooks=[Quick()]).validate(Net(), batches(1))
+    trainer = shown(hooks=[Slow()])
+    trainer.validate(Net(), batches(1))
     assert "Hooks took" not in capfd.readouterr().err
+    costs = trainer.hooks.cost()
+    assert " of validate()" in str(costs) and " of validate()" in costs._repr_html_()
+    assert "training" not in str(costs) and "training" not in costs._repr_html_()
 
 
 def test_a_fit_that_fails_shows_what_the_hooks_had_cost_by_then(capfd):
@@ -98,6 +102,8 @@ def test_only_the_most_expensive_rows_are_shown_and_the_rest_is_summed_up():
     text = cost_table(rows, 100.0)
     assert f"hook_{SHOWN_COSTS - 1}" in text and f"hook_{SHOWN_COSTS} " not in text
     assert "and 3 more" in text
+    text = cost_table(rows[:1], 0.5)  # most of it before the training
+    assert text.startswith("Hooks took 1.0 s, what they do before it included; the training took 500.0 ms:")
 
 
 def test_a_hook_is_slow_by_all_its_events_together_but_not_in_a_blink():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tiny import quiet
 
-from hookline import Hook, HookError, Trainer
+from hookline import Hook, HookError, HooklineError, Trainer
 from hookline.engine.hook import TIERS, snake_case
 from hookline.engine.registry import BUILTIN_HOOKS, GROUP, hook_class, offered_hooks
 
@@ -28,6 +28,16 @@ def test_an_unknown_name_is_an_error_with_the_closest_and_the_list():
         match=r"no hook called 'progres_bar'. Did you mean 'progress_bar'\? There are: .*progress_bar",
     ):
         hook_class("progres_bar")
+
+
+@pytest.mark.parametrize("name", ["early_stopping", "EarlyStoping"])
+def test_a_name_in_place_of_a_hook_is_refused_with_the_object_to_pass(name):
+    said = (
+        f"The text '{name}' is not a hook. Pass an object: from hookline.hooks import EarlyStopping; hooks="
+    )
+    for call in (lambda: quiet(hooks=[name]), lambda: quiet().add_hook(name), lambda: quiet(hooks=name)):
+        with pytest.raises(HooklineError, match=said):
+            call()
 
 
 def test_the_progress_bar_is_there_unless_switched_off():

@@ -87,6 +87,15 @@ def test_an_unknown_event_is_an_error_with_the_closest_name():
         EVENTS.named("on_train_bach_end")
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("epoch_finish", "on_epoch_end"), ("train_stopped", "on_train_end"), ("begin_epoch", "on_epoch_start")],
+)
+def test_another_word_for_a_moment_leads_to_that_moment(name, meant):
+    with pytest.raises(HookError, match=f"Did you mean '{meant}'"):
+        EVENTS.named(name)
+
+
 def test_pairs_are_the_events_that_begin_and_end_something():
     """By their names, by `ends` where the names do not say so, and those that users declare."""
     pairs = {pair.name: (pair.begin.name, *(each.name for each in pair.ends)) for pair in EVENTS.pairs()}

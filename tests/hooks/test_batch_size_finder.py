@@ -155,7 +155,7 @@ def test_a_search_leaves_no_trace() -> None:
     data = loader(generator=generator)
     trainer = quiet(seed=3)
     before, random_before, drawn = state(net), streams(), generator.get_state()
-    BatchSizeFinder().find(trainer, net, data)
+    BatchSizeFinder().find(trainer, net, data, data)
     assert same(state(net), before) and not net.training
     assert all(each.grad is None for each in net.parameters())
     assert streams() == random_before and torch.equal(generator.get_state(), drawn)

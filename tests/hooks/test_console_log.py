@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tiny import Net, batches, quiet
 
+from hookline import LossError
 from hookline.hooks.console_log import ConsoleLog
 from hookline.run.state import State
 from hookline.util.errors import OptionError
@@ -66,7 +67,8 @@ def test_a_batch_without_a_loss_still_has_its_line(capsys: pytest.CaptureFixture
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return None
 
-    quiet(hooks=[ConsoleLog(1)]).fit(Empty(), (each for each in batches(1)))
+    with pytest.raises(LossError, match="returned no loss"):
+        quiet(hooks=[ConsoleLog(1)]).fit(Empty(), (each for each in batches(1)))
     assert "epoch 0, batch 1\n" in capsys.readouterr().out
 
 

@@ -71,6 +71,17 @@ def test_the_rates_are_those_the_optimizer_used_whatever_a_scheduler_says() -> N
     assert used == pytest.approx(finder.lrs) and len(used) == 10
 
 
+def test_a_scheduler_that_monitors_a_validation_is_left_out_of_the_search() -> None:
+    class Monitored(Valley):
+        def configure_optimizers(self) -> Any:
+            sgd = super().configure_optimizers()
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(sgd)
+            return {"optimizer": sgd, "lr_scheduler": {"scheduler": plateau, "monitor": "val/loss"}}
+
+    found = [LRFinder(plot=False).find(quiet(), cls(), batches(4), batches(1)) for cls in (Valley, Monitored)]
+    assert found[0] == found[1] is not None
+
+
 def test_weights_buffers_modes_and_random_streams_are_as_before() -> None:
     net = Valley().eval()
     before = copy.deepcopy(net.state_dict())
@@ -78,7 +89,7 @@ def test_weights_buffers_modes_and_random_streams_are_as_before() -> None:
     streams = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 4)), 2, shuffle=True)
     torch.set_rng_state(streams[2])
-    LRFinder(steps=20).find(trainer, net, loader)
+    LRFinder(steps=20).find(trainer, net, loader, loader)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert not net.training and net.place.grad is None
     assert random.getstate() == streams[0]
@@ -115,6 +126,16 @@ def test_as_a_hook_it_turns_the_run_into_the_test() -> None:
     assert (trainer.run_dir / "lr_finder.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_fit_that_ends_before_the_test_says_so_and_matplotlib_is_not_needed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    quiet(max_epochs=1, hooks=[LRFinder()]).fit(Valley(), batches(4))
+    assert "the fit ended after 4 of 100 steps" in caplog.text and "did not fall" not in caplog.text
+    assert "lr_finder.png is left out. LRFinder(plot=True) draws" in caplog.text
+    assert 'pip install "hookline[plots]"' in caplog.text and not list(Path().rglob("*.png"))
+
+
 def test_a_loss_that_becomes_nan_ends_the_test_not_the_program() -> None:
     class Cliff(Valley):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -127,7 +148,7 @@ def test_a_loss_that_becomes_nan_ends_the_test_not_the_program() -> None:
     assert torch.equal(net.place, torch.full((4,), 3.0))
 
 
-def test_a_failure_in_the_test_puts_everything_back_too() -> None:
+def test_a_failure_in_the_test_puts_everything_back_too(caplog: pytest.LogCaptureFixture) -> None:
     class Fails(Valley):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             if self.seen == 12:
@@ -138,6 +159,7 @@ def test_a_failure_in_the_test_puts_everything_back_too() -> None:
     with pytest.raises(RuntimeError, match="broken"):
         LRFinder(1e-2, 1.0).find(quiet(), net, batches(20))
     assert torch.equal(net.place, torch.full((4,), 3.0)) and float(net.seen) == 0
+    assert "the fit ended after" not in caplog.text  # the error says why
 
 
 def test_with_accumulation_a_point_is_the_mean_loss_of_an_update() -> None:

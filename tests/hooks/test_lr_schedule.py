@@ -170,12 +170,19 @@ class Save(Hook):
             self.path = path
 
 
-def test_a_resumed_run_continues_in_its_course() -> None:
+def test_a_resumed_run_continues_in_its_course_and_says_when_more_epochs_change_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     saver, seen = Save(), Rates()
     whole = rates("cosine", saver, warmup=2)
     trainer = quiet(max_epochs=2, hooks=[LRSchedule("cosine", warmup=2), seen])
     trainer.fit(Net(lr=1.0), batches(4), batches(1), resume=saver.path)
     assert seen.used == whole[3:]
+    assert "LRSchedule" not in caplog.text
+    trainer = quiet(max_epochs=3, hooks=[LRSchedule("cosine", warmup=2)])
+    trainer.fit(Net(lr=1.0), batches(4), batches(1), resume=saver.path)
+    assert "the run has 12 steps now; when it was saved, it had 8" in caplog.text
+    assert "total=8" in caplog.text
 
 
 def test_a_second_fit_of_the_same_optimizer_begins_anew() -> None:

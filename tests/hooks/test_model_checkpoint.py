@@ -557,3 +557,10 @@ def test_the_scores_of_another_metric_are_forgotten(caplog: pytest.LogCaptureFix
     caplog.clear()
     accurate(0.2, epochs=5, monitor=None, restore_best=False, mode="max")  # a mode of nothing
     assert "saved with" not in caplog.text
+
+
+def test_of_scores_that_differ_by_rounding_the_first_is_the_best() -> None:
+    hook, _ = accurate(0.92444441, 0.92444443, 0.5, epochs=3)
+    assert (hook.best_model_score, names()) == (0.92444441, ["epoch=0-step=2"])
+    hook, _ = accurate(0.92444442, 0.92444444, epochs=5, save_top_k=2)
+    assert Path(hook.best_model_path).name == "epoch=0-step=2"

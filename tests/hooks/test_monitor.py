@@ -21,6 +21,13 @@ def test_a_missing_metric_names_what_there_is_and_the_nearest() -> None:
         watch.find(Metrics({"val/loss": 1.0, "train/loss": 2.0}))
 
 
+def test_a_missing_loss_of_training_is_named_at_the_first_validation() -> None:
+    with pytest.raises(OptionError, match="Did you mean 'train/loss'. Metrics: val/loss"):
+        Monitored("x", "train_loss").find({"val/loss": 1.0})
+    with pytest.raises(OptionError, match="'train/loss', which was not logged. Metrics: none yet"):
+        Monitored("x", "train/loss").find({})
+
+
 def test_a_metric_that_may_be_missing_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     watch = Monitored("EarlyStopping", "val_loss", strict=False)
     with caplog.at_level(logging.WARNING, "hookline"):
@@ -47,6 +54,28 @@ def test_better_means_by_more_than_min_delta_and_finite(
     mode: str, value: float, best: float | None, better: bool
 ) -> None:
     assert Monitored("x", "val/loss", mode, min_delta=0.1).is_better(value, best) is better
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_rounding_is_no_improvement_but_the_next_step_is(mode: str) -> None:
+    watch = Monitored("x", "val/accuracy", mode)
+    up, down = (0.92444443, 0.92444441) if mode == "max" else (0.92444441, 0.92444443)
+    assert not watch.is_better(up, down)
+    assert watch.is_better(20_000_001.0 if mode == "max" else 19_999_999.0, 20_000_000.0)
+
+
+@pytest.mark.parametrize(("monitor", "logged"), [("val/acc", "val/accuracy"), ("valid_loss", "val/loss")])
+def test_a_similar_name_is_warned_of_ahead_because_it_may_still_come(
+    monitor: str, logged: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "hookline"):
+        Monitored("EarlyStopping", monitor).look_ahead({logged: 1.0})
+        assert f"After the sanity check: EarlyStopping monitors {monitor!r}" in caplog.text
+        assert f"Did you mean {logged!r}?" in caplog.text
+        caplog.clear()
+        Monitored("EarlyStopping", monitor, strict=False).look_ahead({logged: 1.0})
+        Monitored("EarlyStopping", "distance").look_ahead({logged: 1.0})
+    assert caplog.text == ""
 
 
 def test_a_nearly_right_name_is_refused_ahead_but_an_unlike_one_may_still_come() -> None:

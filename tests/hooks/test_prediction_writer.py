@@ -328,10 +328,11 @@ def test_it_costs_nothing_in_training() -> None:
 
 
 ON_RANKS = """
-    import os, torch
+    import os, time, torch
     from hooks.test_prediction_writer import INPUTS, Nested
     from tiny import quiet
     from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+    from hookline import read_predictions
     from hookline.hooks import PredictionWriter
     rank = int(os.environ["RANK"])
     data = TensorDataset(INPUTS)
@@ -347,6 +348,13 @@ ON_RANKS = """
         quiet(strategy="ddp", device="cpu", run_dir="run", hooks=[hook]).predict(net, source)
     if rank == 0:
         torch.save(net.layer(INPUTS).detach(), "expected.pt")
+    class Slow(PredictionWriter):
+        def on_predict_end(self, state):
+            time.sleep(0.3 * rank)
+            super().on_predict_end(state)
+    slow = Slow("slow")
+    quiet(strategy="ddp", device="cpu", run_dir="run", hooks=[slow]).predict(net, sources["samples"])
+    print("READ", len(read_predictions(slow.folder)))  # rank 0 is here first
     unnamed = PredictionWriter()
     quiet(strategy="ddp", device="cpu", hooks=[unnamed]).predict(net, sources["samples"])
     print("FOLDER", unnamed.folder)
@@ -366,6 +374,7 @@ ON_RANKS = """
 def test_every_rank_writes_its_part_and_the_order_is_that_of_one_process(tmp_path: Path) -> None:
     outcome = torchrun(ON_RANKS, tmp_path)
     assert len(outcome.lines("FAILED ")) == 2, outcome.output
+    assert outcome.lines("READ ") == ["11", "11"], outcome.output  # on every rank, right after predict
     expected = torch.load(tmp_path / "expected.pt", weights_only=True)
     for name, count in (("samples", 11), ("own", 11), ("batches", 10)):
         found = read_predictions(tmp_path / "run" / name)

@@ -61,13 +61,14 @@ class Last(Hook):
 def run(tmp_path: Path, number: int, **settings: Any) -> None:
     trainer = quiet(run_dir=tmp_path / "run", hooks=[Kill(number), SlurmRequeue(**settings)])
     with pytest.raises((Preempted, KeyboardInterrupt)):
-        trainer.fit(Net(), batches(4))
+        trainer.fit(Net(), batches(4), resume="auto")
 
 
 def test_after_sigusr1_the_job_is_requeued_when_its_checkpoint_is_there(
-    tmp_path: Path, scontrol: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, scontrol: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run(tmp_path, signal.SIGUSR1)
+    assert "To resume: the job is in SLURM's queue again" in capfd.readouterr().err
     assert scontrol.read_text() == "requeue 77 step-2\n"
     assert "job 77 is requeued and continues from the checkpoint of step 2" in caplog.text
 

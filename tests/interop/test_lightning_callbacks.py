@@ -509,19 +509,17 @@ def test_a_plain_module_is_trained_with_callbacks_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("callback", "attribute"),
-    [
-        (BatchSizeFinder, "trainer._checkpoint_connector"),
-        (LearningRateFinder, "trainer._checkpoint_connector"),
-    ],
+    ("callback", "ours"),
+    [(BatchSizeFinder, "BatchSizeFinder"), (LearningRateFinder, "LRFinder")],
     ids=["batch size finder", "lr finder"],
 )
-def test_a_callback_that_reaches_into_the_loop_is_refused_when_added_with_the_attribute(
-    callback: Any, attribute: str
+def test_a_callback_that_runs_lightnings_loop_is_refused_with_the_hook_to_use_instead(
+    callback: Any, ours: str
 ) -> None:
     with pytest.raises(HookError, match="cannot run in Hookline") as error:
         quiet(hooks=[callback()])
-    assert attribute in str(error.value) and "There are: " in str(error.value)
+    assert f"Use hookline.hooks.{ours}().find(trainer, module, loader), or" in str(error.value)
+    assert "There are: " not in str(error.value)
 
 
 def test_what_code_asks_about_first_is_no_reason_to_refuse_it() -> None:

@@ -17,6 +17,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnv
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.callbacks import StochasticWeightAveraging as Averaging
 from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import AsyncCheckpointIO, CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -240,12 +241,45 @@ class Counted(Callback):
 
 
 @BOTH
+@pytest.mark.parametrize("every", [None, 4], ids=["epoch", "batch"])
+def test_a_resumed_manual_optimization_continues_the_step_number_of_its_rows(kind: Any, every: Any) -> None:
+    class Manual(BoringModel):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            for optimizer in self.optimizers():
+                optimizer.zero_grad()
+                self.manual_backward(self.step(batch))
+                optimizer.step()
+            self.log("x", 1.0)
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(self.parameters(), lr=0.01) for _ in range(2)]
+
+    class Rows(CSVLogger):
+        steps: list[int]
+
+        def log_metrics(self, metrics: Any, step: Any = None) -> None:
+            self.steps.append(step)
+
+    steps: list[int] = []
+    for epochs in (1, 2):
+        logger = Rows("rows")
+        logger.steps = steps
+        keep = ModelCheckpoint(dirpath="a", save_last=True, every_n_train_steps=every)
+        trainer = make(kind, keep, max_epochs=epochs, logger=logger, log_every_n_steps=1)
+        trainer.fit(Manual(), ckpt_path="a/last.ckpt" if epochs == 2 else None)
+    assert steps == [0, 1, 2, 3] and trainer.global_step == 8
+
+
+@BOTH
 def test_callbacks_that_are_missing_are_named(kind: Any) -> None:
     one, other = ModelCheckpoint(dirpath="a", save_last=True), ModelCheckpoint(dirpath="b", monitor="epoch")
     make(kind, one, other).fit(BoringModel())
     again = make(kind, ModelCheckpoint(dirpath="a", save_last=True))
     said = warned(lambda: again.fit(BoringModel(), ckpt_path=one.last_model_path))
-    assert any(f"Please add the following callbacks: [{other.state_key!r}]" in each for each in said)
+    [line] = [each for each in said if "following callbacks" in each]
+    assert f"Please add the following callbacks: [{other.state_key!r}]" in line
     again = make(
         kind, ModelCheckpoint(dirpath="b", monitor="epoch"), ModelCheckpoint(dirpath="a", save_last=True)
     )

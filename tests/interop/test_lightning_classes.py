@@ -299,3 +299,42 @@ def test_a_model_is_exported_to_onnx(tmp_path: Path) -> None:
     module = net_of(dialect)()
     module.to_onnx(tmp_path / "net.onnx", torch.ones(1, 4))
     assert (tmp_path / "net.onnx").stat().st_size > 100
+
+
+@pytest.mark.parametrize("is_automatic", [True, False], ids=["automatic", "manual"])
+def test_the_trainer_shows_the_progress_in_the_hooks_of_a_module(is_automatic: bool) -> None:
+    def seen_by(package: Any) -> list[Any]:
+        seen: list[Any] = []
+
+        class Watching(net_of(package)):  # type: ignore[misc]
+            automatic_optimization = is_automatic
+
+            def look(self) -> None:
+                loop = self.trainer.fit_loop.epoch_loop
+                progress = loop.batch_progress.current, loop.batch_progress.total
+                counts = [(each.ready, each.started, each.processed, each.completed) for each in progress]
+                seen.append((self.trainer.is_last_batch, loop.batch_idx, *counts))
+
+            def training_step(self, batch: Any, batch_idx: int) -> Any:
+                self.look()
+                loss = super().training_step(batch, batch_idx)
+                if self.automatic_optimization:
+                    return loss
+                self.manual_backward(loss)
+                return self.optimizers().step()
+
+            def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+                self.look()
+
+            def on_before_optimizer_step(self, optimizer: Any) -> None:
+                self.look()
+
+            def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+                self.look()
+
+        train(package, Watching(), DataLoader(torch.ones(6, 4), 2))
+        return seen
+
+    seen = seen_by(dialect)
+    assert seen == seen_by(pl)
+    assert [each[0] for each in seen] == [False] * 8 + [True] * 4

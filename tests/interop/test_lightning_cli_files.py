@@ -207,7 +207,7 @@ def test_all_problems_are_in_one_message_and_nothing_is_written(
         data={"class_path": "cli_file_parts.Regression"},
         optimizer={"class_path": "torch.optim.Adan"},
         lr_scheduler={"gamma": 0.1},
-        ckpt_path="old.ckpt",
+        ckpt_path="registry:old",
         purpose="docs",
     )
     assert convert(given, "--allow", "lightning") is None
@@ -261,10 +261,8 @@ def test_loggers_are_hooklines_with_the_arguments_that_both_have(folder: Path) -
 
 def test_a_checkpoint_is_named_as_hookline_names_it(folder: Path) -> None:
     assert convert(lightning_file(ckpt_path="last"))["checkpoint"] == "auto"
-    assert (
-        convert(lightning_file(ckpt_path="runs/a/checkpoints/last"))["checkpoint"]
-        == "runs/a/checkpoints/last"
-    )
+    for path in ("runs/a/checkpoints/last", "old.ckpt"):
+        assert convert(lightning_file(ckpt_path=path))["checkpoint"] == path
 
 
 def test_a_file_that_exists_is_replaced_on_request_only(

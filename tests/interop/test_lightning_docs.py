@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import preloaded
 import pytest
 import torch
 from interop.processes import environment
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from torch.utils.data import DataLoader
+
+import hookline as library
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrating-lightning.md").read_text()
 BLOCKS = re.findall(r"^```py\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -30,7 +33,7 @@ class Logs(BoringModel):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("block", BLOCKS, ids=["before", "after", "modules"])
+@pytest.mark.parametrize("block", BLOCKS[:3], ids=["before", "after", "modules"])
 def test_a_block_runs(block: str) -> None:
     loaders = [DataLoader(torch.randn(4, 32)) for _ in range(2)]  # type: ignore[arg-type]
     model = Logs()
@@ -50,6 +53,20 @@ def test_a_block_runs(block: str) -> None:
         )
         > 0
     )  # type: ignore[attr-defined]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_directory_becomes_a_file_of_lightning_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    keep = pl.callbacks.ModelCheckpoint("kept", filename="best")
+    library.Trainer(max_epochs=1, hooks=[keep], logger=False, enable_progress_bar=False).fit(Logs())
+    assert Path("kept/best.ckpt").is_dir()
+    given: dict[str, Any] = {"hookline": library, "pl": pl, "MyModel": Logs}
+    exec(BLOCKS[3], given)
+    found = Logs.load_from_checkpoint("best.ckpt")
+    assert torch.equal(found.layer.weight, given["model"].layer.weight)
 
 
 PROGRAM = re.findall(r"^```python-lightning\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[0]

@@ -15,6 +15,7 @@ from lightning.pytorch import callbacks as theirs
 from lightning.pytorch.demos.boring_classes import BoringModel
 from tiny import batches
 
+import hookline
 import hookline.hooks
 from hookline.interop.lightning import LightningModule, Trainer, Tuner, callbacks, loggers
 
@@ -120,17 +121,26 @@ def test_the_tuner_takes_modules_of_the_package() -> None:
         Tuner(Trainer(**QUIET)).scale_batch_size(BoringModel())
 
 
-def test_the_tuner_takes_modules_of_the_dialect() -> None:
+@pytest.mark.usefixtures("without_lightning")
+def test_without_the_package_the_tuner_searches_with_hooklines_finder() -> None:
     model = Net()
+    model.save_hyperparameters({"lr": 0.1})
     before = model.layer.weight.clone()
     found = Tuner(Trainer(**QUIET)).lr_find(model, batches(50), num_training=40)
-    assert model.lr == found.suggestion() != 0.1
+    assert model.lr == model.hparams.lr == found.suggestion() != 0.1
     assert torch.equal(model.layer.weight, before)
     assert len(found.results["lr"]) == len(found.results["loss"]) > 10
     with pytest.raises(AttributeError, match="should have one of these fields: speed"):
         Tuner(Trainer(**QUIET)).lr_find(model, batches(50), attr_name="speed")
     with pytest.raises(ValueError, match="mode='linear'"):
         Tuner(Trainer(**QUIET)).lr_find(model, batches(50), mode="linear")
+
+
+def test_the_tuner_takes_a_trainer_of_hookline() -> None:
+    native: Any = hookline.Trainer(logger=False, enable_progress_bar=False)
+    assert len(Tuner(native).lr_find(Net(), batches(50), num_training=10).results["lr"]) == 10
+    with pytest.raises(ValueError, match=r"For a hookline.Trainer use hookline.hooks.LRFinder\(\).find"):
+        Tuner(native).lr_find(BoringModel())
 
 
 def test_lightnings_summary_runs_the_example_input_of_a_module_of_the_dialect() -> None:

@@ -417,11 +417,16 @@ def test_a_validation_interval_in_seconds(interval: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_long_validation_interval_in_seconds_is_not_reached() -> None:
+    keep = pl.callbacks.ModelCheckpoint("kept")  # it saves after validations only
     trainer = quiet(
-        dialect.Trainer, max_epochs=2, val_check_interval="00:01:00:00", callbacks=[validations := Counts()]
+        dialect.Trainer,
+        max_epochs=2,
+        val_check_interval="00:01:00:00",
+        enable_checkpointing=True,
+        callbacks=[validations := Counts(), keep],
     )
     trainer.fit(Slow(), DataLoader(RandomDataset(32, 6), batch_size=2), DataLoader(RandomDataset(32, 2)))
-    assert validations.number == 0
+    assert validations.number == 0 and keep.best_model_path == ""
 
 
 def test_a_misspelled_time_is_refused() -> None:

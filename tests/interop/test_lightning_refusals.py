@@ -269,9 +269,12 @@ def test_an_early_stop_that_has_to_wait(kind: Any, said: Any) -> None:
 def test_shuffled_data_is_read_in_order_to_overfit(kind: Any) -> None:
     model = BoringModel()
     data = DataLoader(torch.arange(4.0)[:, None].expand(4, 32), shuffle=True)
-    with pytest.warns(UserWarning, match="requested to overfit but enabled train dataloader shuffling"):
+    with pytest.warns(
+        UserWarning, match="requested to overfit but enabled train dataloader shuffling"
+    ) as found:
         trainer = short(kind, overfit_batches=2)
         trainer.fit(model, data, data)
+    assert {each.category for each in found if "to overfit" in str(each.message)} == {UserWarning}
     assert [batch[0, 0].item() for batch in trainer.train_dataloader] == [0, 1, 2, 3]
     assert [batch[0, 0].item() for batch in trainer.val_dataloaders] == [0, 1, 2, 3]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from lightning.pytorch.loggers.logger import Logger
 from torch import nn
 
 import hookline
+from hookline import export_checkpoint, load_weights
 from hookline.cli import main
 from hookline.interop.lightning import Trainer
 from hookline.report.page import write_report
@@ -72,6 +74,9 @@ def fit(**options: Any) -> Trainer:
     return trainer
 
 
+no_socket = shutil.ignore_patterns("*.sock")
+
+
 def best_by_accuracy(**options: Any) -> ModelCheckpoint:
     return ModelCheckpoint(monitor="val_accuracy", mode="max", save_top_k=3, **options)
 
@@ -98,6 +103,30 @@ def test_the_list_the_summary_and_the_report_show_a_run_with_a_logger_of_lightni
     assert monitors["early_stopping"]["best"] == pytest.approx(0.1)  # a tensor in Lightning
     page = write_report([folder])[0].read_text()
     assert "val_accuracy" in page and "epoch=1-step=4.ckpt" in page
+
+
+def test_a_killed_run_shows_its_checkpoints_and_what_it_monitors(tmp_path: Path) -> None:
+    class Copies(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, *given: Any) -> None:
+            if trainer.current_epoch == 2:  # what a kill here leaves
+                shutil.copytree(
+                    tmp_path / "a" / "version_0", tmp_path / "killed", ignore=no_socket, dirs_exist_ok=True
+                )
+
+    logger = CSVLogger(tmp_path, name="a")
+    trainer = fit(logger=logger, callbacks=[Copies(), EarlyStopping("val_loss"), best_by_accuracy()])
+    [about] = summarize([tmp_path / "killed"])["runs"]
+    assert [Path(each["path"]).name for each in about["checkpoints"]] == [
+        "epoch=1-step=4.ckpt",
+        "epoch=0-step=2.ckpt",
+    ]
+    assert about["best"]["metric"] == "val_accuracy"
+    run, out = tmp_path / "a" / "version_0", tmp_path / "net.safetensors"
+    best = export_checkpoint(run, out, checkpoint="best")
+    assert best.source.endswith("epoch=1-step=4.ckpt")
+    assert export_checkpoint(run, out, force=True).source.endswith("epoch=2-step=6.ckpt")
+    found = load_weights(Model(), trainer.checkpoint_callback.best_model_path)
+    assert found.complete and found.step == 4
 
 
 def test_a_removed_checkpoint_is_not_listed_and_a_run_can_be_moved(tmp_path: Path) -> None:
@@ -136,7 +165,7 @@ def test_the_last_line_names_the_best_checkpoint_and_load_best_loads_it(
     best = tmp_path / "kept" / "epoch=1-step=4.ckpt"
     line = next(each for each in caplog.messages if each.startswith("Model:"))
     assert f"Best: {best} (val_accuracy 0.9, step 4). Load the best:" in line
-    assert f'import_checkpoint("{best}")' in line
+    assert f'load_weights(model, "{best}")' in line
     weights = torch.load(best, weights_only=True)["state_dict"]
     assert not torch.equal(trainer.lightning_module.layer.weight, weights["layer.weight"])
     assert trainer.load_best().step == 4
@@ -175,6 +204,8 @@ def test_settings_are_those_that_the_user_chose(
         if line.split()
     }
     assert rows["hooks.early_stopping.min_delta"] == ["0"]  # Lightning keeps -0.0
+    assert main(["checkpoint", "verify", str(folder)]) == 1
+    assert f"The checkpoints of {folder} are files of Lightning: {folder}" in capsys.readouterr().out
     assert rows["trainer.gradient_clip_val"] == ["0.5"] and rows["optimizers.0.groups.0.lr"] == ["0.01"]
     assert not any(
         name.startswith("optimizers.") and value[0] in ("true", "false") for name, value in rows.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,24 @@ def test_callbacks_that_use_lightnings_loops_run_in_hooklines_trainer(name: str,
         torch.testing.assert_close(weights(ours)[key], value, msg=key)
 
 
+def test_the_epoch_that_only_measures_batch_norm_shows_its_losses(tmp_path: Path) -> None:
+    shown = []
+    for kind in TRAINERS:
+        losses: list[Any] = []
+        keep = theirs.LambdaCallback(
+            on_train_batch_end=lambda trainer, module, outputs, *_, to=losses: to.append(  # type: ignore[misc]
+                (trainer.current_epoch, outputs["loss"].item(), outputs["loss"].requires_grad)
+            )
+        )
+        average = theirs.StochasticWeightAveraging(1e-2, swa_epoch_start=1)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            fitted(kind, lambda: [average, keep], tmp_path, limit_val_batches=0)  # noqa: B023
+        assert not [each for each in found if "returned `None`" in str(each.message)]
+        shown.append(losses)
+    assert len(shown[0]) == 12 and shown[0] == shown[1]
+
+
 def test_predictions_are_written_with_the_positions_of_their_samples(tmp_path: Path) -> None:
     class Writer(theirs.BasePredictionWriter):
         def __init__(self) -> None:
@@ -189,9 +208,11 @@ def test_predictions_are_written_with_the_positions_of_their_samples(tmp_path: P
     for kind in TRAINERS:
         writer, model = Writer(), Model()
         model.predict_step = lambda batch, batch_idx: batch  # type: ignore[method-assign]
-        kind(**{**QUIET, "callbacks": writer, "limit_predict_batches": 3}).predict(model)
+        trainer = kind(**{**QUIET, "callbacks": writer, "limit_predict_batches": 3})
+        assert len(trainer.predict(model)) == 3
+        assert trainer.predict(model, return_predictions=False) is None  # the callback gets them all the same
         seen.append(writer.seen)
-    assert seen[0] == seen[1]
+    assert seen[0] == seen[1] and len(seen[0]) == 8 and seen[0][3] == seen[0][7]
 
 
 def test_a_failed_fit_leaves_the_checkpoint_of_an_exception(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader
 
+from hookline.interop import lightning as dialect
 from hookline.interop.lightning import Trainer
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]  # Lightning's own advice
@@ -64,6 +65,27 @@ def made(kind: Any, tmp_path: Path, **options: Any) -> Any:
     return kind(default_root_dir=tmp_path / kind.__module__, **{**QUIET, "max_epochs": 2, **options})
 
 
+def test_lr_find_reads_the_loader_that_the_module_has_loaded_for_its_schedule(tmp_path: Path) -> None:
+    class Scheduled(Model):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return {"loss": (self(batch) * (batch[0, 0] + 2)).square().sum()}
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(self.data, batch_size=2, shuffle=True)
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=self.lr)
+            steps = int(self.trainer.estimated_stepping_batches)
+            return [optimizer], [torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, steps)]
+
+    found = []
+    for kind in TRAINERS:
+        torch.manual_seed(1)
+        result = Tuner(made(kind, tmp_path)).lr_find(Scheduled(), num_training=20, early_stop_threshold=None)
+        found.append(result.results)
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("mode", ["linear", "exponential"])
 def test_lr_find_measures_the_same_losses_and_restores_everything(mode: str, tmp_path: Path) -> None:
     found = []
@@ -84,6 +106,53 @@ def test_lr_find_measures_the_same_losses_and_restores_everything(mode: str, tmp
         trainer.fit(model)
         assert trainer.global_step == 64
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("as_callback", [False, True], ids=["tuner", "callback"])
+def test_a_module_of_this_dialect_gets_the_rate_of_lightnings_search(
+    as_callback: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "propagate", True)
+    for name in ("lightning.pytorch", "hookline"):
+        caplog.set_level(logging.INFO, name)
+
+    shown_state = (
+        "TrainerState(status=<TrainerStatus.FINISHED: 'finished'>, fn=<TrainerFn.FITTING: 'fit'>, stage=None)"
+    )
+
+    def found_by(package: Any, find: Any) -> list[Any]:
+        class Both(package.LightningModule):  # type: ignore[misc]
+            def __init__(self, lr: float = 0.01) -> None:
+                super().__init__()
+                self.save_hyperparameters()
+                self.lr, self.layer = lr, torch.nn.Linear(32, 1)
+
+            def training_step(self, batch: Any, batch_idx: int) -> Any:
+                return self.layer(batch).square().mean()
+
+            def configure_optimizers(self) -> Any:
+                return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+        torch.manual_seed(1)
+        caplog.clear()
+        model, loader = Both(), DataLoader(RandomDataset(32, 64), 2, shuffle=True)
+        finder = LearningRateFinder(num_training_steps=80, early_stop_threshold=None)
+        callbacks = [finder] if as_callback else []
+        trainer = made(package.Trainer, tmp_path, callbacks=callbacks, enable_checkpointing=False)
+        if not as_callback:
+            options = {"num_training": 80, "early_stop_threshold": None}
+            finder.optimal_lr = find(trainer).lr_find(model, loader, **options)
+        trainer.fit(model, loader)
+        losses = finder.optimal_lr.results
+        stopped = {each for each in caplog.messages if "stopped early" in each}
+        trained = [each for each in caplog.messages if each.startswith("Model: ")]
+        assert len(trained) == (0 if package is pl else 1)  # the search trains none
+        assert repr(trainer.state) == shown_state
+        return [model.lr, model.hparams.lr, losses, stopped, trainer.global_step, model.layer.weight.tolist()]
+
+    theirs, ours = found_by(pl, Tuner), found_by(dialect, dialect.Tuner)
+    assert ours == theirs and ours[0] == ours[1] != 0.01
+    assert ours[3] == {"LR finder stopped early after 64 steps due to diverging loss."}
 
 
 def test_lr_find_counts_updates_and_not_batches(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tiny import Net, batches, quiet
 
 from hookline import Hook, Logger, Preempted, Trainer
 from hookline.loggers import CSV, JSONLines, Queued, read_log
+from hookline.report.reader import read_run
 
 
 class Saves(Hook):
@@ -288,3 +289,29 @@ def test_a_kill_while_rows_are_moved_loses_none(tmp_path: Path, monkeypatch: pyt
         ("2", "3.0", "", ""),
     ]
     assert [row["b"] for row in table(str(tmp_path), "metrics.superseded-2.csv")] == ["2.0"]
+
+
+def test_what_was_measured_after_a_fit_stays_when_the_run_is_continued(tmp_path: Path) -> None:
+    run_dir = str(tmp_path / "run")
+    for epochs in (1, 2):
+        made = trainer(run_dir, max_epochs=epochs, logger=True, checkpoint=True)
+        net = Net()
+        made.fit(net, batches(4), batches(1), resume="auto")
+        made.test(net, batches(2))
+
+    def tested() -> list[int]:
+        return [each["step"] for each in read_log(run_dir) if "test/loss" in each.get("metrics", {})]
+
+    assert tested() == [4, 8]
+    rows = [(each["step"], each["over"]) for each in read_log(run_dir) if each["type"] == "metrics"]
+    assert len(rows) == len(set(rows)) + 2  # no row twice but for the two tests, which are evaluations too
+    shown = read_run(tmp_path / "run").series
+    assert [*shown["test/loss"].steps] == [4, 8]
+    # back to an earlier state, which was not the one that was tested
+    made = trainer(run_dir, Saves(6), max_epochs=2, logger=True, checkpoint=True)
+    made.fit(Net(), batches(4), batches(1))
+    assert tested() == []
+    made.test(Net(), batches(2))
+    made = trainer(run_dir, max_epochs=2, logger=True, checkpoint=True)
+    made.fit(Net(), batches(4), batches(1), resume=run_dir + "/checkpoints/step-6")
+    assert tested() == []

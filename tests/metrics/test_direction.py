@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hookline.metrics.direction import direction_of, mode_of
+from hookline.metrics.direction import best_first, direction_of, is_same, mode_of
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,25 @@ def test_what_is_better_is_known_by_the_words_of_a_name(name: str, way: str | No
 )
 def test_a_hook_takes_the_higher_value_only_if_the_name_is_clear(name: str, mode: str) -> None:
     assert mode_of(name) == mode
+
+
+@pytest.mark.parametrize(
+    ("score", "other", "same"),
+    [
+        (0.92444441, 0.92444443, True),  # 416 of 450, as two orders of float32 means give it
+        (0.92444441, 0.9244454, False),
+        (1e-9, 1.0000001e-9, True),
+        (1e-9, 2e-9, False),
+        (0.0, 1e-12, False),
+        (20_000_001.0, 20_000_002.0, False),  # steps are exact
+        (0.0, 0.0, True),
+    ],
+)
+def test_scores_that_differ_by_rounding_are_the_same(score: float, other: float, same: bool) -> None:
+    assert is_same(score, other) is is_same(other, score) is same
+
+
+@pytest.mark.parametrize(("mode", "order"), [("max", ["b", "c", "a", "d"]), ("min", ["d", "a", "b", "c"])])
+def test_of_scores_that_are_equal_but_for_rounding_the_first_is_better(mode: str, order: list[str]) -> None:
+    scores = {"a": 0.9, "b": 0.92444441, "c": 0.92444443, "d": 0.1}
+    assert best_first(scores, mode) == order

@@ -51,6 +51,10 @@ def other_verb() -> None:
         trainer.validate(Deep(), mine(DATA))
 
 
+def validates_on_zero() -> None:
+    quiet(DDP()).fit(Deep(), mine(DATA), mine(DATA) if RANK == 0 else None)
+
+
 class OtherOptimizers(Deep):
     """With optimizers that the ranks create differently."""
 
@@ -190,6 +194,7 @@ def losses(strategy: Any, batch_size: int) -> list[float]:
 def main() -> None:
     report("explained on zero", explained)
     report("another verb", other_verb)
+    report("other data", validates_on_zero)
     sgd, adam = torch.optim.SGD, torch.optim.Adam
     report(
         "another lr",

@@ -122,6 +122,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
     folder = tmp_path_factory.mktemp("signals")
     outcome = torchrun(SCRIPT, folder, str(folder), deadline=300)
     assert outcome.code == 0, outcome.output
+    # of the signal that both ranks get, one speaks, and of that which only rank 1 gets as well
+    assert outcome.output.count("SIGUSR1: finishing this batch") == 1, outcome.output
+    assert "[rank 0] SIGTERM of another rank: saving, then the run ends." in outcome.output
     found: dict[str, list[dict[str, Any]]] = {}
     for line in outcome.lines("RESULT"):
         name, facts = json.loads(line)

@@ -20,6 +20,11 @@ def test_ranks_that_call_different_verbs_are_told_so_at_once(from_hook_cases: Fo
         )
 
 
+def test_validation_data_that_one_rank_alone_has_is_refused_at_once(from_hook_cases: Found) -> None:
+    for each in from_hook_cases["other data"]:
+        assert "the data that is passed is train and val on rank 0, train on rank 1" in each["text"], each
+
+
 def test_ranks_that_would_begin_at_different_checkpoints_are_told_so_at_once(from_hook_cases: Found) -> None:
     for each in from_hook_cases["another start"]:
         assert each["error"] == "OptionError" and "resume= is auto on rank 0, None on rank 1" in each["text"]

@@ -280,11 +280,24 @@ def test_a_run_that_trained_nothing_shows_no_cost_of_its_hooks(capfd):
 
 
 def test_the_first_sentence_of_an_error_does_not_end_in_its_example():
-    with pytest.raises(OptionError) as failed:
-        quiet().fit(torch.nn.Linear(4, 2), batches(3))
-    assert "or step=lambda model, batch: ..., at epoch 0" in failed.value.__notes__[-1].replace(
-        "... The loss may be left out if the batches are mappings and the model returns it", "..."
-    )
+    class Breaks(Net):
+        def training_step(self, batch, batch_idx):
+            raise ValueError("pass step=lambda model, batch: ... Or a loss.\nOr neither.")
+
+    with pytest.raises(ValueError) as failed:
+        quiet().fit(Breaks(), batches(3))
+    assert "batch: ... Or a loss, at epoch 0" in failed.value.__notes__[-1]
+
+
+def test_a_refused_call_is_said_once_and_without_a_position():
+    trainer = logged()
+    with pytest.raises(OptionError) as refused:
+        trainer.fit(torch.nn.Linear(4, 2), batches(3))
+    assert getattr(refused.value, "__notes__", []) == [] and end_summary(refused.value) is None
+    trainer.fit(Net(), batches(1))
+    with pytest.raises(OptionError) as refused:
+        trainer.fit(torch.nn.Linear(4, 2), batches(3))
+    assert refused.value.__notes__ == ["run still belongs to the earlier run (completed at step 1)."]
 
 
 def test_a_completed_run_that_cannot_be_taken_up_again_is_still_completed():
@@ -342,6 +355,7 @@ def test_an_interrupt_says_where_the_run_was_and_how_to_resume_and_a_notebook_sh
         "To resume: trainer.fit(module, ..., resume='run/checkpoints/step-7')",
     ]
     assert type(ended.value) is KeyboardInterrupt and ended.value.__notes__[-1].splitlines() == lines
+    assert ended.traceback[-1].name == "fit"
     assert ended.value._render_traceback_() == lines  # what IPython shows in place of the traceback
 
 

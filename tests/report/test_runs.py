@@ -147,6 +147,11 @@ def test_a_failed_run_is_failed() -> None:
     assert only().status == "failed"
 
 
+def test_an_evaluation_without_a_fit_is_completed() -> None:
+    quiet(logger=True, run_dir="run").validate(Net(), batches(2))
+    assert (only().status, only().is_certain, only().step) == ("completed", True, 0)
+
+
 # ---- locks of other machines -------------------------------------------------------------------------------------
 
 

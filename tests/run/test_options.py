@@ -89,7 +89,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"precision": "float64"}, "precision='float64', allowed: .*Did you mean '64'"),
     ({"strategy": "singel"}, "strategy='singel', allowed: .*Did you mean 'single'"),
     ({"strategy": 5}, "strategy=5, allowed: .*or a Strategy object"),
-    ({"device": "gpu"}, "device='gpu' is not a device"),
+    ({"device": "gpu"}, "device='gpu' is not a device. Did you mean 'cuda'\\?$"),
     ({"device": 1.5}, "device=1.5 is not a device"),
     # time
     ({"max_time": 0}, "max_time=0: use seconds, '2 hours', 'DD:HH:MM:SS' or a timedelta"),
@@ -154,7 +154,19 @@ def test_a_device_that_is_not_there_is_refused_at_once() -> None:
     ("name", "message"),
     [
         ("max_epoch", "Did you mean 'max_epochs'? help(hookline.Trainer) lists all options."),
+        (
+            "early_stopping",
+            "Add the hook EarlyStopping: hooks=[EarlyStopping()]. help(hookline.Trainer) lists all options.",
+        ),
         ("accelerator", "Did you mean 'device'? help(hookline.Trainer) lists all options."),
+        (
+            "loss",
+            "It is an argument of fit: trainer.fit(..., loss=...). help(hookline.Trainer) lists all options.",
+        ),
+        (
+            "learning_rate",
+            "It belongs to the optimizer: torch.optim.Adam(..., lr=...). help(hookline.Trainer) lists all options.",
+        ),
         (
             "inference_mode",
             "Use evaluation={'inference_mode': True}; the default is torch.no_grad. help(hookline.Trainer) lists all options.",
@@ -167,6 +179,24 @@ def test_an_option_with_a_known_right_name_is_refused_in_one_line(name: str, mes
     assert str(caught.value) == f"Trainer has no option {name!r}. {message}"
     assert "max_steps" in caught.value.allowed
     assert "max_steps" in inspect.getdoc(Trainer) or "max_steps" in str(inspect.signature(Trainer))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("epochs", " It is an option of Trainer: Trainer(max_epochs=...)."),
+        ("ckpt_path", " Did you mean 'resume'?"),
+        ("train_loader", " Did you mean 'train'?"),
+        ("batch_size", " It belongs to the loader: DataLoader(dataset, batch_size=...)."),
+        ("nothing", ""),
+    ],
+)
+def test_an_argument_of_fit_that_does_not_exist_says_where_it_belongs(name: str, hint: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        Trainer().fit(torch.nn.Linear(1, 1), **{name: 1})
+    assert str(caught.value).startswith(f"fit() has no argument {name!r}.{hint} Arguments: module, train")
+    with pytest.raises(OptionError, match=r"'lr'.* Nor 'val_dataloaders'. Did you mean 'val'\?"):
+        Trainer().fit(torch.nn.Linear(1, 1), lr=1, val_dataloaders=1)
 
 
 def test_all_unknown_options_are_refused_together() -> None:

@@ -12,7 +12,7 @@ from tiny import Net, batches, quiet
 from torch import nn
 from torch.nn import functional as F
 
-from hookline import HooklineError, Module, OptionError
+from hookline import HooklineError, LossError, Module, OptionError
 
 
 def plain() -> nn.Module:
@@ -223,6 +223,8 @@ def test_the_loss_of_a_module_that_computes_its_own_cannot_be_replaced() -> None
         ({"loss": "mse"}, "Did you mean 'mse_loss' of torch.nn.functional"),
         ({"loss": 3}, "loss=3 must be a function of outputs and targets.$"),
         ({"step": "step"}, "step='step' must be a function of model and batch.$"),
+        ({"step": lambda model, x, y: x}, r"function of \(model, x, y\), but gets.*unpack the batch inside"),
+        ({"step": lambda batch: 0}, r"function of \(batch\), but gets \(model, batch\)"),
     ],
 )
 def test_a_loss_or_step_that_cannot_be_called_is_refused_before_the_first_batch(
@@ -247,5 +249,6 @@ def test_a_step_function_that_returns_nothing_is_named_by_the_argument(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     net = plain()
-    quiet().fit(net, batches(), step=lambda model, batch: None, optimizer=sgd(net))
+    with pytest.raises(LossError, match="the function step= returned no loss for any of 4 batches"):
+        quiet().fit(net, batches(), step=lambda model, batch: None, optimizer=sgd(net))
     assert "the last because the function step= returned no loss" in caplog.text

@@ -46,6 +46,13 @@ def test_what_a_step_function_returns_is_refused_under_its_own_name() -> None:
 def test_a_detached_loss_is_refused() -> None:
     with pytest.raises(LossError, match=r"batch 0 cannot be differentiated: it was detached"):
         quiet().fit(Returning(lambda loss, i: loss.detach()), batches())
+    with pytest.raises(LossError, match="no parameter of Linear requires a gradient"):
+        frozen = torch.nn.Linear(4, 2).requires_grad_(False)
+        quiet().fit(
+            frozen, batches(), step=lambda net, batch: net(batch[0]).mean(), optimizer=torch.optim.SGD
+        )
+    with torch.no_grad(), pytest.raises(LossError, match=r"gradients are switched off \(torch.no_grad\)"):
+        quiet().fit(Returning(lambda loss, i: loss), batches())
 
 
 def test_a_dictionary_without_a_loss_is_refused_with_its_keys() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from training.stepped import AtBatchStart, Returning, twins
 
-from hookline import SKIP_BATCH, Hook
+from hookline import SKIP_BATCH, Hook, LossError
 
 
 def test_a_batch_without_loss_still_has_its_end_event_with_no_loss() -> None:
@@ -195,3 +195,33 @@ def test_what_was_worked_out_for_a_batch_is_not_kept_into_the_next() -> None:
     trainer.fit(Net(), batches(2))
     assert at_start == [[], []]
     assert at_end == [["outputs"], ["outputs"]]
+
+
+def test_a_forgotten_return_is_named_before_the_epoch_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    class Forgets(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            super().training_step(batch, batch_idx)
+
+    warned: list[int] = []
+    trainer = quiet()
+    trainer.on("train_batch_end")(
+        lambda batch_idx: warned.append(batch_idx) if "gave no loss" in caplog.text else None
+    )
+    with pytest.raises(LossError, match="training_step returned no loss for any of 20 batches"):
+        trainer.fit(Forgets(), batches(20))
+    assert trainer.status == "error"
+    assert warned == [*range(9, 20)]
+    assert caplog.text.count("The first 10 steps gave no loss") == 1
+
+    class Sometimes(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return None if batch_idx else super().training_step(batch, batch_idx)
+
+    stopping = quiet()
+    stopping.on("train_batch_end")(lambda trainer: trainer.stop())
+    stopping.fit(Forgets(), batches(2))  # a hook has ended it before a batch could have a loss
+    assert stopping.status == "stopped"
+
+    caplog.clear()
+    quiet().fit(Sometimes(), batches(20))
+    assert "gave no loss" not in caplog.text

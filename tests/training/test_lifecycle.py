@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -247,7 +248,9 @@ def test_a_failing_training_step_raises_its_own_exception_with_the_position() ->
 
     with pytest.raises(ZeroDivisionError, match="in the step") as caught:
         quiet().fit(Failing(), batches())
-    assert any("the run ended in fit at epoch 0, batch 1, step 1" in note for note in caught.value.__notes__)
+    batch, note = caught.value.__notes__
+    assert batch == "batch: float32[3, 4], float32[3, 2]"
+    assert "at epoch 0, batch 1, step 1" in note
 
 
 def test_the_very_same_exception_object_is_heard_and_raised() -> None:
@@ -265,6 +268,28 @@ def test_keyboard_interrupt_stays_keyboard_interrupt() -> None:
     with pytest.raises(KeyboardInterrupt):
         quiet(hooks=[Witness("a", "on_train_batch_end", KeyboardInterrupt())]).fit(Net(), batches())
     assert HEARD[-2:] == ["a on_exception", "a teardown"]
+
+
+def test_a_metric_that_an_interrupted_epoch_does_not_have_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Interrupts(Hook):
+        def on_train_batch_end(self, batch_idx: int) -> None:
+            if batch_idx == 1:
+                signal.raise_signal(signal.SIGINT)
+
+    class Prints(Hook):
+        def on_train_epoch_end(self, metrics: Any) -> None:
+            HEARD.append(metrics["val/loss"])
+
+    trainer = quiet(hooks=[Prints(), Interrupts()], num_sanity_val_steps=0)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(Net(), batches(), batches(2))
+    assert (trainer.status, HEARD) == ("interrupted", [])
+    assert "There is no metric 'val/loss'" in caplog.text
+    assert "The epoch was cut short" in caplog.text
+    with pytest.raises(KeyError, match="no metric 'val/loss'"):  # in a whole epoch it is a mistake
+        quiet(hooks=[Prints()], num_sanity_val_steps=0).fit(Net(), batches())
 
 
 @pytest.mark.parametrize("where", ["hook", "training_step", "validation_step"])

@@ -116,6 +116,14 @@ def test_training_without_a_loader_says_where_it_may_come_from() -> None:
 def test_something_that_is_no_loader_is_refused() -> None:
     with pytest.raises(OptionError, match="is a int, which cannot be iterated over"):
         quiet().fit(Net(), 3)
+    with pytest.raises(OptionError, match=r"look like inputs and targets: pass DataLoader\(TensorDataset"):
+        quiet().fit(Net(), torch.randn(6, 4), torch.randn(6, 2))
+
+
+def test_a_loader_that_drops_its_only_batch_is_refused_with_the_numbers() -> None:
+    data = TensorDataset(torch.randn(6, 4), torch.randn(6, 2))
+    with pytest.raises(OptionError, match="is empty: 6 samples, batch_size=50 and drop_last=True make no"):
+        quiet().fit(Net(), DataLoader(data, batch_size=50, drop_last=True))
 
 
 def test_a_val_loader_without_a_validation_step_is_refused_before_training() -> None:

@@ -142,9 +142,12 @@ def test_parameter_groups_of_other_rules_are_refused_and_of_the_same_rules_resto
     for others, said in (
         (
             {"*": {"lr": 0.1}},
-            r"layer.weight is in 'rest', at place 0 in the checkpoint, and in '\*', at place 0",
+            r"layer.weight is in group 'rest', at place 0 in the checkpoint, and in group '\*', at place 0",
         ),
-        ({"layer.*": {"lr": 0.2}, "biases": {"weight_decay": 0.0}}, "Resume with the same rules"),
+        (
+            {"layer.*": {"lr": 0.2}, "biases": {"weight_decay": 0.0}},
+            "Resume with the same parameters in the same groups",
+        ),
     ):
         with pytest.raises(CheckpointError, match=said):
             quiet(max_epochs=2).fit(Grouped(others), batches(2), resume=tmp_path / "one")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from tiny import Net, quiet
 from torch import Tensor
 from torch.nn import functional as F
 
-from hookline import END_EPOCH, SKIP_BATCH, Hook, Mixture
+from hookline import END_EPOCH, SKIP_BATCH, Hook, LossError, Mixture
 from hookline.data.mixing import schedule
 
 TRAIN, SKIP, NONE, END = "train", "skip", "none", "end"
@@ -127,7 +128,8 @@ def test_skipped_batches_missing_losses_and_ended_epochs_inside_a_window(
     mine.deeds = theirs.deeds = deeds
     theirs.load_state_dict(mine.state_dict())
     trainer = quiet(max_epochs=epochs, accumulate_grad_batches=accumulate, hooks=[Steers(deeds)])
-    trainer.fit(mine, data, mixture=mixture)
+    with contextlib.suppress(LossError):  # no batch had a loss
+        trainer.fit(mine, data, mixture=mixture)
     assert by_hand(theirs, data, mixture, epochs, accumulate, deeds) == trainer.global_step
     for name, value in theirs.state_dict().items():
         assert torch.equal(value, mine.state_dict()[name]), name

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from hookline import Hook, NonFiniteLoss, OptionError
 from hookline.checkpoint.files import read, write
+from hookline.data.loaders import make_loaders
 
 
 def poisoned() -> list[Any]:
@@ -265,6 +266,12 @@ def test_training_in_eval_mode_is_pointed_out(caplog: pytest.LogCaptureFixture) 
 def test_a_dataset_is_not_taken_for_a_loader() -> None:
     with pytest.raises(OptionError, match=r"is a dataset \(TensorDataset\).*DataLoader"):
         quiet().fit(Net(), TensorDataset(torch.zeros(4, 4), torch.zeros(4, 2)))
+    with pytest.raises(
+        OptionError, match=r"a tuple \(Tensor \(4, 4\), Tensor \(4,\)\).*TensorDataset\(inputs"
+    ):
+        quiet().fit(Net(), (torch.zeros(4, 4), torch.zeros(4)))
+    two = (torch.zeros(4, 4), torch.zeros(4, 4))
+    assert [loader.length for loader in make_loaders(two, 1.0, "train")] == [2]  # batches of a tuple
 
 
 class EndsEarly(Dataset[Any]):

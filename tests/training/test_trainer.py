@@ -140,6 +140,8 @@ def test_config_reaches_hooks_untouched() -> None:
 
 @pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
 def test_something_that_is_no_module_is_refused(verb: str) -> None:
+    with pytest.raises(OptionError, match=r"Net is a class; pass an object: Net\(\)"):
+        quiet().fit(Net, batches())  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="takes a hookline.Module or any nn.Module, not int"):
         getattr(quiet(), verb)(3, batches())
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hookline.checkpoint.sharded import ShardedTensor
 from hookline.util.errors import CheckpointError, OptionError, closest
+from hookline.util.terminal import log_notice
 
 log = logging.getLogger("hookline")
 SCORED_WEIGHTS = "scored_weights"
@@ -94,7 +95,8 @@ def choose_weights(
             hook,
         )
     else:
-        log.warning(
+        log_notice(
+            log,
             "%s: taking the averaged weights of hook %r, which evaluations have scored; weights='raw' "
             "takes the trained weights.",
             where,

@@ -14,6 +14,7 @@ from hookline.checkpoint.files import clean_up, read, read_manifest
 from hookline.checkpoint.manifest import has_valid
 from hookline.checkpoint.rank_state import read_structure
 from hookline.distributed.comm import Ranks
+from hookline.metrics.direction import best_first as order_of
 from hookline.run.record import FILE_FACTS, RECORD, read_record, run_dir_of
 from hookline.util.errors import CheckpointError
 from hookline.util.limited_json import is_table, is_text
@@ -245,17 +246,17 @@ def without_abandoned(found: list[FoundCheckpoint]) -> list[FoundCheckpoint]:
 
 
 def own_checkpoints(
-    places: list[Path],
+    places: list[Path], with_files: bool = False
 ) -> tuple[list[FoundCheckpoint], list[FoundCheckpoint], dict[Path, str]]:
     """Return all checkpoints below folders, those of the current run of each directory, and damaged ones.
 
-    Checkpoints that a rollback has abandoned are only among all.
+    Checkpoints that a rollback has abandoned are only among all. with_files: also files of another format.
     """
     found: list[FoundCheckpoint] = []
     broken: dict[Path, str] = {}
     records: dict[Path, dict[str, Any]] = {}
     for folder in places:
-        here, damaged = find_checkpoints(folder)
+        here, damaged = find_with_files(folder, read_record(folder) if with_files else {})
         found, broken = [*found, *here], {**broken, **damaged}
         records |= {
             each.path: read_record(run_dir) for each in here if (run_dir := run_dir_of(each.path, folder))
@@ -268,7 +269,7 @@ def own_checkpoints(
 def best_below(folder: Path) -> list[FoundCheckpoint]:
     """Return the checkpoints with a score of the newest run below a folder that has one, the best first."""
     runs: dict[Path | None, list[FoundCheckpoint]] = {}
-    for each in own_checkpoints([folder])[1]:
+    for each in own_checkpoints([folder], with_files=True)[1]:
         runs.setdefault(run_dir_of(each.path, folder), []).append(each)
     return next(filter(None, map(best_first, runs.values())), [])
 
@@ -299,10 +300,9 @@ def best_first(found: list[FoundCheckpoint], kept: KeptBest = EVERY_MONITOR) -> 
     """
     ranked = [(each, kept.monitor_of(each)) for each in without_abandoned(found)]
     name, mode = next((monitor for _, monitor in ranked if monitor is not None), ("", ""))
-    scored = [each for each, monitor in ranked if monitor is not None and monitor[0] == name]
-    sign = 1.0 if mode == "min" else -1.0
-    oldest_first = scored[::-1]
-    return sorted(oldest_first, key=lambda each: sign * float(each.manifest["monitor"]["score"]))
+    oldest_first = [each for each, monitor in reversed(ranked) if monitor is not None and monitor[0] == name]
+    scores = {at: float(each.manifest["monitor"]["score"]) for at, each in enumerate(oldest_first)}
+    return [oldest_first[at] for at in order_of(scores, mode)]
 
 
 def first_whole(

@@ -128,7 +128,7 @@ def read_weights(path: Path | str, as_shards: bool = False) -> dict[str, Any]:
         from hookline.checkpoint import remote
 
         return remote.read_url_module(url)
-    return read_module_weights(Path(path), as_shards)
+    return read(path) if Path(path).is_file() else read_module_weights(Path(path), as_shards)
 
 
 def read_manifest(path: Path | str) -> Manifest:

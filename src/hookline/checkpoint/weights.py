@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hookline.checkpoint import files
 from hookline.checkpoint.averages import CHOICES, FoundWeights, check_weights, choose_weights, weights_of_hook
 from hookline.checkpoint.base_weights import complete_weights, fingerprint, left_out_in
-from hookline.checkpoint.catalog import Read, find_checkpoints, first_whole, newest_first
+from hookline.checkpoint.catalog import Read, find_with_files, first_whole, newest_first
 from hookline.checkpoint.dcp_folder import is_dcp_folder
 from hookline.checkpoint.files import read, read_manifest, read_weights
 from hookline.checkpoint.foreign_files import Imported, read_safetensors
@@ -125,9 +125,9 @@ def load_weights(
 ) -> WeightsReport:
     """Load the weights of another run into a module: a warm start, without optimizer, counters or hooks.
 
-    source: a checkpoint (a directory or an fsspec URL), a run's directory (its newest complete checkpoint), a
-    .safetensors file, a folder of them as transformers writes it, a mapping of names to tensors, or the
-    result of `import_checkpoint`.
+    source: a checkpoint (a directory, an fsspec URL or a .ckpt file of Lightning), a run's directory (its
+    newest complete checkpoint), a .safetensors file, a folder of them as transformers writes it, a mapping of
+    names to tensors, or the result of `import_checkpoint`.
     strict: raise an error with the report, and load nothing, unless all weights match; False: load those
     that match, also trainable weights into another base model. rename: {old prefix: new prefix}, or a
     function from a name in the source to the name in the module, or to None to leave the weight out.
@@ -208,9 +208,10 @@ def is_plain_source(source: Any) -> bool:
 
 
 def _is_file(source: Any) -> bool:
-    return (
-        isinstance(source, str | os.PathLike) and not as_url(_path_or_url(source)) and Path(source).is_file()
-    )
+    """Return whether a source is a file that is not a checkpoint of Lightning."""
+    if not isinstance(source, str | os.PathLike) or as_url(_path_or_url(source)):
+        return False
+    return Path(source).is_file() and Path(source).suffix != ".ckpt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +234,7 @@ def read_checkpoint(source: str | os.PathLike[str], read: Read = read) -> ReadCh
         return ReadCheckpoint(str(path), contents, contents["counters"]["step"])
     if not Path(path).is_dir() or (Path(path) / MANIFEST).exists():
         return ReadCheckpoint(str(path), read(path), read_manifest(path)["step"])
-    found, broken = find_checkpoints(Path(path))
+    found, broken = find_with_files(Path(path), read_record(Path(path)))
     records = {
         each.path: read_record(run_dir) for each in found if (run_dir := run_dir_of(each.path, Path(path)))
     }
@@ -404,8 +405,8 @@ def _first_parts(weights: Mapping[str, Any]) -> list[str]:
 def _read_file(path: Path) -> Mapping[str, Any]:
     if path.suffix != ".safetensors":
         raise CheckpointError(
-            f"{path} is not a .safetensors file. To read a file of torch.save or Lightning, call "
-            f"load_weights(module, hookline.import_checkpoint({str(path)!r}))."
+            f"{path} is not a .safetensors file, or a .ckpt file of Lightning. To read a file of torch.save, "
+            f"call load_weights(module, hookline.import_checkpoint({str(path)!r}))."
         )
     return read_safetensors(path)
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hookline._version import __version__
 from hookline.cli.output import BROKEN_PIPE, INTERRUPTED, OK, USAGE, on_one_rank, print_error
+from hookline.util.errors import closest
 
 RUNS = {
     "fit": "train",
@@ -156,7 +158,9 @@ def _command(given: list[str]) -> int:
 
         pairs, given = split_overrides(given, TYPED)
         overrides, sections = [f"--{key}={text}" for key, text in pairs], TYPED
-    chosen = make_parser(sections).parse_args(given)
+    parser = make_parser(sections)
+    parser.given = given if sections else []
+    chosen = parser.parse_args(given)
     if chosen.command in RUNS and chosen.command != "explain":
         from hookline.cli.runs import run_stage
 
@@ -227,10 +231,15 @@ def _inspect(chosen: argparse.Namespace) -> int:
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors say where a key of the configuration belongs."""
 
+    given: Sequence[str] = ()
+    """The arguments of a command that reads a configuration."""
+
     def error(self, message: str) -> Any:
         """Report an error as argparse does, with the hint."""
-        unknown = message.partition("unrecognized arguments: ")[2].split()
-        if unknown:
+        if wrong := re.search("invalid choice: '(.*?)' .choose from (.*)", message):
+            message += closest(wrong[1], re.findall(r"[\w-]+", wrong[2]))
+        if unknown := message.partition("unrecognized arguments: ")[2].split():
+            from hookline.config.files import keys_named
             from hookline.config.sections import option_names
 
             name = unknown[0].lstrip("-").partition("=")[0].replace("-", "_")
@@ -238,11 +247,16 @@ class _Parser(argparse.ArgumentParser):
                 message += f"\nThis is an option of the trainer: --trainer.{name}"
             elif "." in name and "=" in unknown[0]:
                 message += f"\nA key of the configuration begins with two dashes: --{unknown[0].lstrip('-')}"
+            elif self.given and unknown[0].startswith("--"):
+                keys = keys_named(name, self.given) or [f"module.{name}"]
+                message += (
+                    f"\nA key of the configuration is written with its section: --{' or --'.join(keys)}"
+                )
         on_one_rank(message, lambda: argparse.ArgumentParser.error(self, message))
         sys.exit(USAGE)
 
 
-def make_parser(sections: Mapping[str, str]) -> argparse.ArgumentParser:
+def make_parser(sections: Mapping[str, str]) -> _Parser:
     """Return a parser with all commands and their options.
 
     sections: those of a configuration that a run command sets, for its help; `split_overrides` reads them.

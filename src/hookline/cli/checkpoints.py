@@ -15,6 +15,7 @@ from hookline.checkpoint.catalog import (
     FoundCheckpoint,
     best_first,
     find_checkpoints,
+    find_with_files,
     newest_first,
     without_abandoned,
 )
@@ -93,6 +94,12 @@ def list_checkpoints(path: str) -> tuple[list[ListedCheckpoint], bool]:
         *(ListedCheckpoint(each.path, each.manifest) for each in whole),
         *(ListedCheckpoint(each, None, why) for each, why in broken.items()),
     ]
+    if not listed and (files := find_with_files(folder, read_record(folder))[0]):
+        names = ", ".join(str(each.path) for each in files[:6])
+        raise CheckpointError(
+            f"The checkpoints of {folder} are files of Lightning: {names}. `hookline summary {folder}` lists "
+            f"them with their scores, and `hookline checkpoint import FILE` converts one."
+        )
     if not listed:
         raise CheckpointError(
             f"There is no checkpoint in {folder} or below it. A fit writes checkpoints/last, unless it has "

@@ -37,8 +37,7 @@ def print_error(error: Exception, given: list[str]) -> int:
     from hookline.util.errors import HooklineError, OptionError
 
     notes: list[str] = getattr(error, "__notes__", [])
-    trained = bool(notes) and not any(note.endswith(" step 0") for note in notes)
-    is_usage_error = isinstance(error, ConfigError) or (isinstance(error, OptionError) and not trained)
+    is_usage_error = isinstance(error, OptionError) and not _has_trained(error)
 
     def show() -> None:
         if "--json" in given:
@@ -54,6 +53,15 @@ def print_error(error: Exception, given: list[str]) -> int:
 
     on_one_rank(error, show)
     return USAGE if is_usage_error else FAILED
+
+
+def _has_trained(error: Exception) -> bool:
+    """Return whether an error ended a fit after its first update."""
+    if not hasattr(error, "__notes__"):
+        return False
+    from hookline.reliability.summary import end_summary
+
+    return (ended := end_summary(error)) is not None and ended.trained
 
 
 def on_one_rank(error: Exception | str, show: Callable[[], object]) -> None:

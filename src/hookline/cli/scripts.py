@@ -108,6 +108,9 @@ def _explain_nothing() -> None:
         )
 
 
+OF_PROGRAM = "not converted: what the program of LightningCLI adds, such as link_arguments and set_defaults"
+
+
 def convert_config(chosen: argparse.Namespace) -> int:
     """Convert the file, write the result beside it, and print the command that runs it."""
     source = files.read_config(chosen.config)
@@ -131,4 +134,5 @@ def convert_config(chosen: argparse.Namespace) -> int:
         start = ["torchrun", f"--nproc-per-node={made.devices}", *nodes, "-m", "hookline"]
     allowed = dict.fromkeys([*chosen.allow, *made.packages])
     again = shlex.join([*start, "fit", str(out), *(word for name in allowed for word in ("--allow", name))])
-    return print_result(chosen, {"written": str(out), "command": again}, f"wrote {out}\n\nNext: {again}")
+    said = f"wrote {out}\n{OF_PROGRAM}\n\nNext: {again}"
+    return print_result(chosen, {"written": str(out), "command": again}, said)

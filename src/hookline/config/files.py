@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 import tomllib
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +214,25 @@ def split_overrides(
         else:
             settings.append((match["key"], "true"))
     return settings, rest
+
+
+def keys_named(name: str, arguments: Iterable[str]) -> list[str]:
+    """Return the keys of this name, with their sections, in the file among the arguments; none if it cannot
+    be read.
+    """
+
+    def find(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
+        for key, value in values.items():
+            if key == name:
+                yield prefix + key
+            elif isinstance(value, dict):
+                yield from find(value, f"{prefix}{key}.")
+
+    path = next((each for each in arguments if each.endswith(CONFIG_SUFFIXES)), "")
+    try:
+        return list(find(read_config(path).values, ""))
+    except (OSError, ConfigError):
+        return []
 
 
 def short_name(path: str) -> str:

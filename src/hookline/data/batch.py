@@ -1,4 +1,4 @@
-"""Move a batch to a device, and count its samples and tokens."""
+"""Move a batch to a device, count its samples and tokens, and describe it."""
 
 from __future__ import annotations
 
@@ -85,3 +85,14 @@ def first_array(batch: Any) -> Any:
         return None
     found = (first_array(part) for part in parts)
     return next((each for each in found if each is not None), None)
+
+
+def describe_batch(batch: Any) -> str:
+    """Return shapes and types: `float32[3, 4], int64[3]`."""
+    if isinstance(batch, Tensor):
+        return f"{str(batch.dtype).removeprefix('torch.')}{list(batch.shape)}"
+    if isinstance(batch, dict):
+        return "{" + ", ".join(f"{key}: {describe_batch(each)}" for key, each in batch.items()) + "}"
+    if isinstance(batch, list | tuple):
+        return ", ".join(describe_batch(each) for each in batch)
+    return type(batch).__name__

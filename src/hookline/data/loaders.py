@@ -31,7 +31,7 @@ from hookline.data.sharding import (
     units_of,
 )
 from hookline.data.sources import as_saved_now, changes, length_of, source_facts
-from hookline.util.errors import CheckpointError, OptionError
+from hookline.util.errors import CheckpointError, OptionError, described
 
 log = logging.getLogger("hookline")
 MOST_PASSES = 64
@@ -408,6 +408,12 @@ def make_loaders(
                 f"The {kind} loader {name!r} is a dataset ({type(source).__name__}), which yields single "
                 "samples. Pass torch.utils.data.DataLoader(dataset, batch_size=...)."
             )
+        if _is_pair(source):
+            raise OptionError(
+                f"The {kind} loader {name!r} is a {described(source)}, which looks like inputs and targets. "
+                "Pass DataLoader(TensorDataset(inputs, targets), batch_size=...), both of torch.utils.data. "
+                "If these are two batches, put them into a list."
+            )
         if not hasattr(source, "__iter__") and not hasattr(source, "__getitem__"):
             raise OptionError(
                 f"The {kind} loader {name!r} is a {type(source).__name__}, which cannot be iterated over. "
@@ -428,6 +434,15 @@ def _is_loader(value: Any) -> bool:
     if hasattr(value, "shape") or isinstance(value, list | tuple | Mapping | str | bytes):
         return False
     return hasattr(value, "__iter__")
+
+
+def _is_pair(source: Any) -> bool:
+    """Return whether a loader looks like (inputs, targets): as many of both, of another type or dimension."""
+    if not isinstance(source, tuple) or len(source) != 2:
+        return False
+    shapes: list[Any] = [getattr(each, "shape", ()) for each in source]
+    kinds = [(getattr(each, "dtype", None), len(shape)) for each, shape in zip(source, shapes, strict=True)]
+    return () not in shapes and shapes[0][0] == shapes[1][0] and kinds[0] != kinds[1]
 
 
 def apply_limit(length: int | None, limit: int | float, kind: str) -> int | None:

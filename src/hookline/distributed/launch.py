@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hookline.util.errors import OptionError
+from hookline.util.errors import OptionError, closest
 
 SLURM_PORTS = range(20000, 30000)
 """Ports for rank zero of a SLURM job, chosen by job id, so that jobs on one machine seldom share one."""
@@ -142,15 +142,20 @@ def pick_device(device: Any) -> torch.device:
         return accelerator if accelerator is not None else torch.device("cpu")
     try:
         chosen = torch.device(device)
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError):
+        meant = (
+            closest(str(device), ("auto", "cpu", "cuda", "mps"))
+            or " Pass 'auto', 'cpu', 'cuda', 'cuda:1' or 'mps'."
+        )
         raise OptionError(
-            f"device={device!r} is not a device: {str(error).splitlines()[0]}", option="device", value=device
+            f"device={device!r} is not a device.{meant}", option="device", value=device
         ) from None
     try:
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise OptionError(
-            f"device={device!r} is not available here: {str(error).splitlines()[0]}",
+            f"device={device!r} is not available here: {str(error).splitlines()[0].rstrip('.')}. Leave "
+            "device out to take what is there.",
             option="device",
             value=device,
         ) from None

@@ -164,10 +164,27 @@ _CONTROL: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 """The control group of each process group, as long as the process group exists."""
 
 
+RELEASING = 0.1
+"""Seconds for this, at the end of the process."""
+
+
 def control_group(timeout: float = 1800) -> Any:
     """Return the gloo group for Hookline's own messages, separate from the model's collectives."""
     world = dist.group.WORLD
-    return _CONTROL.get(world) or _CONTROL.setdefault(world, gloo_group(timeout))
+    if world not in _CONTROL:
+        _CONTROL[world] = gloo_group(timeout)
+        atexit.unregister(_let_gloo_release)
+        atexit.register(_let_gloo_release)
+    return _CONTROL[world]
+
+
+def _let_gloo_release() -> None:
+    """Let the threads of gloo release the tensors of the last collectives, while there is an interpreter.
+
+    To release them later aborts the process ("terminate called without an active exception"), and torch has
+    no call that waits for these threads.
+    """
+    time.sleep(RELEASING)
 
 
 class _RankName(logging.Filter):

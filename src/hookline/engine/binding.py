@@ -309,8 +309,15 @@ def unknown_fact(name: str, event: Event, table: EventTable, where: str) -> str:
     names = [n for fact in facts for n in (fact.name, *fact.spellings)]
     own = ", ".join(event.facts) or "none of its own"
     common = ", ".join(fact.name for fact in facts if fact.name not in event.facts)
+    elsewhere = table.events_with(name)
+    hint = closest(name, names)
+    if elsewhere:
+        from hookline.util.text import list_some  # only an error needs it
+
+        here = "; here use metrics['train/loss']" if name == "loss" and "metrics" in event.facts else ""
+        hint = f" It is an argument of {list_some(elsewhere, 4)}{here}."
     return (
-        f"{where}: {event.name} has no argument {name!r}.{closest(name, names)}\n"
+        f"{where}: {event.name} has no argument {name!r}.{hint}\n"
         f"  arguments of {event.name}: {own}\n"
         f"  arguments of every event: {common}\n"
         f"  (a parameter with a default value may have any name)"

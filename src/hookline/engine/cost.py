@@ -20,6 +20,8 @@ SHORT_SECONDS = 0.1
 """Seconds: a hook that took less is not reported as slow, even in a short run."""
 SHOWN_COSTS = 6
 """Rows of the table at the end of a run; the others are summed up."""
+LEAST_SHARE = 0.0005
+"""The share of the training time from which `print(cost)` shows a row: others would show 0.0%."""
 HEADLINE_HOOKS = 3
 """Hooks that the line above a folded table names."""
 COLUMNS = ("hook", "event", "calls", "total", "mean", "worst", "share")
@@ -77,16 +79,18 @@ class Cost:
 
 
 class Stopwatch:
-    """Measures how long a run has been training; it stops when the run is over."""
+    """Measures how long a run has been training or evaluating; it stops when the run is over."""
 
     def __init__(self) -> None:
         self._began = self._ended = 0
+        self.stage = "fit"
         self.counted_twice = 0.0
         """Seconds of hooks inside another hook's call, such as a hook that validates during training."""
 
-    def start(self) -> None:
+    def start(self, stage: str = "fit") -> None:
         """Start at zero."""
         self._began, self._ended, self.counted_twice = time.perf_counter_ns(), 0, 0.0
+        self.stage = stage
 
     def stop(self) -> None:
         """Stop; a second call does nothing."""
@@ -107,14 +111,18 @@ class Costs(list[Cost]):
         seconds: float = 0.0,
         counted_twice: float = 0.0,
         is_audited: bool = False,
+        stage: str = "fit",
     ) -> None:
         super().__init__(rows)
         self.seconds, self.counted_twice, self.is_audited = seconds, counted_twice, is_audited
+        self.stage = stage
         self.times = ""
         """A line about where the time of the run went, below the table; empty: none."""
 
     def __str__(self) -> str:
-        table = cost_table(self, self.seconds, self.counted_twice, len(self), self.is_audited)
+        counted = sum(row.share >= LEAST_SHARE for row in self)
+        most = max(counted, SHOWN_COSTS)
+        table = cost_table(self, self.seconds, self.counted_twice, most, self.is_audited, self.stage)
         return "\n".join(filter(None, (table, self.times)))
 
     def _repr_html_(self) -> str:
@@ -124,8 +132,9 @@ class Costs(list[Cost]):
         """Return the most expensive rows as a table for a notebook. most: the number of rows."""
         from hookline.util.notebook import escape, table  # only a notebook calls this
 
-        head, rows = _cost_head(self, self.seconds, self.counted_twice), map(_cost_cells, self[:most])
-        below = [*_rest_lines(self[most:]), *_slow_lines(self, self.is_audited)]
+        head = _cost_head(self, self.seconds, self.counted_twice, self.stage)
+        rows = map(_cost_cells, self[:most])
+        below = [*_rest_lines(self[most:]), *_slow_lines(self, self.is_audited, self.stage)]
         lines = "".join(f"<div>{escape(line)}</div>" for line in [*below, *filter(None, [self.times])])
         return f"<div>{escape(head)}</div>{table(COLUMNS, rows)}{lines}"
 
@@ -147,6 +156,7 @@ def cost_table(
     counted_twice: float = 0.0,
     most: int = SHOWN_COSTS,
     is_audited: bool = False,
+    stage: str = "fit",
 ) -> str:
     """Return the most expensive rows as text, and the slow hooks by name. most: the number of rows.
 
@@ -156,9 +166,9 @@ def cost_table(
     from hookline.util.text import align_columns  # not needed until the end of a run
 
     cells = [COLUMNS, *map(_cost_cells, rows[:most])]
-    lines = [_cost_head(rows, seconds, counted_twice)]
+    lines = [_cost_head(rows, seconds, counted_twice, stage)]
     lines += [f"  {line}" for line in align_columns(cells, left=2)]
-    below = (*_rest_lines(rows[most:]), *_slow_lines(rows, is_audited))
+    below = (*_rest_lines(rows[most:]), *_slow_lines(rows, is_audited, stage))
     return "\n".join([*lines, *(f"  {line}" for line in below)])
 
 
@@ -167,26 +177,28 @@ def _cost_cells(row: Cost) -> tuple[str, ...]:
     return (row.hook, row.event, str(row.calls), *times, f"{row.share:.1%}")
 
 
-def _cost_head(rows: Sequence[Cost], seconds: float, counted_twice: float) -> str:
+def _cost_head(rows: Sequence[Cost], seconds: float, counted_twice: float, stage: str) -> str:
     total = sum(row.seconds for row in rows) - counted_twice
+    if total > seconds:  # such as the search of a LearningRateFinder
+        return (
+            f"Hooks took {format_seconds(total)}, what they do before it included; "
+            f"{'the training' if stage == 'fit' else f'{stage}()'} took {format_seconds(seconds)}:"
+        )
     share = f", {total / seconds:.1%}" if seconds else ""
-    return (
-        f"Hooks took {format_seconds(total)} of {format_seconds(seconds)} of training{share}, validation and "
-        f"saving included:"
-    )
+    of, included = ("training", ", validation and saving included") if stage == "fit" else (f"{stage}()", "")
+    return f"Hooks took {format_seconds(total)} of {format_seconds(seconds)} of {of}{share}{included}:"
 
 
 def _rest_lines(rest: Sequence[Cost]) -> list[str]:
     total = format_seconds(sum(row.seconds for row in rest))
-    return [f"and {len(rest)} more, {total} in total: trainer.hooks.cost()"] if rest else []
+    return [f"and {len(rest)} more, {total} in total: list(trainer.hooks.cost())"] if rest else []
 
 
-def _slow_lines(rows: Sequence[Cost], is_audited: bool) -> list[str]:
+def _slow_lines(rows: Sequence[Cost], is_audited: bool, stage: str) -> list[str]:
     if is_audited:
         return ["The times include the audit; without audit=True the hooks are faster."]
-    return [
-        f"slow: {name}, {min(share, 1):.0%} of the training time" for name, share in slow_hooks(rows).items()
-    ]
+    of = "training time" if stage == "fit" else f"time of {stage}()"
+    return [f"slow: {name}, {min(share, 1):.0%} of the {of}" for name, share in slow_hooks(rows).items()]
 
 
 def slow_hooks(rows: Sequence[Cost]) -> dict[str, float]:

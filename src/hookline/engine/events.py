@@ -92,7 +92,8 @@ FACT_ROWS: tuple[Fact, ...] = (
     _known("rank", "the rank of this process"),
     _known("local_rank", "the rank of this process on its machine"),
     _known("world_size", "the number of processes"),
-    _known("lr", "the learning rate of the first parameter group"),
+    _known("lr", "the learning rate of the first parameter group now: at the end of an epoch, schedulers "
+           "have advanced already. At on_step_end, the one that the update used"),
     _known("resumed", "whether this run continues from a checkpoint"),
     _known("sanity_checking", "whether the current validation is the sanity check"),
     _known("hooks", "the hooks of this run"),

@@ -105,7 +105,9 @@ class _CountFilter(Filter):
         self.n = int(number)
         self.facts = (UNITS[unit],) if unit in UNITS else ()
         self.count = attrgetter(UNITS[unit]) if unit in UNITS else None
-        self.text = f"every {interval}" if isinstance(interval, str) else f"every {interval} calls"
+        self.text = f"every {interval}"
+        if not isinstance(interval, str):
+            self.text += " call" if interval == 1 else " calls"
         self.passed: int | None = None if self.count else 0
 
     def ready(self, s: Any) -> bool:

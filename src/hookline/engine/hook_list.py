@@ -19,6 +19,7 @@ from hookline.engine.foreign import Adapter, adopt
 from hookline.engine.hook import TIERS, FunctionHook, Hook, check_names, definition, redefines, snake_case
 from hookline.engine.listener import ON_ERROR, Listener, find_listeners, make_listener
 from hookline.engine.plan import Plan
+from hookline.engine.registry import not_a_hook
 from hookline.util.errors import HookError, closest, described
 
 if TYPE_CHECKING:
@@ -222,8 +223,8 @@ class HookList:
             if each.account.calls and not getattr(entry.hook, "is_internal", False)
         ]
         rows.sort(key=lambda row: -row.seconds)
-        is_audited = self.recorded_changes is not None
-        return Costs(rows, self.stopwatch.seconds, self.stopwatch.counted_twice, is_audited)
+        watch, is_audited = self.stopwatch, self.recorded_changes is not None
+        return Costs(rows, watch.seconds, watch.counted_twice, is_audited, watch.stage)
 
     def changes(self) -> list[HookChange]:
         """Return what each hook has changed in this run so far, by event and kind, in the order of the first
@@ -249,8 +250,13 @@ class HookList:
 
     def entry(self, name: str) -> Entry:
         """Return the entry of this name; raise with the known names if there is none."""
+        known = ", ".join(self._entries) or "none"
+        if not isinstance(name, str):
+            raise HookError(
+                f"hooks[{name!r}]: a hook is found by its name. Hooks: {known}. In a list, "
+                "list(trainer.hooks), they have numbers."
+            )
         if name not in self._entries:
-            known = ", ".join(self._entries) or "none"
             raise HookError(f"There is no hook named {name!r}.{closest(name, self._entries)} Hooks: {known}.")
         return self._entries[name]
 
@@ -449,10 +455,7 @@ class HookList:
             _check_settings(hook, entry.name, self._table)
             listeners = find_listeners(hook, "H", entry.name, self._table)
             if not listeners and not isinstance(hook, Hook):
-                raise HookError(
-                    f"{type(hook).__name__} has no event method, so it would never be called. "
-                    "Derive it from hookline.Hook, or mark a function with @on('step_end')."
-                )
+                raise HookError(not_a_hook(hook))
         is_ours = isinstance(hook, Hook | Adapter)  # another object's `budget` is its own
         budget = budget_of(hook, entry.name, lambda: self._dismiss(entry)) if is_ours else None
         for listener in listeners:

@@ -19,6 +19,7 @@ from hookline.engine.cost import Account, Allowance
 from hookline.engine.events import NOTHING, RECEIVERS, SIGNAL, Event, EventTable
 from hookline.engine.filters import Filter, FilterSettings, PredicateFilter, filters_of
 from hookline.engine.source_text import function_in_closure, parse_source, passes_arguments_on, words_of
+from hookline.engine.table import LISTED
 from hookline.util.errors import (
     ELSEWHERE,
     HookError,
@@ -592,8 +593,5 @@ def _unknown_method(owner: Any, method: str, receiver: str, table: EventTable) -
         assert event is not None
         receivers = " and ".join(RECEIVERS[each] for each in event.receivers)
         return f"{where}: this event is for {receivers}, not for the {RECEIVERS[receiver]}."
-    names = sorted(name for name in table.names(receiver) if name.startswith("on_"))
-    return (
-        f"{where} is not an event.{closest(method, names)} {_OWN}\n"
-        f"  events of the {RECEIVERS[receiver]}: {', '.join(names)}"
-    )
+    names = [name for name in table.names(receiver) if name.startswith("on_")]
+    return f"{where} is not an event.{closest(method, names)} {LISTED} {_OWN}"

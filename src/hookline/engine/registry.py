@@ -6,6 +6,7 @@ loads the names that a package exports in the same way.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import os
@@ -130,6 +131,22 @@ def hook_class(name: str) -> Any:
         )
     module, _, attribute = known[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def not_a_hook(given: Any) -> str:
+    """Return the error about an object that is not a hook; for a text, how to pass the hook of this name."""
+    if not isinstance(given, str):
+        return (
+            f"{type(given).__name__} has no event method, so it would never be called. "
+            "Derive it from hookline.Hook, or mark a function with @on('step_end')."
+        )
+    paths = {name.replace("_", ""): path for name, path in BUILTIN_HOOKS.items()}
+    near = difflib.get_close_matches(given.replace("_", "").lower(), paths, n=1)
+    meant = paths[near[0] if near else "earlystopping"].partition(":")[2]
+    return (
+        f"The text {given!r} is not a hook. Pass an object{'' if near else ', such as EarlyStopping'}: "
+        f"from hookline.hooks import {meant}; hooks=[{meant}()]. Names work in configuration files only."
+    )
 
 
 def import_instead(package: str, name: str) -> str:

@@ -12,6 +12,18 @@ RECEIVERS: Mapping[str, str] = MappingProxyType(
     {"D": "data module", "H": "hooks", "M": "module", "S": "strategy"}
 )
 
+MOMENTS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("begin", "begins", "beginning", "started", "starts"), "start"),
+        **dict.fromkeys(
+            ("done", "ended", "ends", "finish", "finished", "finishes", "stop", "stopped"), "end"
+        ),
+    }
+)
+"""Other words for the moments in the names of events."""
+
+LISTED = "`hookline events` in a shell and `print(hookline.explain())` list all events."
+
 NOTHING = "nothing"  # a returned value has no meaning here
 SIGNAL = "signal"  # a returned Signal steers the loop
 REPLACE = "replace"  # a returned value replaces the row's `replaces` fact
@@ -159,11 +171,11 @@ class EventTable:
         if event is None:
             names = self.names(receiver)
             short = [each.removeprefix("on_") for each in names]
-            hint = closest(name, names) or closest(name, short)
-            raise HookError(
-                f"{name!r} is not an event of {RECEIVERS[receiver]}.{hint} "
-                "`hookline events` in a shell and `print(hookline.explain())` list them all."
-            )
+            # in our words for the same moment: by letters alone, `finish` is nearer to `begin` than to `end`
+            words = [MOMENTS.get(word, word) for word in name.split("_")]
+            said = "_".join(sorted(words, key=lambda word: word in ("start", "end")))
+            hint = closest(said, names) or closest(said, short)
+            raise HookError(f"{name!r} is not an event of {RECEIVERS[receiver]}.{hint} {LISTED}")
         return event
 
     def names(self, receiver: str) -> tuple[str, ...]:
@@ -182,6 +194,10 @@ class EventTable:
         if fact is None or not (fact.everywhere or fact.name in event.facts):
             return None
         return fact
+
+    def events_with(self, name: str) -> list[str]:
+        """Return the events of hooks at which a listener can request the fact of this name."""
+        return [each.name for each in self if "H" in each.receivers and self.fact(name, each) is not None]
 
     def with_needs(self, names: Iterable[str]) -> frozenset[str]:
         """Return these facts and the facts that must be captured for them."""

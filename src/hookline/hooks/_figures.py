@@ -14,12 +14,17 @@ from hookline.util.errors import HookError, install_command
 MOST_LABELS = 48
 
 
+def missing_matplotlib(what: str) -> str:
+    """Return why a figure cannot be drawn, and what installs matplotlib; empty if it is installed."""
+    if importlib.util.find_spec("matplotlib") is not None:
+        return ""
+    return f"{what} draws a figure with matplotlib, which is not installed: {install_command('plots')}."
+
+
 def need_matplotlib(what: str) -> None:
     """Raise before training if matplotlib is missing, because the figure is drawn at the end."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise HookError(
-            f"{what} draws a figure with matplotlib, which is not installed: {install_command('plots')}."
-        )
+    if problem := missing_matplotlib(what):
+        raise HookError(problem)
 
 
 def save_figure(figure: Any, name: str, run_dir: Path | str, logger: Any, step: int) -> None:

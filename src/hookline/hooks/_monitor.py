@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from hookline.engine.checks import LONGEST_FILE_NAME, Number, OneOf, check_bool, refused
 from hookline.engine.hook import Hook
-from hookline.metrics.direction import mode_of
+from hookline.metrics.direction import ROUNDING, K, best_first, is_same, mode_of
 from hookline.util.errors import OptionError, closest
 
 log = logging.getLogger("hookline")
@@ -54,6 +54,8 @@ class Monitored:
                 value=monitor,
             )
         self.who, self.monitor, self.min_delta, self.strict = who, monitor, float(min_delta), strict
+        self.rounding = ROUNDING
+        """The relative difference up to which values are equal."""
         self.is_by_name = mode == "auto" and monitor != NO_METRIC
         """Whether the name of the metric has decided about the mode."""
         self.mode = mode_of(monitor) if mode == "auto" else mode
@@ -137,12 +139,16 @@ class Monitored:
         )
 
     def look_ahead(self, metrics: Mapping[str, Any]) -> None:
-        """After the sanity check: refuse a name that is nearly that of a metric. Training may log others
-        later.
+        """After the sanity check: refuse a name that is nearly that of a metric, and warn of one that is
+        similar. Training may log others later.
         """
-        alike = difflib.get_close_matches(self.monitor, list(metrics), n=1, cutoff=NEARLY_THE_SAME)
-        if self.strict and alike and self.monitor not in metrics:
+        if self.monitor in metrics or not self.strict:
+            return
+        if difflib.get_close_matches(self.monitor, list(metrics), n=1, cutoff=NEARLY_THE_SAME):
             raise OptionError(self._missing(metrics) + " Pass strict=False to only be warned.")
+        words = set(re.findall("[a-z]+", self.monitor.lower()))
+        if words & OF_EVALUATION and closest(self.monitor, metrics):
+            self.warn("After the sanity check: %s", self._missing(metrics))
 
     def may_follow(self, state: Any, metrics: Mapping[str, Any]) -> bool:
         """Return whether a validation that has not run yet may log the missing metric, in a loop of which it
@@ -160,15 +166,19 @@ class Monitored:
         self.warn("%s never checked %r: the run ended before a check was due.", self.who, self.monitor)
 
     def is_better(self, value: float, best: float | None) -> bool:
-        """Return whether a value is better than the best by more than `min_delta`. NaN never is; every finite
-        value is better than None.
+        """Return whether a value is better than the best by more than `min_delta` and by more than rounding.
+        NaN never is; every finite value is better than None.
         """
         if not math.isfinite(value):
             return False
         if best is None:
             return True
         gain = best - value if self.mode == "min" else value - best
-        return gain > self.min_delta
+        return gain > self.min_delta and not is_same(value, best, self.rounding)
+
+    def best_first(self, scores: Mapping[K, float]) -> list[K]:
+        """Return the keys, that of the best score first; of equal scores the first in the mapping."""
+        return best_first(scores, self.mode, self.rounding)
 
     def passes(self, value: float, threshold: float) -> bool:
         """Return whether a value is better than a threshold."""
@@ -176,9 +186,11 @@ class Monitored:
 
     def _missing(self, metrics: Mapping[str, Any]) -> str:
         known = ", ".join(metrics) or "none yet"
+        # at the first validation, the loss of training is not logged yet
+        names = metrics if self.monitor in LOSSES else [*metrics, *LOSSES]
         return (
             f"{self.who} monitors {self.monitor!r}, which was not "
-            f"logged.{closest(self.monitor, metrics)} Metrics: {known}."
+            f"logged.{closest(self.monitor, names)} Metrics: {known}."
         )
 
 

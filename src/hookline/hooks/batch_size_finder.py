@@ -60,13 +60,15 @@ class BatchSizeFinder(Hook):
         """Each size that was tried, and whether it fits."""
         self._trainer: Any = None
 
-    def find(self, trainer: Any, module: nn.Module, train: Any = None, **arguments: Any) -> int:
+    def find(
+        self, trainer: Any, module: nn.Module, train: Any = None, val: Any = None, **arguments: Any
+    ) -> int:
         """Search with a trainer like this one, but without its hooks, and return the batch size.
 
-        Takes the arguments of `trainer.fit`. It does not change the given trainer, and changes only the
-        device of the module.
+        Takes the arguments of `trainer.fit`; nothing is validated. It does not change the given trainer, and
+        changes only the device of the module.
         """
-        found = self._find(trainer, module, train, **arguments)
+        found = self._find(trainer, module, train, val=val, **arguments)
         if found is None:
             raise HookError(f"{WHO}: the search did not begin, or was stopped: there is nothing to train.")
         return found

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hookline.data.seeding import rng_state, set_rng_state
 from hookline.engine.checks import Above, Count, Number, checked_parameters
 from hookline.engine.hook import Hook
-from hookline.hooks._figures import lr_curve, need_matplotlib, save_figure
+from hookline.hooks._figures import lr_curve, missing_matplotlib, need_matplotlib, save_figure
 from hookline.hooks._snapshot import Snapshot
 from hookline.util.errors import HookError, OptionError
 
@@ -48,7 +48,7 @@ class LRFinder(Hook):
         min_lr, max_lr: the first and the last rate of the first parameter group; others keep their ratio to
         it. steps: optimizer updates over which the rate grows, by the same factor each time.
         divergence: the test ends early when the smoothed loss is this many times its best, or has risen this
-        many times its decrease. plot: draw `lr_finder.png` in the run's directory.
+        many times its decrease. plot: draw `lr_finder.png` in the run's directory if matplotlib is installed.
         """
         super().__init__(name)
         if not 0 < min_lr < max_lr:
@@ -69,6 +69,7 @@ class LRFinder(Hook):
         self.losses: list[float] = []
         """One pair for each update with a finite loss."""
         self.suggestion: float | None = None
+        self._is_over = False
         self._snapshot: Snapshot | None = None
         self._streams: dict[str, Any] = {}
         self._window: list[float] = []
@@ -76,14 +77,16 @@ class LRFinder(Hook):
         self._disabled: list[str] = []
         self._smoothed = self._best = self._start = math.nan
 
-    def find(self, trainer: Any, module: nn.Module, train: Any = None, **arguments: Any) -> float | None:
+    def find(
+        self, trainer: Any, module: nn.Module, train: Any = None, val: Any = None, **arguments: Any
+    ) -> float | None:
         """Run the test with a trainer like this one, but without its hooks, and return the suggestion.
 
-        Takes the arguments of `trainer.fit`. It does not change the given trainer, and changes only the
-        device of the module.
+        Takes the arguments of `trainer.fit`; nothing is validated. It does not change the given trainer, and
+        changes only the device of the module.
         """
         options = {"max_steps": self.steps, "run_dir": trainer.run_dir}
-        trainer.fit_aside(self, options, module, train, **arguments)
+        trainer.fit_aside(self, options, module, train, val=val, **arguments)
         return self.suggestion
 
     # ---- the test ------------------------------------------------------------------------------------------
@@ -91,8 +94,6 @@ class LRFinder(Hook):
     def setup(self, stage: str, trainer: Any) -> None:
         if stage != "fit":
             return
-        if self.plot:
-            need_matplotlib("LRFinder(plot=True)")
         if trainer.options.min_epochs:
             raise OptionError(
                 f"LRFinder ends the run after {self.steps} steps, which "
@@ -115,6 +116,7 @@ class LRFinder(Hook):
 
     def on_train_start(self, module: nn.Module, optimizers: list[Any], schedulers: list[Any]) -> None:
         self.lrs, self.losses, self.suggestion, self._window = [], [], None, []
+        self._is_over = False
         self._smoothed = self._best = self._start = math.nan
         if not optimizers:
             raise HookError("LRFinder has no optimizer whose learning rate it could change.")
@@ -180,6 +182,7 @@ class LRFinder(Hook):
         blew_up = not math.isfinite(loss) or self._smoothed > self._best + room
         if blew_up or len(self.lrs) >= self.steps:
             trainer.stop("the learning-rate range test is over")
+            self._is_over = True
             self._restore()
 
     def _restore(self) -> None:
@@ -187,7 +190,7 @@ class LRFinder(Hook):
         if snapshot is not None:
             snapshot.restore()
 
-    def teardown(self, trainer: Any, logger: Any, stage: str, step: int, rank: int) -> None:
+    def teardown(self, trainer: Any, logger: Any, stage: str, step: int, rank: int, status: str) -> None:
         if stage != "fit":
             return
         self._restore()
@@ -198,15 +201,32 @@ class LRFinder(Hook):
         if self._streams:
             set_rng_state(self._streams)
         self.suggestion = self._suggest()
-        if self.suggestion is None:
+        if rank or status == "error":
+            return
+        if not self._is_over:
+            log.warning(
+                "LRFinder: the fit ended after %d of %d steps, so higher rates were not tried. Pass a "
+                "smaller steps= or train more epochs. LRFinder().find(trainer, module, loader) repeats the "
+                "loader.",
+                len(self.lrs),
+                self.steps,
+            )
+        elif self.suggestion is None:
             log.warning(
                 "LRFinder has no suggestion: over %d steps from %g the loss did not fall.",
                 len(self.lrs),
                 self.min_lr,
             )
-        elif rank == 0:
+        if self.suggestion is not None:
             log.info("LRFinder suggests a learning rate of %.2g", self.suggestion)
-        if self.plot and rank == 0 and len(self.lrs) > 2:
+        if self.plot and len(self.lrs) > 2:
+            self._draw(trainer, logger, step)
+
+    def _draw(self, trainer: Any, logger: Any, step: int) -> None:
+        """Write the figure, which the test does not need: without matplotlib it is left out."""
+        if problem := missing_matplotlib("LRFinder(plot=True)"):
+            log.warning("lr_finder.png is left out. %s", problem)
+        else:
             save_figure(self.figure(), "lr_finder", trainer.run_dir, logger, step)
 
     # ---- the result ----------------------------------------------------------------------------------------

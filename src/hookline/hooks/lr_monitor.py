@@ -16,7 +16,8 @@ class LRMonitor(Hook):
 
     A scheduler's `name` and a parameter group's `name` replace these. The values are those that the update
     used, or the first update of the epoch, before a scheduler changes them. For an optimizer that made no
-    update in an epoch, they are those at its start.
+    update in an epoch, they are those at its start. As all built-in hooks it runs after yours: in
+    on_train_epoch_end, `metrics` has its values of the epoch before, and the fact `lr` the rate now.
     """
 
     tier = "builtin"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
@@ -14,6 +15,9 @@ from hookline.engine.checks import Count, Number, check_choice, checked_paramete
 from hookline.engine.hook import Hook
 from hookline.hooks._settings import facts_asked
 from hookline.util.errors import HookError, OptionError, closest, described
+from hookline.util.terminal import log_notice
+
+log = logging.getLogger("hookline")
 
 F = TypeVar("F", bound=Callable[..., float])
 
@@ -142,6 +146,8 @@ class LRSchedule(Hook):
         self._at = -1
         self._written: list[list[float]] = []
         """The rates set last, per optimizer and parameter group."""
+        self._saved_until: int | None = None
+        """The length of the run when the checkpoint was saved that this run continues."""
 
     def _find(self, schedule: Any) -> Callable[..., Any]:
         takes: list[str] = []
@@ -186,9 +192,9 @@ class LRSchedule(Hook):
 
     def setup(self, stage: str) -> None:
         if stage == "fit":
-            self._at, self._written = -1, []
+            self._at, self._written, self._saved_until = -1, [], None
 
-    def on_fit_start(self, trainer: Any, optimizers: list[Any], schedulers: list[Any]) -> None:
+    def on_fit_start(self, trainer: Any, optimizers: list[Any], schedulers: list[Any], rank: int) -> None:
         others = sorted(
             {type(each).__name__ for each in schedulers if not isinstance(each, ReduceLROnPlateau)}
         )
@@ -207,6 +213,18 @@ class LRSchedule(Hook):
                 raise OptionError(
                     f"LRSchedule: the number of {self.interval}s of the run is unknown; pass total=, "
                     "or set max_steps or max_epochs."
+                )
+            if self._saved_until not in (None, self._until) and not rank:
+                log_notice(
+                    log,
+                    "LRSchedule: the run has %s %ss now; when it was saved, it had %s. The learning rate "
+                    "follows the curve over all %s from here on; LRSchedule(..., total=%s) keeps the earlier "
+                    "curve.",
+                    self._until,
+                    self.interval,
+                    self._saved_until,
+                    self._until,
+                    self._saved_until,
                 )
         self._warmup = self._count_warmup()
         if self._warmup >= self._until:
@@ -255,10 +273,11 @@ class LRSchedule(Hook):
         self._written = written
 
     def state_dict(self) -> dict[str, Any]:
-        return {"written": self._written}
+        return {"written": self._written, "until": None if self._until == math.inf else self._until}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._at, self._written = -1, [list(each) for each in state["written"]]
+        self._saved_until = state.get("until")  # checkpoints of earlier versions have none
 
 
 def _copied(rate: Any) -> Any:

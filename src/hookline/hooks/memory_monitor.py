@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
+from hookline.data.batch import describe_batch
 from hookline.distributed.sharded_norms import local_part
 from hookline.engine.checks import Count, checked_parameters
 from hookline.engine.hook import Hook
@@ -19,7 +20,6 @@ from hookline.engine.slots import failure_source
 from hookline.hooks._failed_module import FailedPlace, find_failed_place, live_tensors
 from hookline.hooks._memory import GB, allocator_counters, peak_process_memory, take_peaks
 from hookline.hooks._statistics import tensors_in
-from hookline.hooks.nan_guard import describe_batch
 from hookline.util.memory import out_of_memory
 from hookline.util.text import list_some, mask_text
 

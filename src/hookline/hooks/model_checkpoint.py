@@ -440,7 +440,7 @@ class ModelCheckpoint(Hook):
         """Return the paths, the best first; of equal scores the oldest, without a monitor the newest."""
         if self.monitor is None:
             return list(reversed(kept))
-        return sorted(kept, key=lambda path: kept[path] if self.mode == "min" else -kept[path])
+        return self.watch.best_first(kept)
 
     def _surplus(self, kept: dict[str, float]) -> list[str]:
         newest = next(reversed(kept), "")
@@ -578,7 +578,7 @@ def _scores(kept: Any) -> dict[str, float]:
     for path, score in kept.items():
         if not isinstance(path, str) or isinstance(score, bool) or not isinstance(score, int | float):
             raise OptionError(f"{WHO}: {path!r}: {score!r} in its saved state is not a path and a score.")
-    return dict(kept)
+    return {path: float(score) for path, score in kept.items()}
 
 
 def _check_keeps_best(monitor: str | None, save_top_k: int) -> None:

@@ -12,11 +12,11 @@ from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.hooks import RemovableHandle
 
+from hookline.data.batch import describe_batch
 from hookline.distributed.sharded_norms import is_sharded, local_part
 from hookline.engine.checks import AtLeast, checked_parameters
 from hookline.engine.hook import Hook
 from hookline.hooks._statistics import tensors_in
-from hookline.hooks.nan_guard import describe_batch
 from hookline.run.parameter_groups import WRAPPERS, named_parameters
 from hookline.util.errors import HookError
 from hookline.util.text import align_columns, list_some

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from hookline.data.batch import describe_batch
 from hookline.distributed.sharded_norms import local_part
 from hookline.engine.checks import Count, Several, checked_parameters
 from hookline.engine.hook import Hook
@@ -302,14 +303,3 @@ def not_finite(named: Sequence[tuple[str, Tensor]]) -> list[str]:
         return []
     largest = norms([each for _, each in floats], math.inf).tolist()
     return [name for (name, _), value in zip(floats, largest, strict=True) if not math.isfinite(value)]
-
-
-def describe_batch(batch: Any) -> str:
-    """Return shapes and types: `float32[3, 4], int64[3]`."""
-    if isinstance(batch, Tensor):
-        return f"{str(batch.dtype).removeprefix('torch.')}{list(batch.shape)}"
-    if isinstance(batch, dict):
-        return "{" + ", ".join(f"{key}: {describe_batch(each)}" for key, each in batch.items()) + "}"
-    if isinstance(batch, list | tuple):
-        return ", ".join(describe_batch(each) for each in batch)
-    return type(batch).__name__

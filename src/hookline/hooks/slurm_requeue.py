@@ -40,6 +40,8 @@ class SlurmRequeue(Hook):
         super().__init__(name)
         check_choice("SlurmRequeue: on", on, [each for each in SIGNALS if hasattr(signal, each)])
         self.on, self.timeout = on, timeout
+        self.has_requeued = False
+        """Whether SLURM starts this job again."""
 
     def teardown(self, state: Any) -> None:
         is_due = state.status == "preempted" and state.stop_reason == self.on
@@ -68,6 +70,7 @@ class SlurmRequeue(Hook):
                 (done.stderr or done.stdout).strip(),
             )
         else:
+            self.has_requeued = True
             start = f"continues from the checkpoint of step {step}" if step else "starts again"
             log.warning("SlurmRequeue: job %s is requeued and %s.", job, start)
 

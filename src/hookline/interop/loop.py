@@ -9,19 +9,22 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Never
 
 from torch import Tensor, nn
 
 from hookline.data.sources import length_of
 from hookline.distributed.comm import Ranks
+from hookline.interop.hosted import objects
 from hookline.interop.hosted.batch import Pass
 from hookline.interop.hosted.checkpoints import gather_positions, load_hosted
 from hookline.interop.hosted.host import RAW_LOOP, Host
 from hookline.interop.hosted.missing import missing_batches, missing_losses, missing_optimizer
 from hookline.interop.hosted.position import LoopPosition, stop_in
-from hookline.interop.hosted.run import HOST_OPTIONS, HostedRun, refuse_other_options
+from hookline.interop.hosted.run import HostedRun
+from hookline.interop.hosted.update_checks import UpdateChecks, refuse_other_loss
 from hookline.run.optimizers import bare, in_module_order
+from hookline.run.state import count_noun
 from hookline.run.timer import RunTimer, timed
 from hookline.training import run_events
 from hookline.training.data_pass import read_batches
@@ -32,7 +35,7 @@ from hookline.util.urls import shown
 
 log = logging.getLogger("hookline")
 
-LINE_OPTIONS = ("module", "optimizers", "schedulers", *HOST_OPTIONS)
+LINE_OPTIONS = ("module", "optimizers", "schedulers", *objects.HOST_OPTIONS)
 
 
 class Line(HostedRun):
@@ -58,7 +61,7 @@ class Line(HostedRun):
         self,
         module: nn.Module | None = None,
         optimizers: Any = (),
-        *,
+        *more: Never,
         schedulers: Any = (),
         hooks: Iterable[Any] = (),
         host: Host = RAW_LOOP,
@@ -75,7 +78,8 @@ class Line(HostedRun):
         continue without a checkpoint that cannot be written), and max_epochs and max_steps, which hooks can
         read; the loop decides when to end.
         """
-        refuse_other_options(host, options, LINE_OPTIONS)
+        objects.refuse_more(more)
+        objects.refuse_other_options(host, options, LINE_OPTIONS)
         super().__init__(host, hooks=hooks, **options)
         self._current_epoch: object = None
         self._began = (0, 0)
@@ -86,6 +90,7 @@ class Line(HostedRun):
         self._saves_wait = self._has_validated = False
         self._step_handles: list[Any] = []
         self._position = LoopPosition(self)
+        self._checks = UpdateChecks(self)
         if module is not None:
             self.attach(module, optimizers, schedulers)
 
@@ -99,6 +104,9 @@ class Line(HostedRun):
             self._position = LoopPosition(self)
             self.state.setup.timer = RunTimer(self.plan, self.state, device=None)
             self.begin()
+            self._watch_ranks()
+            self._checks = UpdateChecks(self)
+            self._checks.begin()
             self.updates.watch(self.state.optimizers)
             self.updates.on_start = self.must_run
         except BaseException as error:
@@ -112,16 +120,22 @@ class Line(HostedRun):
         if isinstance(error, StopTraining):  # the loop may raise it, as a hook may
             self.stop(error.reason)
         elif error is not None:
-            self.fail(error)
+            found = self._explained(error)
+            self.fail(found)
+            if found is not error:
+                raise found
             return False
         try:
             self.must_run()
             self.end_training()
             self.end_fit()
-            for missing in self._missing_calls():
+            for missing in self._missing_calls() if self.state.rank == 0 else ():
                 log.warning("%s", missing)
         except BaseException as failure:
-            self.fail(failure)
+            found = self._explained(failure)
+            self.fail(found)
+            if found is not failure:
+                raise found from failure
             raise
         self.close()
         return True
@@ -211,15 +225,16 @@ class Line(HostedRun):
         n: epochs in all, with those before a resume.
         """
         self.must_run()
+        objects.check_epochs(n)
         done, position = self.state.epochs_seen, self._position
         if position.is_finished and n > position.epochs > 0:  # it is to train longer
             self._set_stop(None)
         position.epochs = n
-        if done >= n and not self.should_stop:
+        if done >= n and not self.should_stop and self.state.rank == 0:
             log.warning(
-                "Nothing is left to train: %d epochs are done, and the loop requests %d in all. Use a "
-                "new Line for a new training.",
-                done,
+                "Nothing is left to train: %s done, and the loop requests %d in all. Use a new Line for a "
+                "new training.",
+                count_noun(done, "epoch is", "epochs are"),
                 n,
             )
         for number in range(done, n):
@@ -249,6 +264,7 @@ class Line(HostedRun):
         """
         self.end_epoch()
         self.must_run()
+        objects.check_loader(loader)
         if self.should_stop:
             return
         first = self._position.start_batches(loader)
@@ -390,26 +406,32 @@ class Line(HostedRun):
 
     # ---- the update ----------------------------------------------------------------------------------------
 
-    def backward(self, loss: Tensor, divide_by: float = 1, **options: Any) -> None:
-        """Call `loss.backward()` with its events.
+    def backward(self, loss: Tensor, divide_by: float = 1, **options: Any) -> int:
+        """Call `loss.backward()` with its events. Return how many backward passes there were since the last
+        update or `zero_grad`, with this one: the batches of an accumulation window so far.
 
         loss: the loss with its graph. divide_by: the number of batches that make one update, so that hooks
         see the undivided loss of each. options: those of `Tensor.backward`.
         """
-        if not loss.requires_grad:
-            raise LossError(
-                "line.backward takes the loss with its graph; this one was detached, or gradients are "
-                "switched off."
-            )
-        loss = self.before_backward(loss)
-        self.differentiate(loss if divide_by == 1 else loss / divide_by, **options)
-        self.after_backward()
+        try:
+            if not loss.requires_grad:
+                raise LossError(
+                    "line.backward takes the loss with its graph; this one was detached, or gradients are "
+                    "switched off."
+                )
+            seen = self.before_backward(loss)
+            self.differentiate(seen if divide_by == 1 else seen / divide_by, **options)
+        except (AttributeError, RuntimeError) as error:
+            refuse_other_loss(loss, error)
+            raise
+        return self.after_backward()
 
     def differentiate(self, loss: Tensor, **options: Any) -> None:
         """Do the work of `backward` between its events.
 
         loss: the loss to differentiate. options: those of `Tensor.backward`.
         """
+        self._checks.differentiates = True
         loss.backward(**options)  # type: ignore[no-untyped-call]
 
     def clip_gradients(self, max_norm: float, optimizer: Any = None) -> Tensor:
@@ -422,6 +444,7 @@ class Line(HostedRun):
         s = self.state
         chosen = s.optimizers if optimizer is None else [bare(optimizer)]
         indices = [index for index, each in enumerate(s.optimizers) if any(each is one for one in chosen)]
+        self._checks.check_clipping(indices)
         parameters = in_module_order(chosen)
         self.unscale(parameters)
         for index in indices:
@@ -469,6 +492,7 @@ class Line(HostedRun):
         """Abandon what is open, without events, and drop save requests."""
         self._in_body = self._saves_wait = False
         self.updates.on_start = None
+        self._checks.end()
         self._remove_handles()
         super().abandon()
 
@@ -556,7 +580,7 @@ class Line(HostedRun):
             return False
         if (stop := self._load(found)) and path == "auto":
             self._set_stop(stop)
-            self._report_finished(str(found))
+            self._position.report_finished(str(found))
         elif stop:
             log.warning("The loop of %s had been stopped: %s. It trains on.", shown(found), stop[0])
         self.must_run()
@@ -570,19 +594,6 @@ class Line(HostedRun):
             return stop_in(load_hosted(self, path).get("loop"))
         finally:
             updates.on_start = start
-
-    def _report_finished(self, path: str) -> None:
-        s, epochs = self.state, self._position.epochs
-        if s.rank == 0:
-            log.warning(
-                "Nothing to train: this loop was %s at step %d (%s). To train on, pass its checkpoint: "
-                "line.load_checkpoint(%r)%s. To start over, choose another run_dir.",
-                s.stop_status,
-                s.step,
-                s.stop_reason,
-                path,
-                f", or train longer: line.epochs(n) with n above {epochs}" if epochs else "",
-            )
 
     def _find(self, which: str) -> str:
         start = find_checkpoint(which, self._directory, option=LINE_LOADS)

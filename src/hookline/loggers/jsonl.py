@@ -6,10 +6,11 @@ import hashlib
 import json
 import math
 import os
+import re
 import struct
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,6 +33,8 @@ _encode_record = json.JSONEncoder(allow_nan=False).encode
 
 LOOKED_AT = 4096
 """Bytes before a position that identify a log. Every line in them has its own time."""
+OF_A_JOB = re.compile(rb'\{"type": "(end|hyperparams|resume)"')
+"""The first and the last records of a fit."""
 
 
 class JSONLines(Logger):
@@ -104,7 +107,7 @@ class JSONLines(Logger):
             and position["bytes"] < self._found
             and _fingerprint(self.path, position["bytes"]) == position["sha256"]
         ):
-            marked |= self._from(position["bytes"])
+            marked |= self._from(position["bytes"], -1 if marked else step)
         self.write("resume", step=step, epoch=epoch, checkpoint=str(path), **marked)
 
     def begin_afresh(self) -> None:
@@ -115,15 +118,22 @@ class JSONLines(Logger):
         if self._found:
             self.write("resume", step=0, epoch=0, **self._from(0))
 
-    def _from(self, first: int) -> dict[str, Any]:
-        """Return the superseded bytes from this one to the start of this run."""
-        return {
-            "superseded": {
-                "from": first,
-                "to": self._found,
-                "records": _count_lines(self.path, first, self._found),
-            }
-        }
+    def _from(self, first: int, step: int = -1) -> dict[str, Any]:
+        """Return the superseded bytes from this one to the start of this run.
+
+        step: that of the checkpoint. If the last fit ended there, the records after it are of its weights,
+        such as those of a test: they stay valid.
+        """
+        at, records = first, 0
+        end: tuple[int, int] | None = None
+        for line in _lines(self.path, first, self._found):
+            at += len(line)
+            records += line.endswith(b"}\n")
+            if kind := OF_A_JOB.match(line):
+                ends_here = kind[1] == b"end" and re.search(rb'"step": %d\b' % step, line)
+                end = (at, records) if ends_here else None
+        last, count = end or (self._found, records)
+        return {"superseded": {"from": first, "to": last, "records": count}}
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, epoch: int, over: str = "") -> None:
         if over:
@@ -199,14 +209,14 @@ def _fingerprint(path: Path, length: int) -> str:
         return hashlib.sha256(file.read(min(length, LOOKED_AT))).hexdigest()
 
 
-def _count_lines(path: Path, first: int, last: int) -> int:
-    """Return the number of complete records in a part of a log."""
-    count = 0
+def _lines(path: Path, first: int, last: int) -> Iterator[bytes]:
+    """Yield the lines of a part of a log."""
     with path.open("rb") as file:
         file.seek(first)
-        while file.tell() < last:
-            count += file.readline().endswith(b"}\n")
-    return count
+        while first < last:
+            line = file.readline()
+            first += len(line)
+            yield line
 
 
 def jsonable(value: Any) -> Any:

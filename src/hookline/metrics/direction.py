@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
+from typing import TypeVar
+
+K = TypeVar("K")
 
 LOWER = (
     "loss",
@@ -79,3 +84,26 @@ def direction_of(name: str, vague: bool = True) -> str | None:
 def mode_of(name: str) -> str:
     """Return 'max' for a metric whose name says that higher is better, otherwise 'min'."""
     return "max" if direction_of(name, vague=False) == "higher" else "min"
+
+
+ROUNDING = 2.0**-22
+"""The relative difference that rounding explains: of means of float32 values over batches."""
+
+
+def is_same(score: float, other: float, rounding: float = ROUNDING) -> bool:
+    """Return whether two scores are equal but for rounding. Whole numbers, such as steps, are exact."""
+    if score.is_integer() and other.is_integer():
+        return score == other
+    return math.isclose(score, other, rel_tol=rounding)
+
+
+def best_first(scores: Mapping[K, float], mode: str, rounding: float = ROUNDING) -> list[K]:
+    """Return the keys, that of the best score first; of equal scores the first in the mapping."""
+    levels: dict[K, float] = {}
+    level = math.nan
+    for key in sorted(scores, key=scores.__getitem__, reverse=mode == "max"):
+        if not is_same(scores[key], level, rounding):
+            level = scores[key]
+        levels[key] = level
+    # sorted() keeps the order of equal ones, also when it sorts in reverse
+    return sorted(scores, key=levels.__getitem__, reverse=mode == "max")

@@ -155,10 +155,9 @@ def how_to_load(module: nn.Module, path: Path | str, hooks: Any) -> str:
     where, name = json.dumps(_as_posix(path), ensure_ascii=False), type(module).__name__
     if isinstance(module, Module) and _can_be_made(module, hooks) and (code := import_of(type(module))):
         return f"{code}; model = {name}.load_from_checkpoint({where})"
-    if _is_of_another_format(path):
-        if getattr(module, "hparams", None):  # a LightningModule, whose file has its arguments
-            return f"model = {name}.load_from_checkpoint({where})"
-        where = f"hookline.import_checkpoint({where})"
+    if _is_of_another_format(path) and getattr(module, "hparams", None):
+        # a LightningModule, whose file has its arguments
+        return f"model = {name}.load_from_checkpoint({where})"
     return f"import hookline; hookline.load_weights(model, {where})  # model: {name}, made as before"
 
 
@@ -334,7 +333,6 @@ def load_best(
     best, otherwise at the URL of a hook that keeps checkpoints there. folders: the directories of the runs,
     the newest first; a `run_dir` need not exist.
     """
-    from hookline.checkpoint.foreign_files import import_checkpoint
     from hookline.checkpoint.weights import load_weights
 
     folder = next(iter(folders), None)
@@ -360,7 +358,7 @@ def load_best(
             f"has one elsewhere. {_best_of_earlier_run(folder)}Train with hooks=[ModelCheckpoint(monitor="
             '"val/loss")], or pass the path of a checkpoint: load_best(path=...).'
         )
-    report = load_weights(module, import_checkpoint(path) if _is_of_another_format(path) else path)
+    report = load_weights(module, path)
     for entry in hooks.entries():
         if (replaced := getattr(entry.hook, "weights_replaced", None)) is not None:
             replaced(module)

@@ -15,6 +15,7 @@ from hookline.run.run import Run
 from hookline.run.save_request import SaveRequest
 from hookline.util.errors import Preempted
 from hookline.util.processes import join
+from hookline.util.terminal import in_notebook
 
 HANDLED = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)]
 ECHOES = 5.0
@@ -23,6 +24,7 @@ LAST_SECONDS = 10.0
 """Seconds that a run may take to stop at once before the process is ended."""
 CLOCK_TIMEOUT = 5.0
 """Seconds to wait for the grace-period thread, which may block on writing to a terminal."""
+STDOUT, STDERR = 1, 2
 
 
 class Signals:
@@ -79,7 +81,7 @@ class Signals:
         if run.failure_monitor is not None:
             # the launcher ends the other ranks of a job that has failed, so no save is possible
             run.failure_monitor.raise_failure()
-        is_alone = run.strategy.ranks.alone
+        rank, is_alone = run.strategy.rank, run.strategy.ranks.alone
         if self._first:
             if (
                 number == self._first
@@ -93,14 +95,12 @@ class Signals:
             raise _at_once(number)
         self._first, self._echoes_until = number, time.monotonic() + ECHOES
         name = signal.Signals(number).name
-        if is_alone:
-            rank, second = "", "a second signal"
-        else:
-            rank = f"[rank {run.strategy.rank}] "
-            second = f"the same again after {ECHOES:g} s, or another signal,"
-        _write_stderr(
-            f"\n{rank}{name}: finishing this batch and saving, then the run ends; {second} ends it at once.\n"
-        )
+        by = "" if is_alone else f"[rank {rank}] "
+        second = "a second signal" if is_alone else f"the same again after {ECHOES:g} s, or another signal,"
+        ends = f"finishing this batch and saving, then the run ends; {second} ends it at once."
+        if rank == 0:  # once is enough; if only others have received it, `stop_for_signal` says so
+            # what is on stderr, a notebook marks as an error
+            _write(f"\n{by}{name}: {ends}\n", STDOUT if in_notebook() else STDERR)
         run.signals.received = number
         if is_alone:
             stop_for_signal(run, number)
@@ -114,11 +114,11 @@ class Signals:
         if number is None or self._is_over(self.run.options.grace_seconds):
             return
         self._no_more_grace = True
-        _write_stderr(f"The grace period of {self.run.options.grace_seconds:g} s is over.\n")
+        _write(f"The grace period of {self.run.options.grace_seconds:g} s is over.\n")
         with contextlib.suppress(ProcessLookupError):
             signal.pthread_kill(threading.main_thread().ident or 0, number)
         if not self._is_over(LAST_SECONDS):
-            _write_stderr(
+            _write(
                 "The run does not end, so the process is ended. Checkpoints that were saved before are "
                 "complete.\n"
             )
@@ -140,12 +140,15 @@ def _at_once(number: int) -> BaseException:
 
 def stop_for_signal(run: Run, number: int) -> None:
     """Request a stop and a checkpoint at the next boundary. Called on every rank at the same step."""
+    if run.strategy.rank == 0 and not run.signals.received:
+        name = signal.Signals(number).name
+        _write(f"\n[rank 0] {name} of another rank: saving, then the run ends.\n")
     run.signals.number = number
     run.state.request_stop(signal.Signals(number).name)
     run.saves.requests.append(SaveRequest(None, "signal"))
 
 
-def _write_stderr(text: str) -> None:
-    """Write to stderr without Python's buffers, which the interrupted code may be using."""
+def _write(text: str, descriptor: int = STDERR) -> None:
+    """Write without Python's buffers, which the interrupted code may be using."""
     with contextlib.suppress(OSError):
-        os.write(2, text.encode())
+        os.write(descriptor, text.encode())

@@ -168,10 +168,16 @@ class Recorded:
             show_model(self._run)
         else:
             shorten_in_notebook(error)
-        if error is not None and self._run.stage == "fit" and self._run.participants.setup_began:
+        if error is None or self._run.stage != "fit" or not self._run.participants.setup_began:
+            return
+        if _is_wrong_call(self._run, error):
+            if words := words_about_earlier(self._run):
+                error.add_note(words)
+        else:
             summary = EndSummary.of(self._run, error)
             if isinstance(error, KeyboardInterrupt) and self._run.signals.number and not _is_at_once(error):
                 error._render_traceback_ = summary.note().splitlines  # type: ignore[attr-defined]  # IPython shows it
+                error.__traceback__ = None  # it ended in good order: frames below `fit` say nothing
             with contextlib.suppress(AttributeError):  # an exception with slots
                 setattr(error, _SUMMARY, summary)
             error.add_note(summary.note())
@@ -276,6 +282,8 @@ class EndSummary:
     """Whether the same program resumes from it, because of resume='auto' and a run_dir."""
     flaw: str = ""
     """The buffers in it that are not finite."""
+    is_requeued: bool = False
+    """Whether the job's scheduler starts the same program again."""
 
     @classmethod
     def of(cls, run: Run, error: BaseException | None) -> EndSummary:
@@ -289,16 +297,10 @@ class EndSummary:
             failed = f"Interrupted at {at}."
         else:
             failed = _describe_failure(run, error)
-        if run.identity.record is not None and (earlier := run.identity.record.earlier):
-            failed += (
-                f" {run.directory.intended()} still belongs to the earlier run ({earlier['status']} at step "
-                f"{earlier['step']})."
-            )
+        if about_earlier := words_about_earlier(run):
+            failed += f" {about_earlier}"
         if (other := _other_rank(run)) is not None:
-            failed = (
-                f"Failed: rank {other.rank}: {other.text} Rank {s.rank} could not continue without it, at "
-                f"{s.position}."
-            )
+            failed = f"Failed with rank {other.rank}, at {s.position}."  # the error itself says why
         path, step = (
             (run.saves.newest.path, run.saves.newest.step)
             if run.saves.newest is not None
@@ -316,6 +318,7 @@ class EndSummary:
             model_line_after_failure(run) if exists else "",
             run.resume.is_auto and Path(str(path)).is_relative_to(str(run.options.run_dir)),
             list_some(run.watch.buffers.broken) if run.watch.buffers is not None else "",
+            any(getattr(each.hook, "has_requeued", False) for each in run.state.hooks.entries()),
         )
 
     def note(self, command: str = "") -> str:
@@ -331,8 +334,11 @@ class EndSummary:
             return "\n".join([self.failed, f"Nothing was trained, and {self.saved} is unchanged."])
         at = f", at step {self.step}" if self.step else ", which this run began with"
         flaw = f" Buffers in it are not finite: {self.flaw}." if self.flaw else ""
-        again = "run the same command again, because resume='auto' finds this checkpoint"
+        what = "run the cell" if in_notebook() else "run the same command"
+        again = f"{what} again, because resume='auto' finds this checkpoint"
         how = command or (again if self.is_found else f"trainer.fit(module, ..., resume={self.saved!r})")
+        if self.is_found and self.is_requeued:
+            how = "the job is in SLURM's queue again, and resume='auto' finds this checkpoint"
         return "\n".join(
             [
                 self.failed,
@@ -343,13 +349,29 @@ class EndSummary:
         )
 
 
+def words_about_earlier(run: Run) -> str:
+    """Return that the directory still belongs to an earlier run, if it does."""
+    if run.identity.record is None or not (earlier := run.identity.record.earlier):
+        return ""
+    return (
+        f"{run.directory.intended()} still belongs to the earlier run ({earlier['status']} at step "
+        f"{earlier['step']})."
+    )
+
+
+def _is_wrong_call(run: Run, error: BaseException) -> bool:
+    """Return whether a new fit was refused before its first batch, so that a position says nothing more."""
+    is_inside = run.state.current.interrupted_batch is not None or run.failure_monitor is not None
+    return is_refused(run, error) and not is_inside
+
+
 def _describe_failure(run: Run, error: BaseException) -> str:
-    source, (kind, text) = failure_source(error), _short_text(error)
+    source, (kind, text) = failure_source(error), _short_text(error, lines=1)
     who = f"in {source.name}, {source.event}, " if source is not None else "at "
     word = "Pruned" if kind == PRUNED else "Failed"
     where = "the start" if run.resume.was_refused and source is None else run.state.position
     # the whole text is shown with the error itself; an ellipsis ends no sentence, and neither does "no. 7"
-    first = re.split(r"(?<!\.)\. (?!\d)", text)[0].removesuffix(".")
+    first = re.split(r"(?<!\.)\. (?!\d)", text)[0].rstrip(".:")
     return f"{word}: {kind}{': ' if first else ''}{first}, {who}{where}, rank {run.state.rank}."
 
 
@@ -368,8 +390,8 @@ def end_summary(error: BaseException) -> EndSummary | None:
     return getattr(error, _SUMMARY, None)
 
 
-def _short_text(error: BaseException) -> tuple[str, str]:
-    """Return the type of an error, and its message on one line."""
+def _short_text(error: BaseException, lines: int | None = None) -> tuple[str, str]:
+    """Return the type of an error, and its message, or the first lines of it, on one line."""
     kind, text = error_text(error)
-    text = redact(" ".join(text.split()))
+    text = redact(" ".join(" ".join(text.strip().splitlines()[:lines]).split()))
     return kind, text if len(text) <= MESSAGE else f"{text[:MESSAGE]}…"

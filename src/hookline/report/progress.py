@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hookline.metrics.direction import HIGHER, LOWER, REVERSING, direction_of
+from hookline.metrics.direction import HIGHER, LOWER, REVERSING, ROUNDING, direction_of
 from hookline.report.reader import EPOCH, RecordedRun, Series
 
 VALIDATION_WORDS = ("val", "valid", "validation", "eval", "dev")
@@ -104,8 +104,8 @@ def _progress(name: str, over: str, series: Series, mode: str | None) -> MetricP
         lowest, highest = (
             Point(float(values[at]), int(steps[at]))
             for at in (
-                int(np.argmin(np.where(finite, values, np.inf))),
-                int(np.argmax(np.where(finite, values, -np.inf))),
+                int(np.argmax(np.isclose(values, extreme, ROUNDING, 0.0)))
+                for extreme in (values[finite].min(), values[finite].max())
             )
         )
     last = Point(float(values[-1]), int(steps[-1]))

@@ -111,6 +111,7 @@ class Epochs:
     """Completed epochs, from the newest row of an epoch's means."""
     at: int = 0
     """The step at which this row was written."""
+    has_rows: bool = False  # of training, not only of evaluations
 
 
 @dataclass
@@ -170,10 +171,9 @@ class RecordedRun:
         The mean of an epoch is logged under the name and step of the last batch's value; in one curve it
         would look like a spike.
         """
-        named = {
+        self.series = self.own | {
             f"{name}{EPOCH}" if name in self.own else name: series for name, series in self.between.items()
         }
-        self.series = {**self.own, **named}
 
 
 def read_run(path: Path) -> RecordedRun:
@@ -240,8 +240,7 @@ def take(run: RecordedRun, record: dict[str, Any]) -> bool:
     _take_time(run, record)
     run.times.holds_since = run.times.ended if run.times.holds_since is None else run.times.holds_since
     step = step_of(record)
-    if step is not None and step > run.last_step:
-        run.last_step = step
+    run.last_step = max(run.last_step, step or 0)
     if kind == "metrics":
         _take_metrics(run, record, run.last_step if step is None else step)
     elif kind == "histogram":
@@ -281,11 +280,12 @@ def _take_metrics(run: RecordedRun, record: dict[str, Any], step: int) -> None:
     if not isinstance(metrics, dict):
         return
     over = record.get("over") or ("step" if "lr" in metrics else "")  # logs of older versions have no "over"
+    run.epochs.has_rows |= over != "evaluation"
     kept = run.own if over == "step" else run.between
     if over == "epoch" and run.epochs.newest is not None:
         run.epochs.complete, run.epochs.at = run.epochs.newest + 1, step
     for name, value in metrics.items():
-        if over == "evaluation" and run.ending and name in kept:
+        if over == "evaluation" and run.ending and name in kept and not name.startswith("test"):
             name += AFTER
         try:
             number = float(value)  # NaN and infinity are text in the log

@@ -119,7 +119,7 @@ def ending_of(run: RecordedRun) -> dict[str, Any]:
         }
     else:
         found = {
-            "status": "",
+            "status": "completed" if _has_only_results(run) else "",
             "reason": "",
             "step": None,
             "time": None,
@@ -132,6 +132,14 @@ def ending_of(run: RecordedRun) -> dict[str, Any]:
         found["status"] = "pruned" if failure_kind(exception) == "pruned" else "failed"
         found["reason"] = found["reason"] or run.failed.get("text", "")
     return found
+
+
+def _has_only_results(run: RecordedRun) -> bool:
+    """Return whether the log has the results of evaluations, and no fit began in it. They have no run.json,
+    and are logged when they are over.
+    """
+    has_trained = run.record or run.epochs.has_rows or run.times.started is not None
+    return bool(run.between) and not (has_trained or run.failures)
 
 
 def _epochs_at_end(run: RecordedRun) -> int | None:

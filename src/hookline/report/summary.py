@@ -16,7 +16,7 @@ from hookline.report.run_events import ending_of, format_score, missing_log, pos
 from hookline.report.runs import disk_usage, last_records, run_status, utc
 from hookline.report.settings import differences, recorded_settings
 from hookline.run.lock import is_running
-from hookline.run.record import recorded_rollbacks
+from hookline.run.record import RECORD, recorded_rollbacks
 from hookline.util.errors import OptionError
 
 SUMMARY_VERSION = 1
@@ -55,7 +55,12 @@ def find_run_dir(given: Path | str) -> Path:
     """Return the directory of a run; a bare name may be a run in `runs/`."""
     path = Path(given)
     below = Path("runs") / path
-    return below if not path.exists() and not path.is_absolute() and below.is_dir() else path
+    is_below = not _is_run_dir(path) and not path.is_absolute() and (not path.exists() or _is_run_dir(below))
+    return below if is_below and below.is_dir() else path
+
+
+def _is_run_dir(path: Path) -> bool:
+    return (path / LOG).is_file() or (path / RECORD).is_file()
 
 
 def _common_metric(runs: list[RecordedRun]) -> str | None:

@@ -134,7 +134,7 @@ class TrainerPartsArguments(TypedDict, total=False):
     """Hooks, loggers and devices."""
 
     hooks: Iterable[Any]
-    """One hook or a list: instances, classes, or functions marked with `@on`. None: no hooks."""
+    """One hook or a list: instances, classes (created without arguments), or functions marked with `@on`. None: no hooks."""
     callbacks: Iterable[Any]
     """Another name for `hooks`; both are used."""
     logger: bool | Logger | LoggerLike | Iterable[Logger | LoggerLike] | None

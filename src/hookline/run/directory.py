@@ -105,12 +105,15 @@ class RunDirectory:
 
     # ---- its lock ------------------------------------------------------------------------------------------
 
-    def hold(self, on_lost: Callable[[str], None]) -> None:
+    def hold(self, on_lost: Callable[[str], None], at_once: bool = True) -> None:
         """Lock the directory for this job: a named one now, a new one when it is created.
 
-        on_lost: called from a thread if another job has taken the directory nevertheless.
+        on_lost: called from a thread if another job has taken the directory nevertheless. at_once: False:
+        lock a named one only when something is written there.
         """
         self._on_lost = on_lost
+        if not at_once:
+            return
         if self._options.run_dir is not None:
             self._take_lock(self._here(self._options.run_dir))
         elif self._named is not None and self._here(self._named).is_dir():

@@ -48,14 +48,14 @@ class Actions:
 
     def configure_optimizers(self) -> Any:
         """Return an optimizer, several, or a dictionary with 'optimizer' and 'lr_scheduler'."""
-        raise HooklineError(
+        raise OptionError(
             f"{type(self).__name__} has no configure_optimizers. Return an optimizer from it: "
             "`return torch.optim.AdamW(self.parameters(), lr=1e-3)`. Or pass optimizer= to fit."
         )
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the loss of a batch: `training_step(self, batch, batch_idx)`."""
-        raise HooklineError(
+        raise OptionError(
             f"{type(self).__name__} has no training_step(self, batch, batch_idx), which fit needs."
         )
 
@@ -369,19 +369,6 @@ class DataModule(DataMethods, AdvisesOnNames):
         """
 
 
-def advise_on_name(error: BaseException) -> None:
-    """Add to the error for a missing attribute of a module what to use instead of a name of Lightning.
-
-    It is called for a failed run. A `__getattr__` of `Module` would be called for each layer that a step
-    uses, and torch.compile would not know the names of layers.
-    """
-    if type(error) is not AttributeError or not isinstance(error.obj, Module):
-        return
-    if (name := str(error.name)) in ATTRIBUTES and not hasattr(type(error.obj), name):
-        error.args = (f"{error}. {ATTRIBUTES[name]}",)
-        error.obj = None  # Python would add a similar name
-
-
 # ---- A plain nn.Module without a subclass
 
 
@@ -560,8 +547,19 @@ def _check_function(name: str, given: Any, of: str) -> None:
 
 def _wants_index(step: Callable[..., Any]) -> bool:
     """Return whether the third argument is the batch index. One of another name keeps its default."""
-    third = list(inspect.signature(step).parameters.values())[2:3]
-    return any(each.name == "batch_idx" or each.default is each.empty for each in third)
+    signature = inspect.signature(step)
+    third = list(signature.parameters.values())[2:3]
+    wants = any(each.name == "batch_idx" or each.default is each.empty for each in third)
+    try:
+        signature.bind("model", "batch", *[0] * wants)
+        if wants and third[0].name in ("label", "labels", "target", "targets", "y", "y_true", "yb"):
+            raise TypeError
+    except TypeError:
+        raise OptionError(
+            f"step= is a function of {signature}, but gets (model, batch) or (model, batch, batch_idx); "
+            "unpack the batch inside: def step(model, batch): inputs, targets = batch"
+        ) from None
+    return wants
 
 
 def _choose_call(net: nn.Module, batch: Mapping[str, Any]) -> Callable[[Any], Any]:
@@ -589,7 +587,7 @@ def _pair(batch: Any) -> tuple[Any, Any]:
     raise OptionError(
         f"loss= needs batches of (inputs, targets), but the loader yields {type(batch).__name__}"
         f"{f' of length {len(batch)}' if isinstance(batch, list | tuple | dict) else ''}. "
-        "Pass step=lambda model, batch: ... instead."
+        "Pass step=lambda model, batch: ..., or for tensors DataLoader(TensorDataset(inputs, targets))."
     )
 
 

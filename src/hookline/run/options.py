@@ -13,6 +13,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from hookline.engine.checks import (
@@ -32,6 +33,7 @@ from hookline.engine.checks import (
 from hookline.engine.events import EVENTS
 from hookline.engine.foreign import is_hook_class
 from hookline.engine.hook import Hook
+from hookline.engine.registry import not_a_hook
 from hookline.run.option_tables import (
     Audit,
     Digests,
@@ -45,10 +47,11 @@ from hookline.run.option_tables import (
     table_rules,
     with_new_names,
 )
-from hookline.util.errors import OptionError, closest
+from hookline.util.errors import ELSEWHERE, OptionError, closest
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from hookline.distributed.base import Strategy
     from hookline.engine.foreign import LoggerLike
@@ -378,19 +381,43 @@ def make_options(given: Mapping[str, Any]) -> Options:
     return Options(**given)
 
 
-def refuse_unknown_options(owner: str, given: Iterable[str], known: Iterable[str], listed: str = "") -> None:
+def refuse_unknown_options(
+    owner: str,
+    given: Iterable[str],
+    known: Iterable[str],
+    listed: str = "",
+    elsewhere: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Raise for names that are not options, each with the closest right one; without one, with all options.
 
-    listed: where all options are listed.
+    listed: where all options are listed. elsewhere: where names belong that are not options.
     """
     names = tuple(known)
-    unknown = {name: closest(name, names) for name in given if name not in names}
+    unknown = {
+        name: f" {elsewhere[name]}" if name in elsewhere else closest(name, names)
+        for name in given
+        if name not in names
+    }
     if unknown:
         told = "\n".join(f"{owner} has no option {name!r}.{near}" for name, near in unknown.items())
         rest = listed if all(unknown.values()) else f" Options: {', '.join(names)}."
         raise OptionError(told + rest, option=next(iter(unknown)), allowed=names)
 
 
+OF_FIT = ("module", "train", "val", "datamodule", "loss", "step", "optimizer", "mixture", "resume")
+_HOOK = "It is an argument of a hook: hooks=["
+OF_OTHERS = {
+    **{name: f"It is an argument of fit: trainer.fit(..., {name}=...)." for name in OF_FIT},
+    **dict.fromkeys(("lr", "learning_rate"), "It belongs to the optimizer: torch.optim.Adam(..., lr=...)."),
+    **{
+        name: f"It belongs to the loader: DataLoader(dataset, {name}=...)."
+        for name in ("batch_size", "num_workers", "shuffle")
+    },
+    "model": "It is the first argument of fit: trainer.fit(model, ...).",
+    "patience": f"{_HOOK}EarlyStopping(patience=...)].",
+    "save_top_k": f"{_HOOK}ModelCheckpoint(save_top_k=...)].",
+}
+"""What is taken for an option of the trainer, or an argument of its methods, and where it belongs."""
 SCHEDULERS = ("scheduler", "schedulers", "lr_scheduler", "lr_schedulers")
 WITH_OPTIMIZER = (
     "Pass a scheduler together with its optimizer: optimizer={'optimizer': optimizer, 'lr_scheduler': "
@@ -406,16 +433,36 @@ def refuse_unknown(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
             for each in inspect.signature(call).parameters.values()
             if each.kind is not each.VAR_KEYWORD
         ][1:]
-        of_trainer = f" It is an option of Trainer: Trainer({name}=...)." if name in ARGUMENT_NAMES else ""
+        meant = (name, *ELSEWHERE.get(name, ()))
+        options = [each for each in meant if each in ARGUMENT_NAMES]
+        hint = closest(name, known)
         if name in SCHEDULERS and "optimizer" in known:
-            of_trainer = f" {WITH_OPTIMIZER}"
+            hint = f" {WITH_OPTIMIZER}"
+        elif options and not any(each in known for each in meant):
+            hint = f" It is an option of Trainer: Trainer({options[0]}=...)."
+        elif name in OF_OTHERS and name not in OF_FIT:
+            hint = f" {OF_OTHERS[name]}"
+        for other in given:
+            hint += f" Nor {other!r}.{closest(other, known)}" if other != name else ""
         raise OptionError(
-            f"{call.__name__}() has no argument {name!r}.{of_trainer or closest(name, known)} Arguments: "
-            f"{', '.join(known)}.",
+            f"{call.__name__}() has no argument {name!r}.{hint} Arguments: {', '.join(known)}.",
             option=name,
             value=value,
             allowed=tuple(known),
         )
+
+
+def check_module(call: str, module: Any) -> "nn.Module":
+    """Return the module that a call is for, or raise; None: it has none."""
+    from torch import nn
+
+    if module is None:
+        raise OptionError(f"{call}() needs a module: nothing was run before.")
+    if inspect.isclass(module) and issubclass(module, nn.Module):
+        raise OptionError(f"{call}(): {module.__name__} is a class; pass an object: {module.__name__}()")
+    if not isinstance(module, nn.Module):
+        raise OptionError(f"{call}() takes a hookline.Module or any nn.Module, not {type(module).__name__}.")
+    return module
 
 
 # ---- All keyword arguments of `Trainer`
@@ -424,7 +471,7 @@ def refuse_unknown(call: Callable[..., Any], given: Mapping[str, Any]) -> None:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _hook_list(name: str, hooks: Any) -> list[Any]:
+def hook_list(name: str, hooks: Any) -> list[Any]:
     """Return the hooks as a list: one hook, a class or a marked function stands for a list of it."""
     if hooks is None:
         return []
@@ -432,8 +479,9 @@ def _hook_list(name: str, hooks: Any) -> list[Any]:
         return [hooks]
     is_list = hasattr(hooks, "__iter__") and not isinstance(hooks, Mapping | str)
     if not is_list and not any(EVENTS.find(each, "H") for each in dir(hooks)):
+        hint = f" {not_a_hook(hooks)}" if isinstance(hooks, str) else ""
         raise OptionError(
-            f"{name}= takes a hook or a list of hooks, not {type(hooks).__name__}.",
+            f"{name}= takes a hook or a list of hooks, not {type(hooks).__name__}.{hint}",
             option=name,
             value=hooks,
             allowed="a hook or a list of hooks",
@@ -445,9 +493,11 @@ def _hook_list(name: str, hooks: Any) -> list[Any]:
 class TrainerParts:
     """Hooks, loggers and devices."""
 
-    hooks: Annotated[Iterable[Any], _hook_list] = ()
-    """One hook or a list: instances, classes, or functions marked with `@on`. None: no hooks."""
-    callbacks: Annotated[Iterable[Any], _hook_list] = ()
+    hooks: Annotated[Iterable[Any], hook_list] = ()
+    """One hook or a list: instances, classes (created without arguments), or functions marked with `@on`.
+    None: no hooks.
+    """
+    callbacks: Annotated[Iterable[Any], hook_list] = ()
     """Another name for `hooks`; both are used."""
     logger: "bool | Logger | LoggerLike | Iterable[Logger | LoggerLike] | None" = True
     """A Logger or several, also Lightning's, which receive the metrics. True: log.jsonl in the run's
@@ -491,7 +541,8 @@ DECLARATIONS = (*GROUPS, TrainerParts)
 def read_arguments(given: Mapping[str, Any]) -> tuple[Options, TrainerParts]:
     """Check the keyword arguments of a trainer; an unknown one is an error with the closest right name."""
     given = with_new_names(given)
-    refuse_unknown_options("Trainer", given, ARGUMENT_NAMES, " help(hookline.Trainer) lists all options.")
+    listed = " help(hookline.Trainer) lists all options."
+    refuse_unknown_options("Trainer", given, ARGUMENT_NAMES, listed, OF_OTHERS)
     parts = {name: given.pop(name) for name in PART_NAMES if name in given}
     return Options(**given), TrainerParts(**parts)
 

@@ -301,6 +301,8 @@ class Progress:
     """The number of skipped updates."""
     last_skip: tuple[str, int] = ("", -1)
     """The reason of the newest skip, and the batches seen before it."""
+    skip_reasons: set[str] = field(default_factory=set)
+    """The reasons of all skips."""
     has_skipped_nonfinite: bool = False
     """Whether an update was skipped because a value was not finite; the first one is a warning."""
     windows: UpdateWindows = field(default_factory=UpdateWindows)

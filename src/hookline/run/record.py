@@ -110,9 +110,9 @@ class RunRecord:
                 "order"
             ]  # a kill before the next update keeps that of the steps so far
 
-    def update(self, run: Run) -> None:
-        """Write the progress, unless the last update was less than `UPDATE_SECONDS` ago."""
-        if time.monotonic() - self._written >= UPDATE_SECONDS:
+    def update(self, run: Run, at_once: bool = False) -> None:
+        """Write the progress, `at_once` or if the last update was at least `UPDATE_SECONDS` ago."""
+        if at_once or time.monotonic() - self._written >= UPDATE_SECONDS:
             is_new = "settings" not in self.data  # the directory was created after training had started
             self._set_progress(run)
             if is_new:
@@ -122,7 +122,8 @@ class RunRecord:
 
     def describe(self, run: Run) -> None:
         """Write the settings of the optimizers and the loaders, after they are made, and log the file."""
-        self.data.update(settings=mask(run.identity.settings), data=data_settings(run))
+        monitors = monitors_of(run.state.hooks.entries())
+        self.data.update(settings=mask(run.identity.settings), data=data_settings(run), monitors=monitors)
         self.write()
         if not self.earlier:
             run.state.logger.log_config(self.path, run.identity.id)
@@ -245,9 +246,12 @@ def leaves_directory(run: Run) -> bool:
     return run.resume.was_refused or (run.identity.record is not None and bool(run.identity.record.earlier))
 
 
-def is_refused(run: Run) -> bool:
-    """Return whether a new fit was refused, by an error about its arguments, before its first batch ended."""
-    error, record = run.state.exception, run.identity.record
+def is_refused(run: Run, error: BaseException | None = None) -> bool:
+    """Return whether a new fit was refused, by an error about its arguments, before its first batch ended.
+
+    error: the one that ended it; None: that of the state, which has it until the run is over.
+    """
+    error, record = error or run.state.exception, run.identity.record
     return (
         isinstance(error, OptionError | HookError | LossError)
         and not isinstance(error, HangError)
@@ -296,9 +300,10 @@ def record_checkpoint(run: Run, saved: Path | str, facts: Mapping[str, Any] | No
             run.identity.record = RunRecord(run, run_dir)
     take_directory(run)
     if run.identity.record is not None and run.state.status == "training":
-        if facts is not None and not is_url(saved):
+        is_file = facts is not None and not is_url(saved)
+        if facts is not None and is_file:
             run.identity.record.add_file(Path(saved), facts)
-        run.identity.record.update(run)
+        run.identity.record.update(run, at_once=is_file)  # nothing else lists such a file
 
 
 def record_rollback(run: Run, done: dict[str, Any]) -> None:
@@ -346,7 +351,8 @@ def unsaved_end(record: dict[str, Any], counters: Mapping[str, Any]) -> str:
     """
     if not record or record["status"] in ("training", "error"):
         return ""
-    step, epochs = counters.get("step"), counters.get("epochs_seen")
+    # a file of another format has no number of epochs in its facts
+    step, epochs = counters.get("step"), counters.get("epochs_seen", record.get("epochs"))
     if (step, epochs) == (record["step"], record.get("epochs", epochs)):
         return ""
     before = " before the end of its epoch" if step == record["step"] else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,33 +12,6 @@ from hookline.loggers.base import Loggers
 from hookline.metrics.metric_log import Metrics
 from hookline.run.state import State
 from hookline.util.errors import AdvisesOnNames, HooklineError, closest
-
-UNKNOWN_ARGUMENT = re.compile(r"(?:Module|View)\.log\(\) got an unexpected keyword argument '(\w+)'")
-"""Python's message for an argument that `log` of a module or of a trainer does not have."""
-_REDUCED = "values of all ranks are reduced by reduce= without it, and rank 0 writes them"
-LIGHTNING_ARGUMENTS = {
-    "reduce_fx": "pass reduce='mean', 'sum', 'min', 'max' or 'last'",
-    "sync_dist": f"leave it out: {_REDUCED}",
-    "sync_dist_group": f"leave it out: {_REDUCED}",
-    "rank_zero_only": f"leave it out, and log on every rank: {_REDUCED}",
-    "add_dataloader_idx": "leave it out: with several loaders, val/dl_NAME/... has the result of each",
-    "logger": "leave it out; to keep a value out of the loggers, remove it in the event on_train_metrics",
-    "enable_graph": "leave it out: logged values are detached",
-    "metric_attribute": "leave it out: log the metric object itself, of any attribute",
-}
-"""Arguments of `log` that only Lightning has, and what to do instead."""
-
-
-def add_log_hint(error: BaseException) -> None:
-    """Add a note to the error about an argument of `log` that only Lightning has.
-
-    It is called for a failed run, so that `log` itself does not check arguments in each call.
-    """
-    if type(error) is TypeError and "log_metrics() missing 1 required positional argument" in str(error):
-        error.add_note("Call self.log(name, value), which knows step and epoch, or trainer.log in a hook.")
-    found = UNKNOWN_ARGUMENT.search(str(error)) if type(error) is TypeError else None
-    if found is not None and found[1] in LIGHTNING_ARGUMENTS:
-        error.add_note(f"log({found[1]}=...) is Lightning's; in Hookline {LIGHTNING_ARGUMENTS[found[1]]}.")
 
 
 class View(AdvisesOnNames):

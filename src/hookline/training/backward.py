@@ -97,13 +97,17 @@ def log_numbers(run: Run, returned: dict[str, Any]) -> None:
 
 def cannot_train_on(s: State) -> str:
     """Return the error message for a loss without a graph."""
-    why = (
-        "gradients are switched off"
-        if not torch.is_grad_enabled()
-        else "it was detached, or does not depend on a parameter"
-    )
+    advice = ""
+    if not torch.is_grad_enabled():
+        why = "gradients are switched off (torch.no_grad)"
+    elif not any(each.requires_grad for each in s.module.parameters()):
+        why = f"no parameter of {type(s.module).__name__} requires a gradient"
+    else:
+        why = "it was detached, does not depend on a parameter, or was computed under torch.no_grad"
+        advice = (
+            " Return a tensor computed from the model's parameters, without .item(), .detach() or float()."
+        )
     return (
         f"The loss of batch {s.current.batch_idx} cannot be differentiated: {why}. Training would silently "
-        "change nothing. Return a tensor computed from the model's parameters, without .item(), .detach() "
-        "or float()."
+        f"change nothing.{advice}"
     )

@@ -22,6 +22,7 @@ log = logging.getLogger("hookline")
 
 FIRST_SKIPS = 100
 """The number of skips that are all written to the log; after them every hundredth is."""
+EMPTY_STEPS = 10  # steps without a loss from which a forgotten `return` is likely
 Move = Callable[[State], Any]
 
 
@@ -271,6 +272,7 @@ def skip_step(run: EmittingRun, reason: str) -> None:
     run.plan.on_step_skipped(s)
     progress.skips += 1
     progress.last_skip = (reason, s.counts.batches_seen)
+    progress.skip_reasons.add(reason)
     progress.windows.end_without_update(s.counts.step, s.counts.epoch, s.current.batch_idx)
     if reason == "nonfinite" and not progress.has_skipped_nonfinite:
         progress.has_skipped_nonfinite = True
@@ -281,6 +283,11 @@ def skip_step(run: EmittingRun, reason: str) -> None:
                 s.epoch,
                 s.batch_idx,
             )
+    if reason == "no_loss" and progress.skips == EMPTY_STEPS and s.step == s.rank == 0:
+        log.warning(
+            "The first %d steps gave no loss, so nothing is trained. Does the training step return its loss?",
+            EMPTY_STEPS,
+        )
     if progress.skips <= FIRST_SKIPS or progress.skips % FIRST_SKIPS == 0:
         s.logger.log_event(
             "skip",

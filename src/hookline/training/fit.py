@@ -16,6 +16,7 @@ from hookline.data.seeding import isolated_rng, rng_state, set_rng_state
 from hookline.data.sources import resume_limits
 from hookline.reliability.loader_advice import compare_waiting
 from hookline.reliability.summary import warn_idle_epoch
+from hookline.run.module import Module, PlainSteps, name_of_step
 from hookline.run.record import restore_ending, update_record
 from hookline.run.run import Run, ending, phase
 from hookline.run.state import OPENING
@@ -36,7 +37,7 @@ from hookline.training.rollback import find_target, roll_back
 from hookline.training.run_events import end_as, end_training, start_epoch, start_training
 from hookline.training.saving import copy_small, finish_saving, save_due, state_before_validation
 from hookline.training.schedulers import advance_epoch, advance_on_metric, advance_plateau
-from hookline.util.errors import END_EPOCH, OptionError, StopTraining
+from hookline.util.errors import END_EPOCH, LossError, OptionError, StopTraining
 
 log = logging.getLogger("hookline")
 
@@ -76,6 +77,7 @@ def fit(run: Run) -> None:
             if run.resume.rollback is not None and find_target(run):
                 roll_back(run)
     run.watch.check_now()
+    refuse_untrained(run)
     if run.signals.number:
         save_due(run)  # the signal may have arrived between two epochs
     end_as(run, ending(run))
@@ -90,9 +92,23 @@ def fit(run: Run) -> None:
     compare_waiting(run)
 
 
+def refuse_untrained(run: Run) -> None:
+    """Raise if the training step never returned a loss. A hook, a signal or manual optimization may have left
+    out all updates on purpose, batches without tokens have none, and Lightning allows it.
+    """
+    s, progress = run.state, run.progress
+    is_untrained = s.step == 0 and progress.skip_reasons == {"no_loss"} and run.window.by == "batches"
+    is_ours = run.traits.rules.refuses_empty_data and isinstance(run.steps, Module | PlainSteps)
+    if is_untrained and is_ours and ending(run) == "completed":
+        raise LossError(
+            f"{name_of_step(run.steps)} returned no loss for any of {s.batches_seen} batches, so nothing was "
+            "trained. Does it end with `return loss`?"
+        )
+
+
 def report_nothing_to_train(run: Run) -> None:
     """Log why there is nothing to train. A run that had finished before keeps its status and reason."""
-    if not run.signals.number:
+    if not run.signals.number and not run.state.rank:
         advice = "" if run.resume.path is None or run.resume.finished else f". {START_OVER}"
         log.warning("Nothing to train: %s", why_finished(run) + advice)
     if run.resume.finished:

@@ -27,8 +27,9 @@ from hookline.reliability.summary import Recorded, disable_on_all_ranks, log_end
 from hookline.reliability.watchdog import Watchdog
 from hookline.run.buffers import FiniteBuffers
 from hookline.run.commands import handles_command
+from hookline.run.failure_notes import explain_failure
 from hookline.run.finite import warn_of_nonfinite_weights
-from hookline.run.module import PlainSteps, advise_on_name
+from hookline.run.module import PlainSteps
 from hookline.run.optimizer_router import make_router
 from hookline.run.optimizers import follow_parameters, parse_optimizers, settle_order
 from hookline.run.parts import RunData
@@ -42,7 +43,6 @@ from hookline.run.record import (
 )
 from hookline.run.run import Run, ending
 from hookline.run.save_request import SaveRequest, make_save_request
-from hookline.run.view import add_log_hint
 from hookline.training import run_events
 from hookline.training.actions import install_actions, install_closure
 from hookline.training.compile import (
@@ -181,14 +181,15 @@ def begin_failure(run: Run, error: BaseException) -> BaseException:
     run_events.mark_failed(run, error)
     restore_failed_batch(s, error)
     run.watch.ranks = None  # from here on this rank does not wait for others
-    ended = (
-        "the run failed before its checkpoint was restored"
-        if run.resume.was_refused
-        else f"the run ended in {run.stage} at {s.position}"
-    )
-    add_log_hint(error)
-    advise_on_name(error)
-    error.add_note(ended)
+    explain_failure(run, error)
+    # the summary of a fit has the position; of a wrong call, the one before it says nothing
+    is_wrong_call = isinstance(error, OptionError) and s.current.interrupted_batch is None
+    if run.failure_monitor is not None or (run.stage != "fit" and not is_wrong_call):
+        error.add_note(
+            "the run failed before its checkpoint was restored"
+            if run.resume.was_refused
+            else f"the run ended in {run.stage} at {s.position}"
+        )
     if run.failure_monitor is not None and not is_agreed:
         error = run.failure_monitor.report_failure(error)
         run_events.mark_failed(run, error)
@@ -308,9 +309,10 @@ def set_up_strategy(run: Run) -> None:
     compile_model(run)
     if run.stage != "fit":
         return
-    s.setup.optimizers, run.schedules = parse_optimizers(
+    s.setup.optimizers, schedules = parse_optimizers(
         plan.configure_optimizers(s), "" if _takes_optimizer(run) else type(run.steps).__name__
     )
+    run.schedules = run.traits.rules.used_schedules(schedules)
     follow_parameters(s.optimizers, before, run.module)
     s.setup.optimizers = run.strategy.prepare_optimizers(s.optimizers)
     settle_order(s.optimizers, run.module)

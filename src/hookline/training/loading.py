@@ -33,7 +33,13 @@ def take_datamodule(loaders: dict[str, Any], datamodule: Any) -> DataModule | No
 
     loaders: what was passed, by kind.
     """
-    first = next(iter(loaders))
+    first, *rest = loaders
+    shapes = [getattr(each, "shape", None) for each in loaders.values()]
+    if rest and all(shapes) and len({shape[0] for shape in shapes if shape}) == 1:
+        raise OptionError(
+            "fit(): the second and third argument look like inputs and targets: pass "
+            "DataLoader(TensorDataset(inputs, targets), batch_size=32)."
+        )
     if isinstance(given := adopt_data(loaders[first]), DataModule):
         loaders[first], datamodule = None, given
     datamodule = adopt_data(datamodule)
@@ -101,12 +107,19 @@ def load(run: Run, kind: str) -> list[Loader]:
         loader.agree()
     if kind in ("val", "test"):
         check_aggregation(run.options.evaluating.aggregation, [each.name for each in loaders], run.stage)
-    run.data.loaders[kind] = loaders
     if kind == "train":
-        set_training_loader(run, loaders)
-        run.data.totals = make_totals(run, sharding)
+        use_training_loaders(run, loaders, sharding)
+    else:
+        run.data.loaders[kind] = loaders
     rules.loaded(run, kind)
     return loaders
+
+
+def use_training_loaders(run: Run, loaders: list[Loader], sharding: RankSharding) -> None:
+    """Let the loop read these training loaders, and count what their sharding says of each batch."""
+    run.data.loaders["train"] = loaders
+    set_training_loader(run, loaders)
+    run.data.totals = make_totals(run, sharding)
 
 
 def sharding_of(run: Run, kind: str) -> RankSharding:
@@ -204,6 +217,18 @@ def _updates_of(run: Run, length: int, epochs: int) -> int:
     return math.ceil(length / own) * epochs
 
 
+def _why_empty(source: Any) -> str:
+    """Return why a loader with samples makes no batch; empty if that is not known."""
+    try:
+        samples = len(source.dataset)
+    except (AttributeError, TypeError):
+        return ""
+    size = getattr(source, "batch_size", None)
+    if not samples or not getattr(source, "drop_last", False):
+        return ""
+    return f": {samples} samples, batch_size={size} and drop_last=True make no batch"
+
+
 def _check_loaders(run: Run, kind: str, loaders: list[Loader]) -> None:
     name = type(run.module).__name__
     if kind == "train" and not loaders:
@@ -219,7 +244,7 @@ def _check_loaders(run: Run, kind: str, loaders: list[Loader]) -> None:
     for loader in loaders:
         if (inner := worker_loader(loader.source)) is not None:
             refuse_unimportable(inner, loader.name)
-    empty = [each.name for each in loaders if each.length == 0]
+    empty = [each for each in loaders if each.length == 0]
     refuses = run.traits.rules.refuses_empty_data and run.options.limit_train_batches != 0
     if kind == "train" and refuses and empty:
         ranks = run.strategy.ranks
@@ -228,7 +253,9 @@ def _check_loaders(run: Run, kind: str, loaders: list[Loader]) -> None:
             if ranks.alone
             else f" for {ranks.data_size} ranks: with drop_last every rank needs a full batch"
         )
-        raise OptionError(f"The training loader {empty[0]!r} is empty{hint}.")
+        raise OptionError(
+            f"The training loader {empty[0].name!r} is empty{hint or _why_empty(empty[0].source)}."
+        )
     step = STEP_OF[kind]
     if (
         loaders

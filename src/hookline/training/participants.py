@@ -34,7 +34,7 @@ class LateHooks(Generic[V]):
                 # a hook that was disabled in an earlier run has kept its teardown until now
                 self.run.plan.remove(entry.listeners)
         hooks.observer = self
-        hooks.stopwatch.start()
+        hooks.stopwatch.start(self.run.state.stage)
 
     def on_hook_added(self, entry: Entry) -> None:
         """Set up a hook that is added during the run and restore its saved state; emit no start events.

@@ -38,6 +38,8 @@ def predict(run: Run, keep: bool | None = None) -> list[Any]:
                 break
         events.end_data({})
         events.end({})
+        if run.failure_monitor is not None:
+            run.failure_monitor.wait_for_all_ranks("predictions")  # what their hooks have written can be read
     return s.predictions[0] if len(s.predictions) == 1 else s.predictions
 
 

@@ -97,9 +97,11 @@ def restore_module(run: Run) -> None:
             if run.stage == "fit"
             else ""
         )
+        # torch's error about weights says it all; one of a module's own method needs its traceback
+        cause = None if "Error(s) in loading state_dict" in str(error) else error
         raise CheckpointError(
             f"The weights in {where} do not fit {type(run.module).__name__}: {error}{anew}"
-        ) from error
+        ) from cause
     if run.datamodule is not None and "datamodule" in s.checkpoint:  # one with weights only has none
         run.datamodule.load_state_dict(s.checkpoint["datamodule"])
     edit_loaded(run)
@@ -221,6 +223,10 @@ def restoring(path: Any, what: str) -> Iterator[None]:
     """Turn an error inside the context into a CheckpointError that names the checkpoint."""
     try:
         yield
+    except CheckpointError as error:
+        if shown(path) in str(error):
+            raise
+        raise CheckpointError(f"{shown(path)} cannot be restored: {error}") from error.__cause__
     except HooklineError:
         raise
     except Exception as error:
@@ -233,7 +239,8 @@ def restoring(path: Any, what: str) -> Iterator[None]:
 def restore_progress(run: Run) -> None:
     """Restore optimizers, schedulers, the accumulation window, the log and the random number state."""
     s, contents = run.state, run.resume.contents
-    run.traits.rules.match_optimizers(run, functools.partial(refuse_other_optimizers, run))
+    refuse = functools.partial(refuse_other_optimizers, contents["kinds"], kinds(s), run.resume.path)
+    run.traits.rules.match_optimizers(run, refuse)
     is_late = reads_late(run, sharded_tensors(run.module))
     if is_late:
         restore_buffers(run)
@@ -268,15 +275,16 @@ def restore_progress(run: Run) -> None:
     run.saves.on_disk = run.stamp
 
 
-def refuse_other_optimizers(run: Run) -> None:
-    """Raise if the checkpoint is of a run with other optimizers or schedulers."""
-    saved, here = run.resume.contents["kinds"], kinds(run.state)
+def refuse_other_optimizers(saved: list[str] | None, here: list[str], path: Any) -> None:
+    """Raise if the checkpoint is of a run with other optimizers or schedulers.
+
+    saved, here: what `kinds` returned there, None if it is not known, and what it returns here.
+    """
     if saved is not None and saved != here:
         was, now = (", ".join(map(str, each)) or "none" for each in (saved, here))
         raise CheckpointError(
-            f"{shown(run.resume.path)} is of a run with other optimizers or schedulers. There: {was}. Here: "
-            f"{now}. Resume with the same ones, or load only its weights: "
-            "hookline.load_weights(module, path)."
+            f"{shown(path)} is of a run with other optimizers or schedulers. There: {was}. Here: {now}. "
+            "Resume with the same ones, or load only its weights: hookline.load_weights(module, path)."
         )
 
 
@@ -385,13 +393,13 @@ def check_groups(saved: list[dict[str, Any]], groups: list[dict[str, Any]]) -> N
     for name in here | there:
         if there.get(name) != here.get(name):
             was, now = (
-                f"{each[name][2]!r}, at place {each[name][1]}" if name in each else "no group"
+                f"group {each[name][2]!r}, at place {each[name][1]}" if name in each else "no group"
                 for each in (there, here)
             )
             raise CheckpointError(
                 f"its parameter groups differ from those of this run: {name} is in {was} in the checkpoint, "
-                f"and in {now} here. Resume with the same rules for parameter groups, or load only its "
-                "weights: hookline.load_weights(module, path)."
+                f"and in {now} here. Resume with the same parameters in the same groups and order, or load "
+                "only its weights: hookline.load_weights(module, path)."
             )
 
 
@@ -417,7 +425,8 @@ def check_moments(state: dict[str, Any], parameter: Tensor) -> None:
     for key in MOMENT_KEYS:
         if state.get(key) is not None and getattr(state[key], "shape", None) != parameter.shape:
             raise CheckpointError(
-                f"its optimizer has {key} {described(state[key])} for a parameter {described(parameter)}."
+                f"its optimizer has {key} {described(state[key])} for a parameter {described(parameter)}. "
+                "Pass the same parameters in the same order to the optimizer."
             )
     if not _is_one_number(state.get("step", 0)):
         raise CheckpointError(

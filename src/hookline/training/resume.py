@@ -173,7 +173,7 @@ def begin_log(run: Run) -> None:
         else functools.partial(logger.resume, position, s.step, s.epoch, path)
     )
     if leaves_directory(run):
-        _warn_of_unfinished(run)
+        _warn_of_replaced(run)
         record.on_taken.append(begin)
     else:
         begin()
@@ -181,19 +181,32 @@ def begin_log(run: Run) -> None:
         record.describe(run)
 
 
-def _warn_of_unfinished(run: Run) -> None:
-    """Warn if a new run is about to replace one in its directory that could be continued."""
+CONTINUES = "resume='auto' continues it"
+KEEPS = "another run_dir keeps it"
+REPLACED = {
+    "interrupted": ("an interrupted", CONTINUES),
+    "preempted": ("a preempted", CONTINUES),
+    "training": ("a killed", CONTINUES),  # this job has the lock, so none trains there
+    "error": ("a failed", CONTINUES),
+    "stopped": ("a stopped", KEEPS),
+    "completed": ("a completed", KEEPS),
+}
+"""By the status of a run: what a warning calls it, and what to do to have it still."""
+
+
+def _warn_of_replaced(run: Run) -> None:
+    """Warn if a new run is about to replace one in its directory that has checkpoints."""
     earlier, folder = run.identity.record.earlier, run.run_dir()
-    ended = {"interrupted": "an interrupted", "preempted": "a preempted", "training": "a killed"}
-    kind = ended.get(earlier["status"])  # this job has the lock, so none trains there
-    if kind is None or run.resume.path is not None:
+    if earlier["status"] not in REPLACED or run.resume.path is not None:
         return
+    kind, advice = REPLACED[earlier["status"]]
     if own := [each for each in find_checkpoints(folder)[0] if each.run == earlier["id"]]:
         log.warning(
-            "%s has %s run at step %d, which this new run replaces; resume='auto' continues it.",
+            "%s has %s run at step %d, which this new run replaces; %s.",
             folder,
             kind,
             own[0].manifest["step"],
+            advice,
         )
 
 
@@ -304,11 +317,13 @@ def _search(asked: Asked, folder: Path, ranks: Ranks, directory: RunDirectory) -
         so = ", so a new run begins" if asked.resumes else ""
         if looked["earlier"]:
             say(
-                "%s: %d checkpoints below %s belong to an earlier run and are not used%s. To resume from "
-                "one of them, pass its path.",
+                "%s: %s not used%s. To resume from one of them, pass its path.",
                 asked,
-                looked["earlier"],
-                folder,
+                count_noun(
+                    looked["earlier"],
+                    f"checkpoint below {folder} belongs to an earlier run and is",
+                    f"checkpoints below {folder} belong to an earlier run and are",
+                ),
                 so,
             )
         else:

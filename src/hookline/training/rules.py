@@ -29,7 +29,7 @@ class LoopRules:
     counts_every_optimizer = False
     """Whether each optimizer that a manual step calls advances `step`, not only the first of a batch."""
     refuses_empty_data = True
-    """Whether a loader without batches is an error."""
+    """Whether a loader without batches, or a fit in which no batch had a loss, is an error."""
     stops_at_nonfinite = True
     """Whether a loss or weights that are not finite end the run, and are not saved."""
     shows_counts_of_evaluated_file = True
@@ -87,6 +87,10 @@ class LoopRules:
 
     def end_validation(self, run: Run) -> None:
         """Do what follows a completed validation in a fit: nothing."""
+
+    def used_schedules(self, schedules: list[Schedule]) -> list[Schedule]:
+        """Return the learning-rate schedules that this fit advances: all of them."""
+        return schedules
 
     def scheduler_count(self, run: Run) -> int:
         """Return the number that the frequency of a scheduler with interval 'step' is applied to."""

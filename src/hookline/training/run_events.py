@@ -9,6 +9,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from hookline.metrics.metric_log import MissingMetric
 from hookline.run.parts import EmittingRun
 from hookline.run.rows import rescued_row
 from hookline.run.save_request import Saved
@@ -116,7 +117,12 @@ def end_epoch(run: EmittingRun, results: dict[str, Any], is_complete: bool) -> d
     of_steps = s.log.step_values()
     s.nested_validate = True
     with rescued_row(s, results, "epoch"):
-        run.plan.on_train_epoch_end(s)
+        try:
+            run.plan.on_train_epoch_end(s)
+        except MissingMetric as error:
+            if is_complete:
+                raise
+            log.warning("%s The epoch was cut short before they were logged: use metrics.get().", error)
     s.nested_validate = False
     run.progress.mark_changed()
     pending, s.log.pending = s.log.pending, {}

@@ -26,7 +26,7 @@ from hookline.loggers.jsonl import JSONLines
 from hookline.metrics.metric_log import Metrics
 from hookline.run.directory import RunDirectory
 from hookline.run.module import Module, PlainSteps, use_optimizer
-from hookline.run.options import read_arguments, refuse_unknown, with_signature
+from hookline.run.options import check_module, read_arguments, refuse_unknown, with_signature
 from hookline.run.state import State
 from hookline.training.run_view import RunView
 from hookline.util.errors import CheckpointError, HooklineError, OptionError
@@ -243,7 +243,7 @@ class Trainer(RunView):
             self.strategy.connect()
         if module is None and self._last is not None:
             module, datamodule = self._last.module, datamodule or self._last.datamodule
-        module = _check_module(stage, module)
+        module = check_module(stage, module)
         if isinstance(module, Module):
             module._refuse_second_run(self.strategy, stage)
         datamodule = lifecycle.take_datamodule(loaders, datamodule)
@@ -538,7 +538,7 @@ class Trainer(RunView):
                 "ModelCheckpoint(monitor=..., restore_best=True)."
             )
         module = self._last.module if module is None and self._last is not None else module
-        module = _check_module("load_best", module)
+        module = check_module("load_best", module)
         folders = [self._directory.intended()] if self._directory.has_name else self._directory.own_runs()
         return lifecycle.load_best(module, folders, self.hooks, path)
 
@@ -561,15 +561,6 @@ class Trainer(RunView):
     def run_dir(self) -> Path:
         """The directory that this run writes to."""
         return self._directory.path()
-
-
-def _check_module(call: str, module: Any) -> nn.Module:
-    """Return the module that a call is for, or raise; None: it has none."""
-    if module is None:
-        raise OptionError(f"{call}() needs a module: nothing was run before.")
-    if not isinstance(module, nn.Module):
-        raise OptionError(f"{call}() takes a hookline.Module or any nn.Module, not {type(module).__name__}.")
-    return module
 
 
 def _is_inside(path: Path | str | None, directory: RunDirectory) -> bool:

@@ -21,12 +21,14 @@ from hookline.data.seeding import isolated_rng, put_back, states_of
 from hookline.data.sharding import END, units_of
 from hookline.data.sources import has_state
 from hookline.run.module import PlainSteps
+from hookline.run.optimizers import Schedule
 from hookline.run.run import Run
 from hookline.training.backward import loss_of
 from hookline.training.batch_events import set_outputs, take_batch, transfer
 from hookline.training.composition import choose_step
 from hookline.training.loading import sharding_of
 from hookline.training.ranks.data_pass import separate_log
+from hookline.training.rules import LoopRules
 from hookline.training.step import TrainStep
 from hookline.training.update import run_training_step
 from hookline.util.errors import HooklineError, OptionError
@@ -51,6 +53,13 @@ FITS, ENDED, FULL = 0, 1, 2
 """How a batch of a trial went, from good to bad; the worst of all ranks counts."""
 
 
+class ShortFitRules(LoopRules):
+    """Decisions of a short fit: schedulers that need a metric do not advance, because it does not validate."""
+
+    def used_schedules(self, schedules: list[Schedule]) -> list[Schedule]:
+        return [schedule for schedule in schedules if not schedule.needs_metric]
+
+
 def fit_aside(
     trainer: Any, hook: Any, options: Mapping[str, Any], module: nn.Module, train: Any, **arguments: Any
 ) -> None:
@@ -64,6 +73,7 @@ def fit_aside(
         own = {**asdict(trainer.options), **SHORT, "run_dir": directory, **options}
         short = type(trainer)(**own, strategy=trainer.strategy, logger=False, hooks=[hook])
         short.shows_model = False
+        short.rules = ShortFitRules()
         try:
             short.fit(module, train, **arguments)
         finally:

@@ -10,6 +10,7 @@ import builtins
 import contextlib
 import itertools
 import os
+import re
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ OWN = (str(Path(__file__).parents[1]) + os.sep, "<hookline ")
 """How the file names of Hookline's frames begin, generated code included."""
 GLUE = tuple(f"{os.sep}{name}.py" for name in ("contextlib", "functools"))
 """Files of Python whose frames are left out between frames of Hookline."""
+OF_DATACLASS = ("<string>", "__init__")
+"""The file and the name of the method that `dataclass` generates."""
 IPYTHON, TORCH = (f"{os.sep}{name}{os.sep}" for name in ("IPython", "torch"))
 """Folders in the file names of IPython's and torch's frames."""
 KEEP_ALL = "HOOKLINE_FULL_TRACEBACK"
@@ -50,11 +53,20 @@ def render(error: BaseException, is_own: bool = False) -> list[str]:
     with contextlib.ExitStack() as restored:
         for each in (error, *_causes(error)):
             restored.enter_context(_shortened(each, is_own or each is not error))
-        notes[:] = [note.replace(f"Failed: {type(error).__name__}: {error}, ", "Failed ", 1) for note in full]
+        notes[:] = [_without_message(note, error) for note in full]
         try:
             return list(show(type(error), error, error.__traceback__, tb_offset=0))
         finally:
             notes[:] = full
+
+
+def _without_message(note: str, error: BaseException) -> str:
+    """Return the summary of a failed run without the message of the error, which is shown right above it."""
+    kind, message = f"Failed: {type(error).__name__}: ", " ".join(str(error).split())
+    text = note.removeprefix(kind)
+    # the place follows a comma; the message may have commas, too
+    ends = [each.end() for each in re.finditer("…?, ", text) if message.startswith(text[: each.start()])]
+    return f"Failed {text[ends[-1] :]}" if text != note and ends else note
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -78,7 +90,11 @@ def _shortened(error: BaseException, is_own: bool) -> Iterator[None]:
     for each, entry in zip(frames, traceback.extract_tb(trace), strict=False):
         if entry.filename.startswith(OWN) or IPYTHON in entry.filename:
             between, last = [], each
-        elif last is not None and (entry.filename.endswith(GLUE) or TORCH in entry.filename):
+        elif last is not None and (
+            entry.filename.endswith(GLUE)
+            or TORCH in entry.filename
+            or (entry.filename, entry.name) == OF_DATACLASS
+        ):
             between.append(each)
         else:
             kept, between, last = [*kept, *between, each], [], None

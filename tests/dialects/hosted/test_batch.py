@@ -349,7 +349,7 @@ def test_of_several_losses_in_a_batch_the_last_counts_as_at_the_end_of_the_step(
     assert len(seen) == 3 and line.metrics["train/loss"] == pytest.approx(sum(seen) / 3)
 
 
-def test_the_batches_that_were_trained_count_the_windows_of_a_loop_whose_batches_are_skipped() -> None:
+def test_backward_counts_the_windows_of_a_loop_whose_batches_are_skipped() -> None:
     class SkipsTheFourth(Hook):
         def on_train_batch_start(self, batch_idx: int) -> Any:
             return hookline.SKIP_BATCH if batch_idx == 3 else None
@@ -358,12 +358,13 @@ def test_the_batches_that_were_trained_count_the_windows_of_a_loop_whose_batches
     net, sgd = net_and_sgd()
     with Line(net, sgd, hooks=[SkipsTheFourth(), windows]) as line:
         for _ in line.epochs(2):
-            for x, y in line.epoch(batches(5)):
-                line.backward(F.mse_loss(net(x), y), divide_by=4)
-                if (line.state.batches_seen + 1) % 4 == 0:
+            for index, (x, y) in enumerate(line.epoch(batches(7))):
+                if index in (0, 4):  # the loop skips batches too
+                    continue
+                if line.backward(F.mse_loss(net(x), y), divide_by=4) == 4:
                     sgd.step()
                     sgd.zero_grad()
-    assert (line.global_step, line.state.batches_seen) == (2, 8) and len(windows.steps) == 2
+    assert (line.global_step, line.state.batches_seen) == (2, 12) and len(windows.steps) == 2
 
 
 def test_an_optimizer_that_is_attached_in_a_run_is_heard_from_then_on() -> None:
@@ -525,7 +526,7 @@ def test_the_norm_of_each_of_two_optimizers_is_its_own_and_that_of_the_update_co
         def on_step_end(self, grad_norm: float) -> None:
             self.at_end = grad_norm
 
-    for order in ("clip clip", "clip all"):
+    for order in ("clip clip", "clip all", "clip step", ""):
         nets, norms = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 1)]), Norms()
         optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in nets]
         with Line(nets, optimizers, hooks=[norms]) as line:
@@ -534,9 +535,11 @@ def test_the_norm_of_each_of_two_optimizers_is_its_own_and_that_of_the_update_co
                 by_hand = [
                     float(nn.utils.get_total_norm([p.grad for p in each.parameters()])) for each in nets
                 ]
-                for optimizer in optimizers if order == "clip clip" else [None]:
+                for optimizer in {"clip clip": optimizers, "clip all": [None]}.get(order, []):
                     line.clip_gradients(0.01, optimizer)
                 for each in optimizers:
+                    if order == "clip step":
+                        line.clip_gradients(0.01, each)
                     each.step()
         assert norms.before == pytest.approx(by_hand)
         assert norms.at_end == pytest.approx(math.hypot(*by_hand))

@@ -281,3 +281,28 @@ def test_a_loop_without_an_optimizer_keeps_the_checkpoint_of_its_newest_epoch(
     first, last = ["epoch=0-step=0", "epoch=1-step=0"], ["epoch=1-step=0", "epoch=2-step=0"]
     assert found == [first, last] and net.weight[0, 0] == 3
     assert Path(saving.best_model_path).name == last[-1]
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda net: torch.optim.Adam(net.parameters()), r"other optimizers .* There: AdamW\. Here: Adam\."),
+        (lambda net: torch.optim.SGD(net.parameters(), 0.1), r"There: AdamW\. Here: SGD\."),
+        (
+            lambda net: torch.optim.AdamW([*net.parameters()][::-1]),
+            r"cannot be restored: .* two\.bias is in group 0, at place 3 in the checkpoint, and in group 0, at "
+            r"place 0 here\. Resume with the same parameters",
+        ),
+    ],
+)
+def test_a_checkpoint_of_another_optimizer_or_order_is_refused_before_anything_is_restored(
+    make: Any, text: str, tmp_path: Path
+) -> None:
+    net = nn.ModuleDict({"one": nn.Linear(4, 4), "two": nn.Linear(4, 4)})  # places have the same shapes
+    with Line(net, torch.optim.AdamW(net.parameters()), run_dir=tmp_path) as line:
+        line.save_checkpoint(tmp_path / "first")
+    with torch.no_grad():
+        net["one"].weight.fill_(7.0)
+    with pytest.raises(CheckpointError, match=text) as refused, Line(net, make(net)) as line:
+        line.load_checkpoint(tmp_path / "first")
+    assert str(tmp_path / "first") in str(refused.value) and (net["one"].weight == 7.0).all()

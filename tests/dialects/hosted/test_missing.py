@@ -25,7 +25,7 @@ def test_the_error_of_a_hook_that_formats_the_loss_names_a_forgotten_backward() 
             F.mse_loss(net(x), y).backward()
             sgd.step()
     notes = "\n".join(caught.value.__notes__)
-    assert "1 updates were made without line.backward(loss), so the loss was None at on_step_end" in notes
+    assert "1 update was made without line.backward(loss), so the loss was None at on_step_end" in notes
 
 
 @pytest.mark.parametrize("has_optimizer", [False, True])

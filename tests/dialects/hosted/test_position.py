@@ -22,6 +22,7 @@ from torch.nn import functional as F
 import hookline
 from hookline import Hook, Line
 from hookline.hooks import ModelCheckpoint
+from hookline.run.lock import is_running
 
 TESTS = Path(__file__).parents[2]
 
@@ -62,9 +63,9 @@ def test_a_killed_loop_ends_as_one_that_was_not(
     for number, (kill, first) in enumerate(kills):
         folder = tmp_path / str(number)
         code, nothing = run(folder, kind, window, steps, kill)
-        assert code == -9 and not nothing
+        assert code == -9 and not nothing and is_running(folder) is False
         code, again = run(folder, kind, window, steps, None)
-        assert again["resumed"] and again["end"] == whole["end"], kill
+        assert again["resumed"] and again["end"] == whole["end"] and is_running(folder) is None, kill
         places = [tuple(each[:2]) for each in again["order"]]
         assert first is None or places[0] == first
         assert again["order"] == whole["order"][-len(places) :]
@@ -152,7 +153,7 @@ def test_a_loop_that_the_line_cannot_skip_in_is_warned_once(
             for batch in line.epoch(batches(3)):
                 updated(line, net, sgd, batch)
     (text,) = [each.getMessage() for each in caplog.records]
-    assert "has 1 complete epochs" in text and "line.epochs(n)`, or `range(1, n)`" in text
+    assert "has 1 complete epoch." in text and "line.epochs(n)`, or `range(1, n)`" in text
     assert line.global_step == 5 + 1 + 3
 
     line, net, sgd = resumed()
@@ -489,7 +490,7 @@ ON_RANKS = """
     logging.getLogger("hookline").addHandler(handler)
     for _ in range(2):
         line, _ = accumulate("stopped", StopsFirst(), ModelCheckpoint(save_last=True, save_top_k=0))
-    told = sum(each.startswith("Nothing to train") for each in heard)
+    told = sum("Nothing to train" in each for each in heard)
     say("STOPPED", rank, line.state.batches_seen, line.status, line.should_stop, told)
     line, _ = accumulate("stopped", load="stopped/checkpoints/last")
     say("ON", rank, line.state.batches_seen, line.status)

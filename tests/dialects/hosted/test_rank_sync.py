@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
+from distributed.threads import on_ranks
 from ranks.torchrun import Outcome, torchrun
+
+from hookline.distributed.comm import Ranks
+from hookline.interop.hosted.rank_sync import HostedRankSync
 
 LOOP = """
     import sys
@@ -128,6 +134,17 @@ def test_they_write_into_one_directory(job: Outcome) -> None:
 
 def test_a_checkpoint_is_written_once_and_told_everywhere(job: Outcome) -> None:
     assert job.lines("SAVED") and set(job.lines("SAVED")) == {"0 True", "1 True"}
+
+
+def test_different_numbers_of_batches_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    def compare(ranks: Ranks) -> None:
+        sync = HostedRankSync(cast("Any", None), ranks)
+        for lengths in ([5, 5], [10, None], [10, 7], [10, 7]):
+            sync.compare_lengths(lengths[ranks.rank])
+
+    assert on_ranks(2, compare) == [None, None]
+    (said,) = caplog.messages
+    assert "10 on rank 0, 7 on rank 1" in said and "hangs after 7 batches. Shard the data" in said
 
 
 # ---- what one rank alone wants ----------------------------------------------------------------------------------------------

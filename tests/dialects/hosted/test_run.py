@@ -16,6 +16,7 @@ from torch import nn
 import hookline
 from hookline import Hook, Line
 from hookline.hooks import GradientMonitor, JSONLog, LRMonitor, ModelCheckpoint
+from hookline.run.lock import is_running
 
 
 def test_the_module_is_the_user_s_own_whatever_runs_it() -> None:
@@ -56,6 +57,15 @@ def test_a_process_that_turns_out_to_be_another_rank_hears_what_is_meant_for_tha
     train(line, net, sgd, batches(1))
     assert heard.seen == ["setup"]
     assert not list(tmp_path.iterdir())  # there is one record of a run, rank zero's
+
+
+def test_two_loops_at_once_do_not_write_into_one_directory(tmp_path: Path) -> None:
+    lines = [Line(*net_and_sgd(), logger=logger, run_dir=tmp_path) for logger in (True, True, False)]
+    with lines[0] as writes, lines[2]:  # the third one writes nothing
+        assert is_running(writes.run_dir)
+        with pytest.raises(hookline.RunLockedError, match="another fit of this process"), lines[1] as other:
+            other.save_checkpoint()
+    assert is_running(tmp_path) is None
 
 
 def test_a_loop_that_fails_is_told_to_everyone_and_keeps_its_error() -> None:
@@ -141,7 +151,7 @@ def test_a_loop_that_has_nothing_left_to_train_says_so(caplog: pytest.LogCapture
             for _ in line.epochs(1):
                 pass
             line.state.counts.epochs_seen = 1
-    assert "Nothing is left to train: 1 epochs are done" in caplog.text
+    assert "Nothing is left to train: 1 epoch is done" in caplog.text
 
 
 # ---- rows and records ------------------------------------------------------------------------------------------

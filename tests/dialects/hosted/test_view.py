@@ -36,7 +36,9 @@ def test_what_is_asked_for_with_care_is_no_reason_to_refuse() -> None:
 
 
 def test_a_trainer_s_part_that_is_not_there_is_named_when_it_is_asked_for() -> None:
-    with pytest.raises(AttributeError, match=r"hookline.Line has no trainer.max_epoch for hooks"):
+    with pytest.raises(
+        AttributeError, match=r"hookline.Line has no attribute 'max_epoch' \(in hooks trainer.max_epoch\)"
+    ):
         _ = Line(*net_and_sgd()).max_epoch
 
 

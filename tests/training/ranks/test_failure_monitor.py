@@ -9,17 +9,21 @@ import threading
 import time
 
 import pytest
-from torch._C._distributed_c10d import HashStore
 
 from hookline.training.ranks.failure_monitor import LivenessRing, keep_alive, own_address
 
 
 def two() -> tuple[LivenessRing, LivenessRing]:
     """The ring of a job of two ranks, both in this process."""
-    board, made = HashStore(), {}
+    addresses, all_there, made = ["", ""], threading.Barrier(2), {}
 
     def join(rank: int) -> None:
-        made[rank] = LivenessRing(rank, 2, board)
+        def gather(address: str) -> list[str]:
+            addresses[rank] = address
+            all_there.wait(60)
+            return addresses
+
+        made[rank] = LivenessRing(rank, gather)
 
     other = threading.Thread(target=join, args=(1,))
     other.start()
@@ -76,14 +80,30 @@ def test_waiting_can_be_ended() -> None:
 
 
 def test_a_rank_that_cannot_be_reached_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    board = HashStore()
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    board.set("address/1", f"{port} 127.0.0.1")
-    ring = LivenessRing(0, 2, board)
+    ring = LivenessRing(0, lambda own: [own, f"{port} 127.0.0.1"])
     assert "Rank 1 cannot be watched from here" in caplog.text
     assert ring.lost(0.01) is False
     ring.leave()
+
+
+def test_a_rank_that_cannot_listen_is_a_warning_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "no such host")
+    ring = LivenessRing(1, lambda own: ["", own])  # nor can the other one
+    assert caplog.text.count("Rank 1 cannot be watched (") == 1 == len(caplog.records)
+    assert ring.lost(0.01) is False
+    ring.leave()
+
+
+def test_a_rank_that_dies_before_it_has_an_address_is_not_waited_for() -> None:
+    def gather(own: str) -> list[str]:
+        raise RuntimeError("Connection closed by peer")
+
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        LivenessRing(0, gather)
 
 
 def test_the_system_asks_for_signs_of_life() -> None:

@@ -17,6 +17,7 @@ from hookline.metrics.accumulator import Accumulator
 from hookline.metrics.metric_log import Metrics
 from hookline.run.optimizers import total_norm
 from hookline.run.parts import EmittingRun
+from hookline.run.state_parts import Optimization
 from hookline.training.batch_events import BackwardEvents, BatchEvents, UpdateEvents, report_clip, skip_step
 from hookline.training.pass_events import VALIDATION, EvaluationEvents, Names, PausedBatch
 from hookline.util.errors import SKIP_STEP, STEP_DONE
@@ -45,6 +46,10 @@ class Updates(UpdateEvents):
         self.clipped: dict[int, Tensor] = {}
         """The norms that the loop's clipping found, until the update is made; they explain a skipped
         update.
+        """
+        self.norms: dict[int, Tensor] = {}
+        """The norms of the optimizers since the last backward pass, by their numbers. Those that were clipped
+        together have one.
         """
         self.on_start: Callable[[], None] | None = None
         """Called before the first event, once: the run has not begun, or not fired its start events."""
@@ -117,25 +122,35 @@ class Updates(UpdateEvents):
         if self.on_start is not None:
             self.on_start()
         s = self.state
-        if not self.announced and not self.norm_is_known:
-            s.optimization.norm_tensor = None
-        others = None if self.norm_is_known else s.optimization.norm_tensor
+        if not self.announced and self.progress.step_before_batch < 0:
+            self.norms.clear()
         self.announced.add(index)
         s.optimization.optimizer_idx, s.optimization.optimizer = index, s.setup.optimizers[index]
-        measures = "grad_norm" in self.plan.wanted
-        if not self.norm_is_known and (measures or others is not None):
-            s.optimization.set_norm(total_norm([s.optimization.optimizer]) if measures else None)
-        own = s.optimization.norm_tensor
+        if not self.norm_is_known:
+            s.optimization.norm_tensor = None
+            if "grad_norm" in self.plan.wanted:
+                self._measure(index, s.optimization)
         signal = (
             self.before_step()
             if self.signal_filters or self.plan.on_before_optimizer_step is not noop
             else None
         )
-        if others is not None:  # of optimizers that were announced before this one in the same update
-            s.optimization.set_norm(others)
-            s.optimization.add_norm(own)
+        if self.norms and not self.norm_is_known:
+            s.optimization.set_norm(self._norm_of_all())
         if signal is not None:
             self._set_gradients_aside(index, s.optimization.optimizer, signal)
+
+    def _measure(self, index: int, optimization: Optimization) -> None:
+        """Set the norm to that of one optimizer."""
+        norm = total_norm([optimization.optimizer])
+        optimization.set_norm(norm)
+        if norm is not None:
+            self.norms[index] = norm
+
+    def _norm_of_all(self) -> Tensor:
+        """Return the norm of all optimizers since the last backward pass."""
+        norms = list(self.norms.values())
+        return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
     def _set_gradients_aside(self, index: int, optimizer: Optimizer, signal: Any) -> None:
         """Skip a step that the loop makes anyway: optimizers ignore parameters without a gradient."""
@@ -157,10 +172,11 @@ class Updates(UpdateEvents):
         s = self.state
         s.optimization.norm_tensor, s.optimization.gradient_clip_val = norm, max_norm
         report_clip(self.plan, s)
+        for index in indices:
+            self.norms.pop(index, None)
         if indices:
-            self.clipped[indices[0]] = norm
-        norms = list(self.clipped.values())
-        s.optimization.norm_tensor = norm if len(norms) < 2 else torch.linalg.vector_norm(torch.stack(norms))
+            self.clipped[indices[0]] = self.norms[indices[0]] = norm
+            s.optimization.norm_tensor = self._norm_of_all()
 
     def set_norm(self, norm: Tensor | None) -> None:
         """Take the norm of this window's gradients from the host, which clips them before its callbacks
@@ -258,7 +274,8 @@ class HostedBatch(BatchEvents):
         self.is_open = False
         self.has_losses = False
         """Whether a loss was differentiated in this run."""
-        self._losses: list[Any] = []
+        self.losses: list[Any] = []
+        """Those of the newest window. Each window has a new list."""
         self._window = 0
 
     @property
@@ -274,10 +291,11 @@ class HostedBatch(BatchEvents):
         if self.updates.recomputing:
             return loss
         value = loss.item() if loss.is_cpu else loss.detach()
+        self.updates.norms.clear()
         if self.updates.windows != self._window:
-            self._losses, self._window = [], self.updates.windows
-        self._losses.append(value)
-        s.current.window_losses = self._losses if len(self._losses) > 1 else None
+            self.losses, self._window = [], self.updates.windows
+        self.losses.append(value)
+        s.current.window_losses = self.losses if len(self.losses) > 1 else None
         s.current.last_loss, self.has_losses = value, True
         if not self.is_open:  # else its last loss counts, when the batch ends
             s.log.train_loss.add(value, s.log.weight)
@@ -285,11 +303,11 @@ class HostedBatch(BatchEvents):
 
     def window_losses(self) -> list[Any]:
         """Return the losses whose gradients wait for an update."""
-        return self._losses if self.updates.windows == self._window else []
+        return self.losses if self.updates.windows == self._window else []
 
     def reopen_window(self, losses: list[Any]) -> None:
         """Continue the accumulation window of a checkpoint."""
-        self._losses, self._window = list(losses), self.updates.windows
+        self.losses, self._window = list(losses), self.updates.windows
 
     def reset(self) -> None:
         """Reset the updates of an earlier run."""
@@ -301,7 +319,7 @@ class HostedBatch(BatchEvents):
         """Drop the losses so far, because the host differentiates another value."""
         s = self.state
         s.current.last_loss = s.current.window_losses = None
-        s.log.train_loss, self._losses = Accumulator(), []
+        s.log.train_loss, self.losses = Accumulator(), []
 
     def values_of_step(self) -> dict[str, Any]:
         """Return the loss and the learning rate, unless the host logs them itself."""

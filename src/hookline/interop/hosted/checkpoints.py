@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,11 +24,19 @@ from hookline.run.finite import describe_nonfinite, find_nonfinite
 from hookline.run.options import Options
 from hookline.run.parts import EmittingRun
 from hookline.run.save_request import Saved, SaveRequest
+from hookline.run.state import State
 from hookline.run.timer import timed
-from hookline.training.restore import load_optimizer, load_scheduler, restore_hook, restoring
+from hookline.training.restore import (
+    check_groups,
+    load_optimizer,
+    load_scheduler,
+    refuse_other_optimizers,
+    restore_hook,
+    restoring,
+)
 from hookline.training.run_events import begin_loading, edit_loaded, edit_saved, report_loaded, report_saved
-from hookline.training.saving import counts_of, hook_states, manifest_facts
-from hookline.util.errors import CheckpointError, NonFiniteLoss
+from hookline.training.saving import counts_of, hook_states, kinds, manifest_facts
+from hookline.util.errors import CheckpointError, NonFiniteLoss, OptionError
 from hookline.util.urls import shown
 
 log = logging.getLogger("hookline")
@@ -129,10 +138,24 @@ def contents_of(view: KeptRun, ranks: Ranks) -> dict[str, Any]:
         "module": s.module.state_dict(),
         "optimizers": [each.state_dict() for each in s.optimizers],
         "schedulers": [each.state_dict() for each in s.schedulers],
+        "kinds": kinds(s),
+        "parameters": parameter_names(s),
         **hosted,
         **view.save_position(ranks),
         **({} if ranks.alone else {RANKS_PART: gather_own_states(hosted, ranks)}),
     }
+
+
+def parameter_names(s: State) -> list[list[list[str]]]:
+    """Return the names of the parameters of each optimizer, by its groups, in its order."""
+    names = {id(each): name.replace("_orig_mod.", "") for name, each in s.module.named_parameters()}
+    return [
+        [
+            [names.get(id(each), f"parameter {place}") for place, each in enumerate(group["params"])]
+            for group in optimizer.param_groups
+        ]
+        for optimizer in s.optimizers
+    ]
 
 
 def gather_own_states(hosted: dict[str, Any], ranks: Ranks) -> list[dict[str, Any]]:
@@ -204,6 +227,8 @@ def _mean_over_ranks(gradient: Tensor | None, parameter: Tensor, ranks: Ranks) -
 def load_hosted(view: KeptRun, path: str | Path) -> dict[str, Any]:
     """Load a checkpoint into module, optimizers, schedulers and hooks; return its contents."""
     s = view.state
+    if not isinstance(path, str | os.PathLike):
+        raise OptionError(f"load_checkpoint({path!r}): pass 'auto', 'best' or the path of a checkpoint.")
     contents = take_own_state(files.read(path), s.rank, s.world_size)
     view.resume.take(contents, path)  # until `restore_state`, the checkpoint may be refused
     begin_loading(view, contents)
@@ -215,6 +240,7 @@ def load_hosted(view: KeptRun, path: str | Path) -> dict[str, Any]:
             "weights alone: hookline.load_weights(module, path)."
         )
     contents = edit_loaded(view)
+    _refuse_other_optimizers(s, contents, path)
     with restoring(path, "the weights, or the state of an optimizer or a schedule,"):
         s.module.load_state_dict(complete_weights(s.module, contents["module"], path))
         for optimizer, kept in zip(s.optimizers, contents["optimizers"], strict=True):
@@ -232,6 +258,19 @@ def load_hosted(view: KeptRun, path: str | Path) -> dict[str, Any]:
     restore_state(view, contents, path)
     report_loaded(view, path)
     return contents
+
+
+def _refuse_other_optimizers(s: State, contents: dict[str, Any], path: str | Path) -> None:
+    """Raise if the checkpoint is of other optimizers or schedulers, or of parameters in another order, before
+    anything is restored. Older checkpoints have neither.
+    """
+    saved, here = contents.get("kinds"), kinds(s)
+    if saved is not None and len(contents["schedulers"]) != len(s.schedulers):  # a warning says so
+        saved, here = saved[: len(s.optimizers)], here[: len(s.optimizers)]
+    refuse_other_optimizers(saved, here, path)
+    with restoring(path, "the parameters of an optimizer"):
+        for was, now in zip(contents.get("parameters", ()), parameter_names(s), strict=False):
+            check_groups(*([{"param_names": names} for names in each] for each in (was, now)))
 
 
 # ---- The state of the hooks for a host that saves only JSON

@@ -8,7 +8,7 @@ from hookline.engine.hook_list import HookList
 from hookline.engine.plan import Plan
 from hookline.interop.hosted.batch import HostedBatch
 from hookline.run.record import monitors_of
-from hookline.run.state import State
+from hookline.run.state import State, count_noun
 
 OF_BATCHES = (
     "on_train_epoch_start",
@@ -49,7 +49,11 @@ def missing_batches(run: Observed, updates: int, epochs: int, has_validated: boo
     waiting = _waiting(run.plan, OF_BATCHES, validates)
     if not waiting or not (updates or epochs):
         return ""
-    what = f"{updates} updates were made" if updates else f"{epochs} epochs of line.epochs ran"
+    what = (
+        f"{count_noun(updates, 'update was', 'updates were')} made"
+        if updates
+        else f"{count_noun(epochs, 'epoch', 'epochs')} of line.epochs ran"
+    )
     return (
         f"{what} outside of line.epoch(loader) and line.start_batch(batch), so these events did not fire: "
         f"{waiting}. Use `for batch in line.epoch(loader)`; in a loop without a loader "
@@ -71,8 +75,8 @@ def missing_losses(run: Observed, updates: int) -> str:
     if not parts:
         return ""
     return (
-        f"{updates} updates were made without line.backward(loss), so {', and '.join(parts)}. Replace "
-        "loss.backward() by line.backward(loss)."
+        f"{count_noun(updates, 'update was', 'updates were')} made without line.backward(loss), so "
+        f"{', and '.join(parts)}. Replace loss.backward() by line.backward(loss)."
     )
 
 
@@ -81,10 +85,10 @@ def missing_optimizer(run: Observed) -> str:
     waiting = _waiting(run.plan, OF_UPDATES)
     if run.state.optimizers or not run.batch.has_losses or not waiting:
         return ""
+    made = count_noun(len(run.batch.window_losses()), "backward pass was", "backward passes were")
     return (
-        f"{len(run.batch.window_losses())} backward passes were made, and the line has no optimizer to "
-        f"observe, so no step was counted and these events did not fire: {waiting}. Pass the optimizer: "
-        "Line(model, optimizer, hooks=[...])."
+        f"{made} made, and the line has no optimizer to observe, so no step was counted and these events did "
+        f"not fire: {waiting}. Pass the optimizer: Line(model, optimizer, hooks=[...])."
     )
 
 

@@ -15,7 +15,7 @@ from hookline.checkpoint.contents import put_gradients, window_gradients
 from hookline.data.seeding import find_generators, rng_state, set_rng_state
 from hookline.interop.hosted.batch import HostedBatch
 from hookline.run.parts import Progress
-from hookline.run.state import State
+from hookline.run.state import State, count_noun
 from hookline.util.errors import CheckpointError
 
 log = logging.getLogger("hookline")
@@ -261,6 +261,20 @@ class LoopPosition:
         if kept is not None and kept["batches"]:
             self._restore_inside(kept)
 
+    def report_finished(self, path: str) -> None:
+        """Warn that a hook had stopped the loop of the loaded checkpoint, so that nothing is trained."""
+        s, epochs = self.run.state, self.epochs
+        if s.rank == 0:
+            log.warning(
+                "Nothing to train: this loop was %s at step %d (%s). To train on, pass its checkpoint: "
+                "line.load_checkpoint(%r)%s. To start over, choose another run_dir.",
+                s.stop_status,
+                s.step,
+                s.stop_reason,
+                path,
+                f", or train longer: line.epochs(n) with n above {epochs}" if epochs else "",
+            )
+
     # ---- what cannot be skipped ----------------------------------------------------------------------------
 
     def warn_of_repeated_epochs(self) -> None:
@@ -268,10 +282,9 @@ class LoopPosition:
         done = self.run.state.counts.epochs_seen
         if self.pending is not None and done:
             log.warning(
-                "The loaded checkpoint has %d complete epochs. This loop counts its epochs without the "
-                "line, so it trains them again if it starts at 0: use `for epoch in line.epochs(n)`, or "
-                "`range(%d, n)`.",
-                done,
+                "The loaded checkpoint has %s. This loop counts its epochs without the line, so it trains "
+                "them again if it starts at 0: use `for epoch in line.epochs(n)`, or `range(%d, n)`.",
+                count_noun(done, "complete epoch", "complete epochs"),
                 done,
             )
 
@@ -280,7 +293,11 @@ class LoopPosition:
         kept, self.pending = self.pending, None
         if kept is None or not (kept["batches"] or kept["updates"]):
             return
-        done = f"{kept['batches']} batches" if kept["batches"] else f"{kept['updates']} updates"
+        done = (
+            count_noun(kept["batches"], "batch", "batches")
+            if kept["batches"]
+            else count_noun(kept["updates"], "update", "updates")
+        )
         log.warning(
             "The loaded checkpoint was made after %s of epoch %d, and they are trained again: the line "
             "cannot skip them, because the loop does not read its batches from line.epoch(loader). %s",

@@ -8,14 +8,22 @@ there, so epochs may differ in length.
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any
 
 from hookline.distributed.comm import Answer, Ranks
 from hookline.interop.hosted.view import HostView
 from hookline.run.save_request import SaveRequest
+from hookline.run.state import count_noun
+from hookline.training.ranks.failure_monitor import RankFailures
 from hookline.training.ranks.rank_sync import as_plain, as_request
 from hookline.util.errors import END_EPOCH, SKIP_BATCH, SKIP_STEP, STEP_DONE, HooklineError, Signal
 
+log = logging.getLogger("hookline")
+
+PATIENCE = 30.0
+"""Seconds of waiting for other ranks that are reported."""
 AFTER_BATCH, AT_VALIDATION, BETWEEN_EPOCHS = range(3)
 POINT_NAMES = ("after a training batch", "at a validation", "at the end or the beginning of an epoch")
 
@@ -30,10 +38,30 @@ class HostedRankSync:
         """Whether the ranks have agreed to stop; `should_stop` of the state is the request of this rank."""
         self.agreed: list[SaveRequest] = []
         """Checkpoints that all ranks are about to write together."""
+        self.failures: RankFailures | None = None
+        """Finds the rank that has failed, in a loop whose errors the run may replace."""
         self._own_requests: list[SaveRequest] = []
         """Checkpoints that this rank has requested, but not all ranks."""
         self._pending: Answer | None = None
-        self._steers_batches = self._steers_updates = False
+        self._steers_batches = self._steers_updates = self._has_warned = False
+
+    def compare_lengths(self, batches: int | None) -> None:
+        """Warn if the epoch that begins has another number of batches on other ranks. All ranks call it.
+
+        batches: their number on this rank, if it is known.
+        """
+        own = -1 if batches is None else batches
+        lengths = self.ranks.gather(own)
+        known = [each for each in lengths if each >= 0]
+        if self.ranks.rank == 0 and len({*known}) > 1 and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "The ranks have different numbers of batches: %s. DistributedDataParallel waits for all "
+                "ranks in every batch, so the loop hangs after %d batches. Shard the data with a "
+                "DistributedSampler, leave the epoch at the same batch on all ranks, or use torch's Join.",
+                ", ".join(f"{each} on rank {rank}" for rank, each in enumerate(lengths)),
+                min(known),
+            )
 
     # ---- polling -------------------------------------------------------------------------------------------
 
@@ -56,6 +84,7 @@ class HostedRankSync:
             if before is not None and self._has_requests(before.read()):
                 self._exchange()
                 continue
+            asked.wait(PATIENCE, functools.partial(self._report_wait, point))
             answer = asked.read()
             has_requests = self._has_requests(answer)
             if answer[3] == -answer[4]:
@@ -64,6 +93,18 @@ class HostedRankSync:
                     self._exchange()
                 return
             self._exchange_if_all_save(answer)
+
+    def _report_wait(self, point: int, seconds: float) -> None:
+        """Log that other ranks do not arrive, the first time."""
+        if seconds < 2 * PATIENCE:
+            log.warning(
+                "This rank has waited %.0f s for the other ranks %s, after %s of epoch %d. Do all ranks have "
+                "the same number of batches?",
+                seconds,
+                POINT_NAMES[point],
+                count_noun(self.line.state.batch_idx + 1, "batch", "batches"),
+                self.line.state.epoch,
+            )
 
     def _send(self, point: int) -> Answer:
         saves, changed = (

@@ -5,30 +5,38 @@ runs.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from hookline.data.batch import count_tokens as elements_of_ids
 from hookline.distributed.comm import Ranks
-from hookline.distributed.process_group import control_group, known_rank
+from hookline.distributed.error_output import print_uncaught_errors_once
+from hookline.distributed.process_group import control_group, known_rank, name_rank_in_log
 from hookline.engine.events import EVENTS
 from hookline.engine.plan import Plan, noop
 from hookline.interop.hosted.batch import OUTSIDE, HostedBatch, Pass, Updates
 from hookline.interop.hosted.checkpoints import hosted_state, restore_state, save_hosted
 from hookline.interop.hosted.host import Host, HostedHooks
+from hookline.interop.hosted.objects import (
+    has_uneven_batches,
+    needs_equal_batches,
+    own_module,
+    own_optimizers,
+    own_schedulers,
+)
 from hookline.interop.hosted.rank_sync import AT_VALIDATION, BETWEEN_EPOCHS, HostedRankSync
 from hookline.interop.hosted.view import HostView
 from hookline.loggers import JSONLines, Logger, Loggers, make_loggers
 from hookline.metrics.accumulator import Accumulator
 from hookline.metrics.metric_log import MetricLog
 from hookline.run.directory import RunDirectory
-from hookline.run.optimizers import bare, settle_order
-from hookline.run.options import ARGUMENT_NAMES, make_options
+from hookline.run.optimizers import settle_order
+from hookline.run.options import hook_list, make_options
 from hookline.run.parts import Participants, Progress, Resume
 from hookline.run.record import monitors_of
 from hookline.run.reduction import WaitingRows
@@ -44,79 +52,10 @@ from hookline.training.participants import (
     teardown_removed,
 )
 from hookline.training.pass_events import VALIDATION, Names
-from hookline.util.errors import HooklineError, OptionError, Signal, closest
+from hookline.training.ranks.failure_monitor import RankFailures
+from hookline.util.errors import HooklineError, OptionError, Signal
 
-# ---- The objects that a loop passes
-
-
-def own_module(module: nn.Module) -> nn.Module:
-    """Return the user's module without its wrappers for distribution or compilation."""
-    while True:
-        is_spread = isinstance(module, DistributedDataParallel)
-        inner: Any = (
-            module.module if is_spread else vars(module).get("_modules", {}).get("_orig_mod")
-        )  # torch.compile's
-        if inner is None:
-            return module
-        module = inner
-
-
-def has_uneven_batches(model: Any) -> bool:
-    """Return whether ranks may have different numbers of batches (torch's `Join`), so that they cannot
-    synchronize after each.
-    """
-    return isinstance(model, DistributedDataParallel) and model._join_config.enable
-
-
-def own_optimizers(given: Any) -> list[Any]:
-    """Return the optimizers without their wrappers; anything else is rejected."""
-    try:
-        found = [bare(optimizer) for optimizer in list_steppables(given)]
-    except TypeError:
-        found = [given]
-    for optimizer in found:
-        if isinstance(optimizer, type) or not hasattr(optimizer, "register_step_post_hook"):
-            is_class = isinstance(optimizer, type)
-            what = optimizer.__name__ + ", a class" if is_class else type(optimizer).__name__
-            raise OptionError(f"hooks need a torch.optim.Optimizer or a list of them, not {what}.")
-    return found
-
-
-def list_steppables(given: Any) -> list[Any]:
-    """Return one optimizer or scheduler, or several, as a list."""
-    if hasattr(given, "step"):
-        return [given]
-    return [each for each in given if each is not None] if given is not None else []
-
-
-HOST_OPTIONS = (
-    "hooks",
-    "logger",
-    "run_dir",
-    "config",
-    "accounting",
-    "log_every_n_steps",
-    "max_epochs",
-    "max_steps",
-    "count_tokens",
-    "on_save_error",
-)
-"""The options of every host, beside what it trains."""
-
-
-def refuse_other_options(host: Host, given: Iterable[str], known: Iterable[str] = HOST_OPTIONS) -> None:
-    """Raise for the first name that is not an option of a host, with the closest right one."""
-    names = tuple(known)
-    for name in given:
-        if name in names:
-            continue
-        is_trainers = name in ARGUMENT_NAMES
-        why = " Only hookline.Trainer has it." if is_trainers else closest(name, names)
-        raise OptionError(
-            f"{host.name} has no option {name!r}.{why} Options: {', '.join(names)}.",
-            option=name,
-            allowed=names,
-        )
+log = logging.getLogger("hookline")
 
 
 class HostedRows(MetricRows):
@@ -214,7 +153,7 @@ class HostedRun(HostView):
         self._saved_state: dict[str, Any] | None = None
         self._log_start: tuple[Any, ...] | None = None
         """What the loggers continue from at the next update: a position, its step and epoch, a checkpoint."""
-        for hook in hooks:
+        for hook in hook_list("hooks", hooks):
             self.hooks.add(hook)
 
     def attach(self, module: nn.Module, optimizers: Any = (), schedulers: Any = ()) -> None:
@@ -229,7 +168,7 @@ class HostedRun(HostView):
             )
         s.setup.module = own_module(module)
         s.setup.optimizers = own_optimizers(optimizers)
-        s.setup.schedulers = list_steppables(schedulers)
+        s.setup.schedulers = own_schedulers(schedulers)
         settle_order(s.setup.optimizers, s.setup.module)
         if self.updates.is_observing:  # in a run: observe the new ones instead
             self.updates.unwatch()
@@ -272,6 +211,8 @@ class HostedRun(HostView):
             )
             self.updates.signal_filters = (self.rank_sync.on_update,)
         self._directory.renew()
+        if s.setup.rank == 0:
+            self._directory.hold(self._report_lost_directory, at_once=False)
         if not self.ranks.alone:
             self._directory.continue_in(Path(self.ranks.decide(self._directory.chosen)))
         self.loggers.open(self._directory.path)
@@ -284,6 +225,18 @@ class HostedRun(HostView):
         if self._saved_state is not None:
             kept, self._saved_state = self._saved_state, None
             restore_state(self, kept)
+
+    def _watch_ranks(self) -> None:
+        """Let errors name the rank that has failed, and print those of all ranks once. All ranks call it."""
+        if self.rank_sync is not None:
+            name_rank_in_log(self.ranks.rank)
+            print_uncaught_errors_once()
+            self.rank_sync.failures = RankFailures(self.ranks)
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """Return the error to raise for an error of the loop. With several ranks it names the failed one."""
+        failures = None if self.rank_sync is None else self.rank_sync.failures
+        return error if failures is None else failures.explain(error)
 
     def start_new(self) -> None:
         """Reset the counters and metrics for a new run."""
@@ -337,6 +290,9 @@ class HostedRun(HostView):
 
     def abandon(self) -> None:
         """Abandon what is open, without events, and drop save requests."""
+        if self.rank_sync is not None and self.rank_sync.failures is not None:
+            self.rank_sync.failures.leave()
+            self.rank_sync.failures = None
         if self.current_pass is not None:
             self.current_pass.leave()
             self.current_pass = None
@@ -366,9 +322,15 @@ class HostedRun(HostView):
         if self.state.setup.stage == "fit":
             self._log_ending()
         self.loggers.close()
+        self._directory.release()
         run_events.release(self)
         self.is_running, self.updates.on_start = False, self.must_run
         return failures
+
+    def _report_lost_directory(self, who: str) -> None:
+        """End the loop, because another job now writes into its directory. who: names that job."""
+        log.error("Another job has taken over the directory of this run. %s", who)
+        self.stop("another job has taken over the run's directory")
 
     def _log_ending(self) -> None:
         """Log how the run ended, from which `hookline runs` and the report know it."""
@@ -398,6 +360,9 @@ class HostedRun(HostView):
         self.epoch_is_open, self.epoch_is_whole = True, False
         if self.rank_sync is not None:
             self.rank_sync.find_steering_hooks()
+            if self.rank_sync.failures is not None and needs_equal_batches(self.state.wrapped_model):
+                self.sync_point()
+                self.rank_sync.compare_lengths(batches)
         run_events.start_epoch(self, first)
         self.state.log.mode = "train"
 
@@ -415,6 +380,7 @@ class HostedRun(HostView):
         current = self.batch
         current.take(batch)
         self.updates.recomputing = False
+        self.updates.norms.clear()
         signal = current.start()
         if self.rank_sync is not None:
             signal = self.rank_sync.on_batch(signal)
@@ -430,10 +396,13 @@ class HostedRun(HostView):
             self.must_run()
         return self.batch.before_backward(loss)
 
-    def after_backward(self) -> None:
-        """Emit on_after_backward: gradients have been added."""
+    def after_backward(self) -> int:
+        """Emit on_after_backward: gradients have been added. Return how many backward passes there were since
+        the last update or `zero_grad`, with this one.
+        """
         if self.plan.on_after_backward is not noop:
             self.batch.backward.after()
+        return len(self.batch.losses)
 
     def end_batch(self, outputs: Any = None) -> None:
         """Emit the end of the batch, and of its update if one was made.

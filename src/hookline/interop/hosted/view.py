@@ -46,10 +46,8 @@ class HostView(View):
         if name.startswith("_"):
             raise AttributeError(name)
         known = sorted(self._offered())
-        raise AttributeError(
-            f"{self.host.name} has no trainer.{name} for hooks.{closest(name, known)} "
-            f"There are: {', '.join(known)}."
-        )
+        hint = closest(name, known) or f" There are: {', '.join(known)}."
+        raise AttributeError(f"{self.host.name} has no attribute {name!r} (in hooks trainer.{name}).{hint}")
 
     @classmethod
     def _offered(cls) -> frozenset[str]:

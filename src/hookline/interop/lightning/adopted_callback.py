@@ -18,13 +18,14 @@ from hookline.engine.source_text import parse_source, words_of
 from hookline.hooks.progress_bar import ProgressBar
 from hookline.interop.adapter import AdoptedCallback
 from hookline.interop.lightning.binder import bind
+from hookline.interop.lightning.callback_list import FIRST, is_a
 from hookline.interop.lightning.module_view import is_lightning_module, shown_to_callbacks
 from hookline.interop.lightning.package import PACKAGES, is_lightnings
 from hookline.interop.lightning.table import CALLBACK_ROWS
 from hookline.interop.lightning.trainer_parts import missing
 from hookline.interop.lightning.trainer_view import TrainerView, is_of_trainer
 from hookline.interop.lightning.tuning import ends_tuning, is_tuner
-from hookline.util.errors import HookError
+from hookline.util.errors import CLASSES, HookError
 
 # ---- The attributes that a Lightning callback uses of its trainer, read from its source
 
@@ -246,6 +247,12 @@ class LightningCallback(AdoptedCallback):
     def _check(self, attributes: bool) -> None:
         who = type(self.original).__name__
         refuse_misspelled(self.original, {name: len(row.arguments) for name, row in CALLBACK_ROWS.items()})
+        if attributes and (tuner := next((each for each in FIRST if is_a(self.original, each)), "")):
+            ours = CLASSES.get(tuner, f"hookline.hooks.{tuner}")
+            raise HookError(
+                f"{who} cannot run in Hookline: it needs the loop of Lightning's own trainer. Use "
+                f"{ours}().find(trainer, module, loader), or the Trainer of hookline.interop.lightning."
+            )
         if attributes and (asked := missing_attributes(self.original, self.base)):
             paths = ", ".join(f"{path} (in {where})" for path, where in asked)
             raise HookError(

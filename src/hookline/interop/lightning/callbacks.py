@@ -86,17 +86,15 @@ OWN = {
 
 @functools.cache
 def _by_lightnings_rule(name: str) -> Any:
-    """Return Hookline's hook with Lightning's default for `mode`."""
+    """Return Hookline's hook with Lightning's default for `mode`. It compares every bit of a score."""
     hook = hook_class(SAME[name])
-    return type(
-        name,
-        (hook,),
-        {
-            "__init__": functools.partialmethod(hook.__init__, mode="min"),
-            "__module__": __name__,
-            "__doc__": hook.__doc__,
-        },
-    )
+
+    @functools.wraps(hook.__init__)
+    def init(self: Any, *given: Any, **named: Any) -> None:
+        hook.__init__(self, *given, **{"mode": "min", **named})
+        self.watch.rounding = 0.0
+
+    return type(name, (hook,), {"__init__": init, "__module__": __name__, "__doc__": hook.__doc__})
 
 
 def __getattr__(name: str) -> Any:

@@ -362,13 +362,8 @@ def _checkpoint(made: Conversion, path: Any) -> None:
         return
     if path in ("last", "best"):
         made.values["checkpoint"] = {"last": "auto", "best": "best"}[path]
-    elif str(path).endswith(".ckpt") or path == "hpc" or str(path).startswith("registry"):
-        made.wrong(
-            "ckpt_path",
-            "a run of Hookline continues from a checkpoint of Hookline: convert the file with "
-            "hookline.import_checkpoint and name the result, or leave it out.",
-            path,
-        )
+    elif path == "hpc" or str(path).startswith("registry"):
+        made.wrong("ckpt_path", "name the checkpoint by its path, 'last' or 'best', or leave it out.", path)
     else:
         made.values["checkpoint"] = path
 

@@ -215,11 +215,16 @@ class LoopEvents(Hook):
             warn("predict returned None: predict_step has no result for some batches.")
 
     def on_load_checkpoint(self, checkpoint: Any) -> None:
-        """Warn about callbacks in the file that this trainer does not have, whose state is lost."""
-        saved = (checkpoint.get(LIGHTNING) or {}).get("callbacks") or {}
-        present = {getattr(each, "state_key", None) for each in self._run.trainer.lightning_trainer.callbacks}
-        if lost := [key for key in saved if key not in present]:
+        """Continue the counts of Lightning's file, and warn about callbacks in it that this trainer does not
+        have, whose state is lost.
+        """
+        run, saved = self._run, checkpoint.get(LIGHTNING) or {}
+        shown = run.trainer.lightning_trainer
+        if run.stage == "fit" and (progress := (saved.get("loops") or {}).get("fit_loop")):
+            shown._logger_connector.counts.resume(progress)
+        present = {str(getattr(each, "state_key", "")) for each in shown.callbacks}
+        if lost := [key for key in saved.get("callbacks") or {} if str(key) not in present]:
             warn(
-                "The checkpoint has the state of callbacks that the trainer does not have, which is not "
-                f"restored. Pass them to the trainer: {', '.join(lost)}."
+                f"{run.resume.path} has the state of callbacks that this trainer does not have, which is not "
+                f"restored. Please add the following callbacks: {lost}."
             )

@@ -25,7 +25,7 @@ from hookline.interop.lightning.logged_values import (
     print_results,
     warn_once,
 )
-from hookline.interop.lightning.package import refusal, warn
+from hookline.interop.lightning.package import possible, refusal, warn
 from hookline.interop.lightning.progress import LoopCounts
 from hookline.metrics.metric_log import MetricLog
 from hookline.metrics.metric_objects import named_metrics
@@ -126,8 +126,6 @@ class LoggerConnector:
         """What was logged in each loop; the validation in a fit is a loop of its own."""
         self.shown = Shown()
         """The newest metrics: `callback_metrics`, `logged_metrics` and `progress_bar_metrics`."""
-        self.batches_that_stepped = 0
-        """The step number that loggers get: batches after which an update was due."""
         self.counts = LoopCounts()
         self.verbose = False
         self.results: list[dict[str, Tensor]] = []
@@ -143,8 +141,6 @@ class LoggerConnector:
         self._evaluated = 0
         self._batches: dict[str, list[int]] = {}
         """The number of batches of each evaluation pass, by stage."""
-        self._seen: dict[int, int] = {}
-        """The number of evaluation batches of each loader since the run began."""
 
     def listen(self, plan: Plan) -> None:
         """Call the methods of this object at their moments."""
@@ -207,7 +203,7 @@ class LoggerConnector:
         if trainer._own._run is None:
             return True
         is_training = self.active is not None and self.active.training
-        step = self.batches_that_stepped + 1 if is_training else self._evaluated
+        step = self.counts.batches_that_stepped + 1 if is_training else self._evaluated
         return bool(step % every == 0 or trainer.should_stop)
 
     def log(
@@ -276,7 +272,7 @@ class LoggerConnector:
             step = int(row.pop("step"))
         elif step is None:
             row.setdefault("epoch", trainer.current_epoch)
-            step = self.batches_that_stepped
+            step = self.counts.batches_that_stepped
         for logger in trainer.lightning_loggers:
             logger.log_metrics(metrics=row, step=step)
             logger.save()
@@ -299,7 +295,8 @@ class LoggerConnector:
     def begin(self, s: State) -> None:
         """Begin a run."""
         self.forget(s)
-        self._seen, self.results, self._stepped, self._warned_of_none = {}, [], False, False
+        self.counts.seen.clear()
+        self.results, self._stepped, self._warned_of_none = [], False, False
 
     def resume(self, logged: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[str]:
         """Continue the values of an epoch that was interrupted; return the names of those that begin anew."""
@@ -331,13 +328,14 @@ class LoggerConnector:
 
     def start_training(self, s: State) -> None:
         """Continue the step number of a resumed run, and warn if no step will be logged."""
-        self.batches_that_stepped = s.step
         trainer = self.trainer
+        self.counts.begin_training(trainer._own._run)
         batches, every = trainer.num_training_batches, trainer.log_every_n_steps
         if trainer.lightning_loggers and batches < every and not trainer.fast_dev_run:
             warn(
                 f"The number of training batches ({batches}) is smaller than the logging interval, "
-                f"log_every_n_steps={every}: no value of a step is logged. Pass a smaller log_every_n_steps."
+                f"log_every_n_steps={every}: no value of a step is logged. Pass a smaller log_every_n_steps.",
+                possible(),
             )
 
     def start_epoch(self, s: State) -> None:
@@ -368,7 +366,7 @@ class LoggerConnector:
     def _check_output(self, s: State, is_automatic: bool) -> None:
         """Warn once of batches that are not trained on, and refuse what Lightning refuses."""
         returned = s.current.returned
-        if is_automatic and s.current.last_loss is None and not self._warned_of_none:
+        if is_automatic and returned is None and not self._warned_of_none:
             self._warned_of_none = True
             warn("`training_step` returned `None`: the weights are not updated with such a batch.")
         if not is_automatic and not (returned is None or isinstance(returned, Tensor | Mapping)):
@@ -382,7 +380,7 @@ class LoggerConnector:
     def _count_step(self) -> None:
         """Count the newest batch. Lightning does so after the validation that may follow it."""
         if self._stepped:
-            self.batches_that_stepped += 1
+            self.counts.batches_that_stepped += 1
             self._stepped = False
             if self.trainer.should_stop:
                 self._save()
@@ -397,9 +395,9 @@ class LoggerConnector:
         current = self._current()
         self._show(current)
         self._current_fx = None
-        self.batches_that_stepped -= 1
+        self.counts.batches_that_stepped -= 1
         self.log_metrics(self._current().log)
-        self.batches_that_stepped += 1
+        self.counts.batches_that_stepped += 1
         self.reset_values()
 
     def _save(self) -> None:
@@ -436,9 +434,9 @@ class LoggerConnector:
         self._end_batch()
         self.counts.end_validation_batch(s.stage)
         if not s.sanity_checking:
-            seen = self._seen.get(s.dataloader_idx, 0)
+            seen = self.counts.seen.get(s.dataloader_idx, 0)
             self.log_metrics(self._current().log, step=seen)
-            self._seen[s.dataloader_idx] = seen + 1
+            self.counts.seen[s.dataloader_idx] = seen + 1
 
     def end_evaluation_data(self, s: State) -> None:
         """From now on the metrics are those of the whole pass."""

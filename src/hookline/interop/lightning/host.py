@@ -8,7 +8,8 @@ from typing import Any
 
 from hookline.interop.hosted.batch import Pass
 from hookline.interop.hosted.host import LIGHTNING_HOST
-from hookline.interop.hosted.run import HostedRun, refuse_other_options
+from hookline.interop.hosted.objects import refuse_other_options
+from hookline.interop.hosted.run import HostedRun
 from hookline.loggers import Logger
 from hookline.run.optimizers import bare
 from hookline.training.pass_events import PREDICTION, TEST, VALIDATION, PassEvents, SanityCheck

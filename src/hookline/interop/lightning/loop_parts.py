@@ -23,6 +23,7 @@ from hookline.interop.lightning.progress import (
     loops,
 )
 from hookline.interop.lightning.rules import has_source
+from hookline.interop.lightning.table import without_loss
 from hookline.interop.lightning.trainer_parts import Part, ShownAs, missing
 from hookline.training.actions import install_action
 from hookline.training.loading import load
@@ -129,6 +130,11 @@ class DataLoop(ShownAs):
         """Return the progress of the run."""
         return dict(self._own.state.counts.state_dict())
 
+    @property
+    def inner(self) -> Any:
+        """Return the state of the run inside this one, from its end until the progress is restored."""
+        return self.__dict__.get("_inner")
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Show the progress of this run again; a run inside it has its own, so this one is unchanged."""
         self.__dict__.pop("_inner", None)
@@ -204,12 +210,17 @@ class PredictionLoop(DataLoop):
         return found
 
     @property
+    def writes_at_end(self) -> bool:
+        """Return whether a callback writes all predictions at the end of the pass."""
+        return any(each.interval.on_epoch for each in self._view.callbacks if is_a(each, WRITER))
+
+    @property
     def epoch_batch_indices(self) -> list[list[list[int]]]:
         """Return the positions of the samples of every batch, for each loader; none if no callback writes
         them at the end.
         """
         lengths = self._view._lengths("predict")
-        if not any(each.interval.on_epoch for each in self._view.callbacks if is_a(each, WRITER)):
+        if not self.writes_at_end:
             return [[] for _ in lengths]
         return [
             [each for index, each in enumerate(_batches_of_indices(loader)) if index < length]
@@ -279,7 +290,9 @@ class EpochLoop(Part):
     @property
     def _batches_that_stepped(self) -> int:
         shown = getattr(self._own, "lightning_trainer", None)
-        return int(self._own.global_step if shown is None else shown._logger_connector.batches_that_stepped)
+        return int(
+            self._own.global_step if shown is None else shown._logger_connector.counts.batches_that_stepped
+        )
 
     @property
     def _is_training_done(self) -> bool:
@@ -315,7 +328,7 @@ class FitLoop(DataLoop):
     @property
     def total_batch_idx(self) -> int:
         """Return the number of training batches so far, minus one; after `run`, those of that run."""
-        inner = self.__dict__.get("_inner")
+        inner = self.inner
         return int(self.epoch_loop.total_batch_idx if inner is None else inner.batches_seen - 1)
 
     @property
@@ -407,8 +420,8 @@ class FitLoop(DataLoop):
             compute = run.steps.training_step
 
             @functools.wraps(compute)
-            def training_step(*batch: Any) -> None:
-                compute(*batch)
+            def training_step(*batch: Any) -> Any:
+                return without_loss(compute(*batch))
 
             run.steps.training_step = training_step
         install_action(run, "training_step")

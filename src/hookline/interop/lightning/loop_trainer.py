@@ -39,15 +39,19 @@ class LoopTrainer(Rerun):
     """Whether a tuner has ended the current stage."""
 
     def _finish(self, run: Run, body: Callable[[Run], T]) -> Any:
-        self.is_tuned = False
+        self.is_tuned, shows_model = False, self.shows_model
         shown = self.lightning_trainer
         profiler = shown._given["profiler"] if shown is not None and self._around is None else None
-        with profiling(profiler, shown, run):
-            return super()._finish(run, functools.partial(self._loop, body))
+        try:
+            with profiling(profiler, shown, run):
+                return super()._finish(run, functools.partial(self._loop, body))
+        finally:
+            self.shows_model = shows_model
 
     def _loop(self, body: Callable[[Run], T], run: Run) -> Any:
         """Run the loop, unless a tuner has ended the stage."""
         if self.is_tuned:
+            self.shows_model = False  # a search trains no model
             return None
         shown = self.lightning_trainer
         if shown is not None:
@@ -56,7 +60,7 @@ class LoopTrainer(Rerun):
             return body(run)
         except Exception as error:
             if ends_tuning(error):
-                self.is_tuned = True
+                self.is_tuned, self.shows_model = True, False
                 return None
             raise
 

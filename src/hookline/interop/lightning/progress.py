@@ -112,8 +112,17 @@ class Resettable(Part):
 
 
 def _hook_of(own: Any) -> str:
-    """Return the name of the hook of the module or a callback that is running."""
-    return str(getattr(own.state.module, "__dict__", {}).get(NAME_OF_HOOK) or "")
+    """Return the name of the hook of the module or a callback that is running.
+
+    A module of this dialect does not record it: then it is the event, or the step inside a batch.
+    """
+    if name := getattr(own.state.module, "__dict__", {}).get(NAME_OF_HOOK):
+        return str(name)
+    if own._run is None:
+        return ""
+    shown = getattr(own, "lightning_trainer", None)
+    is_in_step = shown is not None and shown._logger_connector.counts.in_batch
+    return current_event(own._run) or ("training_step" if is_in_step else "")
 
 
 def _tracker(done: int, hook: str) -> Tracker:
@@ -298,6 +307,22 @@ class LoopCounts:
         self.forget_validation()
         self.schedulers_before = 0
         """The steps of all schedulers before the epoch."""
+        self.batches_that_stepped = 0
+        """The step number that loggers get: batches after which an update was due."""
+        self.seen: dict[int, int] = {}
+        """The number of evaluation batches of each loader since it was made."""
+
+    def resume(self, saved: Mapping[str, Any]) -> None:
+        """Continue the step number of loggers. saved: the progress of the training in a file of Lightning."""
+        batches = (saved.get("epoch_loop.batch_progress") or {}).get("current") or {}
+        at_end = batches.get("processed", 0) > batches.get("completed", 0)  # saved in on_train_batch_end
+        counted = (saved.get("epoch_loop.state_dict") or {}).get("_batches_that_stepped", 0)
+        self.batches_that_stepped = counted + at_end
+
+    def begin_training(self, run: Run) -> None:
+        """Set the step number of loggers, unless it counts batches because optimization is manual."""
+        if getattr(run.module, "automatic_optimization", True):
+            self.batches_that_stepped = run.state.step
 
     def begin_epoch(self, run: Run) -> None:
         """Record where the epoch begins."""
@@ -369,7 +394,7 @@ def loops(run: Run, counts: LoopCounts) -> dict[str, Any]:
     return {
         "fit_loop": {
             "state_dict": _loader_states(run),
-            "epoch_loop.state_dict": {"_batches_that_stepped": s.step},
+            "epoch_loop.state_dict": {"_batches_that_stepped": counts.batches_that_stepped},
             "epoch_loop.batch_progress": {
                 **{
                     name: _batch_counts(done + in_batch, done) | {"completed": done - ending}

@@ -167,6 +167,8 @@ class LightningRules(LoopRules):
             for loader in run.data.loaders.pop(kind):
                 loader.close()
             load(run, kind)
+            if kind == "val" and run.trainer.lightning_trainer is not None:
+                run.trainer.lightning_trainer._logger_connector.counts.seen.clear()
 
     # ---- counting ------------------------------------------------------------------------------------------
 
@@ -201,19 +203,9 @@ class LightningRules(LoopRules):
         return False
 
     def warn_of_other_hooks(self, run: Run, warn_of_hooks: Callable[[], None]) -> None:
-        """Warn of callbacks whose state the file has and that this trainer does not have."""
-        contents = run.resume.contents
-        if LIGHTNING not in contents:
+        """Warn, unless the file is one of Lightning, for which `LoopEvents` does at every stage."""
+        if LIGHTNING not in run.resume.contents:
             warn_of_hooks()
-            return
-        callbacks = run.trainer.lightning_trainer.callbacks
-        here = {str(getattr(each, "state_key", "")) for each in callbacks}
-        lost = [key for key in contents[LIGHTNING].get("callbacks") or {} if str(key) not in here]
-        if lost:
-            warn(
-                f"{run.resume.path} has the state of callbacks that this trainer does not have. "
-                f"Please add the following callbacks: {lost}."
-            )
 
     def match_optimizers(self, run: Run, refuse: Callable[[], None]) -> None:
         """Pair states with optimizers and schedulers by position, as Lightning does.

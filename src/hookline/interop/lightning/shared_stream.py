@@ -26,6 +26,11 @@ from hookline.data.workers import WorkerStart, end_workers, starting_workers
 from hookline.interop.lightning.loaders import Turns
 from hookline.interop.lightning.package import find
 
+INSTEAD = (
+    "this trainer reads a loader by its own iterator, as Lightning does. A loader with state_dict and "
+    "load_state_dict continues immediately."
+)
+
 
 class SharedStreamReader(Reader):
     """A reader that calls the source's own iterator with the streams of the process."""
@@ -67,7 +72,8 @@ class SharedStreamReader(Reader):
             self.batches = batches = iter(self.loader)
         if now is not None:  # a run that resumes before the first batch has restored its streams already
             set_rng_state(now)
-        return read_again(batches, position) if position and (is_inside or saved is None) else batches
+        is_passed_over = position and (is_inside or saved is None)
+        return read_again(batches, position, INSTEAD) if is_passed_over else batches
 
     def loader_is_kept(self) -> bool:
         """Return whether the next pass uses the same object, with its persistent workers."""

@@ -108,8 +108,7 @@ class StageLoaders:
             return
         warn(
             f"You requested to overfit but enabled {self.kind} dataloader shuffling: overfit_batches reads "
-            "the first batches in order, in every epoch.",
-            possible(),
+            "the first batches in order, in every epoch."
         )
         self.combined.flattened = [in_sequence(each) for each in self.combined.flattened]
 

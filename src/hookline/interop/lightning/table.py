@@ -21,7 +21,18 @@ def train_outputs(returned: Any) -> Any:
     """Return the result of a training step as Lightning passes it on: always a dictionary with the loss."""
     if isinstance(returned, Tensor):
         return {"loss": returned}
+    if isinstance(returned, Mapping) and COMPUTED in returned:
+        return returned[COMPUTED]
     return {} if returned is None else returned
+
+
+COMPUTED = "only computed"
+"""The key of the outputs in what a step returns that is not trained on."""
+
+
+def without_loss(returned: Any) -> dict[str, Any]:
+    """Return a result that the loop does not train on, and that hooks see as this one."""
+    return {"loss": None, COMPUTED: train_outputs(returned)}
 
 
 def _evaluation(kind: str) -> dict[str, tuple[str, ...]]:

@@ -257,7 +257,7 @@ class Trainer(TrainerSettings):
                 module,
                 loaders,
                 datamodule=datamodule,
-                return_predictions=keep,
+                return_predictions=keep or self.predict_loop.writes_at_end,
                 checkpoint=self._resolved("predict", ckpt_path, module, weights_only),
             )
         return predictions if keep else None

@@ -29,6 +29,7 @@ HIDDEN = (
     "of_lightning",
     "remove_later",
     "remove_replaced",
+    "writes_at_end",
     "writes_files",
     "removals",
     "moment",
@@ -147,6 +148,9 @@ class RunState(Part):
         return all(getattr(other, name, self) == getattr(self, name) for name in names)
 
     __hash__ = Part.__hash__
+
+    def __repr__(self) -> str:
+        return f"TrainerState(status={self.status!r}, fn={self.fn!r}, stage={self.stage!r})"
 
     @property
     def stage(self) -> Any:

@@ -51,10 +51,16 @@ class TrainerSettings(TrainerView):
         return int(fitted.state.epochs_seen) if fitted is not None and is_idle else super().current_epoch
 
     @property
+    def global_step(self) -> int:
+        """Return the number of updates so far; after a tuner's loop, those of that loop until it restores."""
+        inner = self.fit_loop.inner
+        return super().global_step if inner is None else int(inner.step)
+
+    @property
     def is_last_batch(self) -> bool:
         """Return whether the newest training batch is the last one of its epoch."""
-        length = self._own.num_training_batches
-        return bool(length) and bool(self.fit_loop.epoch_loop.batch_progress.current.ready >= length)
+        ready = self.fit_loop.epoch_loop.batch_progress.current.ready
+        return bool(ready) and bool(ready >= self.num_training_batches)
 
     @property
     def min_steps(self) -> int | None:
@@ -104,6 +110,11 @@ class TrainerSettings(TrainerView):
         if isinstance(every, int) or self.num_training_batches == float("inf"):
             return every if isinstance(every, int) else float("inf")
         return max(1, int(self.num_training_batches * every))
+
+    @property
+    def _val_check_time_interval(self) -> float | None:
+        """Return the seconds between validations; ModelCheckpoint then saves after validations only."""
+        return self._given["val_check_seconds"]  # type: ignore[no-any-return]
 
     @property
     def num_sanity_val_batches(self) -> list[int | float]:

@@ -18,9 +18,11 @@ from hookline.hooks.lr_finder import LRFinder
 from hookline.interop.lightning.binder import NAME_OF_HOOK
 from hookline.interop.lightning.callback_list import FIRST, is_a
 from hookline.interop.lightning.checkpoint_path import choose_path
+from hookline.interop.lightning.hparams import HyperParameters
 from hookline.interop.lightning.module_view import is_lightning_module
 from hookline.interop.lightning.package import installed, refusal
 from hookline.interop.lightning.trainer_parts import Part
+from hookline.training.loading import use_training_loaders
 from hookline.training.trainer import Trainer as HooklineTrainer
 
 AROUND = {
@@ -168,12 +170,20 @@ class Rerun(HooklineTrainer):
         outer = self._around
         if outer is not None:
             steps: Any = run.steps
-            steps.configure_hooks = list
+            steps.configure_hooks = _no_hooks
             steps.configure_model = _nothing
             steps.configure_optimizers = lambda: (list(outer.state.optimizers), list(outer.schedules))
+            if "train" in outer.data.loaders:  # for estimated_stepping_batches: it is opened already
+                loaders = outer.data.loaders["train"]
+                use_training_loaders(run, loaders, loaders[0].sharding)
             if not outer.trainer.__dict__.pop("counts_anew", False):
                 run.state.counts.load_state_dict(outer.state.counts.state_dict(), resumed=False)
         return run
+
+
+def _no_hooks() -> list[Any]:
+    """Return no hooks: those of the module are already hooks of the outer run."""
+    return []
 
 
 def _nothing() -> None:
@@ -231,8 +241,11 @@ class Tuner:
         attr_name: str = "",
         **others: Any,
     ) -> Any:
-        """Search a learning rate. update_attr: set the attribute of the model that holds it."""
-        if is_lightning_module(model):
+        """Search a learning rate: with Lightning's own search, or Hookline's LRFinder without the package.
+
+        update_attr: set the attribute of the model, and of its hparams, that holds it.
+        """
+        if is_lightning_module(model) or self._has_theirs(model):
             return self._theirs("lr_find").lr_find(
                 model,
                 train_dataloaders,
@@ -252,11 +265,12 @@ class Tuner:
                 "mode",
                 others["mode"],
             )
-        owner, name = _rate_of(model, attr_name) if update_attr else (None, "")
+        owners, name = _rate_of(model, attr_name) if update_attr else ([], "")
         divergence = float("inf") if early_stop_threshold is None else early_stop_threshold
         finder = LRFinder(min_lr, float(max_lr), num_training, divergence, plot=False)
-        finder.find(self._trainer._own, model, train_dataloaders, datamodule=datamodule)
-        if owner is not None and finder.suggestion is not None:
+        own = getattr(self._trainer, "_own", self._trainer)  # hookline.Trainer itself
+        finder.find(own, model, train_dataloaders, datamodule=datamodule)
+        for owner in owners if finder.suggestion is not None else ():
             setattr(owner, name, finder.suggestion)
         return FoundRate(finder)
 
@@ -264,7 +278,20 @@ class Tuner:
         """Search the largest batch size that fits into memory, with Lightning's own search."""
         return self._theirs("scale_batch_size").scale_batch_size(model, *arguments, **options)  # type: ignore[no-any-return]
 
+    def _has_theirs(self, model: Any) -> bool:
+        """Return whether Lightning's search can run a module of this dialect."""
+        is_ours = isinstance(self._trainer, HooklineTrainer)
+        return isinstance(model, HyperParameters) and not is_ours and bool(installed("tuner.tuning", "Tuner"))
+
     def _theirs(self, method: str) -> Any:
+        if isinstance(self._trainer, HooklineTrainer):
+            ours = {"lr_find": "LRFinder", "scale_batch_size": "BatchSizeFinder"}[method]
+            raise refusal(
+                f"Tuner.{method} needs the Trainer of hookline.interop.lightning. For a hookline.Trainer use "
+                f"hookline.hooks.{ours}().find(trainer, module, loader).",
+                method,
+                None,
+            )
         tuner = installed("tuner.tuning", "Tuner")
         if tuner is None:
             raise refusal(
@@ -276,13 +303,13 @@ class Tuner:
         return tuner(self._trainer)
 
 
-def _rate_of(model: Any, attr_name: str) -> tuple[Any, str]:
-    """Return the object and the attribute that hold the learning rate."""
+def _rate_of(model: Any, attr_name: str) -> tuple[list[Any], str]:
+    """Return the objects that have the learning rate, and the name of its attribute."""
     names = (attr_name,) if attr_name else NAMES
-    for owner in (model, getattr(model, "hparams", None)):
-        for name in names:
-            if hasattr(owner, name):
-                return owner, name
+    for name in names:
+        owners = [each for each in (model, getattr(model, "hparams", None)) if hasattr(each, name)]
+        if owners:
+            return owners, name
     raise AttributeError(
         f"{type(model).__name__} and its hparams should have one of these fields: {', '.join(names)}; or "
         "pass attr_name= or update_attr=False."

@@ -18,7 +18,8 @@ from hookline.data.sources import length_of
 from hookline.engine.plan import noop
 from hookline.interop.hosted.checkpoints import state_as_json, state_from_json
 from hookline.interop.hosted.host import TRANSFORMERS_HOST
-from hookline.interop.hosted.run import HostedRun, refuse_other_options
+from hookline.interop.hosted.objects import refuse_other_options
+from hookline.interop.hosted.run import HostedRun
 from hookline.metrics.metric_log import Metrics
 from hookline.run.optimizers import total_norm
 from hookline.run.rows import edit_row

@@ -21,12 +21,13 @@ import threading
 import time
 import traceback
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import distributed as dist
 
-from hookline.distributed.comm import MAX_MESSAGE, wait_for_all_ranks
+from hookline.distributed.comm import MAX_MESSAGE, Ranks, wait_for_all_ranks
 from hookline.reliability.signals import Signals
 from hookline.reliability.stacks import stack_of, waits_for_ranks
 from hookline.run.run import Run
@@ -113,31 +114,52 @@ log = logging.getLogger("hookline")
 class LivenessRing:
     """Connections of the ranks in a ring: each rank notices when its connection to the next one breaks."""
 
-    def __init__(self, rank: int, world_size: int, store: Any) -> None:
-        """Listen for the rank before this one and connect to the next. store: holds the ranks' addresses."""
-        self.next = (rank + 1) % world_size
+    def __init__(self, rank: int, gather: Callable[[str], list[str]]) -> None:
+        """Listen for the rank before this one and connect to the next.
+
+        gather: exchanges the addresses of all ranks. It must raise if a rank dies meanwhile, as a collective
+        does: waiting in the store for an address of a dead rank would last until the store's timeout.
+        """
         self._incoming: list[socket.socket] = []
         self._wake_reader, self._wake_writer = socket.socketpair()
         close_in_children(self._wake_reader, self._wake_writer)
         self._outgoing: socket.socket | None = None
         self._server: socket.socket | None = None
+        address = ""
         try:
-            host = own_address()
-            self._server = socket.create_server((host, 0), family=_family(host))
-            # a copy in a worker process would keep connections open after this process has died
-            close_in_children(self._server)
-            self._server.setblocking(False)
-            store.set(f"address/{rank}", f"{self._server.getsockname()[1]} {host}")
-            port, _, other = store.get(f"address/{self.next}").decode().partition(" ")
-            self._outgoing = socket.create_connection((other, int(port)), timeout=CONNECT_TIMEOUT)
-            close_in_children(self._outgoing)
-            keep_alive(self._outgoing)
-        except (OSError, RuntimeError) as error:
+            address = self._listen()
+        except OSError as error:
+            log.warning("Rank %d cannot be watched (%s): its death is noticed later.", rank, error)
+        try:
+            addresses = gather(address)
+        except BaseException:
+            self.leave()
+            raise
+        self.next = (rank + 1) % len(addresses)
+        if not addresses[self.next]:
+            return  # that rank has said why
+        try:
+            self._connect(addresses[self.next])
+        except OSError as error:
             log.warning(
-                "Rank %d cannot be watched from here (%s): if it is killed, that is noticed later.",
-                self.next,
-                error,
+                "Rank %d cannot be watched from here (%s): its death is noticed later.", self.next, error
             )
+
+    def _listen(self) -> str:
+        """Listen for the rank before this one, and return the address."""
+        host = own_address()
+        self._server = socket.create_server((host, 0), family=_family(host))
+        # a copy in a worker process would keep connections open after this process has died
+        close_in_children(self._server)
+        self._server.setblocking(False)
+        return f"{self._server.getsockname()[1]} {host}"
+
+    def _connect(self, address: str) -> None:
+        """Connect to the next rank."""
+        port, _, host = address.partition(" ")
+        self._outgoing = socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT)
+        close_in_children(self._outgoing)
+        keep_alive(self._outgoing)
 
     def lost(self, seconds: float) -> bool:
         """Wait for so many seconds; return whether the next rank has died meanwhile."""
@@ -219,6 +241,8 @@ DEATH_REPORT_SECONDS = 3.0
 LEAVING = 10.0
 """Seconds in which a call to the store returns, also on a busy machine."""
 EXIT_FAILED = 1
+DIED = "it died without a message: it was killed, or its machine is gone."
+GONE = "it, or the launcher beside it through which the ranks find each other, is gone."
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +281,7 @@ class RankMonitor:
         self._name = ranks.from_zero(uuid.uuid4().hex)
         # one connection for each thread
         self._store, self._messages = ranks.store(self._name), ranks.store(self._name)
-        self._liveness = LivenessRing(ranks.rank, ranks.world_size, self._store)
+        self._liveness = LivenessRing(ranks.rank, ranks.gather)
         self.nested = NestedValidation(self, self._store, self._messages)
         run.failure_monitor = self
         for watch in (self._watch_next, self._watch_messages):
@@ -288,15 +312,13 @@ class RankMonitor:
         """
         self._error = error
         self._deadline = time.monotonic() + OWN_TIMEOUT
-        if _is_lost_connection(error):
+        if is_lost_connection(error):
             self._failed.wait(DEATH_REPORT_SECONDS)  # the rank before the one that died reports it
         if self.failure is None:
-            # the first note names the hook and event, or the position of the run
-            where = next(iter(getattr(error, "__notes__", [])), "")
             kind, text = error_text(error)
-            self.post(f"{kind}: {text[:MAX_MESSAGE]} ({where}).")
+            self.post(f"{kind}: {text[:MAX_MESSAGE]}{where_failed(error)}.")
         elif self.failure.rank != self.run.strategy.rank and not isinstance(error, PeerError):
-            if _is_lost_connection(error):
+            if is_lost_connection(error):
                 return self._error_of_peer(error)
             error.add_note(f"{self.failure} This rank could not continue without it.")
         return error
@@ -344,13 +366,7 @@ class RankMonitor:
         """Watch the next rank, and end this process at its deadline. Runs in its own thread."""
         while not self._over.is_set():
             if self._liveness.lost(POLL) and not self._over.is_set():
-                self._record_failure(
-                    Failure(
-                        self._liveness.next,
-                        "it died without a message: it was killed, or its machine is gone.",
-                        died=True,
-                    )
-                )
+                self._record_failure(Failure(self._liveness.next, DIED, died=True))
                 # in a thread, because the store may be gone as well, and a call to it may block for long
                 threading.Thread(
                     target=self._report_death, name="hookline failure monitor: report", daemon=True
@@ -377,8 +393,7 @@ class RankMonitor:
                 self.nested.answer()
             except (RuntimeError, dist.DistError):
                 if self.run.state.status in ("training", "running") and not self._over.is_set():
-                    gone = "it, or the launcher beside it through which the ranks find each other, is gone."
-                    self._record_failure(Failure(0, gone, died=True))
+                    self._record_failure(Failure(0, GONE, died=True))
                 return
 
     def _read(self, message: dict[str, Any]) -> None:
@@ -427,6 +442,65 @@ class RankMonitor:
         os._exit(EXIT_FAILED)
 
 
+# ---- a loop of the user's own, which no thread watches
+
+
+class RankFailures:
+    """Finds the rank that has failed, in a loop that only sees that its connection is lost. All ranks make it
+    together.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        # a new name for each run: the failure of an earlier run may still be in the store
+        self._store = ranks.store(ranks.from_zero(uuid.uuid4().hex))
+        self._liveness = LivenessRing(ranks.rank, ranks.gather)
+
+    def leave(self) -> None:
+        """Leave the other ranks in good order."""
+        self._liveness.leave()
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Report the failure of this rank to the others. Return the error to raise: a `PeerError` that names
+        the failed rank, if this one has only lost its connection.
+        """
+        if not isinstance(error, Exception) or isinstance(error, PeerError):
+            return error
+        if not is_lost_connection(error):
+            kind, text = error_text(error)
+            self._post(Failure(self._ranks.rank, f"{kind}: {text[:MAX_MESSAGE]}{where_failed(error)}."))
+            return error
+        failure = self._find()
+        if failure is None or failure.rank == self._ranks.rank:
+            return error
+        peer = PeerError(f"{failure} This rank cannot continue without it.")
+        peer.__cause__ = error
+        return peer
+
+    def _find(self) -> Failure | None:
+        """Wait until the failure of a rank is known: by its message, or because its connection is closed."""
+        until = time.monotonic() + DEATH_REPORT_SECONDS
+        while time.monotonic() < until:
+            if self._liveness.lost(LONG_PAUSE):
+                died = Failure(self._liveness.next, DIED, died=True)
+                self._post(died)
+                return died
+            try:
+                if self._store.check(["failed"]):
+                    return Failure(*json.loads(self._store.get("failed")))
+            except (RuntimeError, dist.DistError):
+                return Failure(0, GONE, died=True)
+        return None
+
+    def _post(self, failure: Failure) -> None:
+        """Write the failure for all ranks. The first one counts."""
+        with contextlib.suppress(RuntimeError, dist.DistError):
+            self._store.compare_set("failed", "", json.dumps([failure.rank, failure.text, failure.died]))
+
+
+# ---- errors
+
+
 def wait_at_exit(thread: threading.Thread) -> None:
     """Let the process end only after this thread has ended.
 
@@ -439,6 +513,12 @@ def _is_our_handler(handler: Any) -> bool:
     return isinstance(getattr(handler, "__self__", None), Signals)
 
 
-def _is_lost_connection(error: BaseException) -> bool:
+def where_failed(error: BaseException) -> str:
+    """Return the first note of an error, which names the hook and event, or the position of the run."""
+    notes = getattr(error, "__notes__", [])
+    return f" ({notes[0]})" if notes else ""
+
+
+def is_lost_connection(error: BaseException) -> bool:
     """Return whether an error only says that another rank does not answer."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

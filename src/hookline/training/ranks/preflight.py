@@ -131,6 +131,7 @@ def shared_options(run: Run) -> dict[str, str]:
 def facts_of_run(run: Run) -> dict[str, str]:
     """Return the stage, module and strategy of a run, by the words of an error message."""
     parameters = sum(each.numel() for each in run.module.parameters())
+    passed = [kind for kind, loaders in run.data.given.items() if loaders is not None]
     return {
         "the stage": run.stage,
         "the module": type(run.module).__name__,
@@ -140,6 +141,7 @@ def facts_of_run(run: Run) -> dict[str, str]:
         "the number of ranks": str(run.strategy.world_size),
         "the kind of device": run.strategy.device.type,
         "the device mesh": run.strategy.mesh_text,
+        "the data that is passed": " and ".join(passed) or "none",
     }
 
 
