@@ -54,9 +54,10 @@ FITS, ENDED, FULL = 0, 1, 2
 
 
 class ShortFitRules(LoopRules):
-    """Decisions of a short fit: schedulers that need a metric do not advance, because it does not validate."""
+    """Decisions of a short fit, which does not validate."""
 
     def used_schedules(self, schedules: list[Schedule]) -> list[Schedule]:
+        """Return the schedules that need no metric."""
         return [schedule for schedule in schedules if not schedule.needs_metric]
 
 
