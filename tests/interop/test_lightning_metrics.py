@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -415,3 +416,33 @@ def test_a_configuration_may_name_a_logger_of_lightning(tmp_path: Path) -> None:
     parts = load_config(given, allow=["lightning"]).build()
     (made,) = parts.make_trainer(hookline.Trainer).loggers.members
     assert made.original.root_dir == str(tmp_path / "x")
+
+
+def test_rows_of_manual_optimization_are_of_the_batches_that_lightning_writes(tmp_path: Path) -> None:
+    class Turns(Model):
+        """Updates with the second optimizer in every second batch, so that `step` jumps."""
+
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            first, second = self.optimizers()  # type: ignore[misc]
+            self.manual_backward(self.layer(batch[0]).square().mean())
+            first.step()
+            self.log("batch", float(batch_idx))
+            if batch_idx % 2:
+                second.step()
+                self.log("second", float(batch_idx), on_epoch=True)
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(self.parameters(), lr=0.001) for _ in range(2)]
+
+    log = hookline.JSONLines()
+    trainer = small(logger=log, run_dir=str(tmp_path / "run"), log_every_n_steps=4, limit_val_batches=0)
+    trainer.fit(Turns(), loader(20, 2, seed=0))
+    rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    shown = [
+        (row["over"], row["step"], row["metrics"].get("batch"), row["metrics"].get("second_step"))
+        for row in rows
+        if row["type"] == "metrics"
+    ]
+    assert shown == [("step", 6, 3.0, 3.0), ("step", 12, 7.0, 7.0), ("epoch", 15, None, None)]

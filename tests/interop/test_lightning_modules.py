@@ -432,6 +432,7 @@ def test_metric_objects_and_several_validation_loaders_are_logged_as_in_lightnin
     logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
     assert "val_loss/dataloader_idx_1" in logged
     assert {name: mine.metrics[name] for name in logged} == pytest.approx(logged)
+    assert not [name for name in mine.metrics if name.startswith("val/dl_")]  # the same values once more
 
 
 def test_copies_and_pickles_of_a_module_do_not_take_the_run_along() -> None:

@@ -13,6 +13,8 @@ from hookline.util.errors import HooklineError, closest, described
 
 KNOWN_AS = "\x1f"
 """Separates the name of a value in a row (`loss_step`) from the name of its newest value (`loss`)."""
+OF_LOADER = "/dataloader_idx_"
+"""Precedes the number of a loader in Lightning's names, which need no second name by loader."""
 FEW = 4
 """Tensors on the CPU that are read faster one by one than together."""
 Pool = Callable[[dict[str, ValuePart]], dict[str, Any]]
@@ -131,7 +133,7 @@ def with_ending(name: str, ending: str) -> str:
     """Append an ending: `loss` -> `loss_step`. The loader number of Lightning's names stays last:
     `loss_step/dataloader_idx_0`.
     """
-    plain, of_loader, number = name.partition("/dataloader_idx_")
+    plain, of_loader, number = name.partition(OF_LOADER)
     return plain + ending + of_loader + number
 
 
@@ -240,7 +242,7 @@ class MetricLog:
             key.epoch.add(value, self.weight if batch_size is None else batch_size)
         if key.prog_bar:
             self.bar[name] = value
-        if self.loader:
+        if self.loader and OF_LOADER not in name:
             self.add_of_loader(
                 self.mode, name, value, self.weight if batch_size is None else batch_size, self.loader, reduce
             )

@@ -31,6 +31,8 @@ STRATEGY_CLASSES = {"SingleDeviceStrategy": "single", "DDPStrategy": "ddp", "FSD
 """Classes of Lightning's strategy objects whose defaults Hookline's strategies have."""
 PRECISION_PLUGINS = ("Precision", "MixedPrecision", "DoublePrecision", "HalfPrecision")
 """Lightning's classes for the precisions that Hookline has."""
+NO_ROWS = 2**31 - 1
+"""An interval between two rows of metrics that no run reaches."""
 REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "model_registry": ((None,), "load the checkpoint and pass its path as ckpt_path=")
 }
@@ -112,7 +114,7 @@ def native_options(given: Mapping[str, Any]) -> dict[str, Any]:
     if given["gradient_clip_algorithm"] is not None:
         options["gradient_clip_algorithm"] = _clip_algorithm(given["gradient_clip_algorithm"])
     if given["log_every_n_steps"] == 0:  # Lightning's way to write no rows
-        options["log_every_n_steps"] = 2**31 - 1
+        options["log_every_n_steps"] = NO_ROWS
     return options
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hookline.engine.binding import Binding
 from hookline.engine.listener import Listener
 from hookline.engine.plan import Plan
+from hookline.interop.lightning.arguments import NO_ROWS
 from hookline.interop.lightning.hparams import merge_hyperparameters
 from hookline.interop.lightning.logged_values import (
     LoggedValues,
@@ -360,8 +361,22 @@ class LoggerConnector:
         self._check_output(s, is_automatic)
         if is_accumulating and is_automatic:
             return
-        if self.should_update_logs or self.trainer.fast_dev_run:
+        is_due = bool(self.should_update_logs or self.trainer.fast_dev_run)
+        if is_due:
             self.log_metrics(self._current().log)
+        if not is_automatic:
+            self._schedule_row(s, is_due)
+
+    def _schedule_row(self, s: State, is_due: bool) -> None:
+        """Let Hookline's own row of a manual batch be written when Lightning's is.
+
+        Lightning counts batches for its rows; `step` counts the updates of all optimizers, and may jump over
+        a multiple of the interval.
+        """
+        run = self.trainer._own._run
+        run.step.log_every = 1 if is_due else NO_ROWS
+        if is_due and s.step == run.progress.step_before_batch:  # no update, so no on_step_end
+            run.rows.write_pending()
 
     def _check_output(self, s: State, is_automatic: bool) -> None:
         """Warn once of batches that are not trained on, and refuse what Lightning refuses."""
